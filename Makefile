@@ -1,34 +1,34 @@
-# make demo: everything in one go.   make quick: what answers in a minute.   make test: lint and the whole test suite.
-# make help: the rest.
+# make demo: everything in one go.   make quick: the checks that take a minute.   make test: lint and all tests.
+# make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help install dev demo quick slow test unit lint docs reference soak slurm test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
-# more words for pip, such as where a CPU build of PyTorch is found
+# further arguments of pip, such as an index with CPU builds of PyTorch
 PIP_ARGS ?=
 VENV := .venv
-# MPI=system: the MPI on PATH instead of one from a wheel; an environment made so stays so until MPI=wheel
+# MPI=system uses the MPI on PATH instead of one from a wheel; the environment stays so until MPI=wheel
 MPI ?= $(if $(wildcard $(VENV)/.installed-system),system,wheel)
 $(if $(filter wheel system,$(MPI)),,$(error MPI=$(MPI): valid are MPI=wheel and MPI=system))
 
-# modules are compiled once, and not by each of the hundreds of processes that tests start
+# Modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN  := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(MPI)
 DEV       := $(VENV)/.dev
 DOCS_VENV := .venv-docs
-# what the kernels of each environment are compiled from, and how
+# the sources of the kernels of each environment, and the module that compiles them
 KERNELS   := fugaku_gpt/kernels/build.py $(wildcard fugaku_gpt/kernels/source/*)
-# Here and in `fugaku-gpt env create`: the one way to make an environment.
+# The only way to create an environment, here and in `fugaku-gpt env create`.
 MAKE_ENVIRONMENT = MPI=$(MPI) env/make_environment.sh
 
-help: ## these lines
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
-install: $(INSTALLED) ## .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
+install: $(INSTALLED) ## create .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
 
 $(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(KERNELS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
@@ -43,34 +43,34 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 	@$(BIN)/fugaku-gpt data prepare --stdlib --vocab-size 2048 --limit-mib 12 --out runs/demo-data
 	@$(BIN)/fugaku-gpt sweep run benchmarks/sweeps/demo.yaml --out runs/demo --scheduler local
 
-# A part of the suite: paths, names of tests and options of pytest, such as
+# TESTS selects a part of the suite by paths, names of tests and options of pytest, such as
 #   make test TESTS=tests/planner        make test TESTS="tests -k 'recompute and not mpi'"
 TESTS ?=
 # Tests run on this many processes; those of real ranks never beside each other (tests/conftest.py).
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-quick: dev ## lint but for types, and every test without ranks, PyTorch or long programs: a minute on two cores
+quick: dev ## run lint without types, and tests without ranks, PyTorch or long programs: a minute on two cores
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(PYTEST) -m "not slow and not torch" $(or $(TESTS),tests)
 
-test: $(if $(TESTS),,lint) unit ## lint and all tests, with real MPI ranks (1, 2, 4, 8); TESTS="PATHS -k WORDS": a part
+test: $(if $(TESTS),,lint) unit ## run lint and all tests, with 1, 2, 4 and 8 MPI ranks; TESTS="PATHS -k WORDS" selects some
 
 unit: dev
 	@$(PYTEST) $(or $(TESTS),tests)
 
-slow: dev ## the tests that `make quick` leaves out, by name
+slow: dev ## list the tests that `make quick` leaves out
 	@$(BIN)/python -m pytest -q --collect-only -m "slow or torch" $(or $(TESTS),tests)
 
-lint: dev ## ruff, mypy and the import contracts
+lint: dev ## run ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy fugaku_gpt
 	@$(BIN)/lint-imports
 
-docs: $(DOCS_VENV)/.installed ## the documentation as a static site in build/docs, its links checked
+docs: $(DOCS_VENV)/.installed ## build the documentation as a static site in build/docs, and check its links
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
 
@@ -79,13 +79,13 @@ $(DOCS_VENV)/.installed: env/docs.txt
 	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r env/docs.txt
 	@touch $@
 
-reference: install ## docs/reference/ anew from the code
+reference: install ## generate docs/reference/ from the code
 	@PYTHONPATH=. $(BIN)/python -m docs.generate_reference
 
-slurm: ## Debian's Slurm, for the tests against a real one (needs root); says so where it cannot be had
+slurm: ## install Debian's Slurm, for the tests against a real one (needs root)
 	@env/install_slurm.sh
 
-soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any hang, or draw another curve?
+soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any hang, or draw another curve?
 	@for seed in 1 2 3 4 5; do for part in 1:4 2:8 3:12 4:14 5:8 6:18 7:8 8:28; do \
 	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start $${part%:*} \
 	  -m tests.mpi.soak --layouts $${part#*:} --seed $$seed || exit 1; done; done
@@ -96,14 +96,14 @@ soak: dev ## 500 random layouts on 1 to 8 ranks with random delays: does any han
 	@echo "ranks that leave the common path, stop or die: does the doctor name them?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 
-# Training and parity on older builds. They need Python 3.8; where there is none, that is said, loudly.
+# Training and parity on older builds. They need Python 3.8; where there is none, a message says so.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data layout model parallel training matrix test_mpi.py))
-test-torch17: ## the training and parity tests on PyTorch 1.7.1
+test-torch17: ## run the training and parity tests on PyTorch 1.7.1
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17
-test-torch110: ## the training and parity tests on PyTorch 1.10.2
+test-torch110: ## run the training and parity tests on PyTorch 1.10.2
 	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110
 
-test-matrix: dev ## those tests on every build that installs here, checkpoints of each build in each, and a table
+test-matrix: dev ## run those tests on every build that installs here, read the checkpoints of each in each, and print a table
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17 OLD_TESTS=
 	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110 OLD_TESTS=
 	@PYTHONPATH=. $(BIN)/python -m tests.matrix.run $(OLD_TESTS) checkpoints

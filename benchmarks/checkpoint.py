@@ -30,8 +30,8 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.machine.rank import rank_from_environment
-from fugaku_gpt.training.checkpoint import Checkpoints
-from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
 
@@ -64,7 +64,7 @@ def measure(world: Communicator, zero: int, way: str, folder: Path, options: arg
     config = load_run_config(preset=options.preset, overrides=["training.micro_batch=1", *layout, *options.settings])
     trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
     log = _Log()
-    checkpoints = Checkpoints(trainer, folder, log if world.rank == 0 else None)  # type: ignore[arg-type]  # all it asks
+    checkpoints = CheckpointSaver(trainer, folder, log if world.rank == 0 else None)  # type: ignore[arg-type]  # all it asks
 
     def step() -> float:
         before = time.perf_counter()
@@ -80,7 +80,7 @@ def measure(world: Communicator, zero: int, way: str, folder: Path, options: arg
         before = time.perf_counter()
         checkpoints.save({})
         stall, late = _slowest(world, time.perf_counter() - before), 0.0
-        while checkpoints.on_its_way is not None:
+        while checkpoints.iteration_being_saved is not None:
             late += step() - usual
         checkpoints.finish()
         if save:  # the first one touches the memory of the copy
@@ -95,7 +95,7 @@ def measure(world: Communicator, zero: int, way: str, folder: Path, options: arg
             _out_of_cache(path)
         world.barrier()
         before = time.perf_counter()
-        problem = load(trainer, path, manifest)
+        problem = load_checkpoint(trainer, path, manifest)
         loads.append(_slowest(world, time.perf_counter() - before))
         if problem is not None:
             raise SystemExit(problem)

@@ -66,7 +66,7 @@ class Tally:
 
 @dataclass
 class Looks:
-    """Shares of the trials in which pairs end by :func:`enough`, at ``at_most`` pairs at the latest."""
+    """Shares of the trials in which pairs end by :func:`stop_reason`, at ``max_pairs`` pairs at the latest."""
 
     pairs: float
     covered: float

@@ -122,7 +122,7 @@ def measure(config: RunConfig) -> Dict[str, float]:
 
     from fugaku_gpt.comm import ProcessGrid, open_world
     from fugaku_gpt.data.random_samples import RandomSamples
-    from fugaku_gpt.training.memory_guard import high_water
+    from fugaku_gpt.training.memory_guard import peak_resident_bytes
     from fugaku_gpt.training.startup import prepare_process
     from fugaku_gpt.training.trainer import Trainer
 
@@ -140,7 +140,7 @@ def measure(config: RunConfig) -> Dict[str, float]:
         trainer.step()
         times.append(time.perf_counter() - before)
     trainer.finish()
-    found = torch.tensor([statistics.median(times), high_water()], dtype=torch.float64)
+    found = torch.tensor([statistics.median(times), peak_resident_bytes()], dtype=torch.float64)
     world.all_reduce(found, "max")
     return {"seconds": float(found[0]), "peak": float(found[1])}
 

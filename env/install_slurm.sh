@@ -1,6 +1,6 @@
 #!/bin/sh
-# Debian's Slurm and munge, for the tests against a real Slurm (tests/test_slurm.py); nothing is started.
-# Exit code 0 also where they cannot be installed: that is said, loudly, and the tests skip and say so too.
+# Install Debian's Slurm and munge, for the tests against a real Slurm (tests/test_slurm.py); nothing is started.
+# The exit code is 0 even if they cannot be installed: a message says so, and those tests are skipped with another.
 set -eu
 
 skip() {

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Make an environment, or go on with one that was not finished: env/make_environment.sh PYTHON FOLDER PINS MARK [PIP'S WORDS]
-# FOLDER/.installed-MARK is there once all of it is. With MPI=system in the environment, mpi4py is made to fit the MPI on
-# PATH, and the MPI of the pins is left out. Used by the Makefile and by `fugaku-gpt env create`.
+# Create an environment, or continue an unfinished one: env/make_environment.sh PYTHON FOLDER PINS MARK [PIP_ARGUMENT...]
+# FOLDER/.installed-MARK is there once it is complete. With MPI=system in the environment, mpi4py is made to fit the MPI
+# on PATH, and the MPI of the pins is left out. Used by the Makefile and by `fugaku-gpt env create`.
 set -u
-# What the caller's shell has for another Python must neither be found inside nor take what is installed.
+# Settings of the caller's shell for another Python must not change where packages are found or installed.
 unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER
 python=$1 folder=$2 pins=$3 mark=$4
 shift 4
-here=$(cd "$(dirname "$0")" && pwd) checkout=$(cd "$(dirname "$0")/.." && pwd)
+scripts=$(cd "$(dirname "$0")" && pwd) checkout=$(cd "$(dirname "$0")/.." && pwd)
 
 fail() {
     echo "$1" >&2
     exit 2
 }
-stopped() {
+pip_failed() {
     fail "the install stopped (pip says why above); what is there is used again next time. Another Python, another \
 package index and more: with make, PYTHON=... and PIP_ARGS='--index-url ...'; with fugaku-gpt env create, --python and \
 --pip-args"
@@ -23,14 +23,14 @@ if [ "${MPI:-wheel}" = system ]; then
     command -v mpirun > /dev/null || fail "MPI=system needs mpirun on PATH (Debian: apt-get install openmpi-bin)"
 fi
 [ -r "$pins" ] || fail "$pins: cannot be read"
-# By this file a folder is known as made here, and may be made anew; it is there before anything else is.
+# This file marks the folder as one that this script may change and create again; it is written first.
 mkdir -p "$folder" && echo "made by env/make_environment.sh" > "$folder/.fugaku_gpt" || fail "$folder: cannot be written"
-"$here/make_venv.sh" "$python" "$folder" || exit
-inside=$folder/bin/python
-rm -f "$folder"/.installed-* || fail "$folder: its mark cannot be removed" # until it is whole again
-# without the MPI that was there before, if it was another
+"$scripts/make_venv.sh" "$python" "$folder" || exit
+venv_python=$folder/bin/python
+rm -f "$folder"/.installed-* || fail "$folder: its mark cannot be removed" # until it is complete again
+# remove the MPI of an earlier installation, if it was another
 if [ -e "$folder/pins.txt" ] && [ "$(cat "$folder/.mpi" 2> /dev/null)" != "${MPI:-wheel}" ]; then
-    "$inside" -m pip uninstall -qq --yes mpich mpi4py
+    "$venv_python" -m pip uninstall -qq --yes mpich mpi4py
 fi
 echo "${MPI:-wheel}" > "$folder/.mpi" || fail "$folder/.mpi: cannot be written"
 if [ "${MPI:-wheel}" = system ]; then
@@ -40,21 +40,21 @@ else
 fi || fail "$folder/pins.txt: the pins of $pins cannot be written"
 
 echo "installing $(grep -c == "$folder/pins.txt") packages"
-"$inside" -m pip install --disable-pip-version-check "$@" -r "$folder/pins.txt" || stopped
+"$venv_python" -m pip install --disable-pip-version-check "$@" -r "$folder/pins.txt" || pip_failed
 echo "installing fugaku_gpt itself, as it is in $checkout"
-"$inside" -m pip install --disable-pip-version-check "$@" --no-deps --editable "$checkout" || stopped
+"$venv_python" -m pip install --disable-pip-version-check "$@" --no-deps --editable "$checkout" || pip_failed
 
 # The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
-if [ "${MPI:-wheel}" = system ] && ! "$inside" "$here/two_ranks.py" > /dev/null 2>&1; then
+if [ "${MPI:-wheel}" = system ] && ! "$venv_python" "$scripts/two_ranks.py" > /dev/null 2>&1; then
     echo "compiling mpi4py for the MPI on PATH"
     command -v mpicc > /dev/null ||
         fail "MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers"
-    "$inside" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
-        "$(grep '^mpi4py==' "$pins")" || stopped
-    "$inside" "$here/two_ranks.py" || fail "two ranks of the mpirun on PATH do not meet"
+    "$venv_python" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
+        "$(grep '^mpi4py==' "$pins")" || pip_failed
+    "$venv_python" "$scripts/two_ranks.py" || fail "two ranks of the mpirun on PATH do not meet"
 fi
-# Nothing needs our own kernels: a machine that cannot compile them gets its environment too, and is told.
-"$inside" -m fugaku_gpt env kernels > /dev/null ||
+# Nothing needs our own kernels: a machine that cannot compile them gets its environment too, with a message.
+"$venv_python" -m fugaku_gpt env kernels > /dev/null ||
     echo "kernels: not compiled, see above: PyTorch's own will be used; \`fugaku-gpt env kernels\` in this environment \
 compiles them, once there is a C compiler" >&2
 touch "$folder/.installed-$mark"

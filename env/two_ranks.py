@@ -1,6 +1,6 @@
-"""Do two ranks of the ``mpirun`` on PATH meet through mpi4py? Exit code 0 if so.
+"""Checks that two ranks of the ``mpirun`` on PATH meet through mpi4py; the exit code is 0 if they do.
 
-An mpi4py that loads another MPI than the ``mpirun`` that starts it does not fail: each rank finds itself alone.
+An mpi4py that loads another MPI than that of the ``mpirun`` does not fail: each rank finds itself alone.
 """
 
 import os

@@ -25,7 +25,7 @@ class FugakuGptError(Exception):
 
 
 class UsageError(FugakuGptError):
-    """What the user asked for cannot be done as asked: nothing was started and nothing was written."""
+    """A request cannot be carried out as it was made: nothing was started and nothing was written."""
 
     exit_code = EXIT_USAGE
 

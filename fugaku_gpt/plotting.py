@@ -1,4 +1,4 @@
-"""Pictures as SVG or PNG, drawn by matplotlib, which is an extra: the same bytes for the same figures."""
+"""Reproducible pictures as SVG or PNG, drawn by matplotlib, which is an optional dependency."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FORMATS = (".svg", ".png")
 
 
 def check_plot(file: Path) -> None:
-    """Refuse a picture that cannot be drawn, before work is done for it.
+    """Refuses a picture that cannot be drawn, before any work is done for it.
 
     Raises:
-        UsageError: its name ends in another form, or matplotlib is missing.
+        UsageError: the file name has another suffix, or matplotlib is missing.
     """
     if file.suffix not in FORMATS:
         raise UsageError(f"--plot {file}: its name must end in {' or '.join(FORMATS)}")
@@ -26,12 +26,12 @@ def check_plot(file: Path) -> None:
 
 @contextmanager
 def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log: bool = True) -> Iterator[Any]:
-    """The axes of an empty picture (a sequence of them where there are several panels), written at the end.
+    """Yields the axes of an empty picture (a sequence of them for several panels), and writes the picture at the end.
 
-    Both axes of each panel are logarithmic where ``log`` says so. The form is told by the end of the file's name.
+    Both axes of each panel are logarithmic if ``log`` is true. The suffix of the file name chooses the format.
 
     Raises:
-        UsageError: as :func:`check_plot`, or the file cannot be written.
+        UsageError: see :func:`check_plot`, or the file cannot be written.
     """
     check_plot(file)
     import matplotlib
@@ -58,5 +58,5 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
 
 
 def _tick_label(value: float, _: object) -> str:
-    """Of 1, 2 and 5 times a power of ten the number itself, not the power; nothing of what is between."""
+    """Label of a tick: the plain number for 1, 2 and 5 times a power of ten, else none."""
     return f"{value:g}" if f"{value:e}"[0] in "125" else ""

@@ -1,10 +1,10 @@
-"""One data file of a checkpoint: valid safetensors, written in place by one rank or by several.
+"""One data file of a checkpoint: valid safetensors, written in place by one or several ranks.
 
 Each entry is a piece of a logical tensor, named ``<kind>/<tensor>@<start of each dimension>``:
-``weights/blocks.0.mlp.up.weight@128,0`` of shape [64, 32] is the rows 128 to 191 of that weight.
+``weights/blocks.0.mlp.up.weight@128,0`` of shape [64, 32] holds rows 128 to 191 of that weight.
 
-The header depends only on names and shapes, so it is known before any data, and several ranks can write to their own
-places in a file without a word to each other.
+The header depends only on names and shapes, so it is determined before any data, and several ranks can write to their
+own offsets of a file without communication.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _NAME = re.compile(r"([a-z_]+)/([^@]+)@((?:\d+(?:,\d+)*)?)")
 
 @dataclass(frozen=True)
 class Entry:
-    """A piece of a tensor.
+    """A piece of a logical tensor.
 
     Attributes:
-        kind: ``weights``, ``first_moment`` or ``second_moment``; with ``kept_`` before it, of the copy to which a loss
-            spike returns.
+        kind: ``weights``, ``first_moment`` or ``second_moment``; with the prefix ``kept_`` for the copy that is
+            restored after a loss spike.
         tensor: name of the logical tensor, as in ``layout/tensors.py``.
-        region: which part of it.
+        region: region of the logical tensor that the piece covers.
         dtype: F32 or F64.
     """
 
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name in the file."""
+        """Name of the entry in the file."""
         return f"{self.kind}/{self.tensor}@{','.join(map(str, self.region.start))}"
 
     def __str__(self) -> str:
@@ -65,8 +65,8 @@ class FilePlan:
     """A data file before it is written, or as it was read.
 
     Attributes:
-        entries: in the order of the data.
-        header: their places.
+        entries: entries in the order of the data.
+        header: header of the file, with the offsets of the entries.
     """
 
     entries: Tuple[Entry, ...]
@@ -74,12 +74,12 @@ class FilePlan:
 
     @property
     def length(self) -> int:
-        """Of the file, bytes."""
+        """Length of the file in bytes."""
         return self.header.length
 
     @property
     def tensors(self) -> Tuple[TensorInfo, ...]:
-        """The entries' places in the file."""
+        """Offsets and shapes of the entries in the file."""
         return self.header.tensors
 
 
@@ -105,18 +105,18 @@ def plan_file(entries: Sequence[Entry]) -> FilePlan:
 def write_pieces(
     path: Path, plan: FilePlan, pieces: Iterable[Tuple[int, "Array"]], *, header: bool = True
 ) -> List[int]:
-    """Write some entries of a data file to their places, and wait until they are on the disk.
+    """Write some entries of a data file at their offsets, and wait until they are on the disk.
 
     Args:
-        pieces: (index of the entry, its data) each.
-        header: whether to write the header too: exactly one of the ranks that share a file does.
+        pieces: (index of the entry, its data) of each piece.
+        header: whether to write the header as well: exactly one of the ranks that share a file does.
 
     Returns:
         CRC-32 of each piece, in their order.
 
     Raises:
-        OSError: as the file system says it.
-        ValueError: a piece is not of its entry's shape.
+        OSError: as reported by the file system.
+        ValueError: a piece does not have its entry's shape.
     """
     with file_system.synced_file(path) as descriptor:
         if header:
@@ -125,10 +125,10 @@ def write_pieces(
 
 
 def describe_dtype(dtype: "np.dtype[Any]") -> str:
-    """What a dtype is called in files.
+    """Name of a dtype in files.
 
     Raises:
-        ValueError: they do not hold it.
+        ValueError: checkpoints do not hold this dtype.
     """
     for name, stored_dtype in DTYPES.items():
         if stored_dtype == dtype:
@@ -137,7 +137,7 @@ def describe_dtype(dtype: "np.dtype[Any]") -> str:
 
 
 def read_plan(descriptor: int, length: int) -> FilePlan:
-    """The layout of a data file of so many bytes.
+    """Read the layout of a data file of ``length`` bytes.
 
     Raises:
         NotSafetensors: it is not a data file of a checkpoint, or damaged.

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: folders ``step-<iteration>`` that are whole or not there.
+"""Checkpoints of a run: folders ``step-<iteration>`` that are either complete or absent.
 
 A checkpoint is written in a hidden neighbour, ``.step-<iteration>.<token>.tmp``, and made visible by one rename after
-everything in it is on the disk; the manifest goes in last, and the tracker ``latest.json`` is written after the rename.
-No step changes a checkpoint that is there: a second one of the same iteration is called ``step-<iteration>-2``. So
-whenever the writer dies, what is visible is whole, and what is hidden is cleaned away by the next save.
+all its files are on the disk; the manifest is written last, and the tracker ``latest.json`` after the rename. No step
+changes an existing checkpoint: a second one of the same iteration is called ``step-<iteration>-2``. So whenever the
+writer dies, visible folders are complete, and hidden ones are removed by the next save.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _HIDDEN = re.compile(r"\.(step-\d{8,}|latest\.json)\.[0-9a-z]+\.tmp")
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint that is visible.
+    """A visible checkpoint.
 
     Attributes:
         path: its folder.
-        iteration: by its name.
-        attempt: 1, or which one of this iteration.
+        iteration: iteration according to its name.
+        attempt: number among the checkpoints of this iteration, from 1.
     """
 
     path: Path
@@ -42,13 +42,13 @@ class CheckpointInfo:
 
 
 def begin_checkpoint(directory: Path, iteration: int) -> Path:
-    """Make the hidden folder to write a checkpoint's files to.
+    """Make the hidden folder into which a checkpoint's files are written.
 
     Args:
-        directory: of all checkpoints of the run; made too, but not its parents.
+        directory: folder of all checkpoints of the run; made as well, but not its parents.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: a folder cannot be made.
     """
     if not file_system.exists(directory):
         file_system.make_folder(directory)
@@ -59,11 +59,11 @@ def begin_checkpoint(directory: Path, iteration: int) -> Path:
 
 
 def commit_checkpoint(temporary: Path, manifest: Manifest) -> Path:
-    """Make a checkpoint visible, once all of its files are written; returns its folder. :func:`track` comes next.
+    """Make a checkpoint visible after all its files are written; returns its folder. Call :func:`update_tracker` next.
 
     Raises:
-        CheckpointError: a data file is missing or not of its length.
-        OSError: as the file system says it; the checkpoint is then visible and whole, or not visible.
+        CheckpointError: a data file is missing or does not have its length.
+        OSError: as reported by the file system; the checkpoint is then visible and complete, or not visible.
     """
     for file in manifest.files:
         size = file_system.size_of(temporary / file.name)
@@ -81,10 +81,10 @@ def commit_checkpoint(temporary: Path, manifest: Manifest) -> Path:
 
 
 def update_tracker(checkpoint: Path) -> None:
-    """Have the tracker name a checkpoint that is visible.
+    """Make the tracker name a visible checkpoint.
 
     Raises:
-        OSError: as the file system says it; the tracker is then as it was, or names this one.
+        OSError: as reported by the file system; the tracker is then unchanged, or names this checkpoint.
     """
     directory = checkpoint.parent
     temporary = directory / f".{TRACKER}.{uuid.uuid4().hex}.tmp"
@@ -99,16 +99,16 @@ def update_tracker(checkpoint: Path) -> None:
 
 
 def discard_temporary(temporary: Path) -> None:
-    """Remove a hidden folder. What cannot be removed now is removed by the next save."""
+    """Remove a hidden folder or file. If it cannot be removed, the next save tries again."""
     with contextlib.suppress(OSError):
         remove_tree(temporary)
 
 
 def clean_leftovers(directory: Path) -> List[str]:
-    """Remove what writers that were killed have left; returns the names of what is gone.
+    """Remove hidden folders and files of writers that were killed; returns the names of those that were removed.
 
-    Only one run at a time writes a directory. What cannot be removed costs room and nothing else, and is tried again at
-    the next save: NFS keeps the files of a process that is not quite dead.
+    Only one run at a time writes a directory. Leftovers that cannot be removed only take up space, and are tried again
+    at the next save: NFS keeps the files of a process that is not quite dead.
 
     Raises:
         OSError: the directory cannot be read.
@@ -126,7 +126,7 @@ def clean_leftovers(directory: Path) -> List[str]:
 
 
 def list_checkpoints(directory: Path) -> List[CheckpointInfo]:
-    """The visible checkpoints, newest first; empty where the directory is not there.
+    """List the visible checkpoints, newest first; empty if the directory does not exist.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -146,13 +146,13 @@ def list_checkpoints(directory: Path) -> List[CheckpointInfo]:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a folder of this name is looked at as a checkpoint."""
+    """True if a folder of this name is a visible checkpoint."""
     return _VISIBLE.fullmatch(name) is not None
 
 
 def tracked_checkpoint(directory: Path) -> Optional[Path]:
-    """The checkpoint that the tracker names: the one that was last written. None where there is no tracker that can be
-    read, or its checkpoint is gone."""
+    """The checkpoint that the tracker names, which is the one written last. None if there is no readable tracker, or if
+    its checkpoint is gone."""
     try:
         values = json.loads(file_system.read_file(directory / TRACKER).decode("utf-8"))
         name = values["name"] if values["version"] == TRACKER_VERSION else None
@@ -167,11 +167,11 @@ def require_room(directory: Path, needed: int) -> None:
     """Check that a checkpoint fits on the disk.
 
     Args:
-        directory: of the checkpoints; need not be there yet.
-        needed: bytes.
+        directory: folder of the checkpoints; need not exist yet.
+        needed: number of bytes.
 
     Raises:
-        RunFailed: it does not.
+        RunFailed: the checkpoint does not fit.
     """
     there = directory.absolute()
     while not file_system.exists(there):
@@ -185,7 +185,7 @@ def require_room(directory: Path, needed: int) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a folder with what is in it."""
+    """Remove a file, or a folder with its content."""
     if not file_system.is_folder(path):
         file_system.remove_file(path)
         return

@@ -1,7 +1,7 @@
 """Every call by which a checkpoint touches the file system, and nothing else.
 
-Writer, reader and keeper of checkpoints go through these few functions, so that tests can make each single call fail
-(killed, full disk, broken disk, short write) and look at what is left. All raise OSError as the system says it.
+Writing, reading and removing checkpoints go through these few functions, so that tests can make each single call fail
+(killed, full disk, broken disk, short write) and examine the files left behind. All raise the system's OSError.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 
 def make_folder(path: Path) -> None:
-    """One folder; no error where it is there already."""
+    """Make one folder; no error if it exists."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
 
 
 def create(path: Path) -> int:
-    """Descriptor of a file to write; made where it is not there, and never emptied: ranks may share it."""
+    """Open a file to write and return its descriptor; it is created if missing, and never truncated: ranks share it."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def open_to_read(path: Path) -> int:
-    """Descriptor of a file to read."""
+    """Open a file to read and return its descriptor."""
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def write_at(descriptor: int, content: Buffer, offset: int) -> int:
-    """Bytes written at an offset; may be fewer than there are."""
+    """Write at an offset; returns the number of bytes written, which may be fewer than given."""
     return os.pwrite(descriptor, content, offset)
 
 
 def read_at(descriptor: int, into: memoryview, offset: int) -> int:
-    """Bytes read from an offset straight into memory; may be fewer than fit, 0 at the end of the file."""
+    """Read from an offset straight into memory; returns the number of bytes, possibly fewer than fit, 0 at the end."""
     return os.preadv(descriptor, [into], offset)
 
 
@@ -48,12 +48,12 @@ def sync(descriptor: int) -> None:
 
 
 def close(descriptor: int) -> None:
-    """Give a descriptor back."""
+    """Close a descriptor."""
     os.close(descriptor)
 
 
 def rename(old: Path, new: Path) -> None:
-    """Atomic; replaces a file that is there, and refuses to replace a folder with something in it."""
+    """Rename atomically; replaces an existing file, and fails on a folder that is not empty."""
     os.rename(old, new)
 
 
@@ -70,24 +70,24 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """No error where it is gone already."""
+    """Remove a file; no error if it is gone already."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_folder(path: Path) -> None:
-    """An empty folder; no error where it is gone already."""
+    """Remove an empty folder; no error if it is gone already."""
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(path)
 
 
 def names_in(path: Path) -> List[str]:
-    """Names in a folder, sorted."""
+    """List the names in a folder, sorted."""
     return sorted(os.listdir(path))
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder, and not a link to one."""
+    """True if there is a folder of this name, and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -95,26 +95,26 @@ def is_folder(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything of this name."""
+    """True if there is a file, folder or link of this name."""
     return os.path.lexists(path)
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file."""
+    """Size of a file in bytes."""
     return os.stat(path).st_size
 
 
 def free_bytes(path: Path) -> int:
-    """What this user may still write to the file system of an existing path; quotas of projects are not seen."""
+    """Bytes that this user may still write to the file system of an existing path; ignores quotas of projects."""
     statistics = os.statvfs(path)
     return statistics.f_bavail * statistics.f_frsize
 
 
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:
-    """Write until everything is written; Linux takes at most 2 GiB at once, a full disk what it has room for.
+    """Write all bytes; Linux accepts at most 2 GiB at once, and a full disk as many as it has room for.
 
     Raises:
-        OSError: also where a write takes nothing at all.
+        OSError: also if a write accepts no byte at all.
     """
     while len(content):
         written = write_at(descriptor, content, offset)
@@ -125,7 +125,7 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 @contextlib.contextmanager
 def synced_file(path: Path) -> Iterator[int]:
-    """Descriptor of a file to write; it is on the disk at the end of the ``with``."""
+    """Open a file to write; its content is on the disk at the end of the ``with``."""
     try:
         descriptor = create(path)
         try:
@@ -140,11 +140,11 @@ def synced_file(path: Path) -> Iterator[int]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """A small file, on the disk when this returns."""
+    """Write a small file, which is on the disk when this returns."""
     with synced_file(path) as descriptor:
         write_all(descriptor, memoryview(content), 0)
 
 
 def read_file(path: Path) -> bytes:
-    """A small file."""
+    """Read a small file."""
     return path.read_bytes()

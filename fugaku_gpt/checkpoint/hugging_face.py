@@ -1,10 +1,10 @@
-"""A GPT-2 as Hugging Face's ``transformers`` keeps it, from a checkpoint of ours and to one.
+"""Exports a checkpoint as a GPT-2 folder of Hugging Face's ``transformers``, and imports such a folder.
 
-Such a folder holds ``config.json`` and ``model.safetensors`` (or several files and their index). It is one more file
-format of what a run leaves behind, hence among the records; it needs NumPy, and neither PyTorch nor transformers.
+A folder holds ``config.json`` and ``model.safetensors`` (or several files and their index). Both directions need NumPy,
+and neither PyTorch nor transformers.
 
 Their linear layers hold [inputs, outputs], ours [outputs, inputs]; query, key and value are one matrix in both. The
-logits' weights are the token embedding's. Padding of the vocabulary is not carried over: checkpoints hold none.
+logits share the weights of the token embedding. Padding of the vocabulary is not converted: checkpoints hold none.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class TensorPair(NamedTuple):
     """One tensor in both formats.
 
     Attributes:
-        ours, shape: name and shape, without the vocabulary's padding.
-        theirs: name without the prefix.
+        ours, shape: our name and shape, without the vocabulary's padding.
+        theirs: their name, without the prefix.
         linear: whether it is the weight or bias of a linear layer.
     """
 
@@ -78,7 +78,7 @@ class TensorPair(NamedTuple):
 
     @property
     def their_shape(self) -> Tuple[int, ...]:
-        """Shape in their file."""
+        """Shape of the tensor in their file."""
         if not self.linear:
             return self.shape
         if self.ours.endswith(".bias"):
@@ -86,16 +86,16 @@ class TensorPair(NamedTuple):
         return (self.shape[-1], int(np.prod(self.shape[:-1])))
 
     def to_theirs(self, array: "Array") -> "Array":
-        """Our tensor as they hold it."""
+        """Convert our tensor to their shape."""
         return array.reshape(self.their_shape[::-1]).T if self.linear else array
 
     def to_ours(self, array: "Array") -> "Array":
-        """Their tensor as we hold it."""
+        """Convert their tensor to our shape."""
         return array.T.reshape(self.shape) if self.linear else array
 
 
 class ImportedCheckpoint(NamedTuple):
-    """What :func:`import_gpt2` has made: a checkpoint, the model's settings, and what a user should know."""
+    """Result of :func:`import_gpt2`: the checkpoint, the model's settings, and notes for the user."""
 
     checkpoint: Path
     model: ModelConfig
@@ -103,10 +103,10 @@ class ImportedCheckpoint(NamedTuple):
 
 
 def tensor_pairs(model: ModelConfig) -> List[TensorPair]:
-    """Every tensor of a model in both formats.
+    """List every tensor of a model in both formats.
 
     Raises:
-        UsageError: GPT-2 has no such part.
+        UsageError: the model has a layer that GPT-2 has not.
     """
     if model.embedding_layernorm:
         raise UsageError("a GPT-2 has no LayerNorm after the embedding (model.embedding_layernorm): it cannot be one")
@@ -123,14 +123,14 @@ def tensor_pairs(model: ModelConfig) -> List[TensorPair]:
 
 
 def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
-    """Write a checkpoint's weights as a folder that ``GPT2LMHeadModel.from_pretrained`` takes, in float32.
+    """Write a checkpoint's weights as a folder for ``GPT2LMHeadModel.from_pretrained``, in float32.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no model of ours.
-        UsageError: the folder is there already or cannot be written, or GPT-2 has no such model.
+        UsageError: the folder already exists or cannot be written, or the model is not a GPT-2.
     """
     if file_system.exists(out) and not (file_system.is_folder(out) and not file_system.names_in(out)):
-        raise UsageError(f"{out}: is there already; choose another folder")
+        raise UsageError(f"{out}: already exists; choose another folder")
     out = out.absolute()
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
     with open_checkpoint(checkpoint) as source:
@@ -157,14 +157,14 @@ def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
 
 
 def import_gpt2(folder: Path, directory: Path) -> ImportedCheckpoint:
-    """Make a checkpoint at iteration 0 from a Hugging Face folder: weights alone, so that the optimiser begins anew.
+    """Make a checkpoint at iteration 0 from a Hugging Face folder: only weights, so that the optimiser starts afresh.
 
     Args:
-        folder: theirs.
-        directory: of checkpoints, such as that of a run that is to start from there; must hold none yet.
+        folder: the Hugging Face folder.
+        directory: folder of checkpoints, such as that of a run that is to start from it; must hold no checkpoint yet.
 
     Raises:
-        UsageError: the folder is no GPT-2, or one that we have no counterpart for; or the directory cannot be used.
+        UsageError: the folder is not a GPT-2, or one without a counterpart of ours; or the directory cannot be used.
     """
     if list_checkpoints(directory):
         raise UsageError(f"{directory}: holds checkpoints already; choose another folder")
@@ -259,7 +259,7 @@ def _their_settings(model: ModelConfig) -> Dict[str, Any]:
 
 
 def _our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig, List[str]]:
-    """(model, notes) of their config.json; what it leaves out is as in transformers' GPT2Config."""
+    """Convert their config.json to (model, notes); missing values default to those of transformers' GPT2Config."""
     if settings.get("model_type") != "gpt2":
         raise UsageError(f"{path}: model_type is {settings.get('model_type')!r}; only 'gpt2' can be imported")
     fixed = {
@@ -313,7 +313,7 @@ def _read_json(path: Path) -> Dict[str, Any]:
 
 
 def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _ForeignTensor]:
-    """Every tensor of the folder by its name without prefix; the files stay open as long as the stack."""
+    """Open every tensor of the folder: name without prefix → tensor; the files stay open as long as the stack."""
     files = [WEIGHTS]
     if not file_system.exists(folder / WEIGHTS) and file_system.exists(folder / INDEX):
         files = sorted({str(name) for name in dict(_read_json(folder / INDEX).get("weight_map", {})).values()})
@@ -338,7 +338,7 @@ def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Forei
 
 
 def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor]) -> None:
-    """Compare names and shapes; drops the causal masks that older files hold."""
+    """Compare names and shapes; drops the causal masks of older files from ``theirs``."""
     for name in [name for name in theirs if name.endswith((".attn.bias", ".attn.masked_bias"))]:
         del theirs[name]
     for pair in pairs:

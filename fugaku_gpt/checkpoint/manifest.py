@@ -1,7 +1,7 @@
-"""``manifest.json`` of a checkpoint: what it holds, where, and how to tell that it is whole.
+"""``manifest.json`` of a checkpoint: its tensors, its files, and checksums that prove it complete.
 
-Its last word is a SHA-256 over all the others, and it holds a CRC-32 of every header and every piece of data, so what
-the manifest accepts is what was saved.
+The manifest contains a SHA-256 over all its other values, and a CRC-32 of every header and every piece of data, so data
+that matches the manifest is the data that was saved.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class LogicalTensor:
-    """A whole tensor.
+    """A tensor of the model as a whole, however it is split into pieces.
 
     Attributes:
-        shape: of the whole, without the vocabulary's padding.
+        shape: full shape, without the vocabulary's padding.
         kinds: kind → dtype, such as ``{"weights": "F32"}``.
     """
 
@@ -42,11 +42,11 @@ class DataFile:
     """One data file.
 
     Attributes:
-        name: in the checkpoint's folder.
-        bytes: its length.
-        header_crc32: of everything before the data.
+        name: name of the file in the checkpoint's folder.
+        bytes: length of the file.
+        header_crc32: CRC-32 of everything before the data.
         tensors: indices of the tensors of which it holds pieces, into the sorted names of the manifest's tensors.
-        crc32: of each piece, in the header's order.
+        crc32: CRC-32 of each piece, in the header's order.
     """
 
     name: str
@@ -58,18 +58,18 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The content of a checkpoint's manifest.
 
     Attributes:
-        iteration: iterations that were finished.
-        consumed_samples: all the data state there is.
-        consumed_tokens: of all iterations.
+        iteration: number of finished iterations.
+        consumed_samples: number of consumed samples, which is the whole state of the data.
+        consumed_tokens: number of tokens consumed in all iterations.
         state: the trainer's scalars, as JSON values.
-        config: the run's configuration, every field.
-        data_fingerprint: of the corpus; empty where there is none.
-        build: facts of what has written it.
-        tensors: by name.
-        files: in order of their names.
+        config: the run's configuration, with every field.
+        data_fingerprint: fingerprint of the corpus; empty if there is none.
+        build: facts about the build that has written the checkpoint.
+        tensors: name → tensor.
+        files: data files in the order of their names.
     """
 
     iteration: int
@@ -84,21 +84,21 @@ class Manifest:
 
     @property
     def data_bytes(self) -> int:
-        """Length of the data files together."""
+        """Total length of the data files."""
         return sum(file.bytes for file in self.files)
 
     @property
     def tensor_names(self) -> List[str]:
-        """The names that ``DataFile.tensors`` counts."""
+        """The sorted names into which ``DataFile.tensors`` holds indices."""
         return sorted(self.tensors)
 
 
 def describe_file(name: str, plan: FilePlan, checksums: Sequence[int], tensor_names: Sequence[str]) -> DataFile:
-    """A written file as the manifest keeps it.
+    """Describe a written file for the manifest.
 
     Args:
-        sums: CRC-32 of each entry, as :func:`~fugaku_gpt.checkpoint.data_file.write_pieces` gave them.
-        tensor_names: all names, sorted.
+        checksums: CRC-32 of each entry, as returned by :func:`~fugaku_gpt.checkpoint.data_file.write_pieces`.
+        tensor_names: names of all tensors, sorted.
     """
     if len(checksums) != len(plan.entries):
         raise ValueError(f"{name}: {len(checksums)} sums for {len(plan.entries)} entries")
@@ -108,7 +108,7 @@ def describe_file(name: str, plan: FilePlan, checksums: Sequence[int], tensor_na
 
 
 def manifest_text(manifest: Manifest) -> bytes:
-    """The file's content.
+    """Serialise a manifest.
 
     Raises:
         ValueError: a number of ``state`` is not finite.
@@ -118,10 +118,10 @@ def manifest_text(manifest: Manifest) -> bytes:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint's folder.
+    """Read the manifest of a checkpoint's folder.
 
     Raises:
-        CheckpointError: it is missing, damaged, or not a checkpoint's of this version.
+        CheckpointError: it is missing, damaged, or not a manifest of this version.
     """
     path = checkpoint / MANIFEST
     try:
@@ -135,10 +135,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def parse_manifest(text: bytes, path: Path) -> Manifest:
-    """The manifest in what :func:`manifest_text` has made; ``path`` names it in messages.
+    """Parse the output of :func:`manifest_text`; ``path`` names it in messages.
 
     Raises:
-        CheckpointError: it is damaged, or not a checkpoint's of this version.
+        CheckpointError: it is damaged, or not a manifest of this version.
     """
     return parse_versioned_json(
         text,
@@ -202,6 +202,6 @@ def _manifest(values: Dict[str, Any]) -> Manifest:
 
 
 def _plain(name: str) -> str:
-    if Path(name).name != name:  # a manifest from elsewhere does not make us read outside of its folder
+    if Path(name).name != name:  # a foreign manifest must not make us read outside of its folder
         raise ValueError(f"{name!r} is not a file's name")
     return name

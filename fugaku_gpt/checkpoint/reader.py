@@ -1,4 +1,4 @@
-"""Reading a checkpoint by logical coordinates, whatever layout has written it."""
+"""Reads a checkpoint by logical coordinates, whatever layout has written it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPEN_FILES = 32
 
 
 class _Shard(NamedTuple):
-    """A data file that is open: its layout, and the indices of the pieces of each (kind, tensor)."""
+    """An open data file: its layout, and the indices of the pieces of each (kind, tensor)."""
 
     descriptor: int
     plan: FilePlan
@@ -32,19 +32,23 @@ class _Shard(NamedTuple):
 
 
 class Checkpoint:
-    """An open checkpoint. Every piece that is read is checked against its sum first.
+    """An open checkpoint. Every piece that is read is checked against its checksum first.
 
-    Files are opened only until what is wanted is found, those near the last one that held something first: a rank finds
-    its share of every tensor in the same few files, and thousands of ranks do not open thousands of files each.
+    Files are opened only until the requested region is complete, beginning at the file that held the last piece: a rank
+    finds its share of every tensor in the same few files, and thousands of ranks do not open thousands of files each.
 
     Attributes:
         path: its folder.
-        manifest: what it holds.
+        manifest: its manifest.
     """
 
     def __init__(self, path: Path, manifest: Optional[Manifest] = None, start_fraction: float = 0.0) -> None:
-        """``manifest``: what another rank has read; default: it is read here. ``near``: which files to look into first,
-        as a share of all of them."""
+        """Open a checkpoint; files are opened when they are needed.
+
+        Args:
+            manifest: the manifest as read by another rank; by default it is read here.
+            start_fraction: the file to search first, as a fraction of all files.
+        """
         self.path = path
         self.manifest: Manifest = manifest if manifest is not None else read_manifest(path)
         self._open: Dict[str, _Shard] = {}  # oldest first
@@ -64,16 +68,16 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close all files."""
         while self._open:
             file_system.close(self._open.popitem()[1].descriptor)
 
     def has_tensor(self, kind: str, name: str) -> bool:
-        """Whether there is such a tensor of this kind."""
+        """True if the checkpoint has a tensor of this kind and name."""
         return name in self.manifest.tensors and kind in self.manifest.tensors[name].kinds
 
     def tensor(self, kind: str, name: str) -> "Array":
-        """A whole tensor, of the dtype that it was saved in.
+        """Read an entire tensor, in the dtype in which it was saved.
 
         Raises:
             CheckpointError: as :meth:`read_region`.
@@ -84,16 +88,16 @@ class Checkpoint:
         return out
 
     def read_region(self, kind: str, name: str, region: Region, out: "Array") -> None:
-        """Read a part of a tensor.
+        """Read a region of a tensor.
 
         Args:
-            region: which part, in coordinates of the whole tensor.
-            out: of the region's shape; of another dtype where that is wanted. It may be any view.
+            region: the region, in coordinates of the logical tensor.
+            out: array or view of the region's shape; if its dtype differs from the saved one, values are converted.
 
         Raises:
-            CheckpointError: there is no such tensor, a file is missing or damaged, or the pieces leave a gap. What is
-                in ``out`` is then not to be used.
-            ValueError: the region is not inside the tensor, or ``out`` not of its shape.
+            CheckpointError: there is no such tensor, a file is missing or damaged, or the pieces leave a gap. The
+                content of ``out`` is then undefined.
+            ValueError: the region is not inside the tensor, or ``out`` does not have its shape.
         """
         logical = self._logical(kind, name)
         if out.shape != region.shape or intersection(region, full_region(logical.shape)) != region:
@@ -119,7 +123,7 @@ class Checkpoint:
             )
 
     def _read_piece(self, file: DataFile, shard: _Shard, index: int, shared: Region, out: "Array") -> None:
-        """Check a piece and take the part of it that is wanted."""
+        """Read and check a piece, and copy the region ``shared`` of it to ``out``."""
         entry = shard.plan.entries[index]
         dtype = DTYPES[entry.dtype]
         straight = shared == entry.region and out.dtype == dtype and out.flags.c_contiguous
@@ -162,10 +166,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_shard(checkpoint: Path, file: DataFile) -> Tuple[int, FilePlan]:
-    """(descriptor, layout) of a data file whose length and header are what the manifest says.
+    """Open a data file and check its length and header against the manifest; returns (descriptor, layout).
 
     Raises:
-        CheckpointError: it is missing, or they are not.
+        CheckpointError: it is missing, or does not match the manifest.
     """
     path = checkpoint / file.name
     try:
@@ -186,7 +190,7 @@ def open_shard(checkpoint: Path, file: DataFile) -> Tuple[int, FilePlan]:
 
 
 def damage_message(entry: Entry) -> str:
-    """What is said of a piece whose sum is another."""
+    """Message about a piece whose checksum differs."""
     return f"damaged: {entry}: its CRC-32 is another"
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are whole, and which are kept."""
+"""Verifies the checkpoints of a run, and removes old ones."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
 
 
 class NewestValid(NamedTuple):
-    """The newest checkpoint that is whole, if any; and (name, why) of newer ones that are not."""
+    """The newest valid checkpoint, if any; and (name, reason) of newer ones that are not valid."""
 
     path: Optional[Path]
     rejected: List[Tuple[str, str]]
 
 
 def verify_checkpoint(checkpoint: Path, deep: bool = True) -> List[str]:
-    """What is wrong with a checkpoint, naming file, tensor and coordinates; empty where it is whole.
+    """List the problems of a checkpoint, naming file, tensor and coordinates; empty if it is valid.
 
     Args:
-        deep: read all data and compare the sums, too. Otherwise: manifest, lengths, headers, and that the pieces make
-            up every tensor exactly once.
+        deep: whether to read all data and compare checksums, too. Otherwise only the manifest, lengths and headers are
+            checked, and that the pieces make up every tensor exactly once.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -49,7 +49,7 @@ def verify_checkpoint(checkpoint: Path, deep: bool = True) -> List[str]:
     for file in manifest.files:
         kinds_in_file = {names[index]: manifest.tensors[names[index]].kinds for index in file.tensors}
         problems += _verify_file(checkpoint / file.name, file, kinds_in_file, pieces, deep)
-    if not problems:  # else what is missing has been named already
+    if not problems:  # otherwise missing pieces are reported already
         for (kind, name), regions in pieces.items():
             if not tiles(regions, manifest.tensors[name].shape):
                 problems.append(f"{checkpoint / MANIFEST}: the pieces of {kind} of {name} do not make up the whole")
@@ -59,7 +59,11 @@ def verify_checkpoint(checkpoint: Path, deep: bool = True) -> List[str]:
 def _verify_file(
     path: Path, file: DataFile, kinds_in_file: Kinds, pieces: Dict[Tuple[str, str], List[Region]], deep: bool
 ) -> List[str]:
-    """``held``: the kinds of the tensors of which this file may hold pieces, by name."""
+    """Verify one data file, and add its regions to ``pieces``.
+
+    Args:
+        kinds_in_file: the kinds of the tensors of which this file may hold pieces, by name.
+    """
     try:
         descriptor, plan = open_shard(path.parent, file)
     except CheckpointError as error:
@@ -83,7 +87,7 @@ def _verify_file(
 
 
 def checkpoints_at(path: Path) -> List[Path]:
-    """What a path of the user's means: a checkpoint itself, or all of those in a run or a folder of them, newest first.
+    """Resolve a user's path: a checkpoint itself, or all checkpoints of a run or a folder of them, newest first.
 
     Raises:
         CheckpointError: there are none.
@@ -99,7 +103,7 @@ def checkpoints_at(path: Path) -> List[Path]:
 
 
 def newest_valid(checkpoints: Sequence[Path], deep: bool = True) -> NewestValid:
-    """The first of some checkpoints that verifies; with :func:`checkpoints_at`, the newest."""
+    """Find the first valid one of some checkpoints; with :func:`checkpoints_at`, the newest."""
     rejected: List[Tuple[str, str]] = []
     for path in checkpoints:
         why = summary_line(verify_checkpoint(path, deep))
@@ -110,23 +114,24 @@ def newest_valid(checkpoints: Sequence[Path], deep: bool = True) -> NewestValid:
 
 
 def summary_line(problems: Sequence[str]) -> Optional[str]:
-    """Problems on one line, or None where there are none."""
+    """Summarise problems on one line; None if there are none."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return problems[0] + more if problems else None
 
 
 def remove_old_checkpoints(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:
-    """Remove old checkpoints, once a new one is written; returns their names.
+    """Remove old checkpoints after a new one is written; returns their names.
 
-    What is damaged, as far as the manifest and the files' lengths tell, neither counts nor is removed: a lost file may
-    come back. The same goes for what is newer than the last one written: the run has rejected it when it began.
+    Checkpoints that are damaged, judging by the manifest and the lengths of files, neither count nor are removed: a
+    lost file may come back. The same holds for checkpoints newer than the one written last: the run has rejected them
+    when it began.
 
     Args:
-        keep_last: how many of the newest to keep, at least 1.
-        keep_every: keep those of every so many iterations, too.
+        keep_last: number of the newest checkpoints to keep, at least 1.
+        keep_every: also keep checkpoints of iterations that are multiples of this.
 
     Raises:
-        OSError: one cannot be removed.
+        OSError: a checkpoint cannot be removed.
         CheckpointError: the directory cannot be read.
     """
     checkpoints = list_checkpoints(directory)

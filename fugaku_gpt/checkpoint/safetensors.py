@@ -1,4 +1,4 @@
-"""Safetensors files with NumPy alone, which PyTorch 1.7 on a compute node has and the safetensors library needs not be.
+"""Safetensors files with NumPy alone: the safetensors library need not be available on compute nodes with PyTorch 1.7.
 
 Such a file is the length of its header (8 bytes, little-endian), the header (JSON: name → dtype, shape, data_offsets),
 and the raw data, little-endian and without gaps (https://github.com/huggingface/safetensors).
@@ -37,8 +37,8 @@ class TensorInfo(NamedTuple):
     """A tensor in a file.
 
     Attributes:
-        offset: where its data begins, bytes from the file's beginning.
-        length: of its data, bytes.
+        offset: offset of its data from the file's beginning, in bytes.
+        length: length of its data in bytes.
     """
 
     name: str
@@ -49,12 +49,12 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A file's beginning.
+    """The header of a file.
 
     Attributes:
-        content: its bytes, up to the data.
-        items: in the order of the data.
-        length: of the whole file, bytes.
+        content: bytes of the file before the data.
+        tensors: the tensors in the order of the data.
+        length: length of the file in bytes, data included.
     """
 
     content: bytes
@@ -65,7 +65,7 @@ class Header(NamedTuple):
 def make_header(
     tensors: Sequence[Tuple[str, str, Tuple[int, ...]]], metadata: Optional[Mapping[str, str]] = None
 ) -> Header:
-    """Lay out a file of tensors, each (name, key of ``DTYPES``, shape)."""
+    """Lay out a file of tensors, each given as (name, key of ``DTYPES``, shape)."""
     table: Dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     ends = [0]
     for name, dtype, shape in tensors:
@@ -83,10 +83,10 @@ def make_header(
 
 
 def read_header(descriptor: int, length: int) -> Header:
-    """The header of a file of so many bytes.
+    """Read the header of a file of ``length`` bytes.
 
     Raises:
-        NotSafetensors: it is not such a file, or its header is damaged, or it is not of the length that this says.
+        NotSafetensors: it is not such a file, its header is damaged, or its length differs from that in the header.
         OSError: it cannot be read.
     """
     if length < _LENGTH.size:
@@ -123,13 +123,13 @@ def _item(name: str, begin: int, values: Mapping[str, Any]) -> TensorInfo:
 
 
 def write_tensor(descriptor: int, info: TensorInfo, array: "Array") -> int:
-    """Write a tensor's data to its place; returns their CRC-32.
+    """Write a tensor's data at its offset; returns their CRC-32.
 
-    Nothing is copied where the array is contiguous and of the file's dtype. The interpreter's lock is free meanwhile.
+    No copy is made if the array is contiguous and of the file's dtype. The interpreter's lock is released meanwhile.
 
     Raises:
-        OSError: as the file system says it.
-        ValueError: the array is not of the tensor's shape.
+        OSError: as reported by the file system.
+        ValueError: the array does not have the tensor's shape.
     """
     if array.shape != info.shape:
         raise ValueError(f"{info.name}: data of shape {array.shape}, not {info.shape}")
@@ -146,17 +146,17 @@ def read_into(descriptor: int, info: TensorInfo, out: "Array") -> int:
     """Read a tensor's data into a contiguous array of its shape and dtype; returns their CRC-32.
 
     Raises:
-        NotSafetensors: the file ends before that.
+        NotSafetensors: the file ends too early.
         OSError: it cannot be read.
     """
     return _fill(descriptor, info.offset, _as_bytes(out))
 
 
 def read_tensor(descriptor: int, info: TensorInfo) -> "Array":
-    """A tensor; bfloat16 as float32, which holds each of its values.
+    """Read a tensor; bfloat16 as float32, which represents each of its values.
 
     Raises:
-        NotSafetensors: the file ends before that, or the tensor is of a type that is no number of ours.
+        NotSafetensors: the file ends too early, or the tensor has a data type that is not supported.
         OSError: it cannot be read.
     """
     if info.dtype == BFLOAT16 and info.length == 2 * math.prod(info.shape):
@@ -171,10 +171,10 @@ def read_tensor(descriptor: int, info: TensorInfo) -> "Array":
 
 
 def checksum(descriptor: int, info: TensorInfo) -> int:
-    """CRC-32 of a tensor's data.
+    """Compute the CRC-32 of a tensor's data.
 
     Raises:
-        NotSafetensors: the file ends before their end.
+        NotSafetensors: the file ends too early.
         OSError: it cannot be read.
     """
     chunk = memoryview(bytearray(min(info.length, _CHUNK_BYTES)))
@@ -196,7 +196,7 @@ def _read(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def _fill(descriptor: int, offset: int, into: memoryview, crc: int = 0) -> int:
-    """Fill memory from a file's offset on; returns the CRC-32 of that, after that of what came before."""
+    """Fill memory from an offset of a file; returns the CRC-32 of these bytes, continued from ``crc``."""
     while len(into):
         count = file_system.read_at(descriptor, into[:_CHUNK_BYTES], offset)
         if count == 0:

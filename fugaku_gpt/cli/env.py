@@ -56,7 +56,7 @@ def list_(form: str) -> None:
     for file in profile_files().values():
         profile = resolve(str(file))
         location = location_of(profile)
-        where = "in a tar file" if location.state == "by a job" else _relative_if_inside(location.folder)
+        where = "in a tar file" if location.state == "by a job" else _relative(location.folder)
         rows.append(
             {
                 "name": profile.name,
@@ -74,7 +74,7 @@ def list_(form: str) -> None:
 @click.argument("name")
 @_at_option
 @click.option("--python", metavar="FILE", help="Python to create it with; default: one of the profile's version.")
-@click.option("--pip-args", default="", metavar="WORDS", help="Further options for pip, such as '--index-url ...'.")
+@click.option("--pip-args", default="", metavar="ARGUMENTS", help="Further options for pip, such as '--index-url ...'.")
 @click.option(
     "--again", is_flag=True, help="Install again into an existing environment, which repairs what `env check` finds."
 )
@@ -111,11 +111,12 @@ def create(
     location = location_of(resolve(name, at.absolute() if at is not None else None))
     if location.state == "other" and not again:
         raise UsageError(
-            f"{_relative_if_inside(location.folder)}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}"
+            f"{_relative(location.folder)}: is another build than {profile.name}: {location.differing_pins}; "
+            f"{DIFFERENT_BUILD_MEND}"
         )
     if location.state == "yes" and not again:
         click.echo(
-            f"{profile.name}: is created already, in {_relative_if_inside(location.folder)}; --again installs into it again"
+            f"{profile.name}: is created already, in {_relative(location.folder)}; --again installs into it again"
         )
         return
     try:
@@ -123,7 +124,7 @@ def create(
     except ValueError as error:
         raise UsageError(f"--pip-args {pip_args}: {error}") from None
     seconds = make(profile, location.folder, python, pip_arguments, lambda line: click.echo(line, err=True))
-    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative_if_inside(location.folder)}; activate it with")
+    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative(location.folder)}; activate it with")
     click.echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
     for limit in profile.limits:
         click.echo(f"known limit: {limit}")
@@ -147,7 +148,7 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     require_created(profile, f"fugaku-gpt env create {name}{where}")
     mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{where} --again"
     if form == "table":
-        click.echo(f"{profile.name}: {_relative_if_inside(Path(profile.python))}", err=True)
+        click.echo(f"{profile.name}: {_relative(Path(profile.python))}", err=True)
     checks = check_environment(profile, mend)
     rows = [
         {
@@ -198,7 +199,7 @@ def kernels(compiler: Optional[str], again: bool) -> None:
 
     library = library_file()
     if library.exists() and not again:
-        click.echo(f"kernels: are compiled already, in {_relative_if_inside(library)}; --again compiles them again")
+        click.echo(f"kernels: are compiled already, in {_relative(library)}; --again compiles them again")
         return
     click.echo("compiling kernels for this processor", err=True)
     compiled = compile_kernels(compiler)
@@ -207,7 +208,7 @@ def kernels(compiler: Optional[str], again: bool) -> None:
             f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True
         )
     how = f"compiled by {compiled.target}" if compiled.target else "compiled"
-    click.echo(f"kernels: {how}, in {_relative_if_inside(compiled.file)}")
+    click.echo(f"kernels: {how}, in {_relative(compiled.file)}")
 
 
 def _write_recipe(
@@ -243,7 +244,7 @@ def _write(file: Path, text: str) -> None:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def _relative_if_inside(path: Path) -> str:
+def _relative(path: Path) -> str:
     """A path, relative to the present folder if it is inside of it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

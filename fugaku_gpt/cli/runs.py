@@ -297,8 +297,8 @@ def _flat(values: Any, prefix: str = "") -> List[Tuple[str, Any]]:
 
 def _value_text(value: Any) -> str:
     if isinstance(value, dict) and "value" in value:
-        reference = {key: value[key] for key in value if key != "value"}
-        return f"{_value_text(value['value'])} ({', '.join(f'{key} {_value_text(entry)}' for key, entry in reference.items())})"
+        reference = ", ".join(f"{key} {_value_text(entry)}" for key, entry in value.items() if key != "value")
+        return f"{_value_text(value['value'])} ({reference})"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_value_text(entry)}" for key, entry in value.items())
     if isinstance(value, (list, tuple)):

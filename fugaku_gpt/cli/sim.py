@@ -127,7 +127,7 @@ def fault(directory: Optional[Path], code: Optional[int], fault_arguments: Tuple
     unanswered [TIMES]             pjsub fails, though the job was accepted
     node-down [JOB|next]           a running job loses a node
     slow-pjstat SECONDS            every pjstat answers late; 0 turns it off
-    pjstat-fails TIMES             the next pjstat fail
+    pjstat-fails TIMES             the next calls of pjstat fail
     garbage [TIMES]                the next pjstat prints nonsense
     clear                          remove all faults
     """

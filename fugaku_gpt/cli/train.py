@@ -135,7 +135,7 @@ def _join_ranks(
             announce,
             resume=resume,
             force_data=force_data,
-            judge=lambda ranks: refuse_too_large(config, machine, ranks),
+            check_node=lambda ranks: refuse_too_large(config, machine, ranks),
         )
         raise click.exceptions.Exit(code)
     except UsageError:

@@ -81,7 +81,13 @@ class MessageCheck:
     """A receiver's side of one message."""
 
     def __init__(
-        self, check: CallCheck, request: MPI.Request, received: "np.ndarray[Any, Any]", signature: str, site: str, peer: int
+        self,
+        check: CallCheck,
+        request: MPI.Request,
+        received: "np.ndarray[Any, Any]",
+        signature: str,
+        site: str,
+        peer: int,
     ) -> None:
         self._check = check
         self._request = request

@@ -142,7 +142,9 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return Pending(self, [], -1, None)
         flat = self._divisible(tensor)
-        slot = self._enter(ALL_GATHER, tensor.view(-1)[: flat.size // self.size], blocking=False)  # what each rank gives
+        slot = self._enter(
+            ALL_GATHER, tensor.view(-1)[: flat.size // self.size], blocking=False
+        )  # what each rank gives
         return Pending(self, [self._handle.Iallgather(MPI.IN_PLACE, flat)], slot, flat)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:

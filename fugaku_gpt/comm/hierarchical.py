@@ -128,7 +128,9 @@ class HierarchicalComm:
         return self._last_sum
 
 
-def hierarchical_comm(dp: Communicator, world: Communicator, node: Optional[int] = None) -> Tuple[Optional[HierarchicalComm], str]:
+def hierarchical_comm(
+    dp: Communicator, world: Communicator, node: Optional[int] = None
+) -> Tuple[Optional[HierarchicalComm], str]:
     """The replicas of ``dp`` by nodes, or None and why not: for all groups of replicas of the world alike.
     Collective over ``world``.
 

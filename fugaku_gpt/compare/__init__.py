@@ -1,4 +1,4 @@
-"""Which of two ways to run is faster, by how much, and why: samples and recorded runs in, verdicts out.
+"""Compares two ways to run: samples and recorded runs go in, verdicts come out (which is faster, by how much, and why).
 
 Ratios are B over A of seconds per iteration: below 1, B is faster.
 """

@@ -1,16 +1,16 @@
-"""What each toggle is worth, and which work together: main effects and interactions from runs of any combinations.
+"""Estimates main effects and interactions of toggles from runs of any combinations.
 
-Least squares on the logarithm of seconds per iteration of jobs. Each factor is -1 at its low level and 1 at its high
-one, each block has a mean of its own. A main effect is the ratio of high over low, averaged (geometrically) over the
-levels of the others; the interaction of two is by how much the ratio of one changes where the other is high instead of
-low, a ratio of ratios. Intervals are Student's, at 95 % each; verdicts faster and slower are corrected for how many
-effects are asked about (Holm 1979), over all rows of the answer.
+The method is least squares on the logarithm of seconds per iteration of jobs. Each factor is -1 at its low level and 1
+at its high level; each block (of a randomised block design) has a mean of its own. A main effect is the ratio of high
+over low, averaged (geometrically) over the levels of the other factors; the interaction of two factors is the change of
+one factor's ratio when the other is high instead of low, a ratio of ratios. Intervals are Student's, at 95 % each; the
+verdicts faster and slower are corrected for the number of effects (Holm 1979), over all rows of the table.
 
-Recorded runs are seldom balanced, so nothing is taken for granted about what they tell. An effect is identified if its
-row lies in the row space of the design, that is, if no vector of the design's null space touches it. The row space is
-brought to reduced echelon form in exact fractions: a row with one effect alone identifies it, and a row with several
-says which sum of them is identified in place of each, which is what they are aliased with. Where a main effect is
-identified only if some interactions are none, its ratio is given under that condition, and the condition is said.
+Recorded runs are seldom balanced, so identifiability is computed and not assumed. An effect is identified if its row
+lies in the row space of the design, that is, if no vector of the design's null space touches it. The row space is
+brought to reduced echelon form in exact fractions: a row with a single effect identifies it, and a row with several
+gives the sum that is identified instead of its summands, which are aliased with each other. Where a main effect is
+identified only if some interactions are zero, its ratio is reported together with that condition.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from fugaku_gpt.errors import UsageError
 
 COLUMNS = ("effect", "ratio", "95 % interval", "p (Holm)", "verdict", "given")
 
-EffectSum = Dict[Term, Fraction]  # of effects, in units of their coefficients
+EffectSum = Dict[Term, Fraction]  # coefficient of each effect in the sum
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One job: the level of each factor (LOW or HIGH), what else it was, and seconds per iteration."""
+    """One job: the level of each factor (LOW or HIGH), its block (all other settings), and seconds per iteration."""
 
     name: str
     levels: FactorLevels
@@ -54,14 +54,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class Effect:
-    """One line of the answer.
+    """One row of the table of effects.
 
     Attributes:
         name: such as ``freq``, ``freq×tcmalloc``, ``freq where tcmalloc=false`` or ``freq + tcmalloc×ranks``.
-        ratio, low, high: high over low, with the 95 % interval; 0 and infinite where no noise can be told.
-        p: of no effect; ``holm``: corrected for all lines.
+        ratio, low, high: high over low, with the 95 % interval; 0 and infinite where the noise is unknown.
+        p, holm: probability of such a ratio without an effect, and the same corrected for the number of rows.
         verdict: faster, slower, same (the interval lies within the tolerance) or undecided.
-        given: what must hold for it, such as ``no tcmalloc×ranks``; empty: nothing but what the model leaves out.
+        given: condition under which it is identified, such as ``no tcmalloc×ranks``; empty where there is none.
     """
 
     name: str
@@ -76,15 +76,15 @@ class Effect:
 
 @dataclass(frozen=True)
 class EffectEstimates:
-    """The answer.
+    """The estimated effects, and what could not be identified.
 
     Attributes:
-        effects: those that are identified, each by itself or as a sum.
-        not_identified: effect → why, and with what it is aliased.
-        jobs, blocks: that tell something: of a block whose jobs are all alike nothing can be learned but the noise.
+        effects: the identified effects, each by itself or as a sum.
+        not_identified: effect → why it is not identified, and with what it is aliased.
+        jobs, blocks: number of jobs used and of their blocks; a block of a single job is not used.
         df: degrees of freedom of the noise.
-        noise: standard deviation of log seconds between jobs; None where it cannot be told.
-        notes: what was left out.
+        noise: standard deviation of log seconds between jobs; None without degrees of freedom.
+        notes: remarks about what was left out.
     """
 
     effects: Tuple[Effect, ...]
@@ -98,11 +98,11 @@ class EffectEstimates:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Least squares of some terms: centred columns [N, T], what the rows identify, and the noise."""
+    """Least-squares fit of T terms to centred columns [N, T]: coefficients [T], row space and noise."""
 
     terms: Tuple[Term, ...]
     coefficients: "np.ndarray"
-    covariance: "np.ndarray"  # in units of the noise's variance
+    covariance: "np.ndarray"  # [T, T], in units of the noise's variance
     row_space: Tuple[EffectSum, ...]  # reduced echelon form of the row space
     df: int
     noise: Optional[float]
@@ -124,15 +124,16 @@ def estimate_effects(
     tolerance: float = TOLERANCE,
     notes: Sequence[str] = (),
 ) -> EffectEstimates:
-    """Main effects and interactions of two factors.
+    """Estimates the main effects and the two-factor interactions.
 
     Args:
-        names: of the factors.
+        names: names of the factors.
         levels: texts of each factor's low and high level.
-        notes: about what was left out before.
+        tolerance: share within which a ratio counts as the same.
+        notes: remarks about what was left out before.
 
     Raises:
-        UsageError: there is no observation, or no factor varies anywhere.
+        UsageError: there is no observation, or no factor varies within any block.
     """
     if not observations:
         raise UsageError("no run with all of these toggles at one of their two levels has ended well")
@@ -181,7 +182,7 @@ def _group_by_block(observations: Iterable[Observation]) -> List[List[Observatio
 
 
 def _fit(observations: Sequence[Observation], terms: Sequence[Term]) -> _Fit:
-    """Least squares within blocks: of each, the mean is taken out of columns and times."""
+    """Fits the terms within blocks: the mean of each block is subtracted from columns and log times."""
     centred_columns, centred_logs, integer_rows = [], [], []
     blocks = _group_by_block(observations)
     for rows in blocks:
@@ -193,7 +194,7 @@ def _fit(observations: Sequence[Observation], terms: Sequence[Term]) -> _Fit:
         logs = np.log([observation.seconds for observation in rows])
         centred_logs.append(logs - np.mean(logs))
         totals = [sum(column) for column in zip(*level_products)]
-        # whole numbers, so that what is identified does not hang on rounding
+        # in integers, so that identifiability does not depend on rounding
         integer_rows += [[len(rows) * value - total for value, total in zip(row, totals)] for row in level_products]
     x, y = np.concatenate(centred_columns), np.concatenate(centred_logs)
     echelon_rows = _reduced_echelon_form(integer_rows)
@@ -207,7 +208,7 @@ def _fit(observations: Sequence[Observation], terms: Sequence[Term]) -> _Fit:
 
 
 def _reduced_echelon_form(rows: Iterable[Sequence[int]]) -> List[List[Fraction]]:
-    """Reduced row echelon form of a matrix of whole numbers, without rows of zeros."""
+    """Reduced row echelon form of an integer matrix, without rows of zeros."""
     reduced_rows: List[List[Fraction]] = []
     pivots: List[int] = []
     for integer_row in dict.fromkeys(tuple(row) for row in rows):
@@ -233,26 +234,29 @@ def _reduced_echelon_form(rows: Iterable[Sequence[int]]) -> List[List[Fraction]]
 
 
 def _contrast_of_row(fit: _Fit, row: EffectSum, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> _Contrast:
-    """What a row of the echelon form tells, in words and as a log ratio."""
+    """The contrast that a row of the echelon form identifies: its name and its log ratio."""
     leading_term = min(row, key=fit.terms.index)
     contrast = np.array([float(row.get(term, 0)) for term in fit.terms]) * _log_ratio_scale(leading_term)
     return _Contrast(_effect_sum_name(leading_term, row, names, levels), *_estimate(fit, contrast), fit.df)
 
 
 def _log_ratio_scale(term: Term) -> float:
-    """From a coefficient to a log ratio: high is two away from low, and an interaction is a difference of two such."""
+    """Factor from a coefficient to a log ratio: 2 for a main effect (low is -1, high is 1), 4 for an interaction."""
     return 2.0 ** len(term)
 
 
 def _estimate(fit: _Fit, contrast: "np.ndarray") -> Tuple[float, float]:
-    """Of an identified contrast: its value, and its standard error; infinite where no noise can be told."""
+    """Value and standard error of an identified contrast; the error is infinite where the noise is unknown."""
     if fit.noise is None:
         return float(contrast @ fit.coefficients), math.inf
     return float(contrast @ fit.coefficients), fit.noise * math.sqrt(float(contrast @ fit.covariance @ contrast))
 
 
 def _effect_sum_name(first: Term, row: EffectSum, names: Sequence[str], levels: Sequence[Tuple[str, str]]) -> str:
-    """A sum of effects as told: of a main effect and its own interactions it is the effect where others stand still."""
+    """Name of a sum of effects.
+
+    A main effect plus or minus its own interactions is the effect at fixed levels of the other factors.
+    """
     other_terms = {term: value for term, value in row.items() if term != first}
     if other_terms and len(first) == 1 and all(first < term and abs(value) == 1 for term, value in other_terms.items()):
         fixed_levels = sorted((min(term - first), value) for term, value in other_terms.items())
@@ -260,14 +264,14 @@ def _effect_sum_name(first: Term, row: EffectSum, names: Sequence[str], levels: 
         return f"{term_name(first, names)} where {condition}"
     name = term_name(first, names)
     for term, value in other_terms.items():
-        # in log ratios, of which an interaction has twice that of a main effect to its coefficient
+        # in log ratios: the scale of an interaction is twice that of a main effect
         share = value * Fraction(2) ** (len(first) - len(term))
         name += f" {'-' if share < 0 else '+'} {'' if abs(share) == 1 else f'{abs(share)} '}{term_name(term, names)}"
     return name
 
 
 def _conditional_main_effects(observations: Sequence[Observation], full: _Fit, names: Sequence[str]) -> List[_Contrast]:
-    """Main effects that are identified only if the interactions that they hang together with are none."""
+    """Main effects that are identified only if the interactions aliased with them are zero."""
     conditional = []
     for term in full.terms:
         if len(term) > 1 or term in _identified_terms(full):
@@ -294,7 +298,7 @@ def _identified_terms(fit: _Fit) -> List[Term]:
 
 
 def _transitive_aliases(fit: _Fit, term: Term) -> List[Term]:
-    """The effects that vectors of the null space join with this one, directly or by others, in the terms' order."""
+    """Effects that are aliased with this one, directly or through other effects, in the order of the terms."""
     reached = {term}
     is_growing = True
     while is_growing:
@@ -305,8 +309,11 @@ def _transitive_aliases(fit: _Fit, term: Term) -> List[Term]:
 
 
 def _aliases(fit: _Fit, term: Term) -> List[Term]:
-    """What moves with this effect in the null space's basis that belongs to the echelon form: of an effect that leads
-    a row, the others of the row; of another one, all that lead a row which it is in."""
+    """Effects that are directly aliased with this one, in the order of the terms.
+
+    For the leading effect of a row of the echelon form these are the others in its row; for any other effect they are
+    the leading effects of the rows that contain it.
+    """
     rows = [row for row in fit.row_space if term in row]
     leading_terms = [min(row, key=fit.terms.index) for row in rows]
     aliased_terms = {other for row in rows for other in row} if term in leading_terms else set(leading_terms)
@@ -377,7 +384,7 @@ def effect_rows(estimates: EffectEstimates) -> List[Dict[str, Any]]:
 
 
 def remarks(estimates: EffectEstimates) -> List[str]:
-    """What the table is made of, what it does not tell, and what was left out."""
+    """Lines below the table: number of jobs and noise, effects that are not identified, and notes."""
     blocks = "1 block" if estimates.blocks == 1 else f"{estimates.blocks} blocks"
     lines = [f"{estimates.jobs} jobs in {blocks}; {_noise_text(estimates)}"]
     lines += [f"not identified: {name}: {why}" for name, why in estimates.not_identified.items()]
@@ -395,7 +402,7 @@ def _p_text(value: float) -> str:
 
 
 def as_json(estimates: EffectEstimates) -> Dict[str, Any]:
-    """The answer for JSON, which knows no infinity: an unknown end is null."""
+    """The estimates as JSON values; an unknown end of an interval is null, since JSON has no infinity."""
     return {
         "effects": [
             {**vars(effect), "low": effect.low or None, "high": effect.high if math.isfinite(effect.high) else None}

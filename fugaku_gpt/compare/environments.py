@@ -1,4 +1,4 @@
-"""The environments of a comparison's sides, ready to start ranks with."""
+"""Finds the environments of a comparison's sides and checks that ranks can be started in them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fugaku_gpt.config.profile import Profile, load_profile
 from fugaku_gpt.environments.registry import find_profile, require_created, resolve
 from fugaku_gpt.errors import UsageError
 
-# of a profile: words about it, which change nothing
+# keys of a profile that only describe it
 _DESCRIPTIVE_KEYS = ("name", "note", "limits", "expected")
 
 
 def usable_profile(text: str, unpacked: Optional[Path] = None) -> Optional[Profile]:
-    """The profile of a side's environment, its Python as a path that is there; None for the present Python.
+    """Returns the profile of a side's environment with the path of its Python; None for the current Python.
 
     Args:
-        unpacked: folder that a job's tar file was unpacked to, from which relative Pythons are meant.
+        unpacked: folder into which a job's tar file was unpacked; relative paths of Pythons start there.
 
     Raises:
         UsageError: the environment was not made here, or needs modules that are not loaded.
@@ -37,10 +37,10 @@ def usable_profile(text: str, unpacked: Optional[Path] = None) -> Optional[Profi
 
 
 def side_profile(text: str, absolute: bool = False) -> Optional[Profile]:
-    """The profile of a side's environment; None for the present Python.
+    """Returns the profile of a side's environment; None for the current Python.
 
     Args:
-        absolute: with paths from the file's folder as whole paths.
+        absolute: if True, relative paths in the file are made absolute.
     """
     if not text:
         return None
@@ -48,7 +48,7 @@ def side_profile(text: str, absolute: bool = False) -> Optional[Profile]:
 
 
 def build_json(text: str) -> Dict[str, Any]:
-    """What a side's environment says of how its ranks are started, as JSON keeps it; empty for the present Python."""
+    """The settings of a side's environment that affect how ranks start, as JSON; empty for the current Python."""
     profile = side_profile(text)
     if profile is None:
         return {}

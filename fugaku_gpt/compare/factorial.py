@@ -1,10 +1,11 @@
-"""Factorial designs of two-level toggles: which combinations are run, in which order, and what that can tell.
+"""Factorial designs of two-level toggles: which combinations are run, in which order, and what they can identify.
 
 ``freq,tcmalloc,ranks=1|4,node.arena_lock=0|1`` names the toggles. A full design runs every combination; a fraction
-2^(k-p) runs one in 2^p of them, in which the last p toggles are set by products of others, the generators. What is
-then not told apart is the alias structure. Of all generators those are taken that alias the lower interactions least
-(minimum aberration: Fries and Hunter 1980; for the sizes here a search finds them). Each repeat is a block: all
-combinations once, in an order of its own that is drawn, so that a drift of the machine falls on no toggle.
+2^(k-p) runs one in 2^p of them, in which the last p toggles are set by products of others, the generators. The effects
+that then cannot be distinguished form the alias structure. The generators are chosen so that they alias as few
+low-order interactions as possible (minimum aberration: Fries and Hunter 1980; an exhaustive search finds them for these
+sizes). Each repeat is a block of a randomised block design: all combinations once, in a random order of its own, so
+that a drift of the machine does not coincide with a toggle.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
 
 LOW, HIGH = -1, 1
-MAX_FACTORS = 9  # a search through all generators of more would take long
+MAX_FACTORS = 9  # the search through all generators takes long for more
 TIMES = "\u00d7"
 _DESIGN = "# design: "
 _MAX_LABEL_LENGTH = 90
 _LETTERS = "ABCDEFGHJ"  # I is the identity
-# toggles whose key does not say its two levels; and short names of others
+# levels of toggles whose key does not determine them
 _USUAL_LEVELS: Dict[str, Tuple[str, str]] = {
     **{knob.key: (str(min(knob.values)), str(max(knob.values))) for knob in POWER_KNOBS},
     "training.dtype": ("float32", "bfloat16"),
@@ -40,13 +41,13 @@ _KEYS_OF_NAMES = {"precision": "training.dtype"}
 # Fugaku refuses 2.2 GHz with both floating-point pipes, so both clocks are compared with one
 _ACCOMPANYING_SETTINGS: Dict[str, Tuple[Tuple[str, str], ...]] = {"node.freq_mhz": (("node.eco_state", "2"),)}
 
-FactorLevels = Tuple[int, ...]  # of each factor LOW or HIGH
-Term = FrozenSet[int]  # factors by number: one is a main effect, two are an interaction
+FactorLevels = Tuple[int, ...]  # LOW or HIGH for each factor
+Term = FrozenSet[int]  # indices of factors: one index is a main effect, two are an interaction
 
 
 @dataclass(frozen=True)
 class Level:
-    """One setting of a factor: as it is told, and the keys that it sets."""
+    """One level of a factor: its text, and the settings (key, value) that it makes."""
 
     text: str
     settings: Tuple[Tuple[str, str], ...]
@@ -54,7 +55,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Factor:
-    """A toggle of two levels; effects are those of ``high`` over ``low``."""
+    """A toggle of two levels; its effect is the ratio of ``high`` over ``low``."""
 
     name: str
     low: Level
@@ -62,18 +63,20 @@ class Factor:
 
     @property
     def keys(self) -> List[str]:
-        """What it sets."""
+        """Keys of the settings that the factor changes."""
         return [key for key, _ in self.low.settings]
 
 
 @dataclass(frozen=True)
 class Design:
-    """Which combinations are run.
+    """The combinations that are run, and their order.
 
     Attributes:
-        generators: of each of the last factors, the factors (of the first ones) whose product it is.
-        rows: the combinations, in standard order.
-        blocks: of each repeat, the places in ``rows`` in the order in which they are run.
+        generators: for each of the last factors, the base factors whose product it is.
+        combinations: levels of all factors in each combination, in standard order.
+        blocks: for each repeat (a block of a randomised block design), the indices into ``combinations`` in the order
+            of running.
+        seed: seed of the random order.
     """
 
     factors: Tuple[Factor, ...]
@@ -84,23 +87,23 @@ class Design:
 
     @property
     def names(self) -> List[str]:
-        """Of the factors."""
+        """Names of the factors."""
         return [factor.name for factor in self.factors]
 
     @property
     def defining_relation(self) -> List[Term]:
-        """The defining relation: the products of factors that are the same in all rows, shortest first."""
+        """The defining words: products of factors that are constant over all combinations, shortest first."""
         base = len(self.factors) - len(self.generators)
         masks = [_mask(generator) | 1 << (base + number) for number, generator in enumerate(self.generators)]
         return [_term(word) for word in sorted(_subgroup(masks), key=lambda word: (bin(word).count("1"), word))]
 
     @property
     def resolution(self) -> Optional[int]:
-        """Length of the shortest word; None of a full design."""
+        """Length of the shortest defining word; None for a full design."""
         return min((len(word) for word in self.defining_relation), default=None)
 
     def aliases(self, term: Term, max_factors: int = 2) -> List[Term]:
-        """What of at most so many factors cannot be told from an effect."""
+        """Effects of at most ``max_factors`` factors that are aliased with an effect."""
         aliased_terms = (term ^ word for word in self.defining_relation)
         return sorted(
             (alias for alias in aliased_terms if len(alias) <= max_factors),
@@ -108,7 +111,7 @@ class Design:
         )
 
     def labels(self) -> Dict[str, Tuple[int, FactorLevels]]:
-        """Label of each run, in the order of running → block from 1, and its combination."""
+        """Label of each run, in the order of running → number of its block (from 1) and its combination."""
         joined_length = len("+".join(self.names))
         names = self.names if joined_length <= _MAX_LABEL_LENGTH else list(_LETTERS)
         runs_by_label = {}
@@ -116,17 +119,17 @@ class Design:
             for index in order:
                 combination = self.combinations[index]
                 high = "+".join(name for name, level in zip(names, combination) if level == HIGH)
-                runs_by_label[f"b{number}-{high or 'base_factors'}"] = (number, combination)
+                runs_by_label[f"b{number}-{high or 'base'}"] = (number, combination)
         return runs_by_label
 
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """How the runs of a design are judged.
+    """How the runs of a design are analysed.
 
     Attributes:
-        warm_up: iterations at each run's beginning that do not count.
-        tolerance: within which an effect is none, as a share.
+        warm_up: number of iterations at the beginning of each run that do not count.
+        tolerance: share within which an effect counts as none.
     """
 
     warm_up: int
@@ -134,13 +137,13 @@ class AnalysisSettings:
 
 
 def parse_factors(text: str, base: RunConfig) -> Tuple[Factor, ...]:
-    """The factors of ``freq,tcmalloc,ranks=1|4``.
+    """Parses the factors of ``freq,tcmalloc,ranks=1|4``.
 
     Args:
-        base: the run that they change; what ``ranks`` sets follows from it.
+        base: the run that they change; the settings of ``ranks`` follow from it.
 
     Raises:
-        UsageError: a name means no setting, has no two levels, or sets what another one sets too.
+        UsageError: a name is no setting, does not have two levels, or sets a key that another toggle sets too.
     """
     factors = [_parse_factor(name, levels, base, text) for name, levels in split_toggles(text)]
     if not 1 <= len(factors) <= MAX_FACTORS:
@@ -158,7 +161,7 @@ def parse_factors(text: str, base: RunConfig) -> Tuple[Factor, ...]:
 
 
 def split_toggles(text: str) -> List[Tuple[str, Optional[List[str]]]]:
-    """The names of ``freq,ranks=1|4``, each with what is written of its levels; None: nothing.
+    """Splits ``freq,ranks=1|4`` into names, each with its levels; None where no levels are given.
 
     Raises:
         UsageError: a name is empty.
@@ -202,13 +205,13 @@ def _usual_levels_of(key: str, base: RunConfig) -> Tuple[str, ...]:
 
 
 def _rank_settings(text: str, base: RunConfig, location: str) -> Tuple[Tuple[str, str], ...]:
-    """The settings of so many ranks of the whole run: more or fewer replicas, on the same cores."""
+    """Settings that give the run a number of ranks: more or fewer replicas, on the same cores."""
     ranks_per_replica, nodes = base.layout.tp * base.layout.pp, base.job.nodes
     ranks = int(text) if text.isdecimal() else 0
     if ranks < 1 or ranks % ranks_per_replica or ranks % nodes:
         raise UsageError(
-            f"{location}: {RANKS}={text}: must be a multiple of layout.tp {base.layout.tp} * layout.pp {base.layout.pp} and "
-            f"of job.nodes {nodes}"
+            f"{location}: {RANKS}={text}: must be a multiple of layout.tp {base.layout.tp} * layout.pp "
+            f"{base.layout.pp} and of job.nodes {nodes}"
         )
     settings = [("layout.dp", str(ranks // ranks_per_replica))]
     if base.node.ranks_per_node is not None:
@@ -225,15 +228,15 @@ def _rank_settings(text: str, base: RunConfig, location: str) -> Tuple[Tuple[str
 
 
 def plan_design(factors: Sequence[Factor], fraction: int = 0, repeats: int = 3, seed: int = 0) -> Design:
-    """A design of these factors.
+    """Plans a design of these factors.
 
     Args:
-        fraction: p: one in 2^p of all combinations is run.
-        repeats: blocks, each of all the combinations that are run.
-        seed: of their order.
+        fraction: p; one in 2^p of all combinations is run.
+        repeats: number of blocks, each with all the combinations that are run.
+        seed: seed of the random order in each block.
 
     Raises:
-        UsageError: so small a fraction cannot hold that many factors.
+        UsageError: the fraction is too small for this number of factors, or ``repeats`` is below 1.
     """
     k, base_factors = len(factors), len(factors) - fraction
     max_fraction = max(p for p in range(k) if p == 0 or (k - p >= 2 and 2 ** (k - p) - 1 - (k - p) >= p))
@@ -254,7 +257,7 @@ def plan_design(factors: Sequence[Factor], fraction: int = 0, repeats: int = 3, 
 
 
 def describe(design: Design) -> List[str]:
-    """The design in words: factors, generators, alias structure."""
+    """Lines that describe the design: size, factors, generators and alias structure."""
     k, p, n = len(design.factors), len(design.generators), len(design.combinations)
     power = f"2^({k}-{p}), resolution {_roman(design.resolution)}" if p else f"2^{k}, every combination"
     repeats = len(design.blocks)
@@ -277,7 +280,7 @@ def describe(design: Design) -> List[str]:
 
 
 def _alias_lines(design: Design) -> List[str]:
-    """Effects of one and two factors that are not told apart; each set once."""
+    """Lines about main effects and two-factor interactions that are aliased; each set once."""
     terms = [
         frozenset(factors) for size in (1, 2) for factors in itertools.combinations(range(len(design.factors)), size)
     ]
@@ -287,19 +290,20 @@ def _alias_lines(design: Design) -> List[str]:
         aliases = design.aliases(term)
         if aliases and term not in listed:
             listed.update(aliases)
-            lines.append("not told apart: " + " = ".join(term_name(alias, design.names) for alias in (term, *aliases)))
-    return lines or ["all main effects and interactions of two are told apart, if no three or more interact"]
+            lines.append("aliased: " + " = ".join(term_name(alias, design.names) for alias in (term, *aliases)))
+    return lines or ["all main effects and two-factor interactions are distinct, if no three or more factors interact"]
 
 
 def sweep_text(design: Design, base: RunConfig, name: str, analysis: Optional[AnalysisSettings] = None) -> str:
-    """The design as a sweep file.
+    """Writes the design as the text of a sweep file.
 
     Args:
         base: the run that the factors change.
-        timed: how its runs are judged, to be kept with it.
+        name: name of the sweep.
+        analysis: how its runs are analysed; stored in the text.
 
     Raises:
-        UsageError: a combination is no valid run.
+        UsageError: a combination is not a valid run.
     """
     factor_keys = {key for factor in design.factors for key in factor.keys}
     defaults = {key: value for key, value in changed_settings(base).items() if key not in factor_keys}
@@ -321,7 +325,7 @@ def sweep_text(design: Design, base: RunConfig, name: str, analysis: Optional[An
 
 
 def settings_of(design: Design, combination: FactorLevels) -> Dict[str, str]:
-    """What a combination sets."""
+    """Settings of a combination, key → value."""
     settings: Dict[str, str] = {}
     for factor, level in zip(design.factors, combination):
         settings.update((factor.high if level == HIGH else factor.low).settings)
@@ -338,10 +342,10 @@ def _require_valid_run(design: Design, combination: FactorLevels, overrides: Seq
 
 
 def read_design(text: str, location: str) -> Tuple[Design, Optional[AnalysisSettings]]:
-    """The design that a sweep file was written from, by :func:`sweep_text`, and how its runs are judged.
+    """Reads the design back from a text of :func:`sweep_text`, and how its runs are analysed.
 
     Raises:
-        UsageError: there is none in it.
+        UsageError: the text holds no design.
     """
     line = next((line for line in text.splitlines() if line.startswith(_DESIGN)), None)
     try:
@@ -350,18 +354,18 @@ def read_design(text: str, location: str) -> Tuple[Design, Optional[AnalysisSett
             Factor(factor["name"], _level(factor["low"]), _level(factor["high"])) for factor in values["factors"]
         ]
         design = plan_design(factors, int(values["fraction"]), int(values["repeats"]), int(values["seed"]))
-        return design, AnalysisSettings(
-            int(values["warm_up"]), float(values["tolerance"])
-        ) if "warm_up" in values else None
+        if "warm_up" not in values:
+            return design, None
+        return design, AnalysisSettings(int(values["warm_up"]), float(values["tolerance"]))
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{location}: no factorial design is written in it (a line that begins with {_DESIGN.strip()!r}); name a sweep "
-            "that `compare --factorial` has made"
+            f"{location}: no factorial design is written in it (a line that begins with {_DESIGN.strip()!r}); name a "
+            "sweep that `compare --factorial` has made"
         ) from None
 
 
 def term_name(term: Iterable[int], names: Sequence[str]) -> str:
-    """A product of factors, such as freq\u00d7tcmalloc."""
+    """Name of a product of factors, such as freq\u00d7tcmalloc."""
     return TIMES.join(names[factor] for factor in sorted(term))
 
 
@@ -379,7 +383,7 @@ def _level(values: Mapping[str, Any]) -> Level:
 
 
 def _minimum_aberration_generators(k: int, p: int) -> Tuple[Tuple[int, ...], ...]:
-    """Of each of the last p of k factors, the others whose product it is, so that few short words come of it."""
+    """Generators of the last p of k factors that give the fewest short defining words (minimum aberration)."""
     base = k - p
     candidates = [mask for mask in range(2**base) if bin(mask).count("1") >= 2]
     candidates.sort(key=lambda mask: (-bin(mask).count("1"), mask))
@@ -396,7 +400,7 @@ def _minimum_aberration_generators(k: int, p: int) -> Tuple[Tuple[int, ...], ...
 
 
 def _subgroup(masks: Sequence[int]) -> List[int]:
-    """All products of the words."""
+    """The defining contrast subgroup: all products of the generators' words, as bit masks."""
     members = {0}
     for mask in masks:
         members |= {word ^ mask for word in members}

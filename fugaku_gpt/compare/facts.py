@@ -1,4 +1,4 @@
-"""What was really running on either side, by the runs' own records, as far as it differs."""
+"""Lists the differences between what the two sides really ran with, from the runs' own records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fugaku_gpt.compare.samples import JobSample
 from fugaku_gpt.config import changed_settings
 
 UNKNOWN = "unknown"
-# of a run's handling, not of what is run
+# sections that do not change what is computed
 _HANDLING_SECTIONS = ("job.", "checkpoint.")
 _ENVIRONMENT_KEYS = (
     ("Python", "python"),
@@ -41,7 +41,7 @@ _RANK_KEYS = (
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact that is not the same on both sides; several values where a side's own jobs differ."""
+    """A fact that differs between the sides; it has several values where the jobs of a side differ."""
 
     fact: str
     a: str
@@ -49,7 +49,7 @@ class Difference:
 
 
 def facts_of(job: JobSample) -> Dict[str, str]:
-    """Everything of a run that may differ, as texts, in a fixed order."""
+    """Every fact of a run that may differ, as texts, in a fixed order."""
     environment = job.environment
     facts: Dict[str, str] = {}
     for name, key in _ENVIRONMENT_KEYS:
@@ -79,7 +79,7 @@ def facts_of(job: JobSample) -> Dict[str, str]:
 
 
 def differences(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[Difference]:
-    """The facts in which the sides differ, or in which the jobs of one side differ among themselves."""
+    """Facts in which the sides differ, or in which the jobs of one side differ among themselves."""
     sides = [_facts_of_jobs(jobs) for jobs in (a, b)]
     names = list(dict.fromkeys([*sides[0], *sides[1]]))
     differing = []

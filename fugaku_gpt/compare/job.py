@@ -1,4 +1,4 @@
-"""One job whose script runs both sides in turns inside its allocation, so that both have the same nodes."""
+"""Renders a job that runs both sides alternately inside one allocation, so that both have the same nodes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
 from fugaku_gpt.launch.launcher import SAVED_VARIABLE_PREFIX
 
-FOLDER = "pairs"  # in the job's folder: what the comparison leaves
+FOLDER = "pairs"  # in the job's folder: the folder of the comparison
 TEMPLATE = "compare.sh.j2"
-# what a scheduler sets for the whole allocation
+# keys that a scheduler sets for the whole allocation
 _PER_JOB_KEYS = tuple(knob.key for knob in NODE_KNOBS if knob.per_job)
 _SHARED_KEYS = ("launcher", "launcher_options", "srun_mpi", "modules")
 _RANKS, _THREADS = "{ranks}", "{threads}"
-_PAIRS_SHARE = 0.9  # of the time limit; the rest is for the start and what comes after the pairs
+_PAIRS_SHARE = 0.9  # share of the time limit for pairs; the rest is for the start and the end of the job
 
 
 def comparison_script(
@@ -32,15 +32,15 @@ def comparison_script(
     configs: Tuple[RunConfig, RunConfig],
     arguments: Sequence[str],
 ) -> Tuple[RunConfig, JobScript]:
-    """(the run that both sides change, with absolute paths; the script).
+    """Returns the run that both sides change, with absolute paths, and the script of the job.
 
     Args:
-        base: the run without either side's settings; its ``job`` is the job.
-        configs: of A and B.
-        words: for ``fugaku-gpt compare`` in the job, besides sides, run and folder.
+        base: the run without either side's settings; its ``job`` section describes the job.
+        configs: the runs of A and B.
+        arguments: for ``fugaku-gpt compare`` in the job, besides sides, run and folder.
 
     Raises:
-        UsageError: the sides differ in what one allocation has once, or one side's environment is not known.
+        UsageError: the sides differ in a setting of the whole job, or one side's environment is unknown.
     """
     _refuse_per_job_differences(sides, configs)
     sides = _in_environments(sides, base.job.profile)
@@ -55,7 +55,7 @@ def comparison_script(
             )
     if any(profile.in_tarball for profile in given_profiles) and not base.job.tarball:
         raise UsageError("an environment lies in a tar file; say in which: --set job.tarball=FILE")
-    # of the program that takes turns; each side's own variables are set for its ranks alone
+    # profile of the comparing program; each side's own variables are set for its ranks alone
     profile = replace((given_profiles or [this_python()])[0], environment=())
     base = with_absolute_paths(base)
     ranks = [config.layout.ranks for config in configs]
@@ -73,8 +73,10 @@ def comparison_script(
 
 
 def _in_environments(sides: Tuple[LiveSide, LiveSide], profile: str) -> Tuple[LiveSide, LiveSide]:
-    """The sides with the job's own environment where they name none. In the job, the program that takes turns runs in
-    one of the sides' environments: "the present Python" would be that one there."""
+    """The sides, each with the job's environment where it names none.
+
+    In the job, the comparing program runs in the environment of one side, so "the current Python" would be ambiguous.
+    """
     if not profile:
         if len({bool(side.environment) for side in sides}) == 2:
             other = next(side for side in sides if not side.environment)
@@ -104,14 +106,14 @@ def _launch_command(config: RunConfig, profile: Profile, launcher: str) -> List[
 
 
 def _budget_argument(config: RunConfig, arguments: Sequence[str]) -> List[str]:
-    """The time limit's share for pairs, where none is asked for: a pair that would be cut off is not begun."""
+    """A ``--budget`` from the time limit where none is given, so that no pair is begun that would be cut off."""
     if config.job.elapse is None or any(argument.startswith("--budget") for argument in arguments):
         return []
     return [f"--budget={format_duration(_PAIRS_SHARE * config.job.elapse)}"]
 
 
 def _side_argument(side: LiveSide) -> str:
-    """A side's words where the job starts in another folder: the file of an environment with its whole path."""
+    """A side as an argument that is valid in the job's folder: the file of an environment has an absolute path."""
     if side.environment.endswith((".yaml", ".yml")):
         environment = str(Path(side.environment).resolve())
     else:

@@ -1,9 +1,9 @@
-"""Runs both sides in turns, A B, B A, A B, ..., each job a start of its own, until the answer is narrow enough.
+"""Runs both sides alternately (A B, B A, A B, ...), each job a start of its own, until the interval is narrow enough.
 
-What the machine does slowly (it warms up, another user comes) then falls on both sides alike, and on the first and the
-second of a pair equally often. Whether more pairs are needed is judged by the width of the interval
-(:func:`fugaku_gpt.compare.statistics.enough`): who stops as soon as a difference looks certain finds differences where
-there are none.
+Slow changes of the machine (it warms up, another user arrives) then affect both sides alike, and the first and the
+second job of a pair equally often. The width of the interval decides whether more pairs are needed
+(:func:`fugaku_gpt.compare.statistics.stop_reason`): stopping as soon as a difference looks certain would find
+differences where there are none.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from fugaku_gpt.records.files import is_temporary
 from fugaku_gpt.records.run import INTERRUPTED, REFUSED, Result, RunDirectory
 
 CLAIM = ".compare.claim"
-MIN_PAIRS = 6  # pairs: with fewer, p is above 5 % whatever is seen
+MIN_PAIRS = 6  # with fewer pairs, p is above 5 % whatever the times are
 
 Launch = Callable[..., Outcome]  # as fugaku_gpt.launch.launcher.launch
 
-# why no more pairs were run
+# reasons for running no more pairs
 NARROW = "the interval is narrow enough"
 CLEAR = "the difference is far beyond the noise"
 ENOUGH_PAIRS = "all pairs that were asked for are there"
@@ -66,10 +66,10 @@ class Limits:
     """When to stop.
 
     Attributes:
-        pairs: that count, at most.
+        max_pairs: maximum number of pairs that count.
         budget: seconds of this call; None for no limit.
-        at_least: pairs that count, before the interval is looked at.
-        reruns: disturbed pairs that are run again, at most, over all calls.
+        min_pairs: number of pairs that count before the interval is examined.
+        max_reruns: maximum number of disturbed pairs that are run again, over all calls.
     """
 
     max_pairs: int = 10
@@ -87,13 +87,13 @@ class SideRun:
 
 
 class PairProgress(Protocol):
-    """Who is told what goes on."""
+    """Reports the progress of a comparison."""
 
     def job_started(self, pair: str, side: str, number: int, total: int) -> None:
-        """A job of the pair begins; ``number`` pairs count so far, of ``total``."""
+        """Reports that a job of the pair begins; ``number`` of ``total`` pairs count so far."""
 
     def pair_ended(self, pair: Pair) -> None:
-        """Both jobs of a pair have ended."""
+        """Reports that both jobs of a pair have ended."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Session:
         sides: A and B.
         limits: when to stop.
         launch: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
-        progress: is notified of jobs and pairs.
-        start: words that start ranks inside a job, as of that function.
-        watch: the noise guard around a job.
+        progress: reports jobs and pairs.
+        start: command that starts ranks inside a job; see that function.
+        new_watch: makes the noise guard around a job.
         clock: returns seconds.
         mark: identifies this call's claim and processes.
     """
@@ -126,27 +126,28 @@ class Session:
 
 
 def run_pairs(session: Session) -> str:
-    """Run the pairs that are missing; returns why no more are run. Pairs that ``session.out`` holds already count.
+    """Runs the missing pairs; returns why no more are run. Pairs that ``session.out`` already holds count.
 
     Raises:
-        UsageError: ``out`` holds something else, or another process is at it.
+        UsageError: ``out`` holds something else, or another process is using it.
     """
     with _signals_as_interrupt():
-        _claim_folder(session.out, session.plan, session.mark)
+        _claim_comparison(session.out, session.plan, session.mark)
         return _run_claimed_pairs(session)
 
 
 def _run_claimed_pairs(session: Session) -> str:
     out, plan, clock = session.out, session.plan, session.clock
     try:
-        if _existing_plan(out, plan) is None:  # again: another one may have begun and ended before the claim
+        # checked again: another comparison may have begun and ended before the claim
+        if _existing_plan(out, plan) is None:
             write_plan(out, plan)
         write_ending(out, "")
         started, pairs_before = clock(), len(read_comparison(out).pairs)
         stop_reason = ""
         while not stop_reason:
             record = read_comparison(out)
-            # what had failed at an earlier time is tried again: its cause may be gone
+            # failures of an earlier call are tried again: their cause may be gone
             if record.not_applied() or (len(record.pairs) > pairs_before and record.failures()):
                 stop_reason = TROUBLE
             else:
@@ -164,7 +165,7 @@ def _run_claimed_pairs(session: Session) -> str:
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
-    """Between jobs, too, what schedulers send stops it as Ctrl-C does; once: its end is not to be cut off."""
+    """Makes the signals of schedulers act like Ctrl-C between jobs, once: the ending must not be interrupted again."""
 
     def stop(*_: object) -> None:
         for number in previous_handlers:
@@ -179,24 +180,24 @@ def _signals_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        for caught, handler in previous_handlers.items():
-            signal.signal(caught, handler)
+        for caught_signal, handler in previous_handlers.items():
+            signal.signal(caught_signal, handler)
 
 
 def next_order(counted: Sequence[Pair]) -> str:
-    """Who runs first in the next pair: whoever was first in fewer of the pairs that count; A where that is equal."""
+    """Order of the next pair: the side that was first in fewer of the counted pairs runs first, A if they are equal."""
     first = sum(pair.order == A_FIRST for pair in counted)
     return B_FIRST if first > len(counted) - first else A_FIRST
 
 
 def comparison_of(record: ComparisonRecord) -> Optional[Comparison]:
-    """Of the pairs that count; None where there is none."""
+    """The comparison of the pairs that count; None where there is none."""
     a, b = record.seconds
     return compare_pairs(a, b, record.plan.tolerance) if a else None
 
 
 def _stop_reason(record: ComparisonRecord, limits: Limits, elapsed: float) -> str:
-    """Why no more pairs are to be run; empty while more are."""
+    """Why no more pairs are to be run; empty while more are needed."""
     counted = record.counted
     if len(counted) >= limits.max_pairs:
         return ENOUGH_PAIRS
@@ -214,7 +215,7 @@ def _stop_reason(record: ComparisonRecord, limits: Limits, elapsed: float) -> st
 
 
 def _run_pair(session: Session, record: ComparisonRecord) -> bool:
-    """Run one pair; returns whether it was run to its end."""
+    """Runs one pair; returns whether it was run to its end."""
     folder, order, started = next_pair_folder(session.out), next_order(record.counted), session.clock()
     disturbed: List[str] = []
     for letter in order:
@@ -222,11 +223,11 @@ def _run_pair(session: Session, record: ComparisonRecord) -> bool:
         directory = RunDirectory(folder / letter.lower())
         result, job_disturbances, stopped = _run_job(session, directory, session.sides["AB".index(letter)])
         if stopped:
-            # the ranks may have left a checkpoint to go on from: nobody will, and it is large
+            # the ranks may have left a large checkpoint, from which nobody will resume
             shutil.rmtree(directory.checkpoints_dir, ignore_errors=True)
             return False
         disturbed += [f"{letter}: {line}" for line in job_disturbances]
-        if result.status != "ok":  # the other side has nothing to be held against
+        if result.status != "ok":  # the other side would have nothing to be compared with
             break
     write_pair(folder, order, disturbed, session.clock() - started)
     session.progress.pair_ended(read_comparison(session.out).pairs[-1])
@@ -234,7 +235,7 @@ def _run_pair(session: Session, record: ComparisonRecord) -> bool:
 
 
 def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[Result, List[str], bool]:
-    """One start of a side: its result, what has disturbed it, and whether the comparison was stopped in it."""
+    """Starts a side once; returns the result, what disturbed it, and whether the comparison was stopped meanwhile."""
     config, is_inside_job = side.config, bool(session.start)
     directory.create(dump_run_config(config), session.mark)
     log, started = directory.log_file, time.time()
@@ -264,11 +265,11 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
     return result, disturbed, stopped
 
 
-def _claim_folder(out: Path, plan: ComparisonPlan, mark: str) -> None:
-    """Claim the folder for this comparison.
+def _claim_comparison(out: Path, plan: ComparisonPlan, mark: str) -> None:
+    """Claims the folder for this comparison.
 
     Raises:
-        UsageError: it holds another one or something else, or another process is at it.
+        UsageError: it holds another comparison or other files, or another process is using it.
     """
     if _existing_plan(out, plan) is None and out.exists() and any(not is_temporary(path) for path in out.iterdir()):
         raise UsageError(f"{out}: holds files that are not a comparison's; choose another --out")
@@ -285,10 +286,10 @@ def _claim_folder(out: Path, plan: ComparisonPlan, mark: str) -> None:
 
 
 def _existing_plan(out: Path, plan: ComparisonPlan) -> Optional[ComparisonPlan]:
-    """The plan that is there.
+    """The plan that the folder holds; None where there is none.
 
     Raises:
-        UsageError: it is of another comparison.
+        UsageError: it is the plan of another comparison.
     """
     existing = read_plan(out)
     changes = _changes(existing, plan) if existing is not None else []
@@ -299,7 +300,7 @@ def _existing_plan(out: Path, plan: ComparisonPlan) -> Optional[ComparisonPlan]:
 
 
 def _changes(existing: ComparisonPlan, plan: ComparisonPlan) -> List[str]:
-    """``["B training.dtype: float32 then, bfloat16 now"]``."""
+    """Differences between two plans, such as ``["B training.dtype: float32 then, bfloat16 now"]``."""
     existing_values, values = _flattened(existing), _flattened(plan)
     if existing.commit and plan.commit:  # nodes of a job may have no git
         existing_values["commit"], values["commit"] = existing.commit, plan.commit

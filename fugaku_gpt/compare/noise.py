@@ -1,23 +1,23 @@
-"""The noise guard: what else the machine did while a job was measured, and whether that spoils its pair.
+"""The noise guard: measures what else the machine did during a job, and decides whether that spoils its pair.
 
-Everything is read from counters that the kernel keeps anyway: before a job, after it, and for a moment on either side.
-What this machine does not tell stays None, and is said to be unknown.
+Everything is read from counters of the kernel: before a job, after it, and for a moment on either side. A counter that
+this machine does not have is None, and is reported as unknown.
 
 ========================  =========  =================================================================================
-other processes           5 %        of all cores' time. Ranks that use every core lose at most this share to others,
-                                     and the pair's ratio shows it in full, since the other side ran without it. It is
-                                     as much as the differences that are looked for; daemons of an idle machine take
-                                     less than 1 %
-just before and after     15 %       of all cores' time in half a second, whose clock ticks tell no finer: something
-                                     was going on that the job's own time may have hidden
-stolen                    2 %        of all cores' time: the virtual machine was ready to run and was not let. Nothing
-                                     on this side can mend it, and it comes in bursts, so it falls on one side
+other processes           5 %        of all cores' time. Ranks that use every core lose at most this share to other
+                                     processes, and the pair's ratio shows it in full, since the other side ran without
+                                     it. It is as large as the differences that are sought; daemons of an idle machine
+                                     take less than 1 %
+just before and after     15 %       of all cores' time in half a second, the resolution of the clock ticks: another
+                                     process was running, which the job's own time may have hidden
+stolen                    2 %        of all cores' time: the virtual machine was ready to run and was not scheduled. It
+                                     comes in bursts, so it affects one side, and nothing here can prevent it
 throttled                 any        events of the processor's own counters: the clock was lowered for heat or power
-swapped in                1 MiB      pages read back from swap: iterations have waited for a disk
+swapped in                1 MiB      pages read back from swap: iterations waited for a disk
 ========================  =========  =================================================================================
 
-Page faults, first touch among them, and context switches are told and have no threshold: they belong to what is
-measured as often as to what disturbs it. Those that other processes cause show as their time.
+Page faults, first touch among them, and context switches are reported and have no threshold: they belong to the
+measured job as often as to a disturbance. Those that other processes cause show as time of these processes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class CounterReading:
     Attributes:
         busy: seconds in which some process of this machine ran.
         idle: seconds in which none did.
-        stolen: seconds in which this virtual machine was not let run; None where the kernel does not count them.
-        ours: seconds of this process and of all its descendants that have ended.
-        minor_faults, major_faults: of these: pages touched for the first time or mapped, and pages read from a disk.
-        yields, switches: of these: times that one waited, and times that it was made to wait for another process.
-        throttled: events; None where the processor does not tell.
-        swapped_in: bytes; None where the kernel does not tell.
+        stolen: seconds in which this virtual machine was not scheduled; None where the kernel does not count them.
+        own: seconds of this process and of all its descendants that have ended.
+        minor_faults, major_faults: pages that these touched first or mapped, and pages that they read from a disk.
+        yields, switches: number of times that these waited, and that they were preempted by another process.
+        throttled: number of throttling events; None where the processor does not count them.
+        swapped_in: bytes read back from swap; None where the kernel does not count them.
     """
 
     busy: float
@@ -70,16 +70,17 @@ class CounterReading:
 
 @dataclass(frozen=True)
 class Noise:
-    """What else went on during one job. Shares are of the time of all cores; None: unknown.
+    """Disturbances during one job. Shares are of the time of all cores; None means unknown.
 
     Attributes:
-        others: share of processes that are not the job's.
+        seconds: duration of the job.
+        others: share of processes that do not belong to the job.
         others_before, others_after: share of all processes in the moments before and after it.
-        stolen: share that this virtual machine was not let run.
-        throttled: events.
-        swapped_in: bytes.
-        mhz: the cores' clock in the midst of the job.
-        minor_faults, major_faults, yields, switches: of the job's processes, per second of the job.
+        stolen: share in which this virtual machine was not scheduled.
+        throttled: number of throttling events.
+        swapped_in: bytes read back from swap.
+        mhz: mean clock of the cores during the job.
+        minor_faults, major_faults, yields, switches: counts of the job's processes, per second of the job.
     """
 
     seconds: float
@@ -97,15 +98,15 @@ class Noise:
 
 
 def disturbances(noise: Noise, max_load: float = MAX_OTHER_LOAD) -> List[str]:
-    """Why a job's time should not be trusted; empty where nothing that was read speaks against it.
+    """Reasons not to trust a job's time; empty where no counter speaks against it.
 
     Args:
-        others: share of other processes that is borne.
+        max_load: share of other processes that is tolerated.
     """
     reasons = []
     if noise.others is not None and noise.others > max_load:
         reasons.append(f"other processes took {noise.others:.1%} of the machine")
-    # somebody who bears a loaded machine bears it before and after, too
+    # a load that is tolerated during a job is tolerated before and after it, too
     max_load_around = max(MAX_LOAD_AROUND, max_load)
     for when, share in (("before", noise.others_before), ("after", noise.others_after)):
         if share is not None and share > max_load_around:
@@ -120,7 +121,7 @@ def disturbances(noise: Noise, max_load: float = MAX_OTHER_LOAD) -> List[str]:
 
 
 def unknown_quantities(noise: Noise) -> List[str]:
-    """What this machine does not tell."""
+    """Names of the quantities that this machine does not measure."""
     quantities = (
         ("others", "load of other processes during a job"),
         ("others_before", "load before and after"),
@@ -134,7 +135,7 @@ def unknown_quantities(noise: Noise) -> List[str]:
 
 
 def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> CounterReading:
-    """The counters now."""
+    """Reads the counters."""
     times = psutil.cpu_times()
     stolen = getattr(times, "steal", None)
     idle = times.idle + getattr(times, "iowait", 0.0)
@@ -156,7 +157,7 @@ def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) 
 
 
 def load_between(first: CounterReading, last: CounterReading) -> Optional[float]:
-    """Share of all cores' time in which processes ran that are not ours; None where no time has passed."""
+    """Share of all cores' time that processes of others used between two readings; None if no time passed."""
     elapsed = _elapsed(first, last)
     if elapsed <= 0:
         return None
@@ -165,11 +166,11 @@ def load_between(first: CounterReading, last: CounterReading) -> Optional[float]
 
 
 class NoiseWatch:
-    """Around one job: ``with Watch() as watch: ...``, then ``watch.noise``.
+    """Measures the noise around one job: ``with NoiseWatch() as watch: ...``, then ``watch.noise``.
 
     Args:
-        descendants: the job's processes are this one's descendants, so that their time can be told from others'. Ranks
-            that another program of the machine starts are not.
+        descendants: True if the job's processes are descendants of this one, so that their time can be separated from
+            that of other processes. Ranks that another program of the machine starts are not.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class NoiseWatch:
         return self
 
     def sample_clock(self) -> None:
-        """To be called now and then while the job runs: it reads the cores' clock, for microseconds."""
+        """Samples the cores' clock, within microseconds; to be called from time to time while the job runs."""
         mhz = clock_mhz()
         if mhz is not None:
             self._mhz.append(mhz)
@@ -226,8 +227,10 @@ class NoiseWatch:
 
 
 def clock_mhz(system: Path = Path("/sys")) -> Optional[float]:
-    """Mean clock of the cores now; None where the kernel does not tell. What /proc/cpuinfo says in a virtual machine is
-    the clock that its host had when it was made."""
+    """Mean current clock of the cores; None where the kernel does not report it.
+
+    /proc/cpuinfo of a virtual machine shows the clock that its host had when the machine was created.
+    """
     clocks = [int(text) for text in map(_text, system.glob(_CLOCK_FILES)) if text.isdigit()]
     return sum(clocks) / len(clocks) / 1000 if clocks else None
 
@@ -255,6 +258,6 @@ def _swapped_in(file: Path) -> Optional[int]:
 
 
 def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):  # absent here, or not ours to read: unknown
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # absent or not readable: unknown
         return path.read_text(encoding="utf-8").strip()
     return ""

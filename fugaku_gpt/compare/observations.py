@@ -1,8 +1,8 @@
-"""Recorded runs as observations of toggles: at which level each was, and what else it was, which makes its block.
+"""Turns recorded runs into observations of toggles: the level of each toggle, and the block of all other settings.
 
-Of a design's own sweep, of any folder of run directories, or of a CSV's rows. Runs of one block differ by the toggles
-alone, so a layout that varies besides is a block, and so is each repeat of a design. A run at neither level of a toggle
-tells nothing of it and is left out.
+The runs are those of a design's own sweep, of any folder of run directories, or the rows of a CSV. Runs of one block
+(as in a randomised block design) differ by the toggles alone, so each layout is a block of its own, and so is each
+repeat of a design. A run at neither level of a toggle is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fugaku_gpt.compare.sides import Condition, RecordedSide, parse_side
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
 
-# names of toggles → columns of a table and their two levels there
+# name of a toggle → column of a table and its two levels there
 _TOGGLE_COLUMNS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "freq": ("freq_ghz", ("2.0", "2.2")),
     "tcmalloc": ("tcmalloc", ("false", "true")),
@@ -29,7 +29,7 @@ _TOGGLE_COLUMNS: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "recompute": ("recompute", ("false", "true")),
     "zero": ("zero", ("0", "1")),
 }
-# columns that follow from a toggle: more ranks on the same nodes are more replicas
+# columns that change with the column of a toggle: more ranks on the same nodes are more replicas
 _DEPENDENT_COLUMNS = {"ranks_per_node": ("processes", "dp")}
 
 Conditions = Tuple[Condition, ...]
@@ -38,13 +38,13 @@ _ValueOf = Callable[[str], object]
 
 @dataclass(frozen=True)
 class ToggleObservations:
-    """What :func:`fugaku_gpt.compare.effects.attribute` is given.
+    """The input of :func:`fugaku_gpt.compare.effects.estimate_effects`.
 
     Attributes:
-        names: of the toggles.
-        levels: texts of each one's low and high level.
-        notes: about runs that are left out.
-        failures: lines about runs that have failed, of a design's own, and about toggles that were not applied.
+        names: names of the toggles.
+        levels: texts of each toggle's low and high level.
+        notes: remarks about runs that are left out.
+        failures: lines about failed runs of a design, and about toggles that were not applied.
     """
 
     observations: Tuple[Observation, ...]
@@ -62,7 +62,7 @@ class _Toggle:
     high: Conditions
 
     def level_of(self, value: _ValueOf) -> Optional[int]:
-        """At which level a run was; None: at neither."""
+        """The level at which a run was; None where it was at neither."""
         for level, conditions in ((LOW, self.low), (HIGH, self.high)):
             if all(condition.is_met_by(value(condition.key)) for condition in conditions):
                 return level
@@ -70,14 +70,14 @@ class _Toggle:
 
 
 def observe_runs(folder: Path, toggles_or_design: Union[str, Design], warm_up: int) -> ToggleObservations:
-    """Run directories of a folder.
+    """Reads the run directories of a folder.
 
     Args:
-        wanted: the design whose sweep has made them, or the names of toggles.
-        warm_up: iterations at the beginning of each run whose times do not count.
+        toggles_or_design: the design whose sweep made them, or the names of toggles.
+        warm_up: number of iterations at the beginning of each run whose times do not count.
 
     Raises:
-        UsageError: there is no run, or a name means no toggle.
+        UsageError: there is no run, or a name is no toggle.
         RunFailed: all runs have failed.
     """
     if not folder.is_dir():
@@ -93,25 +93,26 @@ def observe_runs(folder: Path, toggles_or_design: Union[str, Design], warm_up: i
     labels = toggles_or_design.labels() if isinstance(toggles_or_design, Design) else {}
 
     def block_of(run: RecordedRun) -> str:
-        row = run.name.rpartition("-r")[0]  # a run of a sweep is its row and the repeat
+        row = run.name.rpartition("-r")[0]  # the name of a run in a sweep is its row and the repeat
         return f"block {labels[row][0]}, " if row in labels else ""
 
     values = [_value_of(config) for config in configs]
     unapplied = _unapplied_lines(toggles, selected.jobs)
-    # of any other folder, what has failed may be of another day and question
+    # failures in any other folder may be of another day and purpose
     failed = list(selected.failed) if isinstance(toggles_or_design, Design) else []
     return _observe(selected, toggles, values, block_of, [*failed, *unapplied])
 
 
 def observe_table(path: Path, text: str) -> ToggleObservations:
-    """Rows of a CSV with the columns of ``benchmarks/reference/measurements.csv``. Rows whose names begin unlike, up to
-    the first point, are of different blocks.
+    """Reads the rows of a CSV with the columns of ``benchmarks/reference/measurements.csv``.
+
+    Rows whose names differ before the first point belong to different blocks.
 
     Args:
-        text: toggles joined by commas; of names that do not tell their levels, ``column=low|high``.
+        text: toggles joined by commas; ``column=low|high`` where the name does not determine the levels.
 
     Raises:
-        UsageError: no such file or column, no row has ended well, or a toggle has no two levels.
+        UsageError: no such file or column, no row with status ok, or a toggle does not have two levels.
     """
     toggles = [_toggle_of_column(path, name, levels, text) for name, levels in split_toggles(text)]
     selected = select_rows(RecordedSide(str(path), path))
@@ -120,13 +121,13 @@ def observe_table(path: Path, text: str) -> ToggleObservations:
 
 
 def _source_of(run: RecordedRun) -> str:
-    """The notes that a row is from: others are of other days and of other code."""
+    """The notes that a row comes from, as part of its block: other notes are of other days and other code."""
     source = source_of(run.name)
     return f"{source}, " if source else ""
 
 
 def _toggle_of_factor(factor: Factor) -> _Toggle:
-    """What both levels set alike is no part of the toggle: it is what the runs of a block have in common."""
+    """A toggle of the settings that differ between the levels; runs of a block have the other settings in common."""
     differing_keys = [key for (key, low), (_, high) in zip(factor.low.settings, factor.high.settings) if low != high]
     low, high = (
         tuple(Condition(key, "=", value) for key, value in level.settings if key in differing_keys)
@@ -171,7 +172,7 @@ def _observe(
     observations = []
     toggle_keys = {condition.key for toggle in toggles for condition in toggle.low}
     for run, value in zip(selected.runs, values):
-        if toggle_keys & set(run.not_applied):  # at which level it was is not what it asked for
+        if toggle_keys & set(run.not_applied):  # it did not run at the level that it asked for
             continue
         levels = [toggle.level_of(value) for toggle in toggles]
         run_levels = tuple(level for level in levels if level is not None)
@@ -206,7 +207,7 @@ def _other_settings_text(configuration: Mapping[str, object], keys: Set[str]) ->
 
 
 def _unapplied_lines(toggles: Sequence[_Toggle], jobs: Sequence[JobSample]) -> List[str]:
-    """Runs, left out, whose toggles were not as they were asked for: what they took is no effect of these."""
+    """Lines about runs that are left out because a toggle was not applied: their times do not show its effect."""
     keys = {condition.key for toggle in toggles for condition in toggle.low}
     return [
         f"left out: {job.name}: {key}{text}"

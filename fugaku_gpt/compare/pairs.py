@@ -1,9 +1,9 @@
-"""What a live comparison leaves on disk, and reading it again.
+"""Writes and reads the files of a live comparison.
 
-``OUT/comparison.json`` says what is compared. Each pair is a folder ``OUT/pair-NNN`` with two run directories, ``a``
-and ``b``, each with ``noise.json`` beside its own files, and ``pair.json``, which is written last: a pair without it
-was stopped on its way and counts for nothing. All figures are taken from these files each time, so a report can be made
-again at any time.
+``OUT/comparison.json`` describes what is compared. Each pair is a folder ``OUT/pair-NNN`` with two run directories,
+``a`` and ``b``, each with ``noise.json`` beside its own files, and ``pair.json``, which is written last: a pair without
+it was interrupted and does not count. All figures are computed from these files, so a report can be made again at any
+time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class SidePlan:
     """One side of a live comparison.
 
     Attributes:
-        text: as it was written.
-        environment: name or file of the build; empty: the Python that ran the comparison.
-        settings: ``key=value`` over the run.
-        config: the whole run, section → key → value.
-        build: what the environment's file says of how ranks are started, by its keys.
+        text: the side as it was written.
+        environment: name or file of the build; empty for the Python that ran the comparison.
+        settings: ``key=value`` changes of the run.
+        config: the complete run, section → key → value.
+        build: the settings of the environment's file that affect how ranks are started.
     """
 
     text: str
@@ -48,13 +48,13 @@ class SidePlan:
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """What is compared, and how one job is timed.
+    """The two sides of a comparison, and how one job is timed.
 
     Attributes:
-        warm_up: iterations at each job's beginning that do not count.
-        tolerance: within which the sides are the same, as a share.
+        warm_up: number of iterations at the beginning of each job that do not count.
+        tolerance: share within which the sides count as the same.
         load: share of other processes above which a job counts as disturbed.
-        commit: of the checkout that runs; empty where it is not known.
+        commit: git commit of the checkout; empty where it is unknown.
     """
 
     a: SidePlan
@@ -72,7 +72,7 @@ class ComparisonPlan:
 
     @property
     def differing_keys(self) -> List[str]:
-        """Keys in which the sides differ: what the comparison is about."""
+        """Keys in which the sides' settings differ: the subject of the comparison."""
         a, b = ({text.partition("=")[0]: text for text in side.settings} for side in self.sides)
         return sorted(key for key in {**a, **b} if a.get(key) != b.get(key))
 
@@ -82,12 +82,12 @@ class Pair:
     """One pair of jobs.
 
     Attributes:
-        name: of its folder.
-        order: ``AB`` or ``BA``: who ran first.
+        name: name of its folder.
+        order: ``AB`` or ``BA``: which side ran first.
         a, b: the jobs.
-        noise_a, noise_b: what went on meanwhile.
-        disturbed: why it does not count; empty where it does.
-        seconds: that the pair took, for the next one's time.
+        noise_a, noise_b: the noise during each job; None where it was not measured.
+        disturbed: reasons why it does not count; empty where it counts.
+        seconds: duration of the pair, an estimate for the next one.
     """
 
     name: str
@@ -101,23 +101,23 @@ class Pair:
 
     @property
     def has_both_times(self) -> bool:
-        """Both jobs gave a number."""
+        """True if both jobs ended well and were timed."""
         return self.a.is_usable and self.b.is_usable
 
     @property
     def is_counted(self) -> bool:
-        """Both gave a number, and nothing has disturbed them."""
+        """True if both jobs were timed and neither was disturbed."""
         return self.has_both_times and not self.disturbed
 
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """A live comparison as it stands on disk.
+    """A live comparison as recorded on disk.
 
     Attributes:
-        pairs: those that were run to their end, in their order.
-        broken_off: names of those that were not.
-        why_stopped: why no more pairs were run; empty while it runs, or where it was killed.
+        pairs: the finished pairs, in their order.
+        unfinished: names of the pairs that were interrupted.
+        stop_reason: why no more pairs were run; empty while it runs, or where it was killed.
     """
 
     plan: ComparisonPlan
@@ -127,27 +127,27 @@ class ComparisonRecord:
 
     @property
     def counted(self) -> List[Pair]:
-        """The pairs that statistics are made of."""
+        """The pairs that enter the statistics."""
         return [pair for pair in self.pairs if pair.is_counted]
 
     @property
     def seconds(self) -> Tuple[List[float], List[float]]:
-        """Of A's jobs and of B's, pair by pair, of the pairs that count."""
+        """Seconds per iteration of A's jobs and of B's, for the pairs that count."""
         pair_seconds = [(pair.a.seconds, pair.b.seconds) for pair in self.counted]
         timed_pairs = [(a, b) for a, b in pair_seconds if a is not None and b is not None]
         return [a for a, _ in timed_pairs], [b for _, b in timed_pairs]
 
     @property
     def disturbed(self) -> List[Pair]:
-        """The pairs that are left out because of what went on meanwhile."""
+        """The pairs that are left out because a job was disturbed."""
         return [pair for pair in self.pairs if pair.has_both_times and pair.disturbed]
 
     def troubles(self) -> List[str]:
-        """Why there can be no verdict, whatever the times say: a side has failed, or has not run as it was to."""
+        """Reasons why there can be no verdict: a side failed, or a setting was not applied."""
         return self.failures() + self.not_applied()
 
     def failures(self) -> List[str]:
-        """Why the last pair has no two numbers."""
+        """Reasons why the last pair does not have two times."""
         reasons: List[str] = []
         for last_pair in self.pairs[-1:]:
             for name, job in (("A", last_pair.a), ("B", last_pair.b)):
@@ -158,7 +158,7 @@ class ComparisonRecord:
         return reasons
 
     def not_applied(self) -> List[str]:
-        """What the comparison is about and was not applied, and what was applied on one side alone."""
+        """Lines about settings under comparison that were not applied, or that were applied on one side alone."""
         unapplied = [
             {key: remark for job in jobs for key, remark in unapplied_settings(job).items()}
             for jobs in ([pair.a for pair in self.pairs], [pair.b for pair in self.pairs])
@@ -175,17 +175,17 @@ class ComparisonRecord:
 
 
 def write_plan(out: Path, plan: ComparisonPlan) -> None:
-    """Keep what is compared."""
+    """Records what is compared."""
     write_json_atomically(out / COMPARISON_FILE, asdict(plan))
 
 
 def write_ending(out: Path, stop_reason: str) -> None:
-    """Say why no more pairs were run."""
+    """Records why no more pairs were run."""
     write_json_atomically(out / ENDING_FILE, {"version": VERSION, "why": stop_reason})
 
 
 def read_plan(out: Path) -> Optional[ComparisonPlan]:
-    """What a folder compares; None where it holds no comparison.
+    """Reads the plan of a comparison's folder; None where it holds no comparison.
 
     Raises:
         UsageError: the file is not of this format.
@@ -205,22 +205,22 @@ def _plan_of(values: Mapping[str, Any]) -> ComparisonPlan:
 
 
 def write_noise(directory: Path, noise: Noise) -> None:
-    """Keep what went on during a job in its run directory."""
+    """Records the noise during a job in its run directory."""
     write_json_atomically(directory / NOISE_FILE, {"version": VERSION, **asdict(noise)})
 
 
 def write_pair(folder: Path, order: str, disturbed: List[str], seconds: float) -> None:
-    """Say that a pair has been run to its end."""
+    """Records that a pair has been run to its end."""
     write_json_atomically(
         folder / PAIR_FILE, {"version": VERSION, "order": order, "disturbed": disturbed, "seconds": seconds}
     )
 
 
 def read_comparison(out: Path) -> ComparisonRecord:
-    """A live comparison as it stands.
+    """Reads a live comparison from its folder.
 
     Raises:
-        UsageError: the folder holds none, or a file in it is damaged.
+        UsageError: the folder holds no comparison, or a file in it is damaged.
     """
     plan = read_plan(out)
     if plan is None:
@@ -236,14 +236,14 @@ def read_comparison(out: Path) -> ComparisonRecord:
         out / ENDING_FILE,
         "a record of why a comparison ended",
         (VERSION,),
-        lambda values: str(values["stop_reason"]),
+        lambda values: str(values["why"]),
         mend="remove it",
     )
     return ComparisonRecord(plan, tuple(pairs), tuple(unfinished), stop_reason or "")
 
 
 def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
-    """A pair with both of its jobs; None where it was not run to its end."""
+    """Reads a pair with both of its jobs; None where it was not run to its end."""
 
     record = read_versioned_json(
         folder / PAIR_FILE,
@@ -261,13 +261,13 @@ def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
 
 
 def pair_folders(out: Path) -> List[Path]:
-    """The folders of the pairs, in their order."""
+    """Folders of the pairs, in their order."""
     numbered = [(path.name[len("pair-") :], path) for path in out.glob("pair-*") if path.is_dir()]
     return [path for _, path in sorted((int(text), path) for text, path in numbered if text.isdecimal())]
 
 
 def next_pair_folder(out: Path) -> Path:
-    """The folder of the next pair."""
+    """Path of the next pair's folder."""
     folders = pair_folders(out)
     number = int(folders[-1].name[len("pair-") :]) + 1 if folders else 1
     return out / f"pair-{number:03d}"

@@ -1,4 +1,4 @@
-"""A comparison as a picture: the ratio of each pair with the interval over all, and what operators take."""
+"""Draws a comparison: the ratio of each pair with the overall interval, and the time of classes of operators."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fugaku_gpt.compare.report import Report
 from fugaku_gpt.plotting import picture
 
 _LEFT_OUT_COLOR, _COUNTED_COLOR, _A_COLOR, _B_COLOR = "#b0b0b0", "#1f77b4", "#7f7f7f", "#d62728"
-_MAX_NAME_LENGTH = 40  # characters of a name
+_MAX_NAME_LENGTH = 40  # characters of a label
 
 
 def draw_report(report: Report, file: Path) -> None:
-    """Write the picture; the same bytes for the same report.
+    """Writes the picture of a report; the same report gives the same bytes.
 
     Raises:
         UsageError: it cannot be drawn or written.

@@ -1,8 +1,8 @@
-"""Runs that were made before, each with its like: rows of a CSV, or run directories.
+"""Compares recorded runs: rows of a CSV, or run directories, matched by configuration.
 
-Runs of a comparison differ in what it asks about and in nothing else. So A's and B's are matched by all the rest of
-their configuration, and each matched configuration gives one ratio, between the geometric means of its runs (a blocked
-comparison). What has no partner is told and left out.
+The runs of a comparison should differ in the compared settings and in nothing else. So the runs of A and B are matched
+by all their other settings, and each matched configuration is a block (as in a randomised block design) that gives one
+ratio, between the geometric means of its runs. Runs without a partner are reported and left out.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_measurement, parse_row, read_table, torch_series
 
-# of a row, what is no configuration: one table rounds the vocabulary that another gives in full
+# columns that are no configuration: one table rounds the vocabulary that another gives in full
 _NON_CONFIGURATION_COLUMNS = ("id", "vocab", "mem_unit", "dtype")
-# of a run, how it was handled, and settings that change what is recorded, not how long an iteration takes
-_WORK_COLUMNS = ("layers", "hidden", "heads", "seq_len", "global_batch")  # of a row
+# settings of a run that do not change how long an iteration takes
+_WORK_COLUMNS = ("layers", "hidden", "heads", "seq_len", "global_batch")
 _HANDLING_KEYS = ("job.", "checkpoint.", "data.", "training.iterations", "training.profile_operators")
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One recorded run: its name, what it was, what it gave, and which of its settings were not applied.
+    """One recorded run: its configuration, its measurements, and the settings that were not applied.
 
     Attributes:
-        key: of no other run: its directory, or its table and place there; names may recur.
-        work: what makes the work of an iteration.
+        key: unique key: its directory, or its table and number of the row; names may recur.
+        name: name for messages.
+        work: settings that determine the work of an iteration.
+        configuration: settings by which runs are matched.
+        summary: short text of the configuration.
+        seconds: seconds per iteration.
+        memory: peak memory, in ``memory_unit``; None where it is unknown.
+        not_applied: keys of settings that were not applied.
     """
 
     key: str
@@ -49,13 +55,13 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Block:
-    """One configuration that both sides have.
+    """One configuration that both sides have: a block, as in a randomised block design.
 
     Attributes:
-        words: the configuration in short.
+        summary: short text of the configuration.
         a, b: the runs of each side, at least one.
-        comparison: of these runs; None where a side has one alone: between the two, what a repeat would have changed
-            is not known.
+        comparison: comparison of these runs; None where a side has a single run, since the variation between repeats
+            is then unknown.
     """
 
     summary: str
@@ -70,13 +76,13 @@ class Block:
 
     @property
     def ratio(self) -> float:
-        """B over A."""
+        """Seconds per iteration of B over those of A."""
         a, b = self.seconds
         return b / a
 
     @property
     def memory_ratio(self) -> Optional[float]:
-        """B over A, of readings of the same kind; None where there are none."""
+        """Memory of B over that of A; None without readings of the same kind on both sides."""
         if len({run.memory_unit for run in (*self.a, *self.b)}) != 1:
             return None
         a, b = ([run.memory for run in runs if run.memory is not None] for runs in (self.a, self.b))
@@ -88,10 +94,10 @@ class Recorded:
     """Two sides of recorded runs.
 
     Attributes:
-        blocks: the configurations that both have.
-        comparison: over all of them; None where there is none.
-        left_out: lines about what was not used, for each side.
-        jobs_a, jobs_b: run directories that were used; empty for rows of a table.
+        blocks: the configurations that both sides have.
+        comparison: comparison over all blocks; None where there are none.
+        left_out: lines about runs that were not used, for each side.
+        jobs_a, jobs_b: the run directories that were used; empty for rows of a table.
     """
 
     blocks: Tuple[Block, ...]
@@ -103,11 +109,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class SelectedRuns:
-    """The runs of a side, and lines about what was not used.
+    """The runs of a side that meet its conditions, and lines about runs that were not used.
 
     Attributes:
-        jobs: of run directories, in the order of ``runs``; empty for rows of a table.
-        failed: of runs that meet the conditions and have not ended well, how each ended.
+        jobs: the run directories of ``runs``, in the same order; empty for rows of a table.
+        failed: lines about how runs ended that meet the conditions and failed.
     """
 
     runs: Tuple[RecordedRun, ...]
@@ -117,14 +123,14 @@ class SelectedRuns:
 
 
 def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: float) -> Recorded:
-    """Match the runs of both sides and compare them.
+    """Matches the runs of both sides and compares them.
 
     Args:
-        warm_up: iterations of each run directory that do not count.
-        tolerance: within which a ratio is the same.
+        warm_up: number of iterations at the beginning of each run directory that do not count.
+        tolerance: share within which a ratio counts as the same.
 
     Raises:
-        UsageError: a side has no run, both have some of the same ones, or their iterations are not the same work.
+        UsageError: a side has no run, the sides share runs, or their iterations do not do the same work.
         RunFailed: all runs of a side have failed.
     """
     if a.is_table != b.is_table:
@@ -144,7 +150,7 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
             len(_group_by_configuration(selected.runs, compared_keys)) == 1 for selected in (selected_a, selected_b)
         )
     ):
-        # two folders, one configuration each: they differ in what was meant to differ
+        # two folders with one configuration each: their differences are intended
         matched_runs = [(selected_a.runs, selected_b.runs)]
     for runs_a, runs_b in matched_runs:
         refuse_unequal_work(runs_a[0].work, runs_b[0].work)
@@ -177,8 +183,8 @@ def _refuse_overlap(a: RecordedSide, b: RecordedSide, selected_a: "SelectedRuns"
     shared_names = [run.name for run in selected_a.runs if run.key in keys_b]
     if shared_names:
         raise UsageError(
-            f"{a.text} and {b.text}: {_shortened_list(shared_names)} on both sides: are the same runs there; add conditions that tell "
-            "the sides apart, such as :torch=1.7 and :torch=1.10"
+            f"{a.text} and {b.text}: {_shortened_list(shared_names)} on both sides: are the same runs there; "
+            "add conditions that tell the sides apart, such as :torch=1.7 and :torch=1.10"
         )
 
 
@@ -228,8 +234,10 @@ def _group_by_configuration(
 
 
 def _applied_runs(runs: Runs, other_runs: Runs) -> Runs:
-    """The runs that have really run with what tells them from the others. What both sides ask for and no run of
-    either has got is the same for all."""
+    """The runs that really ran with the settings that distinguish the sides.
+
+    A setting that both sides ask for and that was applied in no run of either side does not distinguish them.
+    """
     other_configuration = other_runs[0].configuration
     unapplied_everywhere = set.intersection(*(set(run.not_applied) for run in (*runs, *other_runs)))
     return tuple(
@@ -260,14 +268,14 @@ def _shortened_list(names: Sequence[str]) -> str:
 
 
 def select_rows(side: RecordedSide) -> SelectedRuns:
-    """The rows of a CSV that meet a side's conditions and have ended well.
+    """Selects the rows of a CSV that meet a side's conditions and have status ok.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such row.
     """
     selected: List[RecordedRun] = []
     left_out_counts: Counter[str] = Counter()
-    first_shown: Dict[Tuple[object, ...], Tuple[str, Optional[float]]] = {}  # → the table that showed it first, memory
+    first_shown: Dict[Tuple[object, ...], Tuple[str, Optional[float]]] = {}  # → first table that shows the row, memory
     file = str(side.path.resolve())
     for number, cells in enumerate(read_table(side.path)):
         row = parse_row(cells)
@@ -285,7 +293,7 @@ def select_rows(side: RecordedSide) -> SelectedRuns:
         configuration = {
             spec.name: getattr(row, spec.name) for spec in fields(row) if spec.name not in _NON_CONFIGURATION_COLUMNS
         }
-        # a repeat in the same table may well take as long, to the digits that are given, but not hold as much, too
+        # a repeat in the same table may have equal seconds, to the given digits, but not equal memory, too
         identity, table = (*configuration.values(), measurement.seconds), row.id.rpartition(".")[0]
         shown = first_shown.get(identity)
         if shown is not None and (
@@ -312,16 +320,16 @@ def select_rows(side: RecordedSide) -> SelectedRuns:
 
 
 def source_of(name: str) -> str:
-    """The notes that a row is from, as its name begins up to the first point; empty where there is none."""
+    """The notes that a row comes from: its name up to the first point; empty where the name has no point."""
     source, point, _ = name.partition(".")
     return source if point else ""
 
 
 def select_runs(side: RecordedSide, warm_up: int) -> SelectedRuns:
-    """The run directories that meet a side's conditions and have ended well.
+    """Selects the run directories that meet a side's conditions and ended well.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such run.
         RunFailed: all that meet the conditions have failed.
     """
     selected: List[RecordedRun] = []
@@ -345,7 +353,7 @@ def select_runs(side: RecordedSide, warm_up: int) -> SelectedRuns:
         configuration = {
             key: value for key, value in changed_settings(config).items() if not key.startswith(_HANDLING_KEYS)
         }
-        # of a condition's key the default counts too, so that "not asked for" and "false" are one
+        # the default of a condition's key counts, so that "not set" and "false" are the same
         configuration.update({condition.key: _setting_value(config, condition.key) for condition in side.conditions})
         memory = float(job.node_used_bytes) if job.node_used_bytes is not None else None
         summary, unapplied = _config_summary(config), tuple(unapplied_settings(job))
@@ -366,7 +374,7 @@ def _left_out_lines(left_out_counts: Mapping[str, int], noun: str) -> Tuple[str,
 
 
 def _cell_value(row: "ConfigRow | RefusedRow", cells: Mapping[str, str], key: str) -> object:
-    """A value that a condition is about; of a row that is no configuration, as it stands."""
+    """The value of a row for a condition; the text of the cell where the row is no valid configuration."""
     if isinstance(row, ConfigRow):
         return getattr(row, key)
     return torch_series(cells.get(key, "")) if key == "torch" else cells.get(key, "")

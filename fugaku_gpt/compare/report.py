@@ -1,4 +1,4 @@
-"""What a comparison says: the verdict in words, and the tables behind it. The same records make the same report."""
+"""Reports a comparison: the verdict, and the tables behind it. The same records make the same report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fugaku_gpt.compare.statistics import Comparison
 
 NO_VERDICT = "none"
 UNDECIDED = "undecided"
-_MAX_MORE_PAIRS = 100  # pairs that nobody will run
+_MAX_MORE_PAIRS = 100  # a larger number of pairs is not given exactly
 
 
 @dataclass(frozen=True)
 class Point:
-    """One ratio of a picture: of a pair, or of a configuration."""
+    """One ratio in a picture, of a pair or of a configuration."""
 
     name: str
     ratio: float
@@ -34,12 +34,12 @@ class Report:
 
     Attributes:
         a, b: the sides as they were written.
-        verdict: of the statistics, or ``none`` where there can be none.
+        verdict: the verdict of the statistics, or ``none`` where there can be none.
         headline: the verdict in a line.
-        why: lines about the verdict.
-        values: everything as JSON can hold it.
+        reasons: lines about the verdict.
+        values: the complete report as JSON values.
         operators: seconds of an iteration by class of operators; empty where it was not profiled.
-        stopped: somebody has stopped it: it can go on.
+        was_stopped: True if the comparison was interrupted, so that it can be resumed.
     """
 
     a: str
@@ -56,7 +56,7 @@ class Report:
 
 
 def report_live(record: ComparisonRecord) -> Report:
-    """Of a live comparison, as far as it has come."""
+    """Reports a live comparison, from the pairs run up to now."""
     plan, counted = record.plan, record.counted
     troubles, comparison = record.troubles(), comparison_of(record)
     jobs_a, jobs_b = [pair.a for pair in counted], [pair.b for pair in counted]
@@ -123,19 +123,19 @@ def report_live(record: ComparisonRecord) -> Report:
 
 
 def report_recorded(a: str, b: str, recorded: Recorded, tolerance: float) -> Report:
-    """Of runs that were made before."""
+    """Reports a comparison of recorded runs."""
     blocks, comparison = recorded.blocks, recorded.comparison
     reasons = []
     if not blocks:
-        reasons.append("no configuration was run on both sides: nothing can be told")
+        reasons.append("no configuration was run on both sides: nothing can be compared")
     single = sum(block.comparison is None for block in blocks)
     if single:
         subject = f"{single} of {len(blocks)} configurations have" if len(blocks) > 1 else "the configuration has"
         reasons.append(f"{subject} one run alone on a side: what a repeat would have changed there is not known")
     if len(blocks) > 1:
         reasons.append(
-            "over all: one ratio of each configuration, whatever the number of its runs, one included; how far "
-            "these ratios lie apart tells the noise (a blocked comparison)"
+            "over all: one ratio of each configuration, whatever the number of its runs, one included; the spread "
+            "of these ratios is the noise (a blocked comparison)"
         )
     reasons.append("these runs were not made in turns: what else has changed between them is in the ratio, too")
     conclusion = _conclude(comparison, tolerance, [] if blocks else reasons[:1], "configurations")
@@ -210,7 +210,7 @@ def _assemble(
 
 
 class _Conclusion(NamedTuple):
-    """The verdict, in one word and in a line, and the statistics that it is from; None where there are none."""
+    """The verdict in one word and in a line, and its statistics; None where there are none."""
 
     verdict: str
     headline: str
@@ -224,7 +224,7 @@ def _conclude(comparison: Optional[Comparison], tolerance: float, troubles: Sequ
 def _verdict_and_headline(
     comparison: Optional[Comparison], tolerance: float, troubles: Sequence[str], noun: str
 ) -> Tuple[str, str]:
-    """(verdict, in words)."""
+    """Returns the verdict and its headline."""
     if comparison is None or troubles:
         return NO_VERDICT, "no verdict"
     interval = f"95 % interval {comparison.low:.3f} to {comparison.high:.3f}, p {comparison.p:.3g}"
@@ -247,7 +247,7 @@ def _verdict_and_headline(
 
 
 def _comparison_json(comparison: Optional[Comparison]) -> Optional[Dict[str, Any]]:
-    """As JSON can hold it: an end of the interval that is not known is null."""
+    """A comparison as JSON values; unknown ends of the interval are null."""
     if comparison is None:
         return None
     values = asdict(comparison)

@@ -1,7 +1,7 @@
-"""One start of a run gives one number: the median of its timed iterations. What else a comparison reads of a run.
+"""Reads a run directory as a sample: one start of a run gives one number, the median of its timed iterations.
 
-Iterations of one start are not independent of each other: where its memory lies, and what else the machine did, is
-common to all. So they are never pooled over starts, and the spread between starts is what an interval is made from.
+The iterations of one start are not independent of each other: they share the location of memory and the load of the
+machine. So they are never pooled over starts, and intervals are computed from the spread between starts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class JobSample:
     """One start of a run.
 
     Attributes:
-        name: of its directory, for messages.
-        status: as of its result; ``failed`` where it has none, ``not run`` where there is no such run.
-        reason: of that, in one line.
-        seconds: per iteration: the median after the warm-up; None where nothing was timed.
-        timed: iterations that this is the median of, or lines of the log where it does not tell each iteration.
-        settling: median of the first half of these over that of the second; None below four of them.
-        rss_max_bytes: of the largest rank, at most.
-        node_used_bytes: of the fullest node, at most.
-        losses: iteration → loss, warm-up included; those that were not finite are left out.
-        environment: what was really running.
-        config: None where it makes no valid run any more.
-        operators: what an iteration's time goes to; None where that was not profiled.
+        name: name of its directory, for messages.
+        status: status of its result; ``failed`` without a result, ``not run`` where there is no such run.
+        reason: reason for the status, in one line.
+        seconds: median of seconds per iteration after the warm-up; None where nothing was timed.
+        timed_count: number of iterations in this median, or of lines of the log where a line covers several.
+        settling_ratio: median of the first half of these over that of the second; None for fewer than four.
+        rss_max_bytes: peak memory of the largest rank.
+        node_used_bytes: peak memory of the fullest node.
+        losses: iteration → loss, including the warm-up; losses that were not finite are left out.
+        environment: record of what was really running.
+        config: the run's configuration; None where it is not valid any more.
+        operators: time of an iteration by operator; None where it was not profiled.
     """
 
     name: str
@@ -55,15 +55,15 @@ class JobSample:
 
     @property
     def is_usable(self) -> bool:
-        """It has ended well, and something was timed."""
+        """True if it ended well and was timed."""
         return self.status == OK and self.seconds is not None
 
 
 def read_job(directory: Path, warm_up: int) -> JobSample:
-    """What a comparison wants to know of a run directory.
+    """Reads a run directory as a sample.
 
     Args:
-        warm_up: iterations at the beginning of which no time counts.
+        warm_up: number of iterations at the beginning whose times do not count.
 
     Raises:
         UsageError: a file in it is damaged.
@@ -97,9 +97,9 @@ def read_job(directory: Path, warm_up: int) -> JobSample:
 
 
 def timed_seconds(lines: Sequence[Dict[str, Any]], warm_up: int) -> List[float]:
-    """Seconds per iteration of the lines of a log after the warm-up. Where batch or samples grow, of the last size."""
+    """Seconds per iteration of a log's lines after the warm-up; of the last size where batch or samples grow."""
     timed = [line for line in lines if int(line["iteration"]) > warm_up]
-    # a line tells the mean since the line before, which may have begun within the warm-up
+    # a line gives the mean since the previous line, which may lie within the warm-up
     warm_up_iterations = [int(line["iteration"]) for line in lines if int(line["iteration"]) <= warm_up]
     if timed and warm_up and (not warm_up_iterations or warm_up_iterations[-1] < warm_up):
         timed = timed[1:]
@@ -107,13 +107,15 @@ def timed_seconds(lines: Sequence[Dict[str, Any]], warm_up: int) -> List[float]:
 
 
 def unapplied_settings(job: JobSample) -> Dict[str, str]:
-    """The settings that a run has not really run with, by its own record: key → what was asked for and what was
-    seen. Also tcmalloc that nobody asked for: an ``LD_PRELOAD`` of the shell's reaches the side without it, too."""
+    """Settings that were not applied, by the run's own record: key → the requested and the observed value.
+
+    They include tcmalloc that was not requested: an ``LD_PRELOAD`` of the shell also reaches the side without it.
+    """
     remarks = {}
     for toggle in job.environment.get("toggles", []):
         if not toggle["applied"]:
             remarks[f"node.{toggle['name']}"] = (
-                f"={toggle['requested']} was not applied (seen: {toggle['seen_threads']})"
+                f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
             )
     allocators = {str(rank.get("allocator", "")) for rank in job.environment.get("ranks", [])}
     preloaded = sorted(allocator for allocator in allocators if "tcmalloc" in allocator)
@@ -128,16 +130,16 @@ def unapplied_settings(job: JobSample) -> Dict[str, str]:
 
 
 def builds_of(jobs: Sequence[JobSample]) -> List[str]:
-    """The different builds that a side's jobs have run with; more than one makes it no side at all."""
+    """The different builds that a side's jobs ran with; more than one invalidates the side."""
     builds = (job.environment.get("build", {}) for job in jobs if job.environment)
     return list(dict.fromkeys(f"torch {build.get('torch')}, BLAS {build.get('blas')}" for build in builds))
 
 
 def require_run_directories(path: Path) -> List[Path]:
-    """The run directories of a side: the folder itself, or those directly in it and in the folders of its pairs.
+    """Returns the run directories of a side: the folder itself, or those directly in it.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no run directory.
     """
     if _is_run(path):
         return [path]

@@ -1,4 +1,4 @@
-"""The tables of a report that are about the jobs themselves: where the time goes, memory, losses, start-up, noise."""
+"""Builds the tables of a report about the jobs: where the time goes, memory, losses, start-up and noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATORS = "Where the time of an iteration goes"
 
 @dataclass(frozen=True)
 class Section:
-    """One table of a report with the lines above it; without columns, the lines alone."""
+    """One table of a report with the lines above it; only the lines where it has no columns."""
 
     title: str
     lines: Tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Section:
 
 
 def run_section(job: JobSample, lines: Sequence[str] = ()) -> Section:
-    """What was run and where, by a job's own records; what is not the same on both sides stands in another table."""
+    """The machine and the run, by a job's own records; another table lists differences between the sides."""
     all_lines = list(lines)
     environment, config = job.environment, job.config
     if environment:
@@ -46,14 +46,14 @@ def run_section(job: JobSample, lines: Sequence[str] = ()) -> Section:
 
 
 def job_sections(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[Section]:
-    """Memory, losses and start-up facts; nothing where there are no run directories."""
+    """Sections about operators, memory, losses and start-up facts; empty where there are no run directories."""
     if not a or not b:
         return []
     return [*_operator_section(a, b), _memory_section(a, b), _curve_section(a, b), _fact_section(a, b)]
 
 
 def _operator_section(a: Sequence[JobSample], b: Sequence[JobSample]) -> List[Section]:
-    """Where an iteration's time goes; nothing where one of the sides was not profiled."""
+    """The section about the time of operators; empty where a side was not profiled."""
     operators_a, operators_b = ([job.operators for job in jobs if job.operators is not None] for jobs in (a, b))
     if not operators_a or not operators_b:
         return []
@@ -96,8 +96,8 @@ def _curve_line(subject: str, distance: Optional[CurveDistance]) -> str:
         return f"{subject}: the same in all {distance.points} iterations"
     verdict = "equal" if distance.is_within_tolerance else "NOT equal"
     return (
-        f"{subject}: {verdict} within {distance.tolerance:.0e}: apart by {distance.distance:.1e} of the loss at most, in "
-        f"iteration {distance.iteration} of {distance.points} ({distance.loss_a:.6f} and {distance.loss_b:.6f})"
+        f"{subject}: {verdict} within {distance.tolerance:.0e}: apart by {distance.distance:.1e} of the loss at most, "
+        f"in iteration {distance.iteration} of {distance.points} ({distance.loss_a:.6f} and {distance.loss_b:.6f})"
     )
 
 
@@ -121,7 +121,7 @@ _NOISE_ROWS = (
 
 
 def noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> List[Section]:
-    """What else went on during the jobs of both sides; nothing where no job was watched."""
+    """The section about noise during the jobs of both sides; empty where no job was watched."""
     if not a and not b:
         return []
     rows = []
@@ -132,5 +132,5 @@ def noise_section(a: Sequence[Noise], b: Sequence[Noise]) -> List[Section]:
             cells.append(cell_format.format(statistics.median(values)) if values else None)
         rows.append({"of a job, in the median": label, "A": cells[0], "B": cells[1]})
     unknown = unknown_quantities([*a, *b][0])
-    lines = (f"not told by this machine: {', '.join(unknown)}",) if unknown else ()
+    lines = (f"not measured by this machine: {', '.join(unknown)}",) if unknown else ()
     return [Section("What else went on", lines, ("of a job, in the median", "A", "B"), tuple(rows))]

@@ -1,14 +1,14 @@
-"""The two sides of a comparison, as they are written on the command line.
+"""Parses the two sides of a comparison, as they are written on the command line.
 
 A side is one of
 
-* an environment: a name of ``env/``, or a file of that form: ``torch-1.7``;
+* an environment, a name of ``env/`` or a file of that form: ``torch-1.7``;
 * toggles, ``key=value`` with any key of a run file or its last part, several joined by commas:
   ``node.tcmalloc=true``, ``threads=1,dtype=bfloat16``, ``ranks=4``;
 * both: ``torch-2.13,tcmalloc=true``;
-* nothing of it, the run as it is: ``base`` or ``-``;
-* recorded runs: a run directory, or a folder of them, or a CSV with the columns of
-  ``benchmarks/reference/measurements.csv``; of the last two, rows are selected by conditions after a colon:
+* neither, the run as it is: ``base`` or ``-``;
+* recorded runs: a run directory, a folder of them, or a CSV with the columns of
+  ``benchmarks/reference/measurements.csv``; conditions after a colon select runs or rows of the last two:
   ``runs/sweep:node.tcmalloc=true``, ``notes.csv:torch=1.7,nodes<=64``.
 """
 
@@ -28,7 +28,7 @@ from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.planner.tables.rows import ConfigRow, torch_series
 
 BASE_NAMES = ("base", "-")
-RANKS = "ranks"  # ranks of the whole run: more or fewer replicas
+RANKS = "ranks"  # number of ranks of the run: more or fewer replicas
 _KEYS_OF_SHORT_NAMES = {
     "threads": "node.threads_per_rank",
     **{knob.alias: knob.key for knob in NODE_KNOBS if knob.alias},
@@ -54,12 +54,12 @@ _SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*(?:<=|>=|!=|=|<|>))")
 
 @dataclass(frozen=True)
 class LiveSide:
-    """A side that is run.
+    """A side that is to be run.
 
     Attributes:
-        text: as it was written.
-        environment: name or file of the PyTorch build; empty: the Python that runs this program.
-        settings: ``key=value`` over the run, keys in full, and ``ranks=N``.
+        text: the side as it was written.
+        environment: name or file of the PyTorch build; empty for the Python that runs this program.
+        settings: ``key=value`` changes of the run with complete keys, and ``ranks=N``.
     """
 
     text: str
@@ -68,7 +68,7 @@ class LiveSide:
 
     @property
     def label(self) -> str:
-        """As it was written, an environment's file by its name alone: reports go elsewhere."""
+        """The side as it was written, an environment's file reduced to its name, since reports leave this machine."""
         if not self.environment.endswith((".yaml", ".yml")):
             return self.text
         return self.text.replace(self.environment, Path(self.environment).stem, 1)
@@ -83,14 +83,14 @@ class Condition:
     value: str
 
     def is_met_by(self, value: object) -> bool:
-        """Whether a row's value meets it: numbers by their size, everything else by its text."""
+        """True if a value meets the condition; numbers are compared by size, all other values as texts."""
         texts = [str(operand).strip().lower() for operand in (value, self.value)]
         if isinstance(value, bool):
             texts[1] = _FLAG_TEXTS.get(texts[1], texts[1])
         left, right = ("" if text in _NONE_TEXTS else text for text in texts)
         if self.relation in ("=", "!="):
             left_number, right_number = _number(left), _number(right)
-            # a build is 1.10 and not 1.1, although the numbers are equal
+            # the builds 1.10 and 1.1 differ, although the numbers are equal
             is_equal = (
                 left == right
                 if self.key == "torch" or None in (left_number, right_number)
@@ -106,7 +106,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class RecordedSide:
-    """A side that was run before."""
+    """A side of recorded runs."""
 
     text: str
     path: Path
@@ -114,7 +114,7 @@ class RecordedSide:
 
     @property
     def is_table(self) -> bool:
-        """Rows of a CSV, not run directories."""
+        """True for rows of a CSV, False for run directories."""
         return self.path.suffix == ".csv"
 
 
@@ -122,13 +122,13 @@ Side = Union[LiveSide, RecordedSide]
 
 
 def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
-    """One side.
+    """Parses one side.
 
     Args:
-        is_environment: whether a word names an environment.
+        is_environment: returns True for the name of an environment.
 
     Raises:
-        UsageError: it is none of what a side can be.
+        UsageError: the text is not a side.
     """
     text = text.strip()
     if text in BASE_NAMES:
@@ -154,7 +154,7 @@ def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
 
 
 def full_key(name: str, location: str) -> str:
-    """The dotted key that a toggle's name means: itself, a short form, or the only key with that last part.
+    """The dotted key of a toggle's name, which may be the key, a short form, or a unique last component of a key.
 
     Raises:
         UsageError: there is no such key, or there are several.
@@ -179,13 +179,13 @@ def full_key(name: str, location: str) -> str:
 def config_of(
     side: LiveSide, file: Optional[Path], preset: Optional[str], overrides: Sequence[str], ranks: Optional[int] = None
 ) -> RunConfig:
-    """The run of a side: the base with the side's settings over it.
+    """Loads the run of a side: the base run with the side's settings over it.
 
     Args:
-        ranks: of the whole run where the side does not say; default: as the layout says.
+        ranks: number of ranks where the side does not set it; default: as in the layout.
 
     Raises:
-        ConfigError: it is no valid run.
+        ConfigError: the result is not a valid run.
     """
     settings = [text for text in side.settings if not text.startswith(f"{RANKS}=")]
     ranks_text = next((text.partition("=")[2] for text in side.settings if text.startswith(f"{RANKS}=")), None)
@@ -206,7 +206,7 @@ def config_of(
 
 
 def work_per_iteration(config: RunConfig) -> Dict[str, object]:
-    """What makes the work of an iteration: model, sequence length, batch."""
+    """Settings that determine the work of an iteration: model, sequence length, batch."""
     names = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
     work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in names}
     work["training.global_batch"] = config.training.global_batch
@@ -214,7 +214,7 @@ def work_per_iteration(config: RunConfig) -> Dict[str, object]:
 
 
 def refuse_unequal_work(a: Mapping[str, object], b: Mapping[str, object]) -> None:
-    """Refuse sides whose iterations are not the same work, as of :func:`work_of` or of a row's columns.
+    """Refuses sides whose iterations differ in work, given by :func:`work_per_iteration` or by a row's columns.
 
     Raises:
         UsageError: model, batch or sequence length differ.
@@ -222,8 +222,8 @@ def refuse_unequal_work(a: Mapping[str, object], b: Mapping[str, object]) -> Non
     differences = [f"{key}: {a[key]} and {b[key]}" for key in a if a[key] != b[key]]
     if differences:
         raise UsageError(
-            f"A and B do not do the same work in an iteration ({'; '.join(differences)}): seconds per iteration would not "
-            "be comparable; give both the same model and global batch"
+            f"A and B do not do the same work in an iteration ({'; '.join(differences)}): seconds per iteration would "
+            "not be comparable; give both the same model and global batch"
         )
 
 

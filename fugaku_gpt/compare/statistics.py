@@ -1,23 +1,23 @@
-"""How much faster is B than A, from one number a job: ratio, interval, permutation p, verdict, and how many jobs more.
+"""Compares B with A from one number a job: ratio, interval, permutation p, verdict, and number of further jobs.
 
 A job is one start of a run and gives one number, the median of its iterations after the warm-up; two jobs of the same
-configuration differ by what no iteration of either shows (where memory lies, which nodes, what else runs). So jobs are
-the unit of everything here, and logarithms of seconds its scale: noise is a share of the time, and B over A is then
-the exact inverse of A over B.
+configuration differ in ways that no iteration of either shows (location of memory, nodes, other load). So jobs are the
+unit of all statistics here, on the scale of log seconds: noise is a share of the time, and B over A is the exact
+inverse of A over B.
 
 **Interval.** A bootstrap of jobs: the quantiles at 2.5 % and 97.5 % of the mean log ratio over resampled jobs, of every
-resample where these are few. As it stands such an interval covers far too seldom, 74 % of the time with 3 pairs: it
-cannot leave the range of the data, and resamples vary by 1/n where jobs vary by 1/(n - 1). Widening the level
+resample where these are few. Without correction such an interval covers far too seldom, 74 % of the time with 3 pairs:
+it cannot leave the range of the data, and resamples vary by 1/n where jobs vary by 1/(n - 1). Widening the level
 (Hesterberg 2015, "What teachers should know about the bootstrap", expanded percentile interval) meets the end of that
 range too. So the distances from the mean are stretched instead, until the resamples' standard deviation is the unbiased
 standard error and the normal quantile is Student's: an interval as wide as Student's that leans as the data do. For two
 groups error and degrees of freedom are Welch's, so that sides may be unequally noisy; a group of one job borrows the
-other's noise. ``benchmarks/comparison.py`` shows what it covers: 93 to 97 % with pairs; with groups of unequal size
-less, 90 to 95 % with 3 and 10 jobs.
+other's noise. ``benchmarks/comparison.py`` measures its coverage: 93 to 97 % with pairs; less with groups of unequal
+size, 90 to 95 % with 3 and 10 jobs.
 
-**p** is exact: the share of all ways to exchange A and B within pairs (or to label the jobs of two groups) that part
-the sides at least so far. Beyond ``ENUMERATED`` ways as many are drawn, and p is (hits + 1) / (draws + 1) (Phipson and
-Smyth 2010), never 0. The verdict is by the interval: with 5 pairs or fewer p is 2/32 at least, whatever is seen.
+**p** is exact: the share of all ways to exchange A and B within pairs (or to label the jobs of two groups) that
+separate the sides at least as far. Beyond ``MAX_ENUMERATED`` ways as many are drawn, and p is (hits + 1) / (draws + 1)
+(Phipson and Smyth 2010), never 0. The verdict depends on the interval: with 5 pairs or fewer p is at least 2/32.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 NARROW, CLEAR, BUDGET = "narrow", "clear", "budget"
 TOLERANCE = 0.02
 CONFIDENCE = 0.95
-CLEAR_CONFIDENCE = 0.999  # of an interval that ends the looking before its time
-POWER = 0.8  # with which the pairs that are asked for decide
-MAX_ENUMERATED = 20_000  # ways to exchange sides, at most, that are all tried
-RESAMPLES = 10_000  # of jobs, where there are more pairs than
-MAX_ENUMERATED_PAIRS = 8  # pairs, whose n^n resamples are all taken: C(2n - 1, n) different ones, 6435
-# The least standard deviation of log seconds that is believed: medians of a coarse clock may agree to the last digit.
+CLEAR_CONFIDENCE = 0.999  # of the interval that ends a comparison early
+POWER = 0.8  # probability that the requested number of pairs decides
+MAX_ENUMERATED = 20_000  # up to this number of ways to exchange sides, all are tried
+RESAMPLES = 10_000  # number of drawn resamples, for more pairs than
+MAX_ENUMERATED_PAIRS = 8  # pairs whose n^n resamples are all taken: C(2n - 1, n) different ones, 6435
+# Lower bound of the standard deviation of log seconds: medians of a coarse clock may agree to the last digit.
 LEAST_NOISE = 1e-3
-_NORMAL = 1.959963984540054  # within this many standard deviations lie 95 % of a normal distribution
-_ROUNDING = 1e-9  # of log seconds: what rounding does
+_NORMAL = 1.959963984540054  # 95 % of a normal distribution lie within this number of standard deviations
+_ROUNDING = 1e-9  # rounding error of log seconds
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A; ratios are B over A of seconds per iteration, below 1: B is faster.
+    """Comparison of B with A; ratios are B over A of seconds per iteration: below 1, B is faster.
 
     Attributes:
         ratio: geometric mean of the pairs' ratios, or ratio of the groups' geometric means.
-        low, high: ends of the 95 % interval; 0 and infinite where one job a side leaves it unknown.
-        p: that exchanging A and B parts them as far, if they are equal; 1 where it cannot be asked.
-        a, b: jobs of each side.
-        paired: the jobs are pairs, a == b.
+        low, high: ends of the 95 % interval; 0 and infinite where it is unknown, with one job a side.
+        p: probability that equal sides are separated as far; 1 where it is unknown.
+        a, b: number of jobs of each side.
+        paired: True if the jobs are pairs, a == b.
         verdict: ``same`` where the interval lies within the tolerance, otherwise ``faster`` or ``slower`` where it
             lies on one side of 1, otherwise ``undecided``.
-        more: pairs (jobs of each side, where not paired) that decide in addition in four cases of five, if ratio and
-            noise are as they look; None where the verdict is there, or where the noise is unknown.
+        more: number of further pairs (jobs of each side, where not paired) that decide in four cases of five, if ratio
+            and noise are as estimated; None where the verdict is decided or the noise is unknown.
     """
 
     ratio: float
@@ -76,14 +76,14 @@ class Comparison:
 
 
 def compare_pairs(a: Sequence[float], b: Sequence[float], tolerance: float = TOLERANCE, seed: int = 0) -> Comparison:
-    """Jobs run in turns: ``a[i]`` and ``b[i]`` [seconds per iteration] are one pair.
+    """Compares jobs that ran alternately: ``a[i]`` and ``b[i]`` [seconds per iteration] are one pair.
 
     Args:
-        tolerance: up to a ratio of 1 + tolerance, and down to its inverse, is the same.
-        seed: of what is drawn where not all is enumerated.
+        tolerance: ratios from 1 / (1 + tolerance) to 1 + tolerance count as the same.
+        seed: seed of random draws where not all cases are enumerated.
 
     Raises:
-        UsageError: the sides are not of one length, are empty, or hold what is no time.
+        UsageError: the sides differ in length, are empty, or hold a value that is no time.
     """
     first, second = _log_seconds(a, "A"), _log_seconds(b, "B")
     if len(first) != len(second):
@@ -111,14 +111,14 @@ def compare_pairs(a: Sequence[float], b: Sequence[float], tolerance: float = TOL
 
 
 def compare_groups(a: Sequence[float], b: Sequence[float], tolerance: float = TOLERANCE, seed: int = 0) -> Comparison:
-    """Jobs that were not run in turns, such as recorded ones: ``a`` and ``b`` [seconds per iteration] of any number.
+    """Compares jobs that are not pairs, such as recorded ones: ``a`` and ``b`` [seconds per iteration] of any number.
 
     Args:
-        tolerance: up to a ratio of 1 + tolerance, and down to its inverse, is the same.
-        seed: of what is drawn where not all is enumerated.
+        tolerance: ratios from 1 / (1 + tolerance) to 1 + tolerance count as the same.
+        seed: seed of random draws where not all cases are enumerated.
 
     Raises:
-        UsageError: a side is empty, or holds what is no time.
+        UsageError: a side is empty, or holds a value that is no time.
     """
     first, second = np.sort(_log_seconds(a, "A")), np.sort(_log_seconds(b, "B"))
     mean = float(np.mean(second) - np.mean(first))
@@ -148,8 +148,10 @@ def compare_groups(a: Sequence[float], b: Sequence[float], tolerance: float = TO
 
 
 def holm_adjusted(p: Sequence[float]) -> List[float]:
-    """p of several questions asked at once, so adjusted that the chance of any false alarm is each one's bound
-    (Holm 1979): the smallest times their number, the next times one less, and none below the one before it."""
+    """Adjusts the p values of several tests so that they bound the probability of any false positive (Holm 1979).
+
+    The smallest is multiplied by the number of tests, the next by one less, and none becomes less than the previous.
+    """
     adjusted = [0.0] * len(p)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
@@ -161,18 +163,18 @@ def holm_adjusted(p: Sequence[float]) -> List[float]:
 def stop_reason(
     comparison: Comparison, tolerance: float = TOLERANCE, min_pairs: int = 4, max_pairs: Optional[int] = 10
 ) -> str:
-    """Why no more pairs are to be run after these; empty where one more is.
+    """Why no more pairs are to be run after these; empty where one more is needed.
 
-    Whoever looks after every pair and stops at the first verdict is misled three times as often as the interval says.
-    So looking ends by the interval's width, which does not know the ratio, or by a verdict far clearer than the last
-    one needs to be (Haybittle 1971, Peto 1976):
+    Examining every pair and stopping at the first verdict is wrong three times as often as the interval promises. So a
+    comparison ends by the interval's width, which does not depend on the ratio, or by a verdict far clearer than the
+    final one has to be (Haybittle 1971, Peto 1976):
 
-    * ``narrow``: neither end is further from the ratio than half the tolerance; whatever the ratio, that decides;
-    * ``clear``: an interval of 99.9 % in place of 95 % still leaves out 1;
-    * ``budget``: there are ``at_most`` pairs.
+    * ``narrow``: neither end is further from the ratio than half the tolerance, which decides whatever the ratio is;
+    * ``clear``: an interval of 99.9 % instead of 95 % still excludes 1;
+    * ``budget``: there are ``max_pairs`` pairs.
 
     Args:
-        at_least: pairs before which nothing ends but the budget.
+        min_pairs: number of pairs before which only the budget ends the comparison.
     """
     pairs = min(comparison.a, comparison.b)
     if min_pairs <= pairs and pairs > 1:
@@ -203,7 +205,7 @@ def _pairs_needed(
     n: int,
     tolerance: float,
 ) -> int:
-    """Pairs beyond the present ``n`` that are expected to decide, with the power ``POWER``.
+    """Number of pairs beyond the current ``n`` that are expected to decide, with the power ``POWER``.
 
     n is the least for which (t(97.5 %) + t) * standard error of n pairs is at most the distance to what decides,
     whichever of the two needs fewer: for faster or slower the distance |log ratio| and t at the power; for the same,
@@ -212,7 +214,7 @@ def _pairs_needed(
     Clinical Research", 3.1 and 3.2; with t in place of normal quantiles).
 
     Args:
-        error, df: of that many pairs, if they are as noisy as these.
+        error, df: standard error and degrees of freedom of a number of pairs that are as noisy as these.
     """
     distance, margin = abs(mean), math.log1p(tolerance) - abs(mean)
 
@@ -244,7 +246,7 @@ def _log_seconds(seconds: Sequence[float], side: str) -> "np.ndarray":
 
 
 def _single_job_comparison(mean: float, a: int, b: int, paired: bool) -> Comparison:
-    """One job each: what the next one would give is anybody's guess."""
+    """The comparison of a single job each, whose interval is unknown."""
     return Comparison(math.exp(mean), 0.0, math.inf, 1.0, a, b, paired, UNDECIDED, None)
 
 
@@ -260,7 +262,7 @@ def _stretched_interval(
     if weights is None:
         weights = np.full(len(deviations), 1 / len(deviations))
     spread = math.sqrt(float(np.sum(weights * deviations**2)))
-    if spread < LEAST_NOISE * error:  # all jobs agree to the last digit
+    if spread < LEAST_NOISE * error:  # all jobs agree up to rounding
         return -outer, outer
     tail = (1 - CONFIDENCE) / 2
     low, high = (_quantile(deviations, weights, share, _ROUNDING * spread) for share in (tail, 1 - tail))
@@ -269,8 +271,10 @@ def _stretched_interval(
 
 
 def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float, min_gap: float) -> float:
-    """Between the middles of the steps of the weighted distribution: the same from above as from below. What is nearer
-    to its neighbour than ``apart`` is one step: in which order rounding puts such values must not matter."""
+    """Quantile of a weighted distribution, interpolated between the middles of its steps, so that it is symmetric.
+
+    Values closer than ``min_gap`` form one step, so that their order, a matter of rounding, has no influence.
+    """
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-math.inf) > min_gap)
@@ -279,7 +283,7 @@ def _quantile(values: "np.ndarray", weights: "np.ndarray", share: float, min_gap
 
 
 def _resamples(n: int, seed: int) -> "Tuple[np.ndarray, Optional[np.ndarray]]":
-    """Shares [M, n] of each of n jobs in each resample, and how probable it is; None: all alike."""
+    """Shares [M, n] of each of n jobs in each resample, and the weights [M]; None where all weights are equal."""
     if n <= MAX_ENUMERATED_PAIRS:
         return _all_resamples(n)
     drawn = _drawn_resamples(n, seed, 0)
@@ -304,9 +308,9 @@ def _drawn_resamples(n: int, seed: int, stream: int) -> "np.ndarray":
 
 
 def _resampled_difference(a: "np.ndarray", b: "np.ndarray", seed: int) -> "np.ndarray":
-    """Mean of B less mean of A in each resample [M], less what they are of the jobs as they stand."""
+    """Mean of B minus mean of A in each resample [M], minus the same difference in the data."""
     first, second = (logs - np.mean(logs) for logs in (a, b))
-    # a lone job has no spread to draw from; it is drawn from its like in the other group, one at a time
+    # a single job has no spread to draw from; it is drawn from the other group, one at a time
     sides = [other_logs if len(logs) == 1 else logs for logs, other_logs in ((first, second), (second, first))]
     shares = [
         [_drawn_resamples(len(values), seed, stream) if len(own) > 1 else _drawn_single_jobs(len(values), seed, stream)
@@ -323,7 +327,7 @@ def _drawn_single_jobs(n: int, seed: int, stream: int) -> "np.ndarray":
 
 
 def _variances(a: "np.ndarray", b: "np.ndarray") -> Tuple[Tuple[float, int], Tuple[float, int]]:
-    """Variance of each group and the degrees of freedom that it has; 0 of them where it is the other's."""
+    """Variance and degrees of freedom of each group; 0 degrees where the variance is that of the other group."""
     own_variances = [(float(np.var(logs, ddof=1)), len(logs) - 1) if len(logs) > 1 else (-1.0, 0) for logs in (a, b)]
     first, second = (max(value, LEAST_NOISE**2) for value, _ in own_variances)
     if own_variances[0][1] == 0:
@@ -344,7 +348,7 @@ def _welch(noises: Sequence[Tuple[float, int]], sizes: Tuple[int, int]) -> Tuple
 
 
 def _p_of_flips(differences: "np.ndarray", seed: int) -> float:
-    sizes = np.sort(np.abs(differences))  # whose the signs are does not matter: all of them are tried
+    sizes = np.sort(np.abs(differences))  # the original signs do not matter: all signs are tried
     n = len(sizes)
     if 2**n <= MAX_ENUMERATED:
         signs = _all_signs(n)
@@ -364,7 +368,7 @@ def _p_of_labels(a: "np.ndarray", b: "np.ndarray", seed: int) -> float:
     pooled = np.sort(np.concatenate([a, b]))
     pooled = pooled - np.mean(pooled)
     few, n = min(len(a), len(b)), len(pooled)
-    # the means are as far apart as the sum over the smaller group is from 0
+    # the distance of the means is proportional to the sum over the smaller group
     seen = abs(float(np.mean(b) - np.mean(a))) * few * (n - few) / n - n * _ROUNDING
     if math.comb(n, few) <= MAX_ENUMERATED:
         return float(np.mean(np.abs(np.sum(pooled[_all_choices(n, few)], axis=1)) >= seen))

@@ -115,7 +115,9 @@ def _is_precise(operation: str, dtype: torch.dtype) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _is_fast(operation: str, dtype: torch.dtype) -> bool:
-    return operation not in _TIMED_INPUTS or _seconds(operation, dtype) <= _MAX_SLOWDOWN * _seconds(operation, torch.float32)
+    return operation not in _TIMED_INPUTS or _seconds(operation, dtype) <= _MAX_SLOWDOWN * _seconds(
+        operation, torch.float32
+    )
 
 
 def _seconds(operation: str, dtype: torch.dtype) -> float:

@@ -86,7 +86,8 @@ def _check_layout(config: RunConfig, report_problem: ReportProblem) -> None:
         report_problem(
             "layout.split",
             list(layout.split),
-            f"must be {chunk_count} numbers, 1 or more but for the last, that add up to model.layers {config.model.layers}",
+            f"must be {chunk_count} numbers, 1 or more but for the last, "
+            f"that add up to model.layers {config.model.layers}",
         )
     if layout.sequence_parallel and config.model.seq_len % layout.tp:
         report_problem(
@@ -160,7 +161,7 @@ def _check_ramp(
     rule: str,
     report_problem: ReportProblem,
 ) -> None:
-    """Check a ramp: start, increments and full size are multiples of ``unit``, and the increments reach the full size."""
+    """Check that start, increments and full size are multiples of ``unit``, and that increments reach the full size."""
     start, increment, length = values = [getattr(training, name) for name in names]
     if values == [None, None, None]:
         return
@@ -315,9 +316,8 @@ def _check_job(config: RunConfig, report_problem: ReportProblem) -> None:
         )
 
 
-_LARGEST_DIVISOR = (
-    100_000  # limit of the divisors in a message, so that a slip of many zeros does not take minutes to refuse
-)
+# limit of the divisors in a message, so that a slip of many zeros does not take minutes to refuse
+_LARGEST_DIVISOR = 100_000
 
 
 def _divisors(number: int) -> str:

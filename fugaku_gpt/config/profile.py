@@ -123,7 +123,7 @@ class Profile:
 
     @property
     def in_tarball(self) -> bool:
-        """Whether the build is compiled from source into a tar file that each node unpacks, and not installed by pip."""
+        """Whether the build is compiled from source to a tar file that each node unpacks, not installed by pip."""
         return bool(self.build.repository)
 
 

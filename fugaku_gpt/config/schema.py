@@ -470,7 +470,8 @@ class JobConfig:
     )
     stop_margin: Optional[float] = duration(
         None,
-        "time before the limit at which the run stops with a checkpoint; default: a tenth of the limit, at most 5 minutes",
+        "time before the limit at which the run stops with a checkpoint; "
+        "default: a tenth of the limit, five minutes at most",
         at_least=0,
     )
     group: str = option("", "group or account that pays", form=_WORD)

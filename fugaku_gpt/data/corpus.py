@@ -15,10 +15,8 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 CORPUS = "corpus"  # prefix of the pair inside a prepared folder
 TOKENIZER = "tokenizer.json"
-_SAMPLED_BLOCKS, _SAMPLED_BYTES = (
-    16,
-    4096,
-)  # of the tokens of a foreign pair: all of them would take minutes on every rank
+# sample of a foreign pair's tokens for its fingerprint: reading all of them would take minutes on every rank
+_SAMPLED_BLOCKS, _SAMPLED_BYTES = 16, 4096
 
 
 @dataclass(frozen=True)

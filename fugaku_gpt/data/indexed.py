@@ -64,8 +64,8 @@ class IndexedCorpus:
         expected_bytes = lengths_start + 4 * sequences + 8 * sequences + 8 * entries
         if len(index) not in (expected_bytes, expected_bytes + sequences):  # with modes
             raise self._damaged(
-                f"its header announces {sequences} sequences and {entries} document entries, which take {expected_bytes} bytes, "
-                f"but it has {len(index)}"
+                f"its header announces {sequences} sequences and {entries} document entries, "
+                f"which take {expected_bytes} bytes, but it has {len(index)}"
             )
         self.lengths = np.frombuffer(index, "<i4", sequences, lengths_start)
         self._starts = np.frombuffer(index, "<i8", sequences, lengths_start + 4 * sequences)

@@ -214,7 +214,7 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 @contextlib.contextmanager
 def _temporary_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out``, removed at the end of the block; leftovers of SIGKILL are removed the next time."""
+    """A hidden folder beside ``out``, removed at the end of the block; leftovers of a kill are removed next time."""
     host = socket.gethostname()
     folder = out.with_name(f".{out.name}.{host}.{os.getpid()}.tmp")
     try:

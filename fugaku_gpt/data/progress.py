@@ -13,7 +13,7 @@ Advance = Callable[[int], None]
 
 @contextmanager
 def show_progress(title: str, total: int) -> Iterator[Advance]:
-    """Show a task's progress during the block; the function that it yields takes the bytes done so far, of ``total``."""
+    """Show progress during the block; the function that it yields takes the bytes done so far, of ``total``."""
     if sys.stderr.isatty():
         with _progress_bar(title, total) as advance:
             yield advance

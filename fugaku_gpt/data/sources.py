@@ -172,8 +172,8 @@ def _walk(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
 
 def _walk_stdlib(root: Path) -> Iterator[Path]:
     for path in _walk(root, (".py",)):
-        path_parts = path.relative_to(root).parts
-        if not _STDLIB_EXCLUDED.intersection(path_parts[:-1]) and not path_parts[-1].startswith("_sysconfigdata"):
+        components = path.relative_to(root).parts
+        if not _STDLIB_EXCLUDED.intersection(components[:-1]) and not components[-1].startswith("_sysconfigdata"):
             yield path
 
 

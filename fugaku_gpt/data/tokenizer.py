@@ -21,8 +21,8 @@ SMALLEST_VOCABULARY = 257  # all bytes, and the end of a document
 LARGEST_UINT16 = 65500  # Megatron's bound: below it, token ids are stored in two bytes
 _PIECE_CHARACTERS = 1 << 20
 # Byte-level pre-tokenizers separate a newline from the text after it, and a single one from the text before it, so a
-# boundary behind a single newline changes no token. Of several newlines all but the last are one piece, which a boundary
-# behind them would join with the last.
+# boundary behind a single newline changes no token. Of several newlines all but the last are one piece; a boundary
+# behind them would join it with the last.
 _PIECE_BOUNDARY = re.compile(r"(?<=\S)\n(?=\S)")
 
 

@@ -114,7 +114,7 @@ class _WorkerPool:
             raise DataError(f"a worker process could not encode a document: {message}")
         return encoded_batch
 
-    def __enter__(self) -> "_Pool":
+    def __enter__(self) -> "_WorkerPool":
         return self
 
     def __exit__(

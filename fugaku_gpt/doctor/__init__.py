@@ -1,1 +1,1 @@
-"""What is wrong: with this machine, or with a run that did not end well."""
+"""Diagnoses problems of this machine, and of a run that did not end well."""

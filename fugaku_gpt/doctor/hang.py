@@ -1,4 +1,4 @@
-"""Why a run does not go on, told from the files that its ranks leave: also after all of them were killed."""
+"""Explains why a run hangs, from the files that its ranks leave, even after all of them were killed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from fugaku_gpt.hang.diagnosis import (
 from fugaku_gpt.records.flight import Flight
 from fugaku_gpt.records.run import RunDirectory
 
-_RECENT_SECONDS = 60.0  # a run whose files were touched since may be going on
+_RECENT_SECONDS = 60.0  # a run whose files changed within this time may be running
 _OBSERVATION_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """What the doctor has found.
+    """The diagnosis of a hanging run.
 
     Attributes:
-        hang: None where ranks still move, or none was ever seen.
-        moving: ranks whose progress was seen to go on just now.
-        hosts: by rank of the culprits, where its process is: host and number.
-        stacks: by rank of the culprits, the file of its Python stacks, where it wrote one.
+        verdict: the diagnosis in one line.
+        hang: the explanation of the hang; None where ranks still make progress.
+        moving: ranks that made progress during the examination.
+        hosts: rank of a culprit → host and process.
+        stacks: rank of a culprit → file of its Python stacks, where it wrote one.
     """
 
     verdict: str
@@ -47,7 +48,7 @@ class HangReport:
 
 
 def hang_report(path: Path) -> HangReport:
-    """Read a run directory and tell who waits for whom.
+    """Reads a run directory and reports which ranks wait for which.
 
     Raises:
         UsageError: it is no run directory, it holds no flight recorders, or a file in it is damaged.
@@ -79,10 +80,10 @@ def hang_report(path: Path) -> HangReport:
 
 
 def run_directory(path: Path) -> RunDirectory:
-    """A run directory that is there.
+    """Opens an existing run directory.
 
     Raises:
-        UsageError: it is not.
+        UsageError: there is no such folder, or it is no run directory.
     """
     if not path.is_dir():
         raise UsageError(f"{path}: no such folder; give a run directory (a folder with config.yaml)")
@@ -93,7 +94,7 @@ def run_directory(path: Path) -> RunDirectory:
 
 
 def report_lines(report: HangReport) -> List[str]:
-    """The report for a person, the verdict first."""
+    """The report as lines of text, the verdict first."""
     lines = [report.verdict]
     if report.hang is None:
         return lines
@@ -130,7 +131,7 @@ def _position_line(position: Position, newest: float) -> str:
 
 
 def _moving_ranks(directory: RunDirectory, flights: Sequence[Flight]) -> List[int]:
-    """Ranks that make progress while one looks; does not look at a run that has been quiet for long."""
+    """Ranks that make progress within a second; empty without waiting if the run has been quiet for a minute."""
     if max(flight.head.progressed for flight in flights) < time.time() - _RECENT_SECONDS:
         return []
     time.sleep(_OBSERVATION_SECONDS)

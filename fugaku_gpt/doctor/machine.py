@@ -1,4 +1,4 @@
-"""Is this machine able to train? Each check says what was seen and how to mend it."""
+"""Checks whether this machine is able to train; each check reports what was seen and how to mend it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARN = "warn"
 FAIL = "fail"
 PROBE_SECONDS = 120.0
 
-# Run by another Python, so that this one needs neither torch nor MPI, and survives if loading them crashes.
+# Run in another process, so that this one needs neither torch nor MPI, and survives if loading them crashes.
 _TORCH_PROBE = "import json; from fugaku_gpt.compat import build_facts; print(json.dumps(build_facts()))"
 _MPI_PROBE = "import json; from fugaku_gpt.comm import mpi_facts; print(json.dumps(mpi_facts()))"
 _SUM_PROBE = (
@@ -35,7 +35,7 @@ _SUM_PROBE = (
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, ``ok``, ``warn`` or ``fail``, what was seen, and how to mend it (empty where it is ok)."""
+    """One check: name, status (``ok``, ``warn`` or ``fail``), what was seen, and how to mend it (empty where ok)."""
 
     name: str
     status: str
@@ -44,7 +44,7 @@ class Check:
 
 
 def check_machine() -> List[Check]:
-    """All checks, in the order in which later ones need earlier ones."""
+    """Runs all checks, in an order in which later checks depend on earlier ones."""
     return [
         check_python(),
         check_package("numpy", FAIL, "pip install numpy"),
@@ -64,13 +64,13 @@ def check_machine() -> List[Check]:
 
 
 def check_python() -> Check:
-    """The interpreter, at least 3.8."""
+    """Checks that the interpreter is at least Python 3.8."""
     seen = f"{platform.python_version()} at {sys.executable}"
     return Check("Python", OK if sys.version_info >= (3, 8) else FAIL, seen, "")
 
 
 def check_package(name: str, missing: str, mend: str) -> Check:
-    """An installed package; ``missing`` is the status where it is not."""
+    """Checks that a package is installed; ``missing`` is the status where it is not."""
     try:
         return Check(name, OK, metadata.version(name))
     except metadata.PackageNotFoundError:
@@ -78,7 +78,7 @@ def check_package(name: str, missing: str, mend: str) -> Check:
 
 
 def check_torch() -> Check:
-    """PyTorch, loaded in a process of its own."""
+    """Checks PyTorch, which is loaded in a process of its own."""
     facts, problem = _probe(_TORCH_PROBE)
     if facts is None:
         return Check("PyTorch", FAIL, problem, "make install, or pip install torch")
@@ -90,7 +90,7 @@ def check_torch() -> Check:
 
 
 def check_mpi() -> Check:
-    """mpi4py and the MPI library that it loads, in a process of its own."""
+    """Checks mpi4py and the MPI library that it loads, in a process of its own."""
     facts, problem = _probe(_MPI_PROBE)
     if facts is None:
         return Check("MPI library", FAIL, problem, "make install, or pip install mpi4py mpich")
@@ -99,7 +99,7 @@ def check_mpi() -> Check:
 
 
 def check_launcher() -> Check:
-    """``mpirun``."""
+    """Checks that an ``mpirun`` exists."""
     try:
         launcher = find_launcher()
     except UsageError as error:
@@ -109,7 +109,7 @@ def check_launcher() -> Check:
 
 
 def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
-    """Two real ranks that add two numbers; finds a launcher and a library that do not belong together."""
+    """Starts two ranks that add two numbers; detects a launcher and a library that do not belong together."""
     name = "two ranks"
     try:
         launcher = find_launcher()
@@ -131,7 +131,7 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
 
 
 def check_cores() -> Check:
-    """Cores that this process may use, of those that the machine has; and the control group's share of them."""
+    """Checks how many of the machine's cores this process may use, and the quota of its control group."""
     usable, total = len(local.usable_cores()), os.cpu_count() or 1
     seen = f"{usable} of {total} usable, {local.processor_name()} ({' '.join(local.vector_flags())})"
     share = cpu_share(_read("/sys/fs/cgroup/cpu.max"))
@@ -143,7 +143,7 @@ def check_cores() -> Check:
 
 
 def cpu_share(text: str) -> Optional[float]:
-    """Cores' worth of time that a control group's ``cpu.max`` allows; None for no limit."""
+    """Number of cores that a control group's ``cpu.max`` allows; None for no limit."""
     quota_and_period = text.split()
     if len(quota_and_period) != 2 or not (quota_and_period[0].isdigit() and quota_and_period[1].isdigit()):
         return None
@@ -151,7 +151,7 @@ def cpu_share(text: str) -> Optional[float]:
 
 
 def check_memory(limit: int) -> Check:
-    """Memory that all processes of this node may use together, in bytes."""
+    """Checks the memory that all processes of this node may use together, ``limit`` in bytes."""
     used = local.node_used_bytes()
     seen = f"{limit / 2**30:.1f} GiB, {used / 2**30:.1f} GiB in use"
     if limit - used < 2**30:
@@ -160,7 +160,7 @@ def check_memory(limit: int) -> Check:
 
 
 def check_open_files(limit: int) -> Check:
-    """Files and connections that one process may have open."""
+    """Checks the number of files and connections that one process may have open."""
     unlimited = limit == resource.RLIM_INFINITY
     if not unlimited and limit < 1024:
         return Check("open files", WARN, str(limit), "many ranks on one node need more: ulimit -n 4096")
@@ -168,7 +168,7 @@ def check_open_files(limit: int) -> Check:
 
 
 def check_shared_memory(directory: Path) -> Check:
-    """Where MPI keeps what the ranks of one node share."""
+    """Checks the directory in which MPI stores the memory that the ranks of one node share."""
     try:
         status = os.statvfs(directory)
     except OSError:
@@ -186,7 +186,7 @@ def check_shared_memory(directory: Path) -> Check:
 
 
 def check_tcmalloc(library: Optional[Path]) -> Check:
-    """The allocator for ``node.tcmalloc``."""
+    """Checks the allocator for ``node.tcmalloc``."""
     if library is None:
         mend = "runs with node.tcmalloc will be recorded as `not applied`; on Debian: apt install libtcmalloc-minimal4"
         return Check("tcmalloc", WARN, "not installed", mend)
@@ -194,14 +194,14 @@ def check_tcmalloc(library: Optional[Path]) -> Check:
 
 
 def check_clock(mhz: Optional[int]) -> Check:
-    """The control of the clock; its absence is normal outside a job on Fugaku."""
+    """Checks the control of the clock; its absence is normal outside a job on Fugaku."""
     if mhz is None:
         return Check("clock", OK, "not fixed here: node.freq_mhz will be recorded as `not applied`")
     return Check("clock", OK, f"fixed to {mhz} MHz")
 
 
 def check_retention(resources: Dict[str, str]) -> Check:
-    """The control of A64FX's idle-core sleep; its absence is normal outside a job on Fugaku."""
+    """Checks the control of A64FX's idle-core sleep; its absence is normal outside a job on Fugaku."""
     state = resources.get("retention_state")
     if state is None:
         seen = "no control here: node.retention_state will be recorded as `not applied`"
@@ -210,7 +210,7 @@ def check_retention(resources: Dict[str, str]) -> Check:
 
 
 def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    """(what a short Python program printed as JSON, ""), or (None, why not)."""
+    """Runs a Python program that prints JSON; returns (its facts, ""), or (None, the reason of the failure)."""
     try:
         completed = subprocess.run(
             [sys.executable, "-c", program],
@@ -234,5 +234,5 @@ def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:  # absent outside a control group: no limit is known
+    except OSError:  # absent outside a control group: the limit is unknown
         return ""

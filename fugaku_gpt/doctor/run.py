@@ -1,4 +1,4 @@
-"""What happened to a run, told from what it left: its result, its metrics, and where its ranks were last seen."""
+"""Reports what happened to a run, from its result, its metrics, and the flight recorders of its ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run directory tells.
+    """The diagnosis of a run directory.
 
     Attributes:
         result: how the run ended, in one line.
-        last: the last line of its metrics, in one line.
-        findings: what follows, for a person; nothing for a run that ended well.
+        last: its last finished iteration, in one line.
+        findings: lines about the cause; empty for a run that ended well.
     """
 
     result: str
@@ -29,7 +29,7 @@ class Diagnosis:
 
 
 def diagnose(path: Path) -> Diagnosis:
-    """Read a run directory, of a run that has ended or is still going.
+    """Reads the directory of a run that has ended or is still running.
 
     Raises:
         UsageError: it is no run directory, or a file in it is damaged.
@@ -40,12 +40,12 @@ def diagnose(path: Path) -> Diagnosis:
     if result is not None:
         result_text = f"{result.status}{': ' + result.reason if result.reason else ''} ({result.iterations} iterations)"
     findings = []
-    if result is None or result.status not in (OK, REFUSED):  # else nothing of its calls is left to explain
+    if result is None or result.status not in (OK, REFUSED):  # otherwise there is nothing to explain
         flights = read_flights(directory.flight_dir)
         if flights:
             processes = process_states([flight.head for flight in flights], socket.gethostname())
             hang = diagnose_hang(flights, processes, config_or_none(directory.config_file))
-            findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` tells who waits for whom"]
+            findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` shows which ranks wait for which"]
             if hang.missing:
                 findings.insert(1, f"{describe_ranks(hang.missing)} left no record")
         else:
@@ -54,7 +54,7 @@ def diagnose(path: Path) -> Diagnosis:
 
 
 def last_iteration_line(directory: RunDirectory) -> str:
-    """The last thing that was measured, in words."""
+    """The last finished iteration as a line: its number, loss and time."""
     lines = directory.metrics("iteration")
     if not lines:
         return "no iteration was finished"

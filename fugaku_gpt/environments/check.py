@@ -196,7 +196,7 @@ def _build_rows(
         _yes_or_no_row("fused AdamW", expected.fused_adamw, build["fused_adamw"], mend),
         _yes_or_no_row("flush denormals", expected.flush_denormals, build["flush_denormals"], mend),
         _row(
-            "bfloat16 without kernel", "" if stated is None else _joined_or_none(stated), _joined_or_none(without_kernel),
+            "bfloat16 without kernel", "" if stated is None else _join_names(stated), _join_names(without_kernel),
             stated is not None and set(without_kernel) == set(stated), mend,
         ),
     ]  # fmt: skip
@@ -227,7 +227,7 @@ def _yes_or_no_row(subject: str, expected: Optional[bool], actual: object, mend:
     return _row(subject, text_of[expected], text_of[bool(actual)], expected is bool(actual), mend)
 
 
-def _joined_or_none(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 

@@ -55,8 +55,8 @@ def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
     profile_folder = folder or _shipped_folder()
     if not profile_folder.is_dir():
         raise UsageError(
-            f"{profile_folder}: there is no folder of profiles: this fugaku_gpt was installed without them; name a profile by "
-            "its path, such as ./env/torch-1.7.yaml, or run from a checkout"
+            f"{profile_folder}: there is no folder of profiles: this fugaku_gpt was installed without them; name a "
+            "profile by its path, such as ./env/torch-1.7.yaml, or run from a checkout"
         )
     return _profiles_in(profile_folder)
 
@@ -237,11 +237,12 @@ def require_created(profile: Profile, command: str = "") -> None:
     if location.state == "by a job":
         raise UsageError(
             f"{profile.name}: it is built by a job into a tar file (`fugaku-gpt env create {profile.name}`); on a node "
-            "that has unpacked it, say where: --at FOLDER"
+            "that has unpacked it, name the folder with --at FOLDER"
         )
     if location.state == "other":
         raise UsageError(
-            f"{location.folder}: is another build than {profile.name}: {location.differing_pins}; {DIFFERENT_BUILD_MEND}"
+            f"{location.folder}: is another build than {profile.name}: {location.differing_pins}; "
+            f"{DIFFERENT_BUILD_MEND}"
         )
     if location.state != "yes":
         problem = "is not made" if location.state == "no" else "was not finished"

@@ -1,4 +1,4 @@
-"""Divisors of whole numbers: sizes that share something out evenly."""
+"""Divisors of integers: sizes that divide something evenly."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 Symbols: B global batch in sequences, s sequence length, l layers, h hidden, V padded vocabulary.
 Source of the notes' form: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", eq. 3, with the factor 4 (one more forward pass, for recompute) replaced by 3 where nothing is recomputed.
+Megatron-LM", eq. 3, with the factor 4 (one more forward pass, for recompute) replaced by 3 if nothing is recomputed.
 """
 
 from __future__ import annotations
 
 from fugaku_gpt.config.schema import ModelConfig
 
-# as records carry them beside the figures that they gave
+# text of the formulas, which records store beside the figures
 NOTES_FORMULA = "24 f B s l h^2 (1 + s/6h + V/16lh), f = 4 with recompute, else 3"
 EXACT_FORMULA = "6 B s (l (4 h^2 + 2 h ffn) + V h + 2 s l h)"
 

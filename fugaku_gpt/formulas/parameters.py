@@ -1,4 +1,4 @@
-"""How many parameters a model has, and what its size is called in tables."""
+"""The number of parameters of a model, and the name of its size in tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fugaku_gpt.config.schema import ModelConfig
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Trained parameters with the true vocabulary; tied output weights are counted once."""
+    """Number of trained parameters with the unpadded vocabulary; tied output weights are counted once."""
     h, f = model.hidden, model.ffn_size
     attention = 3 * h * h + 3 * h + h * h + h
     mlp = h * f + f + f * h + h

@@ -442,7 +442,7 @@ def _hang_by_disagreement(calls: Dict[int, RecordedCall], chain: List[str]) -> H
 
 
 def _hang_by_deviation(deviation: Deviation, chain: List[str]) -> Hang:
-    who = _are_the_cause(deviation.culprits)
+    blame = _are_the_cause(deviation.culprits)
     they = "they" if len(deviation.culprits) > 1 else "it"
     if deviation.kind == LEFT_OUT:
         description = f"{they} left out {describe_call(deviation.call)}, {_as_made(deviation)}"
@@ -460,7 +460,14 @@ def _hang_by_deviation(deviation: Deviation, chain: List[str]) -> Hang:
         doubt = f" (or {describe_ranks(deviation.alternatives)} did otherwise: nothing earlier is known to tell which)"
     call = deviation.actual if deviation.kind == DISAGREE and deviation.actual is not None else deviation.call
     return Hang(
-        f"{who}: {description}{doubt}", deviation.culprits, deviation.kind, call, chain, [], (), deviation.alternatives
+        f"{blame}: {description}{doubt}",
+        deviation.culprits,
+        deviation.kind,
+        call,
+        chain,
+        [],
+        (),
+        deviation.alternatives,
     )
 
 

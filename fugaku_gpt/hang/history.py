@@ -52,7 +52,7 @@ class _CallHistory:
         head = flight.head
         self.current_stretch: Stretch = (head.step, head.phase, head.micro_batch)  # not ended yet
 
-    def values(self, stretch: Stretch) -> Tuple[CallSignature, ...]:
+    def signatures(self, stretch: Stretch) -> Tuple[CallSignature, ...]:
         """Signatures of the calls made in a stretch."""
         return tuple(_signature(call) for call in self.stretches.get(stretch, ()))
 
@@ -132,18 +132,18 @@ def _sides(histories: Sequence[_CallHistory], stretch: Stretch) -> Dict[Tuple[Ca
     unfinished = []
     for history in histories:
         if _has_passed(history, stretch):
-            sides.setdefault(history.values(stretch), []).append(history)
+            sides.setdefault(history.signatures(stretch), []).append(history)
         elif history.current_stretch == stretch or stretch in history.stretches:
             unfinished.append(history)
-    for history in sorted(unfinished, key=lambda candidate: -len(candidate.values(stretch))):
-        signatures = history.values(stretch)
-        if not signatures:
+    for history in sorted(unfinished, key=lambda candidate: -len(candidate.signatures(stretch))):
+        made = history.signatures(stretch)
+        if not made:
             continue  # no call yet
-        matching_sides = [side for side in sides if side[: len(signatures)] == signatures]
+        matching_sides = [side for side in sides if side[: len(made)] == made]
         if matching_sides:
             sides[max(matching_sides, key=len)].append(history)
         else:
-            sides.setdefault(signatures, []).append(history)
+            sides.setdefault(made, []).append(history)
     return sides
 
 
@@ -156,30 +156,35 @@ def _blame_side(
 ) -> Deviation:
     """Blame the minority; in a tie, the side whose calls have no example in other groups and earlier steps."""
     most = max(len(side) for side in sides.values())
-    support = {values: len(side) for values, side in sides.items()}
+    support = {signatures: len(side) for signatures, side in sides.items()}
     undecided = False
     if sum(len(side) == most for side in sides.values()) > 1:
         examples = _examples(flights, name, [history.rank for history in histories], stretch)
         support = {
-            values: sum(count for seen, count in examples.items() if _is_example_of(values, seen, side, stretch))
-            for values, side in sides.items()
+            signatures: sum(
+                count for seen, count in examples.items() if _is_example_of(signatures, seen, side, stretch)
+            )
+            for signatures, side in sides.items()
         }
         best = max(support.values())
         if sum(count == best for count in support.values()) > 1:
             undecided = True  # the one that did less is named first: to forget is more common than to repeat
-            support = {values: len(values) for values in sides}
-    right = max(support, key=lambda values: support[values])
-    wrong = min(support, key=lambda values: support[values])
+            support = {signatures: len(signatures) for signatures in sides}
+    right = max(support, key=lambda signatures: support[signatures])
+    wrong = min(support, key=lambda signatures: support[signatures])
     good, bad = sides[right], sides[wrong]
     alternatives = tuple(sorted(history.rank for history in good)) if undecided else ()
     return _first_difference(good, bad, stretch, alternatives)
 
 
 def _is_example_of(
-    values: Tuple[CallSignature, ...], seen: Tuple[CallSignature, ...], side: Sequence[_CallHistory], stretch: Stretch
+    signatures: Tuple[CallSignature, ...],
+    seen: Tuple[CallSignature, ...],
+    side: Sequence[_CallHistory],
+    stretch: Stretch,
 ) -> bool:
-    return values == seen or (
-        all(not _has_passed(history, stretch) for history in side) and seen[: len(values)] == values
+    return signatures == seen or (
+        all(not _has_passed(history, stretch) for history in side) and seen[: len(signatures)] == signatures
     )
 
 
@@ -219,7 +224,7 @@ def _examples(
             if step < stretch[0] or (step == stretch[0] and rank not in ranks):
                 earlier_stretch = (step, stretch[1], stretch[2])
                 if _has_passed(history, earlier_stretch):
-                    seen[history.values(earlier_stretch)] += 1
+                    seen[history.signatures(earlier_stretch)] += 1
     return seen
 
 
@@ -265,14 +270,14 @@ def _first_stray(history: _CallHistory) -> Optional[Tuple[Optional[RecordedCall]
     """Return (call due, call made) for the first call of the last step that differs from every earlier step."""
     for stretch in [candidate for candidate in history.stretches if candidate[0] == history.current_stretch[0]]:
         made = history.stretches[stretch]
-        values = history.values(stretch)
+        signatures = history.signatures(stretch)
         earlier = [calls for other, calls in history.stretches.items() if other[1:] == stretch[1:] and other < stretch]
         if not earlier:
             continue
         if not _has_passed(history, stretch):
-            if any(tuple(map(_signature, calls))[: len(values)] == values for calls in earlier):
+            if any(tuple(map(_signature, calls))[: len(signatures)] == signatures for calls in earlier):
                 continue
-        elif any(tuple(map(_signature, calls)) == values for calls in earlier):
+        elif any(tuple(map(_signature, calls)) == signatures for calls in earlier):
             continue
         before = earlier[-1]
         index = next(

@@ -1,4 +1,4 @@
-"""How a build in a tar file comes to be: the job that compiles it, and the lines that activate it on a node."""
+"""Scripts for a PyTorch build in a tar file: the job that compiles it, and the lines that activate it on a node."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FOLDERS = re.compile(r"\{(prefix|compiler)\}")
 def build_job(
     profile: Profile, profile_file: Path, settings: Sequence[str] = (), package: Optional[str] = None
 ) -> JobScript:
-    """The PJM job that compiles a build and leaves its tar file in the job's folder.
+    """Render the PJM job that compiles a build and leaves its tar file in the job's folder.
 
     Args:
-        profile: as ``resolve`` gives it.
-        profile_file: it is checked by, once it is built.
-        settings: of the run file's ``job`` section, such as ``job.group=hp000000``.
-        package: what pip installs as fugaku_gpt; default: this checkout.
+        profile: profile as ``resolve`` returns it.
+        profile_file: file of the profile, by which the job checks the build.
+        settings: settings of the sections ``job`` and ``node``, such as ``job.group=hp000000``.
+        package: requirement that pip installs as fugaku_gpt; default: this checkout.
 
     Raises:
-        UsageError: the build is not compiled, or there is no checkout to install from.
+        UsageError: the profile is not compiled, or there is no checkout to install from.
         ConfigError: a setting is not valid.
     """
     build = _compiled_build(profile)
@@ -40,7 +40,7 @@ def build_job(
             "checkout, or a wheel of it, with --package"
         )
     config = _build_config(profile, settings)
-    # a package of another kind than a file, such as an address, is pip's to find
+    # pip finds a package that is not a file, such as an address
     files = [str(Path(root) / "setup.cfg")] if package is None else [package] if Path(package).is_absolute() else []
     context = {
         "build": build,
@@ -65,7 +65,7 @@ def build_job(
 
 
 def activation(profile: Profile, tarball: Path) -> str:
-    """Lines to be sourced on a node: modules, the tar file unpacked, folders to look in."""
+    """Render the lines to source on a node: they load modules, unpack the tar file and set search paths."""
     _compiled_build(profile)
     config = _build_config(profile, [f"job.tarball={tarball}"])
     variables = dict(setting.split("=", 1) for setting in profile.environment)
@@ -74,7 +74,7 @@ def activation(profile: Profile, tarball: Path) -> str:
 
 
 def tarball_name(profile: Profile) -> str:
-    """The name of the tar file that a build becomes."""
+    """Return the name of a build's tar file."""
     return f"{profile.name}.tar"
 
 
@@ -89,7 +89,7 @@ def _compiled_build(profile: Profile) -> Build:
 
 
 def _build_config(profile: Profile, settings: Sequence[str]) -> RunConfig:
-    """One node, one process on all of its cores."""
+    """Return the configuration of the build's job: one node, with one process on all of its cores."""
     for text in settings:
         if not text.strip().startswith(("job.", "node.")):
             raise ConfigError(f"--set {text}: a build's job takes keys of job and node, such as job.group=hp000000")
@@ -106,7 +106,7 @@ def _build_config(profile: Profile, settings: Sequence[str]) -> RunConfig:
 
 
 def _shell_pairs(texts: Sequence[str]) -> List[Tuple[str, str]]:
-    """NAME=value → name and value for the shell."""
+    """Split each ``NAME=value`` into the name and a quoted value for the shell."""
     values: Dict[str, str] = dict(text.split("=", 1) for text in texts)
     return [(name, _shell_word(value)) for name, value in values.items()]
 
@@ -119,11 +119,11 @@ def _command(text: str) -> str:
 
 
 def _shell_word(text: str) -> str:
-    """One word for the shell; ``{prefix}`` and ``{compiler}`` become its variables.
+    """Quote a word for the shell; ``{prefix}`` and ``{compiler}`` become shell variables.
 
     >>> _shell_word("{compiler}/bin/fcc -Kfast")
     '"$compiler"\\'/bin/fcc -Kfast\\''
     """
-    pieces = _FOLDERS.split(text)  # every second one is a name
+    pieces = _FOLDERS.split(text)  # every second piece is the name of a folder
     quoted = [f'"${piece}"' if index % 2 else shlex.quote(piece) for index, piece in enumerate(pieces) if piece]
     return "".join(quoted) or "''"

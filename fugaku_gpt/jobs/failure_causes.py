@@ -1,4 +1,4 @@
-"""What the words and codes of schedulers mean for a run: how it ended, why, and what to do."""
+"""The causes of a run's end that schedulers' states and codes stand for, with status and advice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ MORE_MEMORY = (
 
 @dataclass(frozen=True)
 class Cause:
-    """What a scheduler's code or word says of a job's end."""
+    """The cause of a job's end.
+
+    Attributes:
+        status: status of the run, one of ``records.run.STATUSES``.
+        cause: one line; empty for a job that succeeded.
+        advice: what to do about it.
+        retry: ``resume``, ``retry``, ``never`` or ``wait``.
+    """
 
     status: str
     cause: str
@@ -42,11 +49,11 @@ CAUSES_BY_STATE: Dict[str, Cause] = {
     "TIMEOUT": Cause(runs.TIMEOUT, "time limit reached", "resume it, or raise job.elapse", RESUME),
     "DEADLINE": Cause(runs.TIMEOUT, "deadline reached", "resume it", RESUME),
     "OUT_OF_MEMORY": Cause(runs.OUT_OF_MEMORY, "killed for memory", MORE_MEMORY, NEVER),
-    "NODE_FAIL": Cause(runs.FAILED, "node down", "hand it in again", RETRY),
-    "BOOT_FAIL": Cause(runs.FAILED, "a node did not start", "hand it in again", RETRY),
-    "LAUNCH_FAILED": Cause(runs.FAILED, "the nodes could not start it", "hand it in again", RETRY),
+    "NODE_FAIL": Cause(runs.FAILED, "node down", "submit it again", RETRY),
+    "BOOT_FAIL": Cause(runs.FAILED, "a node did not start", "submit it again", RETRY),
+    "LAUNCH_FAILED": Cause(runs.FAILED, "the nodes could not start it", "submit it again", RETRY),
     "PREEMPTED": Cause(runs.INTERRUPTED, "stopped for another job", "resume it", RESUME),
-    "REVOKED": Cause(runs.INTERRUPTED, "moved to another cluster", "see there", NEVER),
+    "REVOKED": Cause(runs.INTERRUPTED, "moved to another cluster", "look at that cluster", NEVER),
     "STOPPED": Cause(runs.INTERRUPTED, "the queue of this machine was stopped", "resume it", RESUME),
 }
 PJM_STATUSES = {
@@ -62,11 +69,11 @@ PJM_STATUSES = {
     18: runs.INTERRUPTED,
     23: runs.OUT_OF_MEMORY,
 }
-CANCELLED_BY_USER = Cause(runs.INTERRUPTED, "cancelled", "resume it if it was not meant", RESUME)
+CANCELLED_BY_USER = Cause(runs.INTERRUPTED, "cancelled", "resume it if this was not intended", RESUME)
 
 
 def scheduler_cause(scheduler: str, status: JobStatus) -> Optional[Cause]:
-    """What the scheduler's own code or word says beyond "it has ended"; None where it is no more than that."""
+    """Return the cause that the scheduler's code or state names; None if it only says that the job has ended."""
     if scheduler == "pjm":
         ending = ending_of(status.code, status.reason)
         if ending is not None and ending.code == 1:
@@ -79,7 +86,7 @@ def scheduler_cause(scheduler: str, status: JobStatus) -> Optional[Cause]:
         if word in CAUSES_BY_STATE:
             return CAUSES_BY_STATE[word]
     if status.state == REJECTED:
-        return Cause(runs.REFUSED, f"rejected: {status.reason or status.raw}", "mend it and hand it in again", NEVER)
+        return Cause(runs.REFUSED, f"rejected: {status.reason or status.raw}", "correct it and submit it again", NEVER)
     if status.state == CANCELLED:
         reason = f": {status.reason}" if status.reason else ""
         return replace(CANCELLED_BY_USER, cause=CANCELLED_BY_USER.cause + reason)

@@ -1,7 +1,7 @@
-"""How a job has ended, why, and what to do: our own exit record first, then the scheduler's codes.
+"""Diagnoses how a job ended, why, and what to do: by our own exit record first, then by the scheduler's codes.
 
-That a scheduler has done with a job (``EXT``, ``COMPLETED``) is never success by itself, and a job that is lost stays
-lost: it may have ended in any way.
+The end of a job for its scheduler (``EXT``, ``COMPLETED``) never means success by itself, and a lost job stays lost:
+it may have ended in any way.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from fugaku_gpt.records.job import (
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 
-_LOG_FILES = 16  # of a job's many, these are looked at for its last words
+_LOG_FILES = 16  # log files of a job that are searched for the reason of its end
 _GIB = 2**30
-# how bad, for the sub-jobs of a bulk job
+# the status of a bulk job is the worst of its sub-jobs
 _WORST_FIRST = (
     runs.FAILED,
     runs.HUNG,
@@ -61,13 +61,13 @@ _WORST_FIRST = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The outcome of a job so far.
 
     Attributes:
-        status: of the run, one of ``records.run.STATUSES``; empty while it is not over.
-        state: of the job, one of ``records.job.STATES``; empty where nothing was handed in.
-        cause: one line; empty for a job that ended well.
-        advice: what to do; empty where nothing.
+        status: status of the run, one of ``records.run.STATUSES``; empty until the job is over.
+        state: state of the job, one of ``records.job.STATES``; empty if nothing was submitted.
+        cause: one line; empty for a job that succeeded.
+        advice: what to do; empty if there is nothing to do.
         retry: ``resume``, ``retry``, ``never`` or ``wait``.
     """
 
@@ -79,10 +79,10 @@ class Outcome:
 
 
 def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
-    """What became of the job of a run directory.
+    """Diagnose the job of a run directory.
 
     Args:
-        status: what the scheduler says of the deciding job (:func:`deciding_job`); default: as was recorded last.
+        status: the scheduler's status of the deciding job (:func:`deciding_job`); default: the last recorded one.
 
     Raises:
         UsageError: a record in the directory is damaged.
@@ -108,8 +108,10 @@ def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
 
 
 def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optional[SubmittedJob]:
-    """The job whose end is the run's end: of a chain, the first link that did not stop to be resumed. What comes after
-    it has nothing to do, whatever its own exit code."""
+    """Return the job whose end is the run's end: the first link of a chain that did not stop to be resumed.
+
+    Later links have nothing to do, whatever their exit codes.
+    """
     for job in history.jobs:
         record = records.get(job.job_id)
         if record is None or record.exit_code != EXIT_RESUME:
@@ -118,8 +120,9 @@ def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optiona
 
 
 def record_result(directory: Path, outcome: Outcome, timestamp: float) -> Optional[Result]:
-    """Write the run's result where its job is over and its ranks left none, or one that says less; returns the result
-    that was written, if one was. Each sub-job of a bulk job has a result of its own, in its own folder.
+    """Write the run's result if its job is over and its ranks left none, or a less specific one.
+
+    Each sub-job of a bulk job has a result of its own, in its own folder. Returns the result that was written, or None.
 
     Raises:
         UsageError: a record in the directory is damaged.
@@ -145,7 +148,7 @@ def record_result(directory: Path, outcome: Outcome, timestamp: float) -> Option
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What is known of one job or sub-job: its place among the sub-jobs, its exit record, and the scheduler's word."""
+    """The evidence about one job or sub-job: its index among the sub-jobs, its exit record, the scheduler's status."""
 
     directory: Path
     job: SubmittedJob
@@ -155,19 +158,19 @@ class _Evidence:
 
     @property
     def run(self) -> RunDirectory:
-        """Where the ranks leave their records."""
+        """The directory in which the ranks leave their records."""
         if not self.job.bulk:
             return RunDirectory(self.directory)
         return RunDirectory(self.directory / f"repeat-{bulk_numbers(self.job.bulk)[self.index]}")
 
     @property
     def result(self) -> Optional[Result]:
-        """By the ranks themselves or by who has started them; None where they left none."""
+        """The result that the ranks or their launcher wrote; None if there is none."""
         result = self.run.result()
         return None if result is None or result.judged else result
 
     def tail(self) -> List[str]:
-        """The job's last words, of its script and of its first ranks."""
+        """Return the last lines that the job's script and its first ranks printed."""
         sub_job_id = sub_job_ids(self.job)[self.index]
         files = [self.run.log_file, *scheduler_named(self.job.scheduler).output_files(self.directory, sub_job_id)]
         return [line for file in files[:_LOG_FILES] for line in log_tail(file)]
@@ -176,7 +179,7 @@ class _Evidence:
 def _evidence_of_job(
     directory: Path, job: SubmittedJob, records: Dict[str, ExitRecord], status: JobStatus, history: JobHistory
 ) -> List[_Evidence]:
-    """One for each sub-job. The codes of the whole are those of its worst sub-job: of the others they say nothing."""
+    """Return the evidence about each sub-job. The codes of a bulk job are those of its worst sub-job only."""
     evidences = []
     for index, sub_job_id in enumerate(sub_job_ids(job)):
         sub_status = status
@@ -194,18 +197,18 @@ def _outcome_without_job(history: JobHistory) -> Outcome:
         return Outcome(
             "",
             UNKNOWN,
-            f"handed in to {intent.scheduler}, perhaps: the submission has not ended, or was killed",
-            f"`fugaku-gpt job status` looks for it by its tag {intent.tag}",
+            f"perhaps submitted to {intent.scheduler}: the submission has not ended, or was killed",
+            f"`fugaku-gpt job status` looks for the job by its tag {intent.tag}",
         )
     if history.refused:
-        return Outcome("", "", f"not taken: {history.refused.splitlines()[0]}", "mend it and hand it in again", RETRY)
-    return Outcome("", "", "not handed in", "`fugaku-gpt job submit` hands it in", RETRY)
+        return Outcome("", "", f"not taken: {history.refused.splitlines()[0]}", "correct it and submit it again", RETRY)
+    return Outcome("", "", "not submitted", "`fugaku-gpt job submit` submits it", RETRY)
 
 
 def _diagnose_evidence(evidence: _Evidence) -> Outcome:
     record, status = evidence.record, evidence.status
     over = status.state in OVER
-    # a record that names a signal is written when the job is told to stop, and again when it ends
+    # a record that names a signal is written when the job receives it, and again when the job ends
     if not over and (record is None or record.signal):
         return _unfinished_outcome(status)
     state = status.state if over else "ended"
@@ -231,12 +234,12 @@ def _find_cause(evidence: _Evidence) -> Cause:
     if record is None and evidence.status.state == LOST:
         if result is not None and result.status == runs.OK:
             return Cause(runs.OK, "", "", NEVER)
-        cause = evidence.status.reason or "the scheduler does not know it any more"
-        advice = "nothing says how it ended: look at `fugaku-gpt job logs`, then `fugaku-gpt job resume`"
+        cause = evidence.status.reason or "the scheduler no longer knows the job"
+        advice = "no record says how it ended: look at `fugaku-gpt job logs`, then `fugaku-gpt job resume`"
         return Cause(runs.LOST, cause, advice, RETRY)
     if exit_code == EXIT_RESUME and evidence.status.state != REJECTED:
         why = reported.cause if reported is not None else "it has stopped before its end"
-        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", "`fugaku-gpt job resume` goes on", RESUME)
+        return Cause(runs.INTERRUPTED, f"{why}; it can be resumed", "`fugaku-gpt job resume` continues it", RESUME)
     if record is None and reported is not None:
         return _with_figures(evidence, reported)
     killed = record is None and evidence.status.signal is not None
@@ -248,7 +251,7 @@ def _find_cause(evidence: _Evidence) -> Cause:
     if reported is not None:
         return _with_figures(evidence, reported)
     if record is not None and record.signal:
-        cause = f"told to stop by SIG{record.signal}"
+        cause = f"stopped by SIG{record.signal}"
         return Cause(runs.INTERRUPTED, cause, "resume it", RESUME)
     return _ended_badly(evidence, exit_code, result)
 
@@ -275,7 +278,7 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
         )
     if result is not None and result.status == runs.INTERRUPTED:
         return Cause(runs.INTERRUPTED, result.reason, "resume it", RESUME)
-    advice = "mend the cause, then `fugaku-gpt job resume --force`"
+    advice = "remove the cause, then `fugaku-gpt job resume --force`"
     if exit_code == EXIT_USAGE and not evidence.run.metrics("iteration"):
         return Cause(runs.REFUSED, failure_reason(tail) or summary, advice, NEVER)
     status, reason = runs.FAILED, failure_reason(tail)
@@ -285,7 +288,7 @@ def _ended_badly(evidence: _Evidence, exit_code: Optional[int], result: Optional
 
 
 def _with_figures(evidence: _Evidence, end_cause: Cause) -> Cause:
-    """A cause with this run's own figures: how far it came, how much memory it had."""
+    """Return a cause with figures of this run: its progress or its memory use."""
     if end_cause.status == runs.TIMEOUT:
         return replace(end_cause, cause=_joined(end_cause.cause, _progress(evidence)), advice=_time_advice(evidence))
     if end_cause.status == runs.OUT_OF_MEMORY:
@@ -309,17 +312,17 @@ def _progress(evidence: _Evidence) -> str:
 
 
 def _time_advice(evidence: _Evidence) -> str:
-    """Of a run that was cut off by its time limit: what there is to go on from."""
+    """Return the advice for a run that reached its time limit: the checkpoint from which it can continue."""
     checkpoint = evidence.run.last_checkpoint()
     if checkpoint:
-        return f"`fugaku-gpt job resume` goes on from {checkpoint}"
+        return f"`fugaku-gpt job resume` continues from {checkpoint}"
     config = _config(evidence.directory)
     current = (
         f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
     )
     return (
-        f"raise job.elapse{current} or job.stop_margin, then `fugaku-gpt job resume`: it begins anew, as there is no "
-        "checkpoint"
+        f"raise job.elapse{current} or job.stop_margin, then `fugaku-gpt job resume`: it starts from the beginning, as there "
+        "is no checkpoint"
     )
 
 
@@ -339,13 +342,13 @@ def _config(directory: Path) -> Optional[RunConfig]:
     file = directory / "config.yaml"
     try:
         return _read_config(file, file.stat().st_mtime_ns)
-    except (OSError, UsageError):  # advice only: a verdict needs no configuration
+    except (OSError, UsageError):  # the configuration improves advice only
         return None
 
 
 @lru_cache(maxsize=16)
 def _read_config(file: Path, _changed: int) -> RunConfig:
-    """Read once for all that a verdict and its result need."""
+    """Load the configuration, once for an outcome and its result."""
     return load_run_config(file)
 
 
@@ -374,6 +377,6 @@ def _record_sub_job_result(evidence: _Evidence, outcome: Outcome, timestamp: flo
 
 
 def _is_more_specific(from_job: str, recorded: str) -> bool:
-    """Whether the job's end tells the cause of an end that its starter could only call stopped or failed."""
+    """Whether the job's end names the cause of an end that its launcher could only record as stopped or failed."""
     failure_causes: Tuple[str, ...] = (runs.TIMEOUT, runs.OUT_OF_MEMORY)
     return from_job in failure_causes and recorded in (runs.INTERRUPTED, runs.FAILED)

@@ -1,4 +1,4 @@
-"""Many run directories and their jobs: what each is doing, with one query for each scheduler."""
+"""Polls the jobs of many run directories, with one query for each scheduler."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from fugaku_gpt.records.run import Result
 from fugaku_gpt.records.sweep import ATTEMPTS
 
 SchedulerFactory = Callable[[str], Scheduler]
-_MAX_DEPTH = 3  # of folders below one that is named: a store of sweeps of runs
+_MAX_DEPTH = 3  # levels of folders below a given one: a store of sweeps of runs
 _READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
 class PolledRun:
-    """One run directory.
+    """The state of one run directory.
 
     Attributes:
-        scheduler: empty where nothing was handed in.
-        job_id: of the deciding job: the running link of a chain, or the one by which it has ended.
-        link, chain: which link that is, of how many; 0 where nothing was handed in.
-        status: what the scheduler says of it; None where nothing was handed in.
-        recorded: result of the run that was written by this poll; None where there was nothing to write.
-        unanswered: what the schedulers did not say, such as ``job 7`` → why.
+        scheduler: name of the scheduler; empty if nothing was submitted.
+        job_id: id of the deciding job: the running link of a chain, or the link with which the chain ended.
+        link, chain: number of that link, and number of links; 0 if nothing was submitted.
+        status: the scheduler's status of that job; None if nothing was submitted.
+        recorded: result of the run that this poll wrote; None if there was nothing to write.
+        unanswered: what a scheduler did not answer, such as ``job 7`` → the reason.
     """
 
     directory: Path
@@ -60,15 +60,15 @@ class PolledRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the job has ended, or there is none."""
         return bool(self.outcome.status) or not self.outcome.state
 
 
 def job_directories(paths: Sequence[Path]) -> List[Path]:
-    """The run directories with jobs among ``paths`` and below them; earlier attempts are left out.
+    """Return the run directories with jobs among ``paths`` and below them, without earlier attempts.
 
     Raises:
-        UsageError: a path is no folder, or holds none.
+        UsageError: a path is not a folder, or holds no run directory with a job.
     """
     directories: Dict[Path, None] = {}
     for path in paths:
@@ -92,10 +92,10 @@ def poll_runs(
 
     All commands that follow runs poll here: each scheduler is asked once for the jobs of all open intents and once for
     all jobs that are not known to be over. What has changed is recorded, and so are the results of runs whose ranks
-    could not. (Before a submission, ``submission.refuse_a_job`` asks about the one directory by itself.)
+    could not. (Before a submission, ``submission.require_no_active_job`` polls that one directory itself.)
 
-    A scheduler that is not there or does not answer makes no error: what our own records say still counts. Nor does a
-    damaged record: what became of that directory's job is unknown until it is mended, and the others are reported.
+    A scheduler that is missing or does not answer is not an error: our own records still count. Nor is a damaged
+    record: the outcome of that directory's job is unknown until the record is repaired, and the others are reported.
     """
     schedulers = _Schedulers(make_scheduler)
     histories: Dict[Path, JobHistory] = {}
@@ -111,7 +111,7 @@ def poll_runs(
         try:
             polled.append(_poll_directory(directory, history, answers, errors.get(directory, ""), clock()))
         except UsageError as error:
-            outcome = Outcome("", UNKNOWN, _single_line(error), "mend it, or remove it")
+            outcome = Outcome("", UNKNOWN, _single_line(error), "repair it, or remove it")
             damaged = PolledRun(directory, outcome)
             if history.jobs:
                 last = history.jobs[-1]
@@ -127,8 +127,8 @@ def watch_runs(
     sleep: Callable[[float], None] = time.sleep,
     max_wait: float = MAX_WAIT_SECONDS,
 ) -> Iterator[List[PolledRun]]:
-    """:func:`poll_runs` again and again until all are over; after a change soon, else after 2, 4, 8 and up to
-    ``longest`` seconds. Stopping it, or killing it, changes nothing for the jobs."""
+    """Call :func:`poll_runs` repeatedly until all runs are over: soon after a change, otherwise after 2, 4, 8 and up to
+    ``max_wait`` seconds. Stopping or killing the watcher has no effect on the jobs."""
     intervals, before = query_intervals(max_wait=max_wait), None
     while True:
         sleep(next(intervals))
@@ -143,7 +143,7 @@ def watch_runs(
 
 
 def output_of(polled: PolledRun, make_scheduler: SchedulerFactory = scheduler_named) -> List[Path]:
-    """Files that the deciding job has printed into: the script's own first, then those of its ranks."""
+    """Return the output files of the deciding job: the script's own first, then those of its ranks."""
     if not polled.job_id:
         return []
     return make_scheduler(polled.scheduler).output_files(polled.directory, polled.job_id)
@@ -163,10 +163,10 @@ def _directories_below(path: Path, depth: int) -> Iterator[Path]:
 
 
 class _Schedulers:
-    """The schedulers of one poll, each made once.
+    """The schedulers of one poll, each constructed once.
 
     Args:
-        named: makes a scheduler from its name; raises UsageError where there is none.
+        make_scheduler: constructs a scheduler from its name; raises UsageError if there is none.
     """
 
     def __init__(self, make_scheduler: SchedulerFactory) -> None:
@@ -174,7 +174,7 @@ class _Schedulers:
         self._made: Dict[str, Scheduler] = {}
 
     def get(self, name: str) -> Scheduler:
-        """The scheduler of this name."""
+        """Return the scheduler with this name."""
         if name not in self._made:
             self._made[name] = self._make_scheduler(name)
         return self._made[name]
@@ -210,7 +210,7 @@ def _resolve_intents(
 
 
 def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict[Tuple[str, str], JobStatus]:
-    """(scheduler, id of a job or sub-job) → what the scheduler says, of all jobs of which it may say something new."""
+    """Poll all jobs whose status may have changed: (scheduler, id of a job or sub-job) → status."""
     asked: Dict[str, Dict[str, None]] = {}
     for history in histories:
         for job in history.jobs:
@@ -230,7 +230,7 @@ def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict
 
 
 def _may_change(history: JobHistory, job_id: str) -> bool:
-    """Whether the scheduler can still tell something new of a job; one that was lost may turn up again."""
+    """Whether the status of a job can still change; a lost job may reappear."""
     status = history.statuses.get(job_id)
     return status is None or status.state not in OVER or status.state == LOST
 
@@ -249,7 +249,7 @@ def _poll_directory(
             if status is None or status == history.statuses.get(job_id) or not (is_main_job or status.state in OVER):
                 continue
             if status.state == UNKNOWN and job_id in history.statuses:
-                continue  # no news is not written down: the last known state is better
+                continue  # the last recorded state is more useful than `unknown`
             _append_status(directory, timestamp, status)
     history = read_history(directory)
     deciding = deciding_job(history, exit_records(directory))
@@ -281,7 +281,7 @@ def _unanswered(history: JobHistory, answers: Mapping[Tuple[str, str], JobStatus
 
 
 def _record_result(directory: Path, outcome: Outcome, timestamp: float) -> Optional[Result]:
-    """As :func:`record_result`, with nothing written in a directory that one may only read."""
+    """Call :func:`record_result`, but write nothing in a read-only directory."""
     try:
         return record_result(directory, outcome, timestamp)
     except OSError as error:
@@ -291,7 +291,7 @@ def _record_result(directory: Path, outcome: Outcome, timestamp: float) -> Optio
 
 
 def _append_status(directory: Path, timestamp: float, status: JobStatus) -> None:
-    """Write down a status; who may only read a directory looks on without."""
+    """Record a status, except in a read-only directory."""
     try:
         append_status(directory, timestamp, status)
     except OSError as error:

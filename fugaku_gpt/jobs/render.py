@@ -1,7 +1,7 @@
-"""From a run and a profile to the text of its job script: a pure function, tested by exact text.
+"""Renders the job script of a run from its configuration and a profile.
 
-The templates are in ``jobscripts/``. They get only plain values that are worked out here; what a scheduler has no words
-for comes back as notes, which stand in the script as comments too.
+The templates are in ``jobscripts/``. They receive only plain values that are computed here. Settings that a scheduler
+has no equivalent for are returned as notes, which are also comments in the script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fugaku_gpt.machine import fugaku
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
 _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are at their defaults."
-# of Slurm before its time limit; it may come a minute early, so that a job of minutes would be stopped as it starts
+# between Slurm's signal and the time limit; the signal may come a minute early, which would stop a job of minutes at
+# its start
 _WARNING_SECONDS = 60
 _LAUNCHER = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
 
@@ -40,7 +41,7 @@ class JobScript:
     """A rendered script.
 
     Attributes:
-        notes: what the script cannot say to its scheduler, and what was chosen for the user; one line each.
+        notes: settings that the scheduler has no equivalent for, and choices made for the user; one line each.
     """
 
     text: str
@@ -54,16 +55,16 @@ def render_job(
     name: str = "",
     extra_values: Mapping[str, Any] = {},  # noqa: B006  # never written to
 ) -> JobScript:
-    """The job script of a run, for the scheduler that ``config.job.scheduler`` names.
+    """Render the job script of a run for the scheduler ``config.job.scheduler``.
 
     Args:
-        template: text of a template of the user's; it may extend ``pjm.sh.j2``, ``slurm.sh.j2`` or ``local.sh.j2`` and
+        template: text of a user's template; it may extend ``pjm.sh.j2``, ``slurm.sh.j2`` or ``local.sh.j2`` and
             override blocks. Default: the scheduler's own.
-        name: of another template of ``jobscripts/`` than the scheduler's.
-        more: values for it, over those of the run.
+        name: name of another template in ``jobscripts/`` than the scheduler's.
+        extra_values: values for the template, which override those of the run.
 
     Raises:
-        ConfigError: the run cannot be said to the scheduler (name), or the template is not valid.
+        ConfigError: the scheduler cannot express the run (such as its name), or the template is not valid.
     """
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -94,17 +95,17 @@ def render_job(
 
 
 def template_folder() -> Path:
-    """The folder of the templates: inside the package where that was installed, at the top of a checkout otherwise."""
+    """Return the folder of the templates: inside an installed package, at the top of a checkout otherwise."""
     package = Path(fugaku_gpt.__file__).resolve().parent
     installed = package / "jobscripts"
     return installed if installed.is_dir() else package.parent / "jobscripts"
 
 
 def render_from_files(config: RunConfig) -> JobScript:
-    """As :func:`render_job`, with the profile and the template that ``job.profile`` and ``job.template`` name.
+    """Call :func:`render_job` with the profile and the template that ``job.profile`` and ``job.template`` name.
 
     Raises:
-        ConfigError: as :func:`render_job`, or a file is not valid or cannot be read.
+        ConfigError: see :func:`render_job`; also if a file is not valid or cannot be read.
     """
     profile = this_python()
     if config.job.profile:
@@ -122,10 +123,10 @@ def render_from_files(config: RunConfig) -> JobScript:
 
 
 def job_name(config: RunConfig) -> str:
-    """The name of the job: ``job.name``, or one made from model and layout.
+    """Return the name of the job: ``job.name``, or a name made from model and layout.
 
     Raises:
-        ConfigError: ``job.name`` is not a name that schedulers take (PJM: a letter first, 63 characters).
+        ConfigError: ``job.name`` is not a name that schedulers accept (PJM: a letter first, 63 characters).
     """
     layout = config.layout
     name = config.job.name or f"gpt-{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
@@ -136,10 +137,10 @@ def job_name(config: RunConfig) -> str:
 
 
 def settings_of(text: str) -> Optional[RunConfig]:
-    """The run that a script was made from, by the settings that it carries; None where it carries none.
+    """Return the run that a script was rendered from, by the settings in its comments; None if there are none.
 
     Raises:
-        ConfigError: the settings are there and are not valid.
+        ConfigError: the settings are not valid.
     """
     lines = text.split("\n")
     try:
@@ -199,7 +200,7 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
     context["preload"] = [
         f"{context['unpacked']}/{shlex.quote(path)}" if inside(path) else shlex.quote(path) for path in libraries
     ] + [shlex.quote(path) for path in node.preload]
-    if job.chain > 1 and job.elapse is None and job.scheduler != "pjm":  # PJM tells its own default
+    if job.chain > 1 and job.elapse is None and job.scheduler != "pjm":  # PJM has a note of its own
         notes.append(
             "job.chain: no job.elapse: a link cannot see its end coming, and stops for the next one only where it is "
             "told to"
@@ -216,7 +217,7 @@ _COPIED_KEYS = (
 
 
 def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> Dict[str, str]:
-    """What is exported for the ranks, in order; later ones stand over earlier ones."""
+    """Return the variables to export for the ranks; later ones override earlier ones."""
     node, variables = config.node, {}
     if threads is not None:
         variables["OMP_NUM_THREADS"] = str(threads)
@@ -325,7 +326,7 @@ def _note_large_pages(config: RunConfig, notes: List[str]) -> None:
 
 
 def _yaml_scalar(value: object) -> str:
-    """A value as JSON that is YAML too, in printable ASCII (JSON's pairs of surrogates are not YAML)."""
+    """Format a value as JSON that is also YAML, in printable ASCII (JSON's surrogate pairs are not YAML)."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(character if " " <= character <= "~" else f"\\U{ord(character):08x}" for character in text)
 
@@ -335,15 +336,15 @@ def _clock(seconds: Optional[float]) -> str:
 
 
 def _slurm_size(size: str) -> str:
-    """28Gi as 28G: Slurm's units are binary."""
+    """Convert 28Gi to 28G: Slurm's units are binary."""
     return size[:-1] if size else ""
 
 
 def _directive(value: object) -> str:
-    """A value for a scheduler's line, in double quotes; nothing is expanded there, and the line must stay one line.
+    """Quote a value for a directive line; nothing is expanded there, and it must stay one line.
 
     Raises:
-        ConfigError: the text has a character that the scheduler or a shell could read as more than text.
+        ConfigError: the text has a character that the scheduler or a shell could interpret.
     """
     text = str(value)
     if _UNSAFE_IN_DIRECTIVE.search(text) or not text.isascii():

@@ -1,9 +1,9 @@
 """The run store: every run directory under a folder, as records that can be listed, filtered and sorted.
 
-The truth is the directories. Listing walks them, looks at the times of their few files, and reads again only what has
-changed since it was last read (see :mod:`fugaku_gpt.records.index`); a run that has not ended is always read again. No
-lock is taken, and nothing that is half-written, damaged or just being moved makes listing fail: it is told in the run's
-``problem``.
+The directories are the source of truth. Listing walks them, compares the times of their few files, and reads again only
+what has changed since the last time (see :mod:`fugaku_gpt.records.index`); a run that has not ended is always read
+again. No lock is taken, and a directory that is half-written, damaged or just being moved does not make listing fail:
+the run's ``problem`` reports it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fugaku_gpt.records.job import EXIT_DIR, JOB_FILE, read_history
 from fugaku_gpt.records.run import REFUSED, RunDirectory, last_line
 from fugaku_gpt.records.sweep import ATTEMPTS, read_sweep_entry
 
-UNFINISHED = "unfinished"  # no result, and no job that could tell: still running, or killed
-MAX_DEPTH = 4  # folders below a store in which runs are looked for: a folder of stores, a sweep, attempts, a run
+UNFINISHED = "unfinished"  # neither a result nor a job: still running, or killed
+MAX_DEPTH = 4  # levels of folders below a store that are searched: a folder of stores, a sweep, attempts, a run
 _FILES = ("config.yaml", "sweep.json", "environment.json", "metrics.jsonl", "result.json", JOB_FILE, EXIT_DIR)
 FIGURES = (
     "seconds_per_iteration", "tokens_per_second", "tflops_notes", "tflops_exact", "node_used_bytes", "rss_max_bytes",
@@ -46,20 +46,20 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run directory in short.
+    """A summary of one run directory.
 
     Attributes:
         run: path below the store.
-        status: one of ``records.run.STATUSES``; else its job's state; else ``UNFINISHED``.
-        reason: why, in one line.
-        attempt: 0 for the present one; earlier attempts are numbered from 1.
-        settings: those that differ from their defaults, dotted key → value.
-        size: of the model as tables write it; empty where the configuration is not valid.
-        iterations: finished so far.
-        figures: of the result's summary, those that are there.
-        started, ended: seconds since the epoch; None where there is no result.
-        job: id of the last job; empty where it has none.
-        problem: what could not be read of it; empty where all could.
+        status: one of ``records.run.STATUSES``, otherwise the state of its job, otherwise ``UNFINISHED``.
+        reason: reason of the status, in one line.
+        attempt: 0 for the current attempt; earlier attempts are numbered from 1.
+        settings: settings that differ from their defaults, dotted key → value.
+        size: size of the model as in tables; empty if the configuration is not valid.
+        iterations: number of iterations done.
+        figures: figures of the result's summary that are available.
+        started, ended: seconds since the epoch; None if there is no result.
+        job: id of the last job; empty if there is none.
+        problem: what could not be read; empty if everything could.
     """
 
     run: str
@@ -86,11 +86,11 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Listing:
-    """What is in a store.
+    """The contents of a store.
 
     Attributes:
-        runs: by path.
-        read: how many of them had to be read; the others came from the index.
+        runs: runs in the order of their paths.
+        read: number of runs that had to be read; the others came from the index.
     """
 
     runs: List[RunRecord]
@@ -98,10 +98,10 @@ class Listing:
 
 
 def list_runs(store: Path, *, use_index: bool = True) -> Listing:
-    """Every run under a folder, earlier attempts included. Leaves a fresh index, where it can.
+    """List every run under a folder, including earlier attempts, and update the index if possible.
 
     Args:
-        believe: whether an index that is there may be used.
+        use_index: whether an existing index may be used.
 
     Raises:
         UsageError: there is no such folder.
@@ -118,19 +118,19 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
         if record is None:
             record = read_record(store, path)
             read += 1
-        if record is None:  # moved away while we looked
+        if record is None:  # moved away in the meantime
             continue
         runs.append(record)
         if started is not None and _is_over(record) and is_settled(fingerprint, started):
             entries[path] = (fingerprint, asdict(record))
     if started is not None and entries != indexed:
-        with contextlib.suppress(OSError):  # a store that we may only read is listed all the same
+        with contextlib.suppress(OSError):  # a read-only store is listed as well
             write_index(store, entries)
     return Listing(runs, read)
 
 
 def reindex(store: Path) -> Tuple[Listing, int]:
-    """Forget the index and read every run; (listing, temporary files of killed writers that were removed).
+    """Discard the index and read every run; return the listing and the number of temporary files removed.
 
     Raises:
         UsageError: there is no such folder, or the index cannot be written there.
@@ -149,7 +149,7 @@ def reindex(store: Path) -> Tuple[Listing, int]:
 
 
 def read_record(store: Path, path: str) -> Optional[RunRecord]:
-    """What one run directory says; None where it is not there (any more)."""
+    """Read the summary of one run directory; None if it does not exist (any more)."""
     directory = RunDirectory(store / path)
     problems: List[str] = []
     settings: Dict[str, Any] = {}
@@ -164,7 +164,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
         settings = _readable_settings(directory.config_file)
     result = _read_or_report(directory.result, problems)
     if result is not None and result.status == REFUSED:
-        problems = []  # its settings are known to make no run: that is its result, not a problem
+        problems = []  # its settings make no valid run, which the result records: not a problem
     environment = _read_or_report(directory.environment, problems) or {}
     entry = _read_or_report(lambda: read_sweep_entry(directory.path), problems)
     history = _read_or_report(lambda: read_history(directory.path), problems)
@@ -204,7 +204,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
 
 
 def _readable_settings(file: Path) -> Dict[str, Any]:
-    """As ``changed_settings``, of a file that makes no valid run: what can be read of it, each setting by itself."""
+    """Return the changed settings of a file that makes no valid run, as far as each can be read by itself."""
     try:
         written = dict(flatten(read_yaml_file(file)))
     except ConfigError:
@@ -223,18 +223,18 @@ def _readable_settings(file: Path) -> Dict[str, Any]:
 
 
 def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprint]]:
-    """(path below the store, fingerprint) of every run; links are not followed."""
+    """Yield (path below the store, fingerprint) of every run; links are not followed."""
     stats: Dict[str, os.stat_result] = {}
     below: List[str] = []
     try:
         with os.scandir(folder / path if path else folder) as children:
             for entry in children:
                 if entry.name in _FILES:
-                    with contextlib.suppress(FileNotFoundError):  # moved while we look
+                    with contextlib.suppress(FileNotFoundError):  # moved in the meantime
                         stats[entry.name] = entry.stat(follow_symlinks=False)
                 elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     below.append(entry.name)
-    except OSError:  # moved while we look, or not ours to read
+    except OSError:  # moved in the meantime, or not readable
         return
     is_run = "config.yaml" in stats
     if is_run:
@@ -242,7 +242,7 @@ def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprin
     if depth == 0:
         return
     for name in below:
-        # inside of a run: earlier attempts of its job, and the sub-jobs of a bulk job
+        # inside a run: earlier attempts of its job, and the sub-jobs of a bulk job
         if not is_run or name == ATTEMPTS or name.startswith("repeat-"):
             yield from _walk(folder, f"{path}/{name}" if path else name, depth - 1)
 
@@ -258,7 +258,7 @@ _FIELD_NAMES = {record_field.name for record_field in fields(RunRecord)}
 
 
 def _is_over(record: RunRecord) -> bool:
-    """Whether its record is what its files say and nothing else: a job's state comes from elsewhere."""
+    """Whether the record depends on the run's files only: the state of a job comes from its scheduler."""
     return record.ended is not None and not record.problem
 
 

@@ -1,7 +1,8 @@
-"""From a run to a job: its directory with configuration and script, and handing it in so that no job can be lost.
+"""Prepares the directory of a run with configuration and script, and submits it so that no job can be lost.
 
-Before the scheduler is called, ``job.jsonl`` gets an ``intent`` with a tag that the job carries as its comment. Whoever
-is killed between the scheduler's yes and our record leaves an open intent, and the job is found by its tag.
+Before the scheduler is called, ``job.jsonl`` gets an ``intent`` with a tag that the job carries as its comment. A
+process that is killed after the scheduler accepted the job and before this is recorded leaves an open intent, and the
+job is found by its tag.
 """
 
 from __future__ import annotations
@@ -36,10 +37,15 @@ from fugaku_gpt.records.sweep import ATTEMPTS
 
 SCRIPT = "job.sh"
 TAG_PREFIX = "fugaku-gpt-"
-# an open intent younger than this may be a submission that is going on now
+# an open intent younger than this may be a submission in progress
 INTENT_SECONDS = 2 * TIMEOUT_SECONDS
 
-_COPIED_FILES = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)  # of these, an earlier attempt gets copies
+_COPIED_FILES = (
+    "config.yaml",
+    SCRIPT,
+    "sweep.json",
+    JOB_FILE,
+)  # files that are copied, not moved, to an earlier attempt
 
 _REPEAT = re.compile(r"repeat-[0-9]+")
 
@@ -48,14 +54,14 @@ Render = Callable[[RunConfig], JobScript]
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A run directory that can be handed in.
+    """A run directory that can be submitted.
 
     Attributes:
-        directory: where the job starts.
+        directory: directory in which the job starts.
         script: name of the script there.
-        text: of the script.
+        text: text of the script.
         node_hours: nodes times time limit, over all links and sub-jobs; None without a time limit.
-        notes: what the script cannot say to its scheduler, and what was chosen; one line each.
+        notes: settings that the scheduler has no equivalent for, and choices made for the user; one line each.
     """
 
     directory: Path
@@ -67,14 +73,14 @@ class PreparedJob:
 
 
 def plan_job(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
-    """What :func:`prepare` would write; writes nothing.
+    """Return what :func:`prepare_job` would write, without writing it.
 
     Raises:
-        ConfigError: the run cannot be said to its scheduler.
+        ConfigError: the scheduler cannot express the run.
         UsageError: the directory holds a run or a job.
     """
     if config.job.chain > 1 and config.job.bulk:
-        raise ConfigError("job.chain and job.bulk: a chain of bulk jobs cannot be handed in; leave one of them out")
+        raise ConfigError("job.chain and job.bulk: a chain of bulk jobs cannot be submitted; leave one of them out")
     job_name(config)
     require_no_run(directory)
     absolute = with_absolute_paths(config)
@@ -85,10 +91,10 @@ def plan_job(config: RunConfig, directory: Path, render: Render = render_from_fi
 def prepare_job(config: RunConfig, directory: Path, render: Render = render_from_files) -> PreparedJob:
     """Write ``config.yaml`` and ``job.sh``.
 
-    Paths of the run are made absolute: the job starts in its own directory.
+    Paths of the run are made absolute, as the job starts in its own directory.
 
     Raises:
-        ConfigError, UsageError: as :func:`plan`, or the directory cannot be written.
+        ConfigError, UsageError: see :func:`plan_job`; also if the directory cannot be written.
     """
     prepared = plan_job(config, directory, render)
     try:
@@ -101,10 +107,10 @@ def prepare_job(config: RunConfig, directory: Path, render: Render = render_from
 
 
 def load_prepared(directory: Path) -> PreparedJob:
-    """A directory that :func:`prepare` has written; the script as it is now, edits included.
+    """Load a directory that :func:`prepare_job` has written, with the present script, edits included.
 
     Raises:
-        UsageError: it is not such a directory, or its configuration has changed since the script was made.
+        UsageError: it is not such a directory, or its configuration has changed since the script was rendered.
     """
     try:
         text = (directory / SCRIPT).read_text(encoding="utf-8", errors="replace")
@@ -118,14 +124,14 @@ def load_prepared(directory: Path) -> PreparedJob:
     if changed:
         file, script = shlex.quote(str(directory / "config.yaml")), shlex.quote(str(directory / SCRIPT))
         raise UsageError(
-            f"{directory / SCRIPT}: was made before {', '.join(changed)} was changed in config.yaml; make it anew with "
+            f"{directory / SCRIPT}: was made before {', '.join(changed)} was changed in config.yaml; make it again with "
             f"`fugaku-gpt job render {file} --out {script}`"
         )
     return PreparedJob(directory, config, SCRIPT, text, node_hours(config), ())
 
 
 def submissions(prepared: PreparedJob) -> List[Submission]:
-    """One for each link of the chain; what follows another one has the id still to come as ``<id of link N>``."""
+    """Return one submission for each link of the chain; the id of a previous link is written as ``<id of link N>``."""
     job = prepared.config.job
     return [
         Submission(
@@ -145,15 +151,15 @@ def submissions(prepared: PreparedJob) -> List[Submission]:
 def submit(
     prepared: Union[PreparedJob, Path], scheduler: Scheduler, clock: Callable[[], float] = time.time
 ) -> List[str]:
-    """Hand in a prepared directory; returns the job ids, one for each link of a chain; fewer where one has ended before
+    """Submit a prepared directory; return the job ids, one for each link of a chain, or fewer if a link ended before
     the next could follow it.
 
-    Of several that hand in the same directory at once, one does: the one whose intent comes first in ``job.jsonl``.
+    If several processes submit the same directory at once, only the one whose intent comes first in ``job.jsonl`` does.
 
     Raises:
-        Refused: the scheduler has not taken it. Where it has taken earlier links of a chain, these stay, and are named.
-        Uncertain: whether it has taken it is not known; ``job status`` finds out.
-        UsageError: a job of this directory is still there, or may be.
+        Refused: the scheduler refused the job. Earlier links of the chain that it accepted stay, and are named.
+        Uncertain: it is unknown whether the scheduler accepted the job; ``job status`` finds out.
+        UsageError: the directory has an active job, or may have one.
     """
     job = load_prepared(prepared) if isinstance(prepared, Path) else prepared
     directory = job.directory
@@ -170,14 +176,14 @@ def submit(
             job_id = scheduler.submit(submission)
         except Uncertain as error:
             raise Uncertain(
-                f"{error}\n{directory}: the job may have been taken; `fugaku-gpt job status` tells"
+                f"{error}\n{directory}: the job may have been accepted; `fugaku-gpt job status` finds out"
             ) from None
-        except Overtaken as error:  # a short job has ended meanwhile: how it has ended decides, as in any chain
+        except Overtaken as error:  # a short job has already ended: its end decides, as in any chain
             append_event(directory, "refused", clock(), tag=tag, reason=str(error))
             break
-        except UsageError as error:  # refused, or there is no such command
+        except UsageError as error:  # refused, or the command does not exist
             append_event(directory, "refused", clock(), tag=tag, reason=str(error))
-            note = f"\n{directory}: handed in before that, and kept: {', '.join(ids)}" if ids else ""
+            note = f"\n{directory}: submitted before that, and kept: {', '.join(ids)}" if ids else ""
             raise Refused(f"{error}{note}") from None
         append_event(
             directory,
@@ -194,14 +200,14 @@ def submit(
 
 
 def new_attempt(directory: Path, timestamp: float) -> Path:
-    """Make room for handing a run in again: what its jobs have left is moved to ``attempts/<run>/<number>`` beside the
-    run directory, with copies of configuration and script. Returns that folder.
+    """Move the files of earlier jobs to ``attempts/<run>/<number>`` beside the run directory, with copies of
+    configuration and script, so that the run can be submitted again. Returns that folder.
 
-    Where there is a checkpoint the job will go on from it: checkpoints stay, and so do the lines of the metrics, of
-    which the attempt gets a copy.
+    If there is a checkpoint, the job will continue from it: checkpoints stay, and so do the metrics, of which the
+    attempt gets a copy.
 
     Raises:
-        UsageError: it cannot be moved.
+        UsageError: the files cannot be moved.
     """
     attempts = directory.resolve().parent / ATTEMPTS / directory.resolve().name
     number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
@@ -249,7 +255,7 @@ def close_intents(
 
     Args:
         job_ids: tag → id of the job that carries it (:meth:`Scheduler.find`). Such a job is recorded as submitted; an
-            intent without one that is older than ``INTENT_SECONDS`` was never taken, and is recorded as abandoned.
+            intent without one that is older than ``INTENT_SECONDS`` was never accepted, and is recorded as abandoned.
     """
     for intent in intents:
         if intent.tag in job_ids:
@@ -261,17 +267,17 @@ def close_intents(
 
 
 def require_no_active_job(directory: Path, scheduler: Scheduler, timestamp: float) -> None:
-    """Refuse a directory of which a job is waiting, running, or perhaps handed in just now.
+    """Refuse a directory with a job that is waiting, running, or perhaps being submitted.
 
     Raises:
-        UsageError: there is such a job, or the scheduler does not tell.
+        UsageError: there is such a job, or the scheduler does not answer.
     """
     history = resolve_intents(directory, scheduler, timestamp)
     if history.open:
         seconds = max(1, round(INTENT_SECONDS - (timestamp - history.open[-1].time)))
         raise UsageError(
             f"{directory}: a submission to {history.open[-1].scheduler} was begun there and has not ended; if no other "
-            f"process is at it, try again in {seconds} s"
+            f"process is submitting it, try again in {seconds} s"
         )
     jobs = [job.job_id for job in history.jobs if job.scheduler == scheduler.name]
     foreign_jobs = [job for job in history.jobs if job.scheduler != scheduler.name]
@@ -283,16 +289,16 @@ def require_no_active_job(directory: Path, scheduler: Scheduler, timestamp: floa
         if job_id in waiting:
             append_status(directory, timestamp, status)
             if status.state not in OVER:
-                raise UsageError(f"{directory}: job {job_id} is {status.state}; cancel it, or wait for its end")
+                raise UsageError(f"{directory}: job {job_id} is {status.state}; cancel it, or wait until it ends")
     if jobs or foreign_jobs:
-        raise UsageError(f"{directory}: holds job {history.jobs[-1].job_id}; `fugaku-gpt job resume` hands it in again")
+        raise UsageError(f"{directory}: holds job {history.jobs[-1].job_id}; `fugaku-gpt job resume` submits it again")
 
 
 def require_no_run(directory: Path) -> None:
     """Refuse a directory that holds a run or a job.
 
     Raises:
-        UsageError: it does.
+        UsageError: there is a run or a job.
     """
     record = RunDirectory(directory)
     if record.metrics_file.exists() or (directory / "result.json").exists():
@@ -305,8 +311,10 @@ def require_no_run(directory: Path) -> None:
 
 
 def node_hours(config: RunConfig) -> Optional[float]:
-    """Nodes times time limit, over all links of a chain and all sub-jobs; None without a time limit. A scheduler may
-    round nodes up and charge for them."""
+    """Return nodes times time limit, over all links of a chain and all sub-jobs; None without a time limit.
+
+    A scheduler may round nodes up and charge for them.
+    """
     job = config.job
     if job.elapse is None:
         return None
@@ -314,7 +322,7 @@ def node_hours(config: RunConfig) -> Optional[float]:
 
 
 def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunConfig:
-    """The run with its paths made absolute from ``base`` (default: the present folder)."""
+    """Return the run with its paths made absolute, relative to ``base`` (default: the working directory)."""
     start = (base if base is not None else Path.cwd()).resolve()
 
     def absolute(path: str) -> str:
@@ -337,14 +345,14 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
 
 
 def _settings_changed_since(script: str, config: RunConfig) -> List[str]:
-    """Settings that are others now than when the script was made; none where it does not tell."""
+    """Return the settings that have changed since the script was rendered; empty if the script does not record them."""
     try:
         scripted = settings_of(script)
-    except ConfigError:  # edited: whoever did so knows what the script is to do
+    except ConfigError:  # edited on purpose
         return []
     if scripted is None:
         return []
-    if scripted.node.threads_per_rank is None:  # worked out by the ranks, who write down what they run with
+    if scripted.node.threads_per_rank is None:  # the ranks compute and record it
         config = replace(config, node=replace(config.node, threads_per_rank=None))
     previous, current = changed_settings(scripted), changed_settings(config)
     return sorted(key for key in {**previous, **current} if previous.get(key) != current.get(key))
@@ -367,10 +375,10 @@ def _record_recovered_job(directory: Path, intent: Intent, job_id: str, timestam
 
 
 def _yield_to_earlier_submission(directory: Path, tag: str, timestamp: float) -> None:
-    """Step back if another submission of this directory came first.
+    """Withdraw if another submission of this directory came first.
 
     Raises:
-        UsageError: one did.
+        UsageError: another one came first.
     """
     history = read_history(directory)
     first = history.open[0].tag if history.open else tag

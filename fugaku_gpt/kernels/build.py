@@ -31,10 +31,10 @@ _OPTIONS = (
 )
 # what tells one kind of processor from another in /proc/cpuinfo
 _PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
-_LONGEST = 300.0  # seconds of a compiler
+_TIMEOUT_SECONDS = 300.0  # seconds of a compiler
 
 
-class Compiled(NamedTuple):
+class CompiledLibrary(NamedTuple):
     """Kernels that were compiled.
 
     Attributes:
@@ -73,7 +73,7 @@ def library_file(prefix: Optional[Path] = None) -> Path:
     return (prefix or Path(sys.prefix)) / "lib" / "fugaku_gpt" / f"kernels-{kind.hexdigest()[:16]}.so"
 
 
-def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = None) -> Compiled:
+def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = None) -> CompiledLibrary:
     """Compile the library for this processor and put it in its place; one that is there is replaced.
 
     Args:
@@ -89,27 +89,27 @@ def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = Non
             f"no C compiler ({looked_for}) on PATH: install one (Debian: apt-get install gcc), or name yours with "
             "--compiler; without these kernels PyTorch's own are used"
         )
-    place = library_file(prefix)
+    library = library_file(prefix)
     refused: List[str] = []
     with tempfile.TemporaryDirectory(prefix="fugaku-gpt-kernels-") as folder:
         for target in _targets():
-            said = _run([*command, *_OPTIONS, *target, "-c", *map(str, sources())], folder)
-            if not said:
+            error_output = _run([*command, *_OPTIONS, *target, "-c", *map(str, sources())], folder)
+            if not error_output:
                 break
-            refused.append(f"{' '.join(target) or 'without a target'}: {said}")
+            refused.append(f"{' '.join(target) or 'without a target'}: {error_output}")
         else:
-            raise UsageError(f"{command[0]} cannot compile the kernels:\n{said}")
+            raise UsageError(f"{command[0]} cannot compile the kernels:\n{error_output}")
         objects = [f"{file.stem}.o" for file in sources()]
         # without -fopenmp: its runtime must be the one that PyTorch has loaded, not another with threads of its own
-        said = _run([*command, "-shared", "-o", place.name, *objects, "-lm"], folder)
-        if said:
-            raise UsageError(f"{command[0]} cannot link the kernels:\n{said}")
+        error_output = _run([*command, "-shared", "-o", library.name, *objects, "-lm"], folder)
+        if error_output:
+            raise UsageError(f"{command[0]} cannot link the kernels:\n{error_output}")
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes_atomically(place, (Path(folder) / place.name).read_bytes())
+            library.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(library, (Path(folder) / library.name).read_bytes())
         except OSError as error:
-            raise UsageError(f"{place.parent}: {error.strerror}: the kernels are put into the environment") from None
-    return Compiled(place, " ".join(target), "\n".join(refused))
+            raise UsageError(f"{library.parent}: {error.strerror}: the kernels are put into the environment") from None
+    return CompiledLibrary(library, " ".join(target), "\n".join(refused))
 
 
 def _targets() -> List[Sequence[str]]:
@@ -128,14 +128,22 @@ def _targets() -> List[Sequence[str]]:
 def _run(command: Sequence[str], folder: str) -> str:
     """What a command that failed has said; of one that did its work nothing."""
     try:
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST, check=False
+        completed = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"{command[0]} was not done after {_LONGEST:.0f} s: try it by hand, or another") from None
+        raise UsageError(
+            f"{command[0]} was not done after {_TIMEOUT_SECONDS:.0f} s: try it by hand, or another"
+        ) from None
     except OSError as error:
         return str(error)
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return ""
-    lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+    lines = (completed.stderr or completed.stdout).strip().splitlines() or [f"exit code {completed.returncode}"]
     return "\n".join(lines[:20])

@@ -18,7 +18,7 @@ _ADDRESS: Any = ctypes.c_void_p
 _INT64: Any = ctypes.c_int64
 _INT: Any = ctypes.c_int
 _FLOAT: Any = ctypes.c_float
-_CALLED: Any = ctypes.CFUNCTYPE(None)
+_CALLBACK_TYPE: Any = ctypes.CFUNCTYPE(None)
 
 
 class Library:
@@ -26,21 +26,21 @@ class Library:
     where there is none; nothing is checked."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
-        self._attention_floats = loaded.attention_floats
-        self._attention_floats.argtypes, self._attention_floats.restype = [_INT64, _INT64], _INT64
+        self._attention_workspace_floats = loaded.attention_workspace_floats
+        self._attention_workspace_floats.argtypes, self._attention_workspace_floats.restype = [_INT64, _INT64], _INT64
         sizes = [*[_INT64] * 5, _INT, _FLOAT, _ADDRESS, _INT]
         self.attention_forward = loaded.attention_forward
         self.attention_forward.argtypes, self.attention_forward.restype = [*[_ADDRESS] * 4, *sizes], None
         self.attention_backward = loaded.attention_backward
         self.attention_backward.argtypes, self.attention_backward.restype = [*[_ADDRESS] * 6, *sizes], None
 
-        self._call_between = loaded.set_progress_callback
-        self._call_between.argtypes, self._call_between.restype = [_CALLED, _INT64], None
-        self._called = _CALLED()
+        self._set_progress_callback = loaded.set_progress_callback
+        self._set_progress_callback.argtypes, self._set_progress_callback.restype = [_CALLBACK_TYPE, _INT64], None
+        self._callback = _CALLBACK_TYPE()
         self.adamw = loaded.adamw
         self.adamw.argtypes, self.adamw.restype = [*[_ADDRESS] * 5, _INT64, *[_FLOAT] * 8, _INT], None
-        self._squares = loaded.squares
-        self._squares.argtypes, self._squares.restype = [_ADDRESS, _INT64, _INT], ctypes.c_double
+        self._sum_of_squares = loaded.sum_of_squares
+        self._sum_of_squares.argtypes, self._sum_of_squares.restype = [_ADDRESS, _INT64, _INT], ctypes.c_double
         self.layer_norm = loaded.layer_norm
         self.layer_norm.argtypes = [*[_ADDRESS] * 6, _INT64, _INT64, _INT, _FLOAT, _ADDRESS, _INT]
         self.layer_norm.restype = None
@@ -51,20 +51,20 @@ class Library:
         self.gelu.argtypes, self.gelu.restype = [*[_ADDRESS] * 2, _INT64, *[_INT] * 3], None
         self.gelu_gradient = loaded.gelu_gradient
         self.gelu_gradient.argtypes, self.gelu_gradient.restype = [*[_ADDRESS] * 3, _INT64, *[_INT] * 3], None
-        self.add_to_sums = loaded.add_to_sums
-        self.add_to_sums.argtypes, self.add_to_sums.restype = [_ADDRESS, _ADDRESS, _INT64, _INT], None
+        self.accumulate = loaded.accumulate
+        self.accumulate.argtypes, self.accumulate.restype = [_ADDRESS, _ADDRESS, _INT64, _INT], None
         self.sum_of_rows = loaded.sum_of_rows
         self.sum_of_rows.argtypes, self.sum_of_rows.restype = [_ADDRESS, _INT64, _INT64, _ADDRESS, _INT], None
-        self._product_floats = loaded.product_floats
-        self._product_floats.argtypes, self._product_floats.restype = [*[_INT64] * 3, *[_INT] * 3], _INT64
-        self._multiplies = loaded.multiplies
-        self._multiplies.argtypes, self._multiplies.restype = [_INT], _INT
+        self._gemm_workspace_floats = loaded.gemm_workspace_floats
+        self._gemm_workspace_floats.argtypes, self._gemm_workspace_floats.restype = [*[_INT64] * 3, *[_INT] * 3], _INT64
+        self._supports_gemm = loaded.supports_gemm
+        self._supports_gemm.argtypes, self._supports_gemm.restype = [_INT], _INT
         self._lanes = loaded.lanes
         self._lanes.argtypes, self._lanes.restype = [], _INT
-        self.multiply = loaded.multiply
+        self.gemm = loaded.gemm
         side, result = [_ADDRESS, _INT64, _INT64], [_ADDRESS, _INT64, _INT, _INT]
-        self.multiply.argtypes = [*side, *side, _INT, _ADDRESS, *result, *[_INT64] * 3, _ADDRESS, _INT]
-        self.multiply.restype = None
+        self.gemm.argtypes = [*side, *side, _INT, _ADDRESS, *result, *[_INT64] * 3, _ADDRESS, _INT]
+        self.gemm.restype = None
         rows = [_ADDRESS, *[_INT64] * 3, _INT]
         self.loss_sums = loaded.loss_sums
         self.loss_sums.argtypes, self.loss_sums.restype = [*rows, _ADDRESS, _ADDRESS, _INT], None
@@ -77,29 +77,31 @@ class Library:
     def set_progress_callback(self, function: Optional[Callable[[], None]], seconds: float) -> None:
         """Long kernels call the function from the thread that calls them, each time when so many seconds are over, or
         nothing. What it raises is lost."""
-        called = _CALLED(function) if function is not None else _CALLED()
-        self._call_between(called, int(seconds * 1e9))
-        self._called = called  # must live as long as it may be called
+        callback_pointer = _CALLBACK_TYPE(function) if function is not None else _CALLBACK_TYPE()
+        self._set_progress_callback(callback_pointer, int(seconds * 1e9))
+        self._callback = callback_pointer  # must live as long as it may be called
 
-    def squares(self, x: int, n: int, threads: int) -> float:
+    def sum_of_squares(self, x: int, n: int, threads: int) -> float:
         """The sum of squares of n float32 numbers."""
-        return float(self._squares(x, n, threads))
+        return float(self._sum_of_squares(x, n, threads))
 
     def lanes(self) -> int:
         """float32 numbers of a vector that they were compiled for."""
         return int(self._lanes())
 
-    def multiplies(self, kind: int) -> bool:
+    def supports_gemm(self, kind: int) -> bool:
         """Whether matrices of this type (``FLOAT32``, ``BFLOAT16``) are multiplied."""
-        return bool(self._multiplies(kind))
+        return bool(self._supports_gemm(kind))
 
-    def product_floats(self, rows: int, columns: int, inner: int, kind: int, kind_of_result: int, threads: int) -> int:
+    def gemm_workspace_floats(
+        self, rows: int, columns: int, inner: int, kind: int, kind_of_result: int, threads: int
+    ) -> int:
         """float32 numbers of memory that a product needs."""
-        return int(self._product_floats(rows, columns, inner, kind, kind_of_result, threads))
+        return int(self._gemm_workspace_floats(rows, columns, inner, kind, kind_of_result, threads))
 
-    def attention_floats(self, length: int, width: int) -> int:
+    def attention_workspace_floats(self, length: int, width: int) -> int:
         """float32 numbers of memory that each thread of attention needs."""
-        return int(self._attention_floats(length, width))
+        return int(self._attention_workspace_floats(length, width))
 
 
 @functools.lru_cache(maxsize=None)
@@ -129,5 +131,5 @@ def _openmp_runtimes() -> List[str]:
     except OSError:
         return []
     mapped = {line.split(maxsplit=5)[-1] for line in text.splitlines() if "/" in line}
-    found = sorted(file for file in mapped if _OPENMP.search(file))
-    return [file for file in found if "/torch/lib/" in file or "/torch.libs/" in file] or found
+    runtimes = sorted(file for file in mapped if _OPENMP.search(file))
+    return [file for file in runtimes if "/torch/lib/" in file or "/torch.libs/" in file] or runtimes

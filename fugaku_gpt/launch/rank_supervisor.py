@@ -93,15 +93,15 @@ class _RankSupervisor:
         """Wait until the rank has ended; returns the exit code to exit with.
 
         Args:
-            mask: the signals that stay blocked once signals can be forwarded.
+            mask: the signal mask that is restored once signals can be forwarded.
         """
         _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-supervisor"))
         # a signal just before `select` would go unnoticed until that returns, so signals write to a pipe
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
-        for number in _FORWARDED_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._forward)
+        for forwarded in _FORWARDED_SIGNALS:
+            if signal.getsignal(forwarded) is not signal.SIG_IGN:
+                signal.signal(forwarded, self._forward)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         kills_before = out_of_memory_kills()
         while not self._pipe_has_closed():

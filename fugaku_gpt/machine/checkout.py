@@ -1,4 +1,4 @@
-"""Which code it is that runs."""
+"""The commit of the running code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import fugaku_gpt
 
 
 def git_commit() -> str:
-    """The commit of the checkout that runs, or "" where it is an installed copy or git is not there."""
+    """The commit of the running checkout, or "" if the code is an installed copy or git is missing."""
     root = Path(fugaku_gpt.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return ""

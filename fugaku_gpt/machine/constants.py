@@ -1,11 +1,11 @@
-"""One data file per machine: what is known of its hardware, and what was fitted to measured rows.
+"""Data files of machines: facts about the hardware, and constants that were fitted to measured rows.
 
-A file holds the machine's facts, and for each of the planner's two models its constants with their priors, their fitted
-values and widths, the rows that they come from and the range of inputs that those rows cover. ``fugaku-gpt plan fit``
-writes the fitted half anew; the rest is written by hand.
+A file has the machine's facts, and for each of the planner's two models its constants with their priors, their fitted
+values and widths, the rows that they come from and the ranges of inputs that those rows cover. ``fugaku-gpt plan fit``
+rewrites the fitted half; the rest is written by hand.
 
-The file of the machine at hand is made by ``fugaku-gpt plan probe``: it has a section ``probed`` besides, which is what
-its time model goes by (``planner/local_seconds.py``); its constants are factors on that.
+``fugaku-gpt plan probe`` writes the file of the machine that it runs on. That file has an additional section
+``probed``, on which its time model is based (``planner/trainer/seconds.py``); its constants are factors.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data
 
 LOCAL = "local"
-LOCAL_FILE = Path("machine-local.yaml")  # of the current folder: seen, kept or deleted like any other file
-# tables say GB for what tools count in GiB
+LOCAL_FILE = Path("machine-local.yaml")  # in the current folder, like any other file of the user
+# tables write GB for values that tools count in GiB
 UNIT_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "MB": 2.0**20, "GiB": 2.0**30, "GB": 2.0**30}
 _DATA = Path(__file__).parent / "data"
 _FORMAT = 1
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both safe; libyaml's takes a tenth of the time
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both are safe; libyaml's is ten times as fast
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Constant:
     """A positive number of a model.
 
     Args:
-        prior: what it is taken for before any row is seen.
-        prior_width: standard deviation of its logarithm before any row is seen; 0 for a number that is not fitted.
-        value: fitted.
-        width: standard deviation of its logarithm after the fit.
+        prior: value before the fit.
+        prior_width: standard deviation of the logarithm before the fit; 0 for a constant that is not fitted.
+        value: fitted value.
+        width: standard deviation of the logarithm after the fit.
     """
 
     name: str
@@ -50,15 +50,16 @@ class Constant:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """One model's constants, and what the fit says of itself.
+    """One model's constants, and the uncertainty of the fit.
 
     Args:
-        spread: by how much (logarithm) one row is expected to miss, for the robust fit.
-        covariance: of the logarithms of the constants that are fitted, in their order; empty before a fit.
-        interval_spread: what, besides the constants' widths, makes 80 % intervals hold 80 % of the left-out rows.
-        beyond_spread: what is added to that for each factor of e by which a row lies outside of those fitted to.
-        rows: names of the rows fitted to.
-        seen: of each input the values that these rows have: (least, most) of numbers, all of words.
+        spread: expected residual of a row (a logarithm), for the robust fit.
+        covariance: covariance of the logarithms of the free constants, in their order; empty before a fit.
+        interval_spread: spread with which, in addition to the constants' widths, 80 % intervals cover 80 % of the
+            left-out rows.
+        beyond_spread: additional spread for each factor of e by which a row lies outside of the fitted ranges.
+        rows: names of the fitted rows.
+        input_ranges: the values that these rows have of each input: (least, most) of a number, all of a category.
     """
 
     constants: Tuple[Constant, ...]
@@ -71,7 +72,7 @@ class FittedModel:
 
     @property
     def values(self) -> Dict[str, float]:
-        """Of all constants, by name."""
+        """Values of all constants, by name."""
         return {constant.name: constant.value for constant in self.constants}
 
     @property
@@ -85,13 +86,14 @@ class Machine:
     """A kind of machine.
 
     Args:
-        hardware: how the ``hardware`` column of a row begins, each with the memory in ``memory_unit`` that runs there.
+        hardware: memory in ``memory_unit`` by the prefix of a row's ``hardware`` column.
         facts: numbers from the vendor: peak_flops (of a device at base_clock_ghz, in the type trained in),
             base_clock_ghz, devices_per_node, item_bytes, tile_units (multiprocessors that share a product's tiles, 0
-            where products are not cut into waves), memory_groups (parts of a device's memory that are near to some of
-            its cores only; 1 where it is missing), watts_per_node (where it is known).
-        memory_unit: ``MiB`` or ``GB``; rows' memory is that of a ``memory_of``: ``node`` or ``rank``.
-        probed: what was measured of the machine itself, for the time of our own trainer; None of others.
+            if products are not scheduled in waves), memory_groups (NUMA domains of a device; default 1),
+            watts_per_node (if it is known).
+        memory_unit: ``MiB`` or ``GB``.
+        memory_of: ``node`` or ``rank``: whose memory the rows have.
+        probed: results of ``plan probe``, for the time of our own trainer; None for other machines.
     """
 
     name: str
@@ -105,7 +107,7 @@ class Machine:
     probed: Optional[ProbeResults] = None
 
     def has_hardware(self, hardware: str) -> bool:
-        """Whether a row's ``hardware`` is a kind of this machine."""
+        """True if a row's ``hardware`` is a kind of this machine."""
         return any(hardware.startswith(prefix) for prefix in self.hardware)
 
     def capacity(self, hardware: str) -> float:
@@ -114,28 +116,28 @@ class Machine:
 
 
 def machine_names() -> List[str]:
-    """Machines that files are here for."""
+    """Names of the machines that have a data file in this package."""
     return sorted(path.stem for path in _DATA.glob("*.yaml"))
 
 
 def machine_path(name: str) -> Path:
-    """Where the data file of a machine lies.
+    """Path of the data file of a machine.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such machine.
     """
     if name not in machine_names():
         raise UsageError(
-            f"machine {name}: not known; valid: {', '.join([*machine_names(), LOCAL])}, or the path of a machine file"
+            f"machine {name}: unknown; valid: {', '.join([*machine_names(), LOCAL])}, or the path of a machine file"
         )
     return _DATA / f"{name}.yaml"
 
 
 def load_machine(name: str) -> Machine:
-    """A machine by name, or from a file whose name ends in ``.yaml``; ``local`` is the file that ``plan probe`` makes.
+    """Loads a machine by name, or from a file whose name ends in ``.yaml``; ``local`` is the file of ``plan probe``.
 
     Raises:
-        UsageError: no such machine, or its file is not valid.
+        UsageError: there is no such machine, or its file is not valid.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else LOCAL_FILE if name == LOCAL else machine_path(name)
     if name == LOCAL and not path.exists():
@@ -184,7 +186,9 @@ def _parse_fitted_model(data: Mapping[str, Any]) -> FittedModel:
         rows=tuple(str(row) for row in data.get("rows", ())),
         input_ranges={str(key): tuple(values) for key, values in data.get("seen", {}).items()},
     )
-    if fitted.covariance and [len(line) for line in fitted.covariance] != [len(fitted.free_constants)] * len(fitted.free_constants):
+    if fitted.covariance and [len(line) for line in fitted.covariance] != [len(fitted.free_constants)] * len(
+        fitted.free_constants
+    ):
         raise ValueError(f"covariance must have {len(fitted.free_constants)} lines of as many numbers")
     return fitted
 
@@ -208,7 +212,7 @@ def machine_yaml(machine: Machine) -> str:
 
 
 class _InlineList(list):  # type: ignore[type-arg]
-    """A list that stands on one line of the file."""
+    """A list that is written on one line of the file."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -216,7 +220,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
-    """1.2e+12 rather than 1200000000000.0. YAML takes it for a number by its point."""
+    """Writes 1.2e+12 rather than 1200000000000.0; YAML needs the point to read it as a number."""
     text = f"{number:g}"
     if "e+" not in text or float(text) != number:
         return dumper.represent_float(number)
@@ -224,15 +228,20 @@ def _represent_float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(float, _represent_float)
-_Dumper.add_representer(_InlineList, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
+_Dumper.add_representer(
+    _InlineList, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True)
+)
 
 
 def _with_inline_rows(data: Dict[str, Any]) -> Dict[str, Any]:
-    """Each row of the section's tables on one line."""
+    """The section with each row of its tables on one line."""
     formatted = dict(data)
     for key, table in data.items():
         if isinstance(table, dict) and "rows" in table:
-            formatted[key] = {"columns": _InlineList(table["columns"]), "rows": [_InlineList(row) for row in table["rows"]]}
+            formatted[key] = {
+                "columns": _InlineList(table["columns"]),
+                "rows": [_InlineList(row) for row in table["rows"]],
+            }
     return formatted
 
 

@@ -1,8 +1,8 @@
-"""What a rank takes before it has a model: interpreter, PyTorch, MPI and their work space. By PyTorch's build.
+"""Memory of a rank before it has a model (interpreter, PyTorch, MPI and their work space), by build of PyTorch.
 
 Measured on x86-64 with Python 3.11 (2.13) and 3.8 (the others), MPICH 5.0.2 and one thread: resident and shared memory
 (``/proc/self/statm``) of each of 1, 2 and 4 ranks of ``fugaku-gpt train`` after some steps of a model of 0.1 million
-parameters, less 4 MiB that the model takes. More ranks did not make it more than 2 MiB larger.
+parameters, minus 4 MiB of the model. With more ranks it grew by at most 2 MiB.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Framework:
     """Memory of a rank without its run, in bytes.
 
     Attributes:
-        own: of each rank.
-        shared: pages of libraries, which all ranks of a node use together.
-        narrow: more of each rank that computes in 16 bits: oneDNN's kernels.
-        source: where the figures come from.
-        multiplies: our own compiled kernels may make layers' products, which takes memory besides.
+        private_bytes: bytes that each rank has for itself.
+        shared_bytes: pages of libraries, which all ranks of a node share.
+        sixteen_bit_bytes: additional bytes of a rank that computes in 16 bits, for oneDNN's kernels.
+        source: origin of the figures.
+        has_native_matmul: whether our compiled kernels may compute layers' products, which needs more memory.
     """
 
     private_bytes: int
@@ -40,6 +40,6 @@ _BUILDS: Dict[str, Framework] = {
 
 
 def framework_of(torch: str = "") -> Framework:
-    """Of a version of PyTorch such as ``1.10.2+cpu``; of one that was not measured, or "", that of the newest."""
+    """The memory for a version of PyTorch such as ``1.10.2+cpu``, or for the newest build if it was not measured."""
     version = ".".join(torch.split("+")[0].split(".")[:2])
     return _BUILDS.get(version, next(iter(_BUILDS.values())))

@@ -9,9 +9,11 @@ from typing import Iterator
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """While modules are imported and a model is built: that leaves hardly any garbage, but each full collection goes
-    through all objects of PyTorch (a tenth of a second and more of a start, in all). What is there at the end is never
-    gone through again."""
+    """Pauses the garbage collector while modules are imported and a model is built.
+
+    That leaves hardly any garbage, but each full collection traverses all objects of PyTorch (together a tenth of a
+    second and more of a start). Objects that exist at the end are never traversed again.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

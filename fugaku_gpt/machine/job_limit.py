@@ -1,7 +1,7 @@
-"""When the batch system will end this job: a fact of the job, read here and nowhere else.
+"""The time at which the batch system will end this job, which is read only here.
 
-The batch system decides it (a range of limits, a limit of its own where the run names none), so no setting of the run
-can hold it. PJM tells the limit and not when the job began; our job scripts export that.
+The batch system chooses the limit (from a range, or its own default), so no setting of the run has it. PJM reports the
+limit but not the start of the job, which our job scripts export.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MARGIN_SHARE = 0.1
 
 @dataclass(frozen=True)
 class JobLimit:
-    """The end that a job must not reach.
+    """The time at which a job is ended.
 
     Attributes:
         end: seconds since the epoch.
         seconds: the limit itself, counted from the job's start.
-        source: who says so.
+        source: who sets the limit.
     """
 
     end: float
@@ -46,11 +46,11 @@ class JobLimit:
 def read_job_limit(
     job: JobConfig, environment: Optional[Mapping[str, str]] = None, started: Optional[float] = None
 ) -> Optional[JobLimit]:
-    """The earliest end that is known: by Slurm, by PJM, or by ``job.elapse``; None where nobody sets a limit.
+    """The earliest known end: by Slurm, by PJM, or by ``job.elapse``; None if there is no limit.
 
     Args:
-        started: when this process began, which stands for the job's start where no job script tells it; default: asked
-            of the system.
+        started: start of this process, which counts as the job's start unless a job script exports that; default: read
+            from the system.
     """
     variables = os.environ if environment is None else environment
     job_start = started if started is not None else float(psutil.Process().create_time())

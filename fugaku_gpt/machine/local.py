@@ -1,4 +1,4 @@
-"""What this machine has and what the present process is really running on; read, never set."""
+"""Reads the hardware of this machine and the actual settings of this process, and sets nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.machine.memory import control_groups
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
-_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "libmpg")  # the last one: large pages of A64FX
+_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "libmpg")  # libmpg: large pages of A64FX
 _LIBRARY_DIRS = ("/usr/lib", "/usr/lib64", "/lib64", "/usr/local/lib", "/usr/local/lib64")
 _VECTOR_FLAGS = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sve2", "sve", "asimd")
 
@@ -45,7 +45,7 @@ def resident_bytes() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for memory: on this machine, or in this control group where it counts
+    """Number of processes that the kernel has killed for memory on this machine, or in this control group if it counts
     them."""
     groups = _read("/sys/fs/cgroup/memory.events") or ""
     counted = re.search(r"^oom_kill (\d+)$", groups, re.MULTILINE)
@@ -54,7 +54,7 @@ def out_of_memory_kills() -> int:
 
 
 def processor_name() -> str:
-    """The processor's model name, or its architecture where the system does not say."""
+    """The processor's model name, or its architecture if the system has no name."""
     text = _read("/proc/cpuinfo") or ""
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     if match:
@@ -65,7 +65,7 @@ def processor_name() -> str:
 
 
 def vector_flags() -> List[str]:
-    """The vector extensions that the processor reports, of those that matter here."""
+    """The relevant vector extensions that the processor reports."""
     text = _read("/proc/cpuinfo") or ""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     reported = set(match[1].split()) if match else set()
@@ -73,7 +73,7 @@ def vector_flags() -> List[str]:
 
 
 def find_tcmalloc() -> Optional[Path]:
-    """The tcmalloc library to preload, or None where none is installed; the minimal one (no profiler) is preferred."""
+    """The tcmalloc library to preload, or None if none is installed; the minimal one (no profiler) is preferred."""
     roots = [Path(directory) for directory in _LIBRARY_DIRS]
     roots += [child for root in roots for child in root.glob(f"{platform.machine()}-linux-gnu*")]
     for pattern in ("libtcmalloc_minimal.so*", "libtcmalloc.so*"):
@@ -96,8 +96,8 @@ def allocator_in_use() -> str:
 def job_resources() -> Dict[str, str]:
     """The custom resources that PJM granted to this job (power knobs among them); empty outside PJM.
 
-    PJM puts them into the job's environment as a comma list of key=value: they are read back as facts. The simulated
-    PJM grants what it cannot give: there they are not.
+    PJM puts them into the job's environment as a comma-separated list of key=value, from which they are read back. The
+    simulated PJM grants resources that it does not have, so under it none are returned.
     """
     listed = "" if os.environ.get(SIMULATED) else os.environ.get("PJM_CUSTOM_RESOURCES", "")
     return dict(pair.split("=", 1) for pair in listed.split(",") if "=" in pair)
@@ -119,7 +119,7 @@ def clock_mhz() -> Optional[int]:
 
 @dataclass(frozen=True)
 class Toggle:
-    """One toggle of a node: what was asked for, whether this machine really runs so, and what was seen instead."""
+    """One toggle of a node: the requested value, whether this machine applies it, and the observed value."""
 
     name: str
     requested: object
@@ -128,7 +128,7 @@ class Toggle:
 
 
 def read_back_toggles(node: NodeConfig) -> List[Toggle]:
-    """The toggles that were asked for, each checked against what this process sees. Call it inside a rank."""
+    """Checks each requested toggle against the state of this process; to be called inside a rank."""
     toggles: List[Toggle] = []
     for knob in NODE_KNOBS:
         requested = getattr(node, knob.name)
@@ -174,7 +174,7 @@ def _read_back_open_files(files: int) -> List[Toggle]:
     return [Toggle("open_files", files, limit >= files, str(limit))]
 
 
-# knobs that are not read from what PJM granted; a knob that is in neither way is not read back at all
+# knobs that are not read from the resources that PJM granted; power knobs are, and all others are not read back
 _READ_BACK: Dict[str, Callable[[Any], List[Toggle]]] = {
     "tcmalloc": _read_back_tcmalloc,
     "preload": _read_back_preload,
@@ -192,5 +192,5 @@ def _mapped_files() -> Set[str]:
 def _read(path: str) -> Optional[str]:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # absent on this kernel, or not ours to read: the fact is unknown
+    except OSError:  # absent on this kernel, or not readable: the fact is unknown
         return None

@@ -1,6 +1,7 @@
-"""How much memory this node's processes may use, by whatever sets a limit, and how much of it is in use.
+"""Limits of the memory of this node's processes, and the memory in use.
 
-Read from ``/proc`` and the control groups' files only, in some tens of microseconds: it is asked many times a second.
+The figures are read from ``/proc`` and the control groups' files alone, in some tens of microseconds, because the
+memory guard reads them many times a second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class MemoryUse:
     """Memory in use under one limit, in bytes.
 
     Attributes:
-        source: what sets the limit.
+        source: name of what sets the limit.
     """
 
     used: int
@@ -30,7 +31,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """A control group with a limit of its own, and the files that tell what is in use (version 1 or 2)."""
+    """A control group (version 1 or 2) with a limit of its own, and the files that have its memory in use."""
 
     limit: int
     usage: Path
@@ -38,17 +39,17 @@ class ControlGroup:
     inactive: str
 
     def used(self) -> int:
-        """Without pages of files that the kernel takes back first."""
+        """Bytes in use, without pages of files that the kernel reclaims first."""
         usage = int(self.usage.read_text(encoding="ascii"))
         return usage - _fields(self.statistics, " ").get(self.inactive, 0)
 
 
 def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> List[ControlGroup]:
-    """Those that this process is in and that have a limit: its own, and the ones around it."""
+    """Control groups with a limit that contain this process, nested ones included."""
     groups: Dict[Path, ControlGroup] = {}
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:  # a system without them
+    except OSError:  # a system without control groups
         lines = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -61,7 +62,7 @@ def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) 
         else:
             continue
         limit_file, usage_file, inactive = names
-        # in a container the path may be the host's, and its files be at the top
+        # in a container the path may be the host's, and the files at the top
         folders = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(folders) + 1):
             folder = top.joinpath(*folders[:depth])
@@ -73,19 +74,19 @@ def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) 
 
 
 def machine_use() -> MemoryUse:
-    """Of the whole machine, swap space included: the kernel kills where neither is left."""
+    """Memory in use of the machine, including swap space: the kernel kills processes when neither is left."""
     facts = {name: value * 1024 for name, value in _fields(Path("/proc/meminfo"), ":").items()}
     limit = facts["MemTotal"] + facts.get("SwapTotal", 0)
     return MemoryUse(limit - facts["MemAvailable"] - facts.get("SwapFree", 0), limit, "this machine")
 
 
 def guard_margin(limit: int) -> int:
-    """How near to a limit is too near, in bytes: there the memory guard ends a run."""
+    """Bytes below a limit at which the memory guard ends a run."""
     return int(min(_LARGEST_MARGIN, max(_SMALLEST_MARGIN, _MARGIN_SHARE * limit)))
 
 
 def private_and_shared_bytes(process: int) -> Tuple[int, int]:
-    """(memory of its own, memory that it may share with others) of a process, resident; (0, 0) of one that is gone."""
+    """(private, possibly shared) resident bytes of a process; (0, 0) if it has ended."""
     try:
         pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()
     except OSError:
@@ -95,11 +96,11 @@ def private_and_shared_bytes(process: int) -> Tuple[int, int]:
 
 
 class NodeMemory:
-    """The limits of this node, and how near to them some processes of it are.
+    """The limits of this node's memory, and the memory that some of its processes use.
 
     Args:
-        processes: the ranks of this node, by their process numbers.
-        limit: bytes that they may use together; None for the limits of the system alone.
+        processes: process numbers of the ranks of this node.
+        limit: bytes that these processes may use together; None: only the limits of the system apply.
     """
 
     def __init__(self, processes: Sequence[int], limit: Optional[int] = None) -> None:
@@ -108,7 +109,7 @@ class NodeMemory:
         self._groups = control_groups()
 
     def uses(self) -> List[MemoryUse]:
-        """Of each limit, the one first that has least room left."""
+        """The memory in use under each limit; the limit with the least free memory is first."""
         uses = [machine_use()]
         uses += [MemoryUse(group.used(), group.limit, "its control group") for group in self._groups]
         if self._limit is not None:
@@ -118,7 +119,7 @@ class NodeMemory:
         return sorted(uses, key=lambda use: use.limit - use.used)
 
     def largest_process(self) -> int:
-        """The process that has most of its own."""
+        """The process with the most private memory."""
         return max(self._processes, key=lambda process: private_and_shared_bytes(process)[0])
 
 

@@ -1,7 +1,7 @@
-"""What ``plan probe`` has measured of a machine: the section ``probed`` of its machine file.
+"""Measurements of a machine by ``plan probe``: the section ``probed`` of its machine file.
 
-Every figure is a median, with the spread of its logarithm. ``ranks`` is how many ranks measured it at once: they share
-the machine's memory bandwidth, and its cores where they have more threads than there are.
+Every figure is a median, with the spread of its logarithm. ``ranks`` is the number of ranks that measured it at once:
+they share the machine's memory bandwidth, and its cores if they have more threads than there are cores.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from typing import Any, Dict, List, Mapping, Tuple, Type, TypeVar
 from fugaku_gpt.layout.operations import ALL_REDUCE
 
 VERSION = 1
-LINEAR, INPUT, WEIGHT = "linear", "input", "weight"  # a layer's product, and those of its two gradients
-SCORES, VALUES, KEYS = "scores", "values", "keys"  # attention's: [q, d][d, k], [q, k][k, d], [k, q][q, d] added up
+LINEAR, INPUT, WEIGHT = "linear", "input", "weight"  # a layer's product, and the products of its two gradients
+SCORES, VALUES, KEYS = (
+    "scores",
+    "values",
+    "keys",
+)  # attention's products: [q, d][d, k], [q, k][k, d], accumulated [k, q][q, d]
 PRODUCTS = (LINEAR, INPUT, WEIGHT, SCORES, VALUES, KEYS)
-# all of attention by compiled kernels, of builds that have them: [s, d][d, s] of each head
+# attention as one operation by compiled kernels, if the build has them: [s, d][d, s] for each head
 ATTENTION, ATTENTION_BACKWARD = "attention", "attention backward"
 COMPILED_ATTENTION = (ATTENTION, ATTENTION_BACKWARD)
 PASSES = (
@@ -36,8 +40,8 @@ PASSES = (
     "layer",
     "layer_backward",
 )
-NARROW_ALL_REDUCE = f"{ALL_REDUCE} bfloat16"  # other messages are as fast in any type
-OPTIMISER_PASSES = ("zero", "squares", "optimiser", "round")  # over parameters, whatever the type of computing
+NARROW_ALL_REDUCE = f"{ALL_REDUCE} bfloat16"  # other messages take the same time in any type
+OPTIMISER_PASSES = ("zero", "squares", "optimiser", "round")  # over parameters, in float32 for any training type
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class ProductTiming:
 
     Attributes:
         kind: one of :data:`PRODUCTS` or :data:`COMPILED`.
-        dtype: trained in; what this build computes in float32 is measured with its casts.
+        dtype: training type; if the build computes it in float32, the measurement includes the casts.
     """
 
     kind: str
@@ -61,15 +65,19 @@ class ProductTiming:
 
     @property
     def flops(self) -> float:
-        """A multiply and an add count as two; of compiled attention, which leaves out half of all scores, those of the
-        forward pass's two products."""
+        """FLOPs, where a multiplication and an addition count as two.
+
+        Compiled attention, which skips half of all scores, counts as the two products of the forward pass.
+        """
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
 
 @dataclass(frozen=True)
 class PassTiming:
-    """An operation over so many elements; of ``layer`` one layer of the trainer, nearly without work, and its
-    tokens."""
+    """An operation over a number of elements.
+
+    The pass ``layer`` is one layer of the trainer with next to no work; its elements are tokens.
+    """
 
     name: str
     dtype: str
@@ -81,11 +89,11 @@ class PassTiming:
 
 @dataclass(frozen=True)
 class MessageTiming:
-    """A communication of groups of ``group`` ranks, all ``ranks`` at once.
+    """A communication in groups of ``group`` ranks, by all ``ranks`` at once.
 
     Attributes:
-        operation: of ``layout/operations.py``, or :data:`NARROW_ALL_REDUCE`.
-        bytes: of the whole tensor, gathered or not yet scattered.
+        operation: name in ``layout/operations.py``, or :data:`NARROW_ALL_REDUCE`.
+        bytes: size of the full tensor, after gathering or before scattering.
     """
 
     operation: str
@@ -98,11 +106,11 @@ class MessageTiming:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Steps of the trainer itself in a small run: how far what is counted from the rest is off.
+    """Steps of the trainer in a small run, which show the error of the predictions from the other measurements.
 
     Attributes:
-        name: of the run.
-        settings: of the run, as ``--set`` takes them.
+        name: name of the run.
+        settings: settings of the run in the form of ``--set``.
     """
 
     name: str
@@ -113,13 +121,13 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """All of it.
+    """All measurements of a machine.
 
     Attributes:
-        cores: usable.
-        threads: of a rank, by how many ranks were there.
-        facts: of processor and build, for the reader.
-        bandwidth: bytes/s of all ranks, by operation and their number, such as ``copy 2``.
+        cores: number of usable cores.
+        threads: threads of a rank, by the number of ranks.
+        facts: facts about processor and build, for the reader.
+        bandwidth: bytes/s of all ranks together, by operation and number of ranks, such as ``copy 2``.
     """
 
     cores: int
@@ -132,7 +140,7 @@ class ProbeResults:
     steps: Tuple[StepTiming, ...] = ()
 
     def merged_with(self, other: "ProbeResults") -> "ProbeResults":
-        """Measurements of two numbers of ranks as one."""
+        """Merges the measurements with two numbers of ranks."""
         return ProbeResults(
             self.cores,
             {**self.threads, **other.threads},
@@ -146,11 +154,16 @@ class ProbeResults:
 
 
 _Timing = TypeVar("_Row", ProductTiming, PassTiming, MessageTiming, StepTiming)
-_TABLES: Dict[str, "Type[Any]"] = {"products": ProductTiming, "passes": PassTiming, "messages": MessageTiming, "steps": StepTiming}
+_TABLES: Dict[str, "Type[Any]"] = {
+    "products": ProductTiming,
+    "passes": PassTiming,
+    "messages": MessageTiming,
+    "steps": StepTiming,
+}
 
 
 def probe_to_data(probed: ProbeResults) -> Dict[str, Any]:
-    """For a file of YAML or JSON: tables as a line of names and a list of values for each row."""
+    """The results as data for YAML or JSON: each table has a list of column names and a list of values for each row."""
     data: Dict[str, Any] = {
         "version": VERSION,
         "cores": probed.cores,
@@ -169,10 +182,10 @@ def probe_to_data(probed: ProbeResults) -> Dict[str, Any]:
 
 
 def probe_from_data(data: Mapping[str, Any]) -> ProbeResults:
-    """The inverse of :func:`probed_data`.
+    """The inverse of :func:`probe_to_data`.
 
     Raises:
-        ValueError, KeyError, TypeError: it is none.
+        ValueError, KeyError, TypeError: the data are not valid.
     """
     if data["version"] != VERSION:
         raise ValueError(f"probed.version {data['version']}: this version reads {VERSION}")
@@ -189,7 +202,7 @@ def probe_from_data(data: Mapping[str, Any]) -> ProbeResults:
     unknown = {timing.ranks for table in (probed.products, probed.passes, probed.messages) for timing in table}
     unknown -= set(probed.threads)
     if unknown or min([probed.cores, *probed.threads.values()]) < 1:
-        raise ValueError("probed.cores and probed.threads must be above 0, and threads there for all numbers of ranks")
+        raise ValueError("probed.cores and probed.threads must be above 0, and threads given for all numbers of ranks")
     return probed
 
 

@@ -1,11 +1,11 @@
-"""Which rank this process is, as its launcher says."""
+"""The rank of this process, from its launcher's variables."""
 
 from __future__ import annotations
 
 import os
 from typing import Mapping, Optional, Tuple
 
-# (rank, size) as launchers tell them: Open MPI and its kin, PMI (MPICH, Slurm), PMIx under Slurm (it names no size)
+# (rank, size) of launchers: Open MPI and its derivatives, PMI (MPICH, Slurm), PMIx under Slurm (it has no size)
 _RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),

@@ -17,7 +17,7 @@ from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParalle
 
 
 def attend_naively(
-    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, keep: bool = True
+    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
 ) -> torch.Tensor:
     """The definition: softmax(q kᵀ / √d, no future) v; arguments as those of :func:`causal_attention`."""
     shards, b, tokens, _, heads, d = qkv.shape
@@ -59,7 +59,7 @@ class CausalSelfAttention(nn.Module):
         self._model = model
         self._seed = seed
         self._site = site
-        self._keep = not recompute_core
+        self._save_flags = not recompute_core
         self._reference = reference
 
     def forward(self, x: torch.Tensor, first_sample: int, norm: Optional[Prepare] = None) -> torch.Tensor:
@@ -76,7 +76,7 @@ class CausalSelfAttention(nn.Module):
                 return self._keep_flags(b, shards * tokens, first_sample)
 
         attend = attend_naively if self._reference else causal_attention
-        y = attend(qkv, keep_flags, probability, self._keep)
+        y = attend(qkv, keep_flags, probability, self._save_flags)
         return self.out(y.reshape(shards * b, tokens, heads * d))
 
     def _keep_flags(self, b: int, s: int, first_sample: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ DropoutMaskFn = Callable[[], torch.Tensor]
 
 
 def causal_attention(
-    qkv: torch.Tensor, kept: Optional[DropoutMaskFn] = None, probability: float = 0.0, keep: bool = True
+    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
 ) -> torch.Tensor:
     """softmax(q kᵀ / √d, no future) v.
 
@@ -38,7 +38,7 @@ def causal_attention(
         [parts, b, s / parts, heads, d]
     """
     function = _CompiledAttention if ops.has_native_attention(qkv) else _CausalAttention
-    y: torch.Tensor = function.apply(qkv, kept, 1.0 / (1.0 - probability) if kept is not None else 1.0, keep)
+    y: torch.Tensor = function.apply(qkv, keep_flags, 1.0 / (1.0 - probability) if keep_flags is not None else 1.0, save_flags)
     return y
 
 
@@ -47,11 +47,11 @@ class _CompiledAttention(torch.autograd.Function):
     keeps anyway, and a number for each query and head."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[DropoutMaskFn], factor: float, keep: bool) -> torch.Tensor:
-        flags = kept() if kept is not None else None
+    def forward(ctx: Any, qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn], factor: float, save_flags: bool) -> torch.Tensor:
+        flags = keep_flags() if keep_flags is not None else None
         y, log_sums = ops.attention(qkv, flags, factor)
-        ctx.save_for_backward(qkv, y, log_sums, *([flags] if flags is not None and keep else []))
-        ctx.kept, ctx.factor = kept, factor
+        ctx.save_for_backward(qkv, y, log_sums, *([flags] if flags is not None and save_flags else []))
+        ctx.kept, ctx.factor = keep_flags, factor
         return y
 
     @staticmethod
@@ -64,14 +64,14 @@ class _CompiledAttention(torch.autograd.Function):
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, kept: Optional[DropoutMaskFn], factor: float, keep: bool) -> torch.Tensor:
-        flags = kept() if kept is not None else None
+    def forward(ctx: Any, qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn], factor: float, save_flags: bool) -> torch.Tensor:
+        flags = keep_flags() if keep_flags is not None else None
         y = torch.empty_like(qkv[:, :, :, 0], memory_format=torch.contiguous_format)
         work = _Workspace(qkv, flags is not None)
         for group in work.groups():
             q, k, v = work.queries_keys_values(qkv, group)
             out = torch.empty_like(q)
-            for low, high in work.blocks():
+            for low, high in work.query_tiles():
                 p = work.probabilities(q, k, low, high)
                 if flags is not None:
                     p.mul_(work.flags(flags, group, low, high))
@@ -79,8 +79,8 @@ class _CausalAttention(torch.autograd.Function):
             if flags is not None:
                 out.mul_(factor)
             work.store(out, y.unsqueeze(3), group)
-        ctx.save_for_backward(qkv, *([flags] if flags is not None and keep else []))
-        ctx.kept, ctx.factor = kept, factor
+        ctx.save_for_backward(qkv, *([flags] if flags is not None and save_flags else []))
+        ctx.kept, ctx.factor = keep_flags, factor
         return y
 
     @staticmethod
@@ -95,7 +95,7 @@ class _CausalAttention(torch.autograd.Function):
             if flags is not None:
                 out_grad.mul_(ctx.factor)
             q_grad, k_grad, v_grad = grads = q.new_empty(3, *q.shape)
-            for low, high in work.blocks():  # the first one reaches all keys, and sets what the others add to
+            for low, high in work.query_tiles():  # the first one reaches all keys, and sets what the others add to
                 p = work.probabilities(q, k, low, high)
                 queries, above = q[:, low:high], out_grad[:, low:high]
                 p_grad = torch.bmm(above, v[:, :high].transpose(1, 2), out=work.scores(p.shape, 1))
@@ -122,21 +122,21 @@ class _Workspace:
     the whole of it in float32."""
 
     def __init__(self, qkv: torch.Tensor, drops: bool) -> None:
-        parts, self.samples, here, _, self.heads, self._width = qkv.shape
-        self.length = parts * here
-        self._parts, self._here = parts, here
+        shards, self.samples, tokens, _, self.heads, self._width = qkv.shape
+        self.length = shards * tokens
+        self._shards, self._tokens = shards, tokens
         self.scale = 1.0 / math.sqrt(self._width)
         self._like = qkv.new_empty(0, dtype=ops.attention_dtype(qkv.dtype))
         narrow = self._like.element_size() == 2
-        blocks = attention_tiling(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
-        self._block, self._samples_at_once, self._heads_at_once = blocks.queries, blocks.samples, blocks.heads
-        self._future = _future(self._block, self._like.dtype)
-        products = blocks.products
-        self._rows = self._like.new_empty(products * self._block * self._width)
+        tiling = attention_tiling(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
+        self._query_tile, self._samples_at_once, self._heads_at_once = tiling.queries, tiling.samples, tiling.heads
+        self._future = _future(self._query_tile, self._like.dtype)
+        products = tiling.products
+        self._rows = self._like.new_empty(products * self._query_tile * self._width)
         self._sums = self._like.new_empty(
-            products * self.length * self._width if needs_separate_accumulator(blocks, self.length) else 0
+            products * self.length * self._width if needs_separate_accumulator(tiling, self.length) else 0
         )
-        self._scores = self._like.new_empty(3 if drops else 2, products * self._block * self.length)
+        self._scores = self._like.new_empty(3 if drops else 2, products * self._query_tile * self.length)
 
     def groups(self) -> Iterator[Group]:
         """Samples and heads whose products are one."""
@@ -145,34 +145,34 @@ class _Workspace:
             for head in range(0, self.heads, self._heads_at_once):
                 yield samples, slice(head, min(head + self._heads_at_once, self.heads))
 
-    def blocks(self) -> Iterator[Tuple[int, int]]:
+    def query_tiles(self) -> Iterator[Tuple[int, int]]:
         """First query and end of each block, from the last to the first."""
-        for low in reversed(range(0, self.length, self._block)):
-            yield low, min(low + self._block, self.length)
+        for low in reversed(range(0, self.length, self._query_tile)):
+            yield low, min(low + self._query_tile, self.length)
 
     def queries_keys_values(self, qkv: torch.Tensor, group: Group) -> torch.Tensor:
         """[3, products, s, d], the queries scaled."""
-        found = self.copy_of(qkv, group)
-        found[0].mul_(self.scale)
-        return found
+        copy = self.copy_of(qkv, group)
+        copy[0].mul_(self.scale)
+        return copy
 
     def copy_of(self, x: torch.Tensor, group: Group) -> torch.Tensor:
         """A group of [parts, b, s / parts, n, heads, d] as [n, products, s, d]."""
         samples, heads = _sizes(group)
-        found = self._like.new_empty(x.shape[3], samples * heads, self.length, self._width)
-        self._apart(found, group).copy_(_of_group(x, group))
-        return found
+        copy = self._like.new_empty(x.shape[3], samples * heads, self.length, self._width)
+        self._grouped_view(copy, group).copy_(_of_group(x, group))
+        return copy
 
     def store(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         """The other way round."""
-        _of_group(out, group).copy_(self._apart(x, group))
+        _of_group(out, group).copy_(self._grouped_view(x, group))
 
-    def _apart(self, x: torch.Tensor, group: Group) -> torch.Tensor:
-        return x.view(-1, *_sizes(group), self._parts, self._here, self._width)
+    def _grouped_view(self, x: torch.Tensor, group: Group) -> torch.Tensor:
+        return x.view(-1, *_sizes(group), self._shards, self._tokens, self._width)
 
-    def scores(self, shape: Tuple[int, ...], place: int) -> torch.Tensor:
+    def scores(self, shape: Tuple[int, ...], index: int) -> torch.Tensor:
         """Of some shape, such as [products, queries, keys], in memory that is used again and again."""
-        return self._scores[place, : math.prod(shape)].view(shape)
+        return self._scores[index, : math.prod(shape)].view(shape)
 
     def rows(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """A product [products, queries, d] without gaps in memory, which kernels for 16-bit types are slow to write."""
@@ -214,6 +214,6 @@ def _of_group(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _future(block: int, dtype: torch.dtype) -> torch.Tensor:
+def _future(tile: int, dtype: torch.dtype) -> torch.Tensor:
     """[block, block]: -inf above the diagonal, else 0."""
-    return torch.full((block, block), -math.inf).triu(1).to(dtype)
+    return torch.full((tile, tile), -math.inf).triu(1).to(dtype)

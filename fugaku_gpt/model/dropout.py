@@ -23,10 +23,10 @@ def keep_mask(
     2⁻¹⁷."""
     block, skip = divmod(first, _PER_BLOCK)
     generator = np.random.Philox(key=(site << 64) | (seed & (2**64 - 1)), counter=block)
-    words = generator.random_raw(-(-(skip + count) // 4))
-    draws = words.astype("<u8", copy=False).view("<u2")[skip : skip + count]
-    kept: np.ndarray[tuple[int], np.dtype[np.bool_]] = draws >= threshold(probability)
-    return kept
+    raw_draws = generator.random_raw(-(-(skip + count) // 4))
+    draws = raw_draws.astype("<u8", copy=False).view("<u2")[skip : skip + count]
+    keep_flags: np.ndarray[tuple[int], np.dtype[np.bool_]] = draws >= threshold(probability)
+    return keep_flags
 
 
 def threshold(probability: float) -> int:
@@ -39,10 +39,10 @@ def dropped_share(probability: float) -> float:
     return threshold(probability) / 65536.0
 
 
-def scaled_mask(kept: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:
+def scaled_mask(keep_flags: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:
     """The factors by which elements are multiplied: 0, or 1 / share kept, so that the mean does not change."""
     scale = 1.0 / (1.0 - dropped_share(probability))
-    return torch.from_numpy(kept).to(like.dtype).mul_(scale)
+    return torch.from_numpy(keep_flags).to(like.dtype).mul_(scale)
 
 
 class KeyedDropout(nn.Module):

@@ -42,7 +42,7 @@ class MLP(nn.Module):
         return self.down(self.up(x, norm), self._gelu)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the flags of attention
@@ -130,7 +130,7 @@ class GPT(nn.Module):
             self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
         self.blocks = nn.ModuleDict(
             {
-                str(layer): Block(model, tp, dtype, seed, layer, sequence_parallel, kinds[layer], reference_attention)
+                str(layer): TransformerBlock(model, tp, dtype, seed, layer, sequence_parallel, kinds[layer], reference_attention)
                 for layer in chunk.layers
             }
         )
@@ -201,11 +201,11 @@ def build_stage(
     Raises:
         ValueError: the module tree and ``layout.tensors`` disagree.
     """
-    pieces: List[GPT] = []
+    models: List[GPT] = []
     dtype = getattr(torch, config.training.dtype)
     for chunk in chunks:
-        shared = pieces[0].token_embedding if pieces and pieces[0].chunk.has_embedding and chunk.has_head else None
-        pieces.append(
+        shared = models[0].token_embedding if models and models[0].chunk.has_embedding and chunk.has_head else None
+        models.append(
             GPT(
                 config.model,
                 tp,
@@ -218,19 +218,19 @@ def build_stage(
                 reference_attention,
             )
         )
-    parameters = named_parameters(pieces)
+    parameters = named_parameters(models)
     specs = {spec.name: spec for chunk in chunks for spec in chunk_tensors(config.model, tp.size, chunk)}
     expected = {spec.name: spec.local_shape(tp.size) for spec in specs.values()}
-    found = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    if expected != found:
+    actual = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    if expected != actual:
         raise ValueError(
-            f"the model's parameters and layout.tensors differ: {sorted(set(expected.items()) ^ set(found.items()))}"
+            f"the model's parameters and layout.tensors differ: {sorted(set(expected.items()) ^ set(actual.items()))}"
         )
     for spec in specs.values():
         fill_parameter(parameters[spec.name], spec, config.training.seed, tp.rank, tp.size)
-    return pieces
+    return models
 
 
-def named_parameters(pieces: Sequence[GPT]) -> Dict[str, nn.Parameter]:
+def named_parameters(models: Sequence[GPT]) -> Dict[str, nn.Parameter]:
     """The parameters of a rank's chunks by name, each once."""
-    return {name: parameter for piece in pieces for name, parameter in piece.named_parameters()}
+    return {name: parameter for model in models for name, parameter in model.named_parameters()}

@@ -32,8 +32,8 @@ def fill_parameter(parameter: torch.Tensor, spec: TensorSpec, seed: int, tp_rank
     starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()  # the rows of a block follow one another
     for start, stop in zip(starts, [*starts[1:], len(rows)]):
         block = int(blocks[start])
-        wanted = rows[start:stop] - block * _BLOCK_ROWS
-        values = _draw_block(spec, seed, block)[wanted][:, columns]
+        block_rows = rows[start:stop] - block * _BLOCK_ROWS
+        values = _draw_block(spec, seed, block)[block_rows][:, columns]
         target[start:stop] = torch.from_numpy(np.ascontiguousarray(values)).to(parameter.dtype)
 
 

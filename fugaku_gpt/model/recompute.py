@@ -37,8 +37,8 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
-        wanted = ctx.needs_input_grad[1:]
-        inputs = [x.detach().requires_grad_(wants) for x, wants in zip(ctx.saved_tensors, wanted)]
+        needs_grad = ctx.needs_input_grad[1:]
+        inputs = [x.detach().requires_grad_(wants) for x, wants in zip(ctx.saved_tensors, needs_grad)]
         with torch.enable_grad():
             y = ctx.function(*inputs)
         compat.backward(y, grad)

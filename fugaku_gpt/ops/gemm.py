@@ -216,7 +216,10 @@ def has_onednn() -> bool:
 @functools.lru_cache(maxsize=None)
 def _onednn() -> Optional[_Operator]:
     """How this build has oneDNN compute a layer in float32."""
-    return next((operator for operator in (_onednn_with_plain_tensors, _onednn_with_opaque_tensors) if _is_correct(operator)), None)
+    return next(
+        (operator for operator in (_onednn_with_plain_tensors, _onednn_with_opaque_tensors) if _is_correct(operator)),
+        None,
+    )
 
 
 def _onednn_with_plain_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:

@@ -56,7 +56,7 @@ def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -
     y = pooled_empty((shards, b, local_length, heads, d), qkv.dtype)
     log_sums = qkv.new_empty(b, heads, shards * local_length, dtype=torch.float32)
     library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _floats(threads * library.attention_floats(shards * local_length, d))
+    work = _floats(threads * library.attention_workspace_floats(shards * local_length, d))
     shape = (shards, b, local_length, heads, d, _NATIVE_TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     library.attention_forward(qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), _address(flags), *shape)
     return y, log_sums
@@ -73,7 +73,7 @@ def attention_gradient(
     """The gradient of :func:`attention`'s ``qkv``."""
     shards, b, local_length, _, heads, d = qkv.shape
     library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _floats(threads * library.attention_floats(shards * local_length, d))
+    work = _floats(threads * library.attention_workspace_floats(shards * local_length, d))
     y_grad, grad = y_grad.contiguous(), pooled_empty(qkv.shape, qkv.dtype)
     shape = (shards, b, local_length, heads, d, _NATIVE_TYPES[qkv.dtype], factor, work.data_ptr(), threads)
     tensors = (qkv, y, y_grad, log_sums)
@@ -135,7 +135,16 @@ def layer_norm_gradient(
     """Gradients of :func:`layer_norm`'s x, and in float32 of its weight and bias."""
     width, threads = x.shape[-1], torch.get_num_threads()
     x_grad, weight_grad, bias_grad = pooled_empty(x.shape, x.dtype), _floats(width), _floats(width)
-    tensors = (x, weight.contiguous(), statistics[0], statistics[1], y_grad.contiguous(), x_grad, weight_grad, bias_grad)
+    tensors = (
+        x,
+        weight.contiguous(),
+        statistics[0],
+        statistics[1],
+        y_grad.contiguous(),
+        x_grad,
+        weight_grad,
+        bias_grad,
+    )
     numbers = (x.numel() // width, width, _NATIVE_TYPES[x.dtype], _workspace_address(threads * 6 * width), threads)
     _library().layer_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
     return x_grad, weight_grad, bias_grad
@@ -205,10 +214,12 @@ def _native_matmul_is_better() -> bool:
     if "intel" in processor_name().lower() or "avx512f" not in vector_flags():
         return False
     library = _library()  # a compiler may have left out what the processor has
-    return library.lanes() == 16 and all(map(library.multiplies, _NATIVE_TYPES.values()))
+    return library.lanes() == 16 and all(map(library.supports_gemm, _NATIVE_TYPES.values()))
 
 
-def has_native_matmul(x: torch.Tensor, y: torch.Tensor, out: Optional[torch.Tensor] = None, *, accumulate: bool = False) -> bool:
+def has_native_matmul(
+    x: torch.Tensor, y: torch.Tensor, out: Optional[torch.Tensor] = None, *, accumulate: bool = False
+) -> bool:
     """Whether a product x y, [rows, inner], [inner, columns], is a kernel's, which autograd is not to see: a new one,
     or what ``out`` [rows, columns] becomes, or what is added to it."""
     if x.dtype not in _NATIVE_TYPES or y.dtype != x.dtype or torch.is_grad_enabled() or x.dim() != 2 or y.dim() != 2:
@@ -226,7 +237,12 @@ def has_native_matmul(x: torch.Tensor, y: torch.Tensor, out: Optional[torch.Tens
 
 
 def matmul_(
-    out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None, *, accumulate: bool = False
+    out: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    bias: Optional[torch.Tensor] = None,
+    *,
+    accumulate: bool = False,
 ) -> torch.Tensor:
     """``out``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
     columns], [columns]; of sums in float32, which are rounded at most once. ``out`` is in memory of its own.
@@ -237,13 +253,13 @@ def matmul_(
     work = _workspace_address(_gemm_workspace_floats(rows, columns, inner, kind, result_kind, threads))
     sides = (x.data_ptr(), *_strides(x), y.data_ptr(), *_strides(y), kind)
     result = (_address(bias), out.data_ptr(), out.stride(0), result_kind, int(accumulate))
-    _library().multiply(*sides, *result, rows, columns, inner, work, threads)
+    _library().gemm(*sides, *result, rows, columns, inner, work, threads)
     return out
 
 
 @functools.lru_cache(maxsize=1024)
 def _gemm_workspace_floats(rows: int, columns: int, inner: int, kind: int, result_kind: int, threads: int) -> int:
-    return _library().product_floats(rows, columns, inner, kind, result_kind, threads)
+    return _library().gemm_workspace_floats(rows, columns, inner, kind, result_kind, threads)
 
 
 def _workspace_address(floats: int) -> int:
@@ -272,7 +288,7 @@ def has_native_sum_of_squares(x: torch.Tensor) -> bool:
 
 def native_sum_of_squares(x: torch.Tensor) -> float:
     """The sum of squares of [n] float32 numbers."""
-    return _library().squares(x.data_ptr(), x.numel(), torch.get_num_threads())
+    return _library().sum_of_squares(x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
 class AdamWStep(NamedTuple):
@@ -346,7 +362,9 @@ def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         yield y, _reference_attention(qkv.double())
         # the gradient, along some direction, is what the result changes by
         step = 1e-4 * probe_input(1, 2, 70, 3, 2, 8).double().cos()
-        change = (_reference_attention(qkv.double() + step) - _reference_attention(qkv.double() - step)) * y_grad.double()
+        change = (
+            _reference_attention(qkv.double() + step) - _reference_attention(qkv.double() - step)
+        ) * y_grad.double()
         grad = attention_gradient(y_grad, qkv, y, log_sums, None, 1.0)
         yield ((grad.double() * step).sum() / 1e-4).to(dtype), change.sum() / 2e-4
         logits = probe_input(3, 70).to(dtype)
@@ -363,7 +381,7 @@ def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     yield sums, before + rows.double()
     yield sum_of_rows(rows), rows.double().sum(0)
     for dtype in _NATIVE_TYPES:
-        if _library().multiplies(_NATIVE_TYPES[dtype]):
+        if _library().supports_gemm(_NATIVE_TYPES[dtype]):
             # each side as it lies, and turned; more than one pass of any type, an odd number of elements, more than a
             # strip; of whole numbers, whose sums are not rounded
             x, y = ((4.0 * probe_input(rows, 1601)).round().to(dtype) for rows in (20, 110))

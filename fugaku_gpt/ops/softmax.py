@@ -53,7 +53,9 @@ def _softmax_gradient(dtype: torch.dtype) -> Optional[Callable[[torch.Tensor, to
         return input_grad
 
     def with_input(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        input_grad: torch.Tensor = backward(grad, result, -1, result)  # the last is the input, of which the type is asked
+        input_grad: torch.Tensor = backward(
+            grad, result, -1, result
+        )  # the last is the input, of which the type is asked
         return input_grad
 
     for function in (in_place, with_input):

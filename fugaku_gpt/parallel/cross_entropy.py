@@ -136,17 +136,17 @@ def losses_of_logits(
         if tp.size == 1:
             log_sum = ops.loss_full_rows_(logits, gradient_scale, wants_gradient)
         else:
-            log_sum, target_logit = _over_ranks(*ops.loss_sums(logits), target_logit, tp)
+            log_sum, target_logit = _combine_over_ranks(*ops.loss_sums(logits), target_logit, tp)
             if wants_gradient:
                 ops.loss_gradient_(logits, log_sum, gradient_scale)
     else:
-        target_logit = _by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
+        target_logit = _losses_by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
     if wants_gradient:  # at the target minus 1
         logits[token, row] = (target_logit - log_sum).expm1_().mul_(gradient_scale)[token].to(logits.dtype)
     return (log_sum - target_logit).sum(dtype=torch.float64)
 
 
-def _by_operators(
+def _losses_by_operators(
     logits: torch.Tensor,
     log_sum: torch.Tensor,
     target_logit: torch.Tensor,
@@ -163,7 +163,7 @@ def _by_operators(
         part = slice(start, start + at_once)
         exponentials = logits[part].to(dtype)  # the logits themselves, or a copy in float32
         largest, sums = _exponentials(exponentials)
-        log_sum[part], target_logit[part] = _over_ranks(largest, sums, target_logit[part], tp)
+        log_sum[part], target_logit[part] = _combine_over_ranks(largest, sums, target_logit[part], tp)
         if wants_gradient:  # exp(logit - largest of this rank) to probabilities
             exponentials.mul_(largest.sub_(log_sum[part]).exp_().mul_(gradient_scale).unsqueeze(1))
             if dtype != logits.dtype:
@@ -180,7 +180,7 @@ def _exponentials(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     return largest, logits.sub_(largest.unsqueeze(1)).exp_().sum(dim=1)
 
 
-def _over_ranks(
+def _combine_over_ranks(
     largest: torch.Tensor, sums: torch.Tensor, target_logit: torch.Tensor, tp: Communicator
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """The logarithm of each token's sum of all exponentials, and its target's logit, from what each rank has of them:

@@ -194,7 +194,7 @@ class GradientReducer:
         sharded: bool,
         sequence_parallel: bool = False,
         dtype: Optional[torch.dtype] = None,
-        at_once: int = 4,
+        buckets_at_once: int = 4,
         accumulate_in_layers: bool = True,
     ) -> None:
         """
@@ -225,7 +225,7 @@ class GradientReducer:
         self._rounded: Optional[torch.Tensor] = None
         if grid.dp.size > 1 and dtype not in (None, buffers.gradients.dtype):
             self._rounded = torch.zeros_like(buffers.gradients, dtype=dtype)
-        self._at_once = at_once
+        self._buckets_at_once = buckets_at_once
         self._unready = list(members)  # by bucket: its parameters that are not ready
         self._started: List[Union[Pending, ChainedRequest]] = []
         self._is_last_pass = False
@@ -332,8 +332,8 @@ class GradientReducer:
     def _start_next(self) -> None:
         """Start the reduction of the next bucket."""
         index = len(self._started)
-        if index >= self._at_once:  # not as one ends: each step of each rank makes its calls at the same place
-            self._started[index - self._at_once].wait()
+        if index >= self._buckets_at_once:  # not as one ends: each step of each rank makes its calls at the same place
+            self._started[index - self._buckets_at_once].wait()
         span = self._buffers.buckets[index]
         bucket = self._buffers.gradients[span]
         if self._rounded is not None:
@@ -355,7 +355,7 @@ class GradientReducer:
 
     def _finish_replicas(self) -> None:
         if self._is_calibration:
-            self.overlap.meet()
+            self.overlap.wait_for_replicas()
         elif self._started:
             self.overlap.sums.count_background()
         before = time.perf_counter()
@@ -369,7 +369,7 @@ class GradientReducer:
                 self._buffers.gradients[span].copy_(self._rounded[span])
         seconds = time.perf_counter() - before
         if self._is_calibration:
-            self.overlap.sums.took_alone(seconds)
+            self.overlap.sums.record_alone(seconds)
             self.overlap.gather_is_due = True
         else:
             self.overlap.sums.exposed_seconds += seconds

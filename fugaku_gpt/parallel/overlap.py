@@ -15,7 +15,7 @@ import torch
 from fugaku_gpt.comm import BACKGROUND, Communicator
 
 
-class Timed:
+class CommunicationTiming:
     """One kind of communication.
 
     Attributes:
@@ -27,19 +27,19 @@ class Timed:
 
     def __init__(self) -> None:
         self.alone_seconds: Optional[float] = None
-        self.start_anew()
+        self.reset()
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         """Forget what has been exposed."""
         self.exposed_seconds = 0.0
         self.polled_seconds = 0.0
         self.steps = 0
 
-    def took_alone(self, seconds: float) -> None:
+    def record_alone(self, seconds: float) -> None:
         """Record that one step's communication was timed by itself. Steps before the first time are cold: what they
         have exposed is forgotten."""
         if self.alone_seconds is None:
-            self.start_anew()
+            self.reset()
         self.alone_seconds = seconds
 
     def begin_background(self) -> None:
@@ -67,11 +67,11 @@ class Overlap:
 
     def __init__(self, dp: Communicator, gathers: bool) -> None:
         self._dp = dp
-        self.sums = Timed()
-        self.gathers = Timed() if gathers else None
+        self.sums = CommunicationTiming()
+        self.gathers = CommunicationTiming() if gathers else None
         self.gather_is_due = False
 
-    def meet(self) -> None:
+    def wait_for_replicas(self) -> None:
         """Wait for all replicas, so that none is waited for in what is timed next."""
         self._dp.barrier()
 
@@ -86,5 +86,5 @@ class Overlap:
         hidden = torch.tensor([1.0 - exposed / max(alone, 1e-9)], dtype=torch.float64)
         self._dp.all_reduce(hidden, "max")
         for kind in kinds:
-            kind.start_anew()
+            kind.reset()
         return max(0.0, float(hidden))

@@ -48,13 +48,13 @@ class ParameterGather:
         flat = self._buffers.parameters  # waits for what is left of the time before
         alone, self._overlap.gather_is_due = self._overlap.gather_is_due, False
         if alone:
-            self._overlap.meet()
+            self._overlap.wait_for_replicas()
         before = time.perf_counter()
         for index in reversed(range(len(self._buffers.buckets))):
             self._pending[index] = self._replicas.start_all_gather(flat[self._buffers.buckets[index]])
         if alone:
             self._wait_for(list(self._pending))
-            self._timed.took_alone(time.perf_counter() - before)
+            self._timed.record_alone(time.perf_counter() - before)
         else:
             self._timed.exposed_seconds += time.perf_counter() - before
             self._timed.begin_background()

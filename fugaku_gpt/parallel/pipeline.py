@@ -91,7 +91,7 @@ class Pipeline:
             if isinstance(action, Forward):
                 micro_batch, chunk = action.micro_batch, action.chunk
                 self._pp.mark_phase(FORWARD if with_gradients else VALIDATION, micro_batch=micro_batch)
-                x = self._take((ACTIVATION, micro_batch, chunk), with_gradients, outgoing)
+                x = self._take_input((ACTIVATION, micro_batch, chunk), with_gradients, outgoing)
                 y = forward(micro_batch, chunk, x)
                 if with_gradients:
                     outputs[micro_batch, chunk] = y
@@ -108,7 +108,7 @@ class Pipeline:
                 micro_batch, chunk = action.micro_batch, action.chunk
                 self._pp.mark_phase(BACKWARD, micro_batch=micro_batch)
                 y = outputs.pop((micro_batch, chunk))
-                gradient = self._take((GRADIENT, micro_batch, chunk), with_gradients, outgoing)
+                gradient = self._take_input((GRADIENT, micro_batch, chunk), with_gradients, outgoing)
                 if reducer is None:
                     compat.backward(y, gradient)
                 else:
@@ -147,7 +147,7 @@ class Pipeline:
             if with_gradients or message.kind == ACTIVATION
         ]
 
-    def _take(
+    def _take_input(
         self, key: MessageKey, with_gradients: bool, outgoing: Dict[MessageKey, torch.Tensor]
     ) -> Optional[torch.Tensor]:
         """What another chunk passes to this one; None at the ends of the model."""

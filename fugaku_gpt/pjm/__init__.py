@@ -1,1 +1,1 @@
-"""What PJM says and understands: its scripts, options, resource groups, messages, states, codes and statistics."""
+"""The language of PJM (Fujitsu's batch system): scripts, options, resource groups, messages, states, codes and statistics."""

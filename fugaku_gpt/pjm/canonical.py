@@ -26,9 +26,12 @@ MAIL_FLAGS = "bersS"
 
 
 def as_json(script: PjmScript) -> Dict[str, Any]:
-    """The script as JSON data. Values are typed where they can be read as what they are (sizes in bytes), and text
-    where they cannot; ``node`` and ``elapse`` stay as written under ``resources`` and are taken apart as ``nodes`` and
-    ``elapse``, a bulk or step job's ``sparam`` as ``bulk_numbers`` and ``step_parameters``. Never raises."""
+    """Return the script as JSON data.
+
+    Values are typed where they can be parsed (sizes in bytes) and remain text where they cannot. ``node`` and
+    ``elapse`` stay as written under ``resources`` and are parsed into ``nodes`` and ``elapse``; the ``sparam`` of a
+    bulk or step job is parsed into ``bulk_numbers`` and ``step_parameters``. Never raises.
+    """
     data: Dict[str, Any] = {
         "directives": [
             {
@@ -69,7 +72,7 @@ def as_json(script: PjmScript) -> Dict[str, Any]:
 
 
 def _parsed(reader: Callable[[str], Any], text: Optional[str]) -> Any:
-    """What ``reader`` makes of ``text``; None where it cannot."""
+    """Return the value that ``reader`` parses from ``text``; None where it cannot parse it."""
     if text is None:
         return None
     try:
@@ -156,6 +159,6 @@ def _typed_key(name: str, key: str, text: Optional[str]) -> Any:
 
 
 def _value_or_text(reader: Callable[[str], Any], text: str) -> Any:
-    """What ``reader`` makes of ``text``; the text itself where it cannot, or where it says ``unlimited``."""
+    """Return the value that ``reader`` parses from ``text``; the text itself if it cannot, or for ``unlimited``."""
     value = _parsed(reader, text)
     return text if value is None else value

@@ -1,4 +1,4 @@
-"""What PJM's error numbers mean, whose matter each is, and what to do.
+"""The meaning of each error number of PJM, who can remedy it, and the advice that users get.
 
 Sources: Command Reference J2UL-2549 (messages of pjsub, pjdel, pjstat, pjwait), Fugaku user guide ("PJM 0079 ERROR
 REASON list"). 00xx are pjsub's, 01xx those of commands that change jobs, 02xx pjstat's, 06xx pjwait's.
@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Tuple
 
-USER = "user"  # the script or the command is to be changed
-SITE = "site"  # a right, a budget or a setting of the site is missing
-RETRY = "retry"  # the same again, later
+USER = "user"  # the user must change the script or the command
+SITE = "site"  # the site must grant a right or a budget, or change a setting
+RETRY = "retry"  # the same command may succeed later
 
 
 @dataclass(frozen=True)
 class ErrorMeaning:
-    """An error number.
+    """The meaning of an error number.
 
     Attributes:
-        meaning: what it says.
-        matter: ``user``, ``site`` or ``retry``.
-        advice: how to mend it.
+        meaning: the error in plain words.
+        remedy: who or what can remedy it: ``user``, ``site`` or ``retry``.
+        advice: how to remedy it.
     """
 
     meaning: str
@@ -29,7 +29,7 @@ class ErrorMeaning:
     advice: str
 
 
-_SUBMIT_LATER = "hand it in again after about ten minutes; if it stays, tell the support desk"
+_SUBMIT_LATER = "submit it again after about ten minutes; if the error persists, ask the support desk"
 _SHOW_LIMITS = "see the group's limits with: pjacl --rg GROUP"
 
 ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
@@ -39,17 +39,17 @@ ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
     "0004": ErrorMeaning("an argument that is not valid", USER, "check the options with job lint"),
     "0008": ErrorMeaning("a quote that is never closed", USER, "close the quotes of the line"),
     "0009": ErrorMeaning("an argument that is not valid", USER, "check the options with job lint"),
-    "0012": ErrorMeaning("the step job to join is over", USER, "hand the step in as a new step job"),
+    "0012": ErrorMeaning("the step job to join is over", USER, "submit the step as a new step job"),
     "0018": ErrorMeaning("no step job of that name", USER, "check jnam= of --sparam"),
     "0020": ErrorMeaning("a file cannot be opened", USER, "check that the script is there and can be read"),
     "0021": ErrorMeaning("a path is too long", USER, "at most 4096 characters"),
     "0022": ErrorMeaning("the script is not a script", USER, "check the file"),
-    "0023": ErrorMeaning("several scripts where one is allowed", USER, "hand them in one by one"),
+    "0023": ErrorMeaning("several scripts where one is allowed", USER, "submit them one by one"),
     "0025": ErrorMeaning("a line is too long", USER, "at most 4096 characters; use several #PJM lines"),
     "0026": ErrorMeaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
     "0027": ErrorMeaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
     "0028": ErrorMeaning("the working directory cannot be used", USER, "change to a directory that the job can reach"),
-    "0041": ErrorMeaning("no such group", USER, "check -g; your groups are told by: id"),
+    "0041": ErrorMeaning("no such group", USER, "check -g; the command id lists your groups"),
     "0045": ErrorMeaning("a path is not on the global file system", USER, "put output files on a data area"),
     "0046": ErrorMeaning("a value outside its range", USER, _SHOW_LIMITS),
     "0047": ErrorMeaning("a value is not a multiple of what it must be", USER, "round it"),
@@ -67,7 +67,7 @@ ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
     "0059": ErrorMeaning("the resource group or unit is closed", RETRY, "wait until it is open, or take another"),
     "0060": ErrorMeaning("a step number that is not valid or is taken", USER, "check sn= of --sparam"),
     "0063": ErrorMeaning("an option given more than once", USER, "give it once"),
-    "0068": ErrorMeaning("the configuration has changed meanwhile", RETRY, "hand it in again"),
+    "0068": ErrorMeaning("the configuration has changed meanwhile", RETRY, "submit it again"),
     "0069": ErrorMeaning("resource group or unit not given", USER, "give -L rscgrp= and, if needed, rscunit="),
     "0070": ErrorMeaning("no permission for this", SITE, "the site does not allow it to you; ask it, or do without"),
     "0071": ErrorMeaning(
@@ -106,7 +106,7 @@ ERROR_MEANINGS: Dict[str, ErrorMeaning] = {
     "0297": ErrorMeaning("the data cannot be had", RETRY, _SUBMIT_LATER),
 }
 
-# what the gate says (PJM 0079 and REASON) → what it means; searched as lower case, in this order
+# text of the gate's refusal (PJM 0079 and REASON) → its meaning; searched in lower case, in this order
 GATE_MEANINGS: Tuple[Tuple[str, ErrorMeaning], ...] = (
     ("group is not active", ErrorMeaning("the group has expired", SITE, "renew the project, or give another group")),
     ("user is not active", ErrorMeaning("the user has expired", SITE, "ask the project manager")),
@@ -133,7 +133,7 @@ GATE_MEANINGS: Tuple[Tuple[str, ErrorMeaning], ...] = (
     ("computing resources shortage", ErrorMeaning("the budget is short", SITE, "smaller job, or more budget")),
 )
 
-# what Fugaku's pjsub says without a number → what it means; searched as lower case
+# text that Fugaku's pjsub prints without a number → its meaning; searched in lower case
 UNNUMBERED_MEANINGS: Tuple[Tuple[str, ErrorMeaning], ...] = (
     (
         "current directory is not a data area",

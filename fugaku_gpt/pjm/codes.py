@@ -1,4 +1,4 @@
-"""What PJM's states and end codes mean for us.
+"""PJM's job states and end codes, and how this program interprets them.
 
 Sources: Command Reference J2UL-2549 (pjstat, pjstatsinfo), Fugaku user guide, "Checking when a job ends abnormally".
 """
@@ -19,16 +19,16 @@ from fugaku_gpt.records.job import (
     UNKNOWN,
 )
 
-# what to do about a job that has ended badly
-RESUME = "resume"  # hand it in again: it goes on from its checkpoint
-RETRY = "retry"  # hand it in again: nothing of its own was wrong
-NEVER = "never"  # it would end the same way
+# what to do about a job that has failed
+RESUME = "resume"  # submit it again: it continues from its checkpoint
+RETRY = "retry"  # submit it again: the job itself was not at fault
+NEVER = "never"  # it would end in the same way
 WAIT = "wait"  # it has not ended
 
 STATES: Dict[str, str] = {
     "ACC": QUEUED,
     "QUE": QUEUED,
-    "RNA": QUEUED,  # resources are being taken
+    "RNA": QUEUED,  # resources are being acquired
     "RNP": RUNNING,  # prologue
     "RUN": RUNNING,
     "RNE": RUNNING,  # epilogue
@@ -38,7 +38,7 @@ STATES: Dict[str, str] = {
     "SPD": SUSPENDED,
     "HLD": ON_HOLD,
     "ERR": ON_HOLD,  # stays until it is deleted
-    "EXT": ENDED,  # by itself, by a limit or by a failure: the codes tell
+    "EXT": ENDED,  # normally, at a limit or by a failure: see the codes
     "CCL": CANCELLED,
     "RJT": REJECTED,
 }
@@ -46,12 +46,12 @@ STATES: Dict[str, str] = {
 
 @dataclass(frozen=True)
 class Ending:
-    """What a PJM code tells.
+    """The end of a job as its PJM code describes it.
 
     Attributes:
         code: PJM code.
-        cause: a few words.
-        advice: what to do about it; empty where nothing.
+        cause: the cause in a few words.
+        advice: what to do about it; empty if there is nothing to do.
         retry: ``resume``, ``retry``, ``never`` or ``wait``.
     """
 
@@ -61,7 +61,7 @@ class Ending:
     retry: str
 
 
-_SUBMIT_OR_REPORT = "hand it in again; if it comes back, tell the support desk with the job id"
+_SUBMIT_OR_REPORT = "submit it again; if it recurs, report the job id to the support desk"
 
 ENDINGS: Dict[int, Ending] = {
     ending.code: ending
@@ -85,25 +85,25 @@ ENDINGS: Dict[int, Ending] = {
             16, "directory or output files out of reach", "name the volumes in PJM_LLIO_GFSCACHE; check -o, -e", NEVER
         ),
         Ending(18, "ended past its minimum time, for another job", "resume it", RESUME),
-        Ending(20, "node down", "hand it in again", RETRY),
+        Ending(20, "node down", "submit it again", RETRY),
         Ending(21, "shell could not be started", "check the script's #! line and that it can be read", NEVER),
-        Ending(22, "interconnect failure (ICC)", "hand it in again", RETRY),
+        Ending(22, "interconnect failure (ICC)", "submit it again", RETRY),
         Ending(23, "killed for memory by the system", "less per node or per CMG: more nodes, other placement", NEVER),
-        Ending(25, "failure of the high-availability service", "hand it in again", RETRY),
-        Ending(26, "prologue or epilogue failed", "hand it in again; if it comes back, tell the support desk", RETRY),
+        Ending(25, "failure of the high-availability service", "submit it again", RETRY),
+        Ending(26, "prologue or epilogue failed", "submit it again; if it recurs, ask the support desk", RETRY),
         Ending(27, "exit of the resource management failed", _SUBMIT_OR_REPORT, RETRY),
-        Ending(28, "job environment was not in order", "hand it in again", RETRY),
+        Ending(28, "job environment was not in order", "submit it again", RETRY),
         Ending(29, "no such job environment", "correct or drop -L jobenv=", NEVER),
-        Ending(30, "could not be suspended or resumed", "hand it in again", RETRY),
+        Ending(30, "could not be suspended or resumed", "submit it again", RETRY),
         Ending(100, "internal error of the job manager", _SUBMIT_OR_REPORT, RETRY),
         Ending(120, "internal error of the scheduler", _SUBMIT_OR_REPORT, RETRY),
         Ending(140, "internal error of the resource manager", _SUBMIT_OR_REPORT, RETRY),
         Ending(160, "internal error of the Tofu library", _SUBMIT_OR_REPORT, RETRY),
-        Ending(180, "internal error of the tiered storage", "hand it in again; a volume may have failed", RETRY),
+        Ending(180, "internal error of the tiered storage", "submit it again; a volume may have failed", RETRY),
     )
 }
 
-# words of REASON → PJM code that they belong to; pjstat cuts them to 16 characters
+# text of REASON → PJM code that it belongs to; pjstat truncates it to 16 characters
 REASONS: Dict[str, int] = {
     "ELAPSE LIMIT EXCEEDED": 11,
     "LIMIT OVER MEMORY": 12,
@@ -117,12 +117,12 @@ _REASON_WIDTH = 16
 
 
 def state_of(word: str) -> str:
-    """Our state for PJM's word; ``unknown`` for a word that is not known."""
+    """Return the job state for PJM's state; ``unknown`` for a state that is not in the table."""
     return STATES.get(word.strip().upper(), UNKNOWN)
 
 
 def ending_of(code: Optional[int], reason: str = "") -> Optional[Ending]:
-    """What a PJM code means; without a code, what the reason means; None where neither says anything."""
+    """Return the meaning of a PJM code, or of the reason if there is no code; None if neither is informative."""
     if code is None:
         code = code_of_reason(reason)
         if code is None:
@@ -135,7 +135,7 @@ def ending_of(code: Optional[int], reason: str = "") -> Optional[Ending]:
 
 
 def code_of_reason(reason: str) -> Optional[int]:
-    """The code that a REASON belongs to, also when it is cut short; None where it is not a known one."""
+    """Return the code that a REASON belongs to, even if it is truncated; None for an unknown reason."""
     text = reason.strip().upper()
     for full_reason, code in REASONS.items():
         if text == full_reason or (len(text) >= _REASON_WIDTH and full_reason.startswith(text)):

@@ -1,7 +1,7 @@
 """Limits of a site's resource groups: a dated data file, which a user can refresh from what ``pjacl`` prints.
 
-Limits are data, not rules: they change within a year and differ between projects. So each group carries the date of
-what is said of it, and whoever uses a limit shows that date.
+Limits are data, not rules: they change within a year and differ between projects. Each group therefore carries the
+date of its limits, and every message that uses a limit shows that date.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fugaku_gpt.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse
 FUGAKU = Path(__file__).parent / "sites" / "fugaku.yaml"
 _GROUP_KEYS = ("nodes", "default_nodes", "elapse", "range_max", "allocations", "date")
 _KEYS = ("site", "date", "source", "default_group", "resource_units", "volumes", "groups", "retired")
-# where a saved output says which group it is about
+# lines of a saved output that name its group
 _COMMAND = re.compile(r"\bpjacl\b[^\n#]*?--(?:rg|rscgrp)[ =]+([A-Za-z][\w.-]*)")
 _GROUP_LINE = re.compile(r"^[ \t]*(?:rscgrp|resource group|rg)[ \t]*[:=][ \t]*([A-Za-z][\w.-]*)[ \t]*\r?$", re.M | re.I)
 
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """What a resource group allows; None where nothing is known.
+    """Limits of a resource group; None where a limit is unknown.
 
     Attributes:
-        date: of what is said here, ``YYYY-MM-DD``.
-        min_nodes, max_nodes: of one job.
-        default_nodes: where a job asks for none.
-        min_elapse, max_elapse: seconds; of a fixed limit, and of the lower end of a range.
-        range_max: seconds; of the upper end of a range.
-        allocations: ways of choosing nodes; empty where unknown.
+        date: date of these limits, ``YYYY-MM-DD``.
+        min_nodes, max_nodes: nodes of one job.
+        default_nodes: nodes of a job that asks for none.
+        min_elapse, max_elapse: bounds in seconds for a fixed time limit and for the lower end of a range.
+        range_max: upper bound in seconds for the upper end of a range.
+        allocations: supported ways of allocating nodes; empty where unknown.
     """
 
     name: str
@@ -52,14 +52,14 @@ class GroupLimits:
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """A site's groups.
+    """The resource groups of a site and their limits.
 
     Attributes:
-        date: of the file.
-        default_group: where a job names none.
+        date: date of the file.
+        default_group: group of a job that names none.
         resource_units: patterns of the site's ``rscunit`` names.
         volumes: second-layer volumes.
-        retired: pattern of a group's name → what has taken its place.
+        retired: pattern of a retired group's name → its successor.
     """
 
     site: str
@@ -72,7 +72,7 @@ class SiteLimits:
     retired: Mapping[str, str] = field(default_factory=dict)
 
     def successor(self, group: str) -> Optional[str]:
-        """What has taken the place of a retired group; None for any other."""
+        """Return the successor of a retired group; None for any other group."""
         if group in self.groups:
             return None
         for pattern, successor in self.retired.items():
@@ -93,7 +93,7 @@ _loaded: Dict[Path, SiteLimits] = {}
 
 
 def fugaku_limits() -> SiteLimits:
-    """Those that come with the package."""
+    """Return the limits of Fugaku that come with the package."""
     if FUGAKU not in _loaded:
         _loaded[FUGAKU] = load_limits(FUGAKU)
     return _loaded[FUGAKU]
@@ -103,7 +103,7 @@ def load_limits(path: Path) -> SiteLimits:
     """Read a limits file.
 
     Raises:
-        UsageError: it cannot be read, or a key or value is not what belongs there.
+        UsageError: the file cannot be read, or a key or value is not valid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -113,8 +113,8 @@ def load_limits(path: Path) -> SiteLimits:
 
 
 def read_limits(text: str, where: str) -> SiteLimits:
-    """As :func:`load_limits`, from text; ``where`` is named in errors."""
-    # every scalar as its text: YAML's own reading takes 72:00:00 for a number and `no` for false
+    """Parse the text of a limits file, as :func:`load_limits` does; errors name ``where``."""
+    # every scalar as text: YAML itself reads 72:00:00 as a number and `no` as false
     top = _mapping(plain_values(parse_yaml(text, where)), where, "the file")
     _check_keys(top, _KEYS, where)
     date = _date(top.get("date"), where, "date")
@@ -136,7 +136,7 @@ def read_limits(text: str, where: str) -> SiteLimits:
 
 
 def write_limits(limits: SiteLimits) -> str:
-    """A limits file's text, which :func:`read_limits` reads back."""
+    """Return the text of a limits file, which :func:`read_limits` reads back."""
     import yaml
 
     top: Dict[str, Any] = {
@@ -153,9 +153,9 @@ def write_limits(limits: SiteLimits) -> str:
 
 
 def with_groups(limits: SiteLimits, groups: Iterable[GroupLimits], source: str) -> SiteLimits:
-    """``limits`` with groups put in, in place of those of their names.
+    """Return ``limits`` with ``groups`` added or updated.
 
-    What a new group leaves unknown keeps what was known of it. The site's date becomes the newest of its groups'.
+    A limit that is unknown in a new group keeps its previous value. The site's date becomes the newest of the dates.
     """
     merged = dict(limits.groups)
     dates = [limits.date]
@@ -276,14 +276,14 @@ def _seconds(value: Any, where: str, key: str) -> int:
 
 
 def read_acl_groups(text: str, date: str, where: str, name: str = "") -> List[GroupLimits]:
-    """The groups that a saved output of ``pjacl --rg GROUP`` speaks of.
+    """Read the groups and limits in saved output of ``pjacl --rg GROUP``.
 
     Args:
-        name: of the group; empty where the text says it: in a line with the command, as a terminal shows it (one text
-            may so hold several groups), or in a line such as ``rscgrp: small``.
+        name: name of the group; empty if the text names it: in a line with the command, as a terminal shows it (one
+            text may then hold several groups), or in a line such as ``rscgrp: small``.
 
     Raises:
-        UsageError: no group is named, or no limit is found.
+        UsageError: the text names no group, or holds no limit.
     """
     outputs: List[Tuple[str, str]] = []
     commands = [] if name else list(_COMMAND.finditer(text))
@@ -295,7 +295,7 @@ def read_acl_groups(text: str, date: str, where: str, name: str = "") -> List[Gr
     else:
         named = _GROUP_LINE.search(text)
         if named is None:
-            raise UsageError(f"{where}: it is not said which group this is; write GROUP=FILE, such as small={where}")
+            raise UsageError(f"{where}: no line names the group; write GROUP=FILE, such as small={where}")
         outputs = [(named[1], text)]
     groups = [_group_from_acl(group, parse_acl(output), date) for group, output in outputs]
     for group in groups:

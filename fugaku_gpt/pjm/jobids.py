@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import List, Optional
 
-# in a row of a table, an id may stand for a range of sub-jobs: 239[1-5], 240_0-4
+# in a row of a table, an id may be a range of sub-jobs: 239[1-5], 240_0-4
 ROW_ID_PATTERN = r"\d{1,15}(?:_\d+(?:-\d+)?|\[\d+(?:-\d+)?\])?"
-# in a message, for a range of jobs as well: 238-240
+# in a message, it may also be a range of jobs: 238-240
 MESSAGE_ID_PATTERN = r"\d{1,15}(?:_\d{1,7}(?:-\d{1,7})?|\[\d{1,7}(?:-\d{1,7})?\]|-\d{1,15})?"
 ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,7}|\[[0-9]{1,7}\])?"
 MAX_RANGE_LENGTH = 1_000_000  # bulk numbers are 0 to 999999
@@ -18,12 +18,12 @@ _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15})|_(\d{1,7})-(\d{1,7})|\[(\d{1,7})-
 
 @dataclass(frozen=True)
 class PjmJobId:
-    """A job or sub-job.
+    """The id of a job or sub-job.
 
     Attributes:
-        number: of the job.
-        bulk: number of a bulk job's sub-job, else None.
-        step: number of a step job's sub-job, else None.
+        number: number of the job.
+        bulk: number of a bulk job's sub-job, otherwise None.
+        step: number of a step job's sub-job, otherwise None.
     """
 
     number: int
@@ -37,15 +37,15 @@ class PjmJobId:
 
     @property
     def parent(self) -> PjmJobId:
-        """The whole job that a sub-job belongs to; a whole job's own id."""
+        """The id of the job that a sub-job belongs to; for a job, its own id."""
         return PjmJobId(self.number)
 
 
 def parse_job_id(text: str) -> PjmJobId:
-    """One id.
+    """Parse one id.
 
     Raises:
-        ValueError: it is not of PJM's forms.
+        ValueError: the text is not a job id of PJM.
     """
     match = _SINGLE.fullmatch(text.strip())
     if not match:
@@ -55,10 +55,10 @@ def parse_job_id(text: str) -> PjmJobId:
 
 
 def expand_job_ids(text: str) -> List[PjmJobId]:
-    """An id or a range: ``239[1-5]``, ``240_0-4`` or ``238-240``.
+    """Return the ids of an id or a range: ``239[1-5]``, ``240_0-4`` or ``238-240``.
 
     Raises:
-        ValueError: it is neither, or a range of more than ``LONGEST_RANGE`` ids.
+        ValueError: the text is neither, or is a range of more than ``LONGEST_RANGE`` ids.
     """
     match = _RANGE.fullmatch(text.strip())
     if not match:

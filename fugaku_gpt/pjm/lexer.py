@@ -1,8 +1,8 @@
-"""From the text of a script to :class:`PjmScript`: total, whatever the text.
+"""The lexer: it turns the text of a script, whatever it holds, into a :class:`PjmScript`.
 
-What is read as ``pjsub`` reads it: ``#PJM`` at column 1, up to the first line that is neither comment nor blank; words
-as a shell cuts them; keys of list options merged, the last one of each in force. What is not known of ``pjsub`` is read
-so that nothing is lost: a tab after ``#PJM`` counts as a space, a byte order mark is passed over, an unclosed quote
+It follows ``pjsub``: ``#PJM`` at column 1, down to the first line that is neither comment nor blank; words split as a
+shell splits them; keys of list options merged, with the last value of each in force. Where the behaviour of ``pjsub``
+is unknown, nothing is lost: a tab after ``#PJM`` counts as a space, a byte order mark is skipped, and an unclosed quote
 counts as absent.
 """
 
@@ -30,16 +30,16 @@ from fugaku_gpt.pjm.script import Directive, PjmScript, Problem
 from fugaku_gpt.pjm.shell_words import split_line, split_list
 
 MAX_LINE_LENGTH = 4096  # characters; more is refused (PJM 0025)
-MAX_LINE_OPTIONS = 64  # of one line; more are ignored with a warning (PJM 0024)
-_MAX_SPLIT_LENGTH = 65536  # characters of a refused line whose words are still told; beyond, the line is told whole
-_MAX_EXPANDED_LENGTH = 65536  # characters that --vset may make of a value
-_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"  # ASCII and what editors make of it
+MAX_LINE_OPTIONS = 64  # options of one line; pjsub ignores more with a warning (PJM 0024)
+_MAX_SPLIT_LENGTH = 65536  # characters; a longer line is reported without being split
+_MAX_EXPANDED_LENGTH = 65536  # characters of a value after --vset variables are expanded
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"  # the ASCII dash and those that editors replace it with
 _PREFIX = re.compile(r"#PJM(?=[ \t\r\v\f]|$)")
 _DISABLED = re.compile(rf"[ \t]*#[# \t-]*PJM[ \t]*[\"']?[{_DASHES}]", re.IGNORECASE)
 _BLANK = " \t\r\v\f\0"
 _BYTE_ORDER_MARK = "\ufeff"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-# short options with an argument that may stand glued to them, as in -Lnode=1
+# short options whose argument may follow without a space, as in -Lnode=1
 _SHORT_OPTION = re.compile(r"-[LgNoexpPmw]")
 _NAMES_WITHOUT_DASHES = frozenset(key for keys in KEYS.values() for key in keys) | {
     spelling[2:] for spelling in SPELLINGS if spelling.startswith("--")
@@ -60,7 +60,7 @@ def read_script_file(path: Path) -> PjmScript:
 
 
 def read_script(text: str) -> PjmScript:
-    """What ``text`` says to ``pjsub``. Never raises."""
+    """Read a script as ``pjsub`` does. Never raises."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -71,7 +71,7 @@ def read_script(text: str) -> PjmScript:
     disabled_lines: List[int] = []
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith(_BYTE_ORDER_MARK):
-            reader.problem(1, "byte-order-mark", _BYTE_ORDER_MARK)
+            reader.add_problem(1, "byte-order-mark", _BYTE_ORDER_MARK)
             line = line[1:]
         if body_line == 0:
             start = line.lstrip(_BLANK)[:1]
@@ -134,7 +134,7 @@ class _DirectiveReader:
             index += self.read_option(number, tokens, index)
 
     def read_option(self, number: int, tokens: Tuple[str, ...], index: int) -> int:
-        """Take the option at ``at``; returns how many words it and its argument are."""
+        """Store the option at ``index``; return the number of words that it and its argument take."""
         spelling, argument = _split_option(tokens[index])
         option = SPELLINGS.get(spelling)
         following = tokens[index + 1] if index + 1 < len(tokens) else None
@@ -159,7 +159,7 @@ class _DirectiveReader:
             is_argument = following in option.choices
             self.store(number, spelling, option, following if is_argument else None)
             return 2 if is_argument else 1
-        # what looks like an option is an argument only where pjsub has no such option
+        # a word that looks like an option is an argument only if pjsub has no such option
         if following is None or _split_option(following)[0] in SPELLINGS:
             self.add_problem(number, "missing-argument", tokens[index])
             self.directives.append(Directive(number, spelling, None, None, option.era == "tcs"))
@@ -198,7 +198,7 @@ class _DirectiveReader:
             self.option_lines[f"{option.name}.{canonical}"] = number
 
     def expand_variables(self, value: str) -> str:
-        """A value with the variables of the ``--vset`` above it put in; all others stay as written."""
+        """Expand the variables that a ``--vset`` above defines; all others stay as written."""
         variables = self.options.get("vset")
         if not variables or "${" not in value:
             return value
@@ -211,7 +211,7 @@ def _is_option(word: str) -> bool:
 
 
 def _split_option(word: str) -> Tuple[str, Optional[str]]:
-    """The option's spelling, and the argument that is glued to it."""
+    """Split a word into the option's spelling and the argument attached to it."""
     if word in SPELLINGS:
         return word, None
     if word.startswith("--"):
@@ -224,14 +224,14 @@ def _split_option(word: str) -> Tuple[str, Optional[str]]:
 
 
 def _bundled_flags(word: str) -> List[str]:
-    """``-js`` as ``-j`` and ``-s``; empty where not all letters are flags."""
+    """Split ``-js`` into ``-j`` and ``-s``; empty if not all letters are flags."""
     flags = ["-" + letter for letter in word[1:]]
     are_flags = [SPELLINGS[flag].kind == FLAG for flag in flags if flag in SPELLINGS]
     return flags if 2 <= len(are_flags) == len(flags) and all(are_flags) else []
 
 
 def _split_item(item: str, option: Option) -> Tuple[str, Optional[str], Optional[str]]:
-    """Key, value and, for rank maps, the separator between them."""
+    """Split an item into key, value and, for rank maps, the separator between them."""
     text = item.strip()
     if option.name == "mpi":
         for key in RANK_MAP_SEPARATORS:

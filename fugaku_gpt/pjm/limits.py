@@ -1,4 +1,4 @@
-"""A site's limits as its commands tell them: ``pjacl --rg GROUP`` (per job) and ``pjstat --limit`` (per user, group).
+"""A site's limits as its commands print them: ``pjacl --rg GROUP`` (per job) and ``pjstat --limit`` (per user, group).
 
 ``pjacl`` prints, among much else, tables such as this one of the Fugaku user guide, with names in brackets::
 
@@ -18,7 +18,7 @@ from fugaku_gpt.pjm.values import UNLIMITED, parse_count, parse_elapse, parse_sh
 
 BATCH = "-L/--rsc-list"
 INTERACTIVE = "--interact -L"
-_LINE_LENGTH = 4096  # characters of a line that are looked at
+_LINE_LENGTH = 4096  # characters of a line that are parsed
 _HEADING = re.compile(r"[ \t]*\(([^()]{1,100})\)[ \t]+lower[ \t]+upper[ \t]+default\b", re.IGNORECASE)
 _ROW = re.compile(r"[ \t]*\(([^()=]{1,100})=?[ \t]*\)[ \t]+(\S+)[ \t]+(\S+)(?:[ \t]+(\S+))?[ \t]*")
 _REMARK = re.compile(r"[ \t]#.*")
@@ -45,16 +45,16 @@ class Limit:
 
 @dataclass(frozen=True)
 class AclLimits:
-    """What ``pjacl`` says that one resource group allows to one user and group."""
+    """The limits of one resource group for one user and group, as ``pjacl`` prints them."""
 
     rows: Tuple[Limit, ...]
 
     def row(self, name: str, option: str = BATCH) -> Optional[Limit]:
-        """The row of that name; None where the table has none."""
+        """Return the row of that name; None if the table has none."""
         return next((row for row in self.rows if row.name == name and _is_same_option(row.option, option)), None)
 
     def seconds(self, name: str = "elapse", option: str = BATCH) -> Optional[Tuple[Optional[int], ...]]:
-        """Lower limit, upper limit and default in seconds; each None where unlimited or no time."""
+        """Lower limit, upper limit and default in seconds; each None if unlimited or not a time."""
         return self._read(name, option, _seconds)
 
     def nodes(self, name: str = "node", option: str = BATCH) -> Optional[Tuple[Optional[int], ...]]:
@@ -83,12 +83,12 @@ class LimitUsage:
     """A row of ``pjstat --limit``.
 
     Attributes:
-        unit: resource unit; empty where not told.
+        unit: resource unit; empty if not given.
         scope: ``USER``, ``GROUP`` or ``ALL``.
         owner: name of the user or group; empty for all.
         name: such as ``ru-accept``, the number of batch jobs accepted at a time.
         limit: None where unlimited.
-        used: how much of it is taken.
+        used: amount in use.
     """
 
     unit: str
@@ -100,7 +100,7 @@ class LimitUsage:
 
 
 def parse_acl(text: str) -> AclLimits:
-    """The tables of ``pjacl``; whatever else it prints is passed over. Rows above the first table count as ``-L``'s."""
+    """Parse the tables of ``pjacl`` and skip everything else. Rows above the first table count as those of ``-L``."""
     option = BATCH
     rows = []
     for line in text.split("\n"):
@@ -116,7 +116,7 @@ def parse_acl(text: str) -> AclLimits:
 
 
 def parse_limit_usage(text: str) -> List[LimitUsage]:
-    """The rows of ``pjstat --limit``."""
+    """Parse the rows of ``pjstat --limit``."""
     unit, scope, owner = "", "", ""
     rows = []
     for line in text.split("\n"):

@@ -1,6 +1,6 @@
-"""What PJM's commands print, as data. Messages may stand on any line: sites print words of their own around them.
+"""Parsers of what PJM's commands print. Messages may be on any line: sites print text of their own around them.
 
-No reader here raises on any text; what is not understood is not in the result.
+No parser here raises, whatever the text; text that is not understood is left out of the result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ERROR = "ERR"
 WARNING = "WARN"
 INFO = "INFO"
-_LINE_LENGTH = 4096  # characters of a line that are looked at
+_LINE_LENGTH = 4096  # characters of a line that are parsed
 _MESSAGE = re.compile(r"\[[ ]?(INFO|WARN|ERR)\.?[ ]?\][ \t]+PJM[ \t]+(\d{4})[ \t]*(?:(p[jl]\w{1,20})[ \t]+)?(.*)")
 _SUBMITTED = re.compile(rf"\b[Jj]ob[ \t]+({ID_PATTERN})[ \t]+submitted")
 _BARE_IDS = re.compile(rf"{ID_PATTERN}(?:[ \t,]+{ID_PATTERN})*")
@@ -64,12 +64,12 @@ _ACCEPTED = ("0100", "0119")
 
 @dataclass(frozen=True)
 class PjmMessage:
-    """One numbered message.
+    """One numbered message of a PJM command.
 
     Attributes:
         level: ``INFO``, ``WARN`` or ``ERR``.
         code: four digits.
-        command: such as ``pjsub``; empty where the message names none.
+        command: such as ``pjsub``; empty if the message names none.
         text: the rest of the line.
     """
 
@@ -81,14 +81,14 @@ class PjmMessage:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a command has refused.
+    """The reason why a command was refused.
 
     Attributes:
-        code: four digits; empty for what a site says without a number.
+        code: four digits; empty for a message without a number.
         text: PJM's own words.
-        meaning: what it says, in our words.
-        matter: ``user`` (change the script or command), ``site`` (right, budget or setting) or ``retry`` (later).
-        advice: how to mend it.
+        meaning: the error in plain words.
+        remedy: ``user`` (change the script or command), ``site`` (right, budget or setting) or ``retry`` (later).
+        advice: how to remedy it.
     """
 
     code: str
@@ -103,7 +103,7 @@ class WaitResult:
     """A line of ``pjwait``.
 
     Attributes:
-        code, exit_code, signal: PJM code and how the script ended; None where the job has not ended.
+        code, exit_code, signal: PJM code, and exit code and signal of the script; None if the job has not ended.
         mark: ``X`` still active, ``E`` error, ``H`` held, ``-`` parent of sub-jobs; empty for an ended job.
     """
 
@@ -119,7 +119,7 @@ def _lines(text: str) -> List[str]:
 
 
 def parse_messages(text: str) -> List[PjmMessage]:
-    """The numbered messages in ``text``, in order."""
+    """Return the numbered messages in ``text``, in order."""
     messages = []
     for line in _lines(text):
         match = _MESSAGE.search(line) if "[" in line else None
@@ -129,7 +129,7 @@ def parse_messages(text: str) -> List[PjmMessage]:
 
 
 def submitted_ids(text: str) -> List[str]:
-    """The ids of the jobs that ``pjsub`` has accepted; also what ``pjsub -z jid`` prints: ids alone on their lines."""
+    """Return the ids of the jobs that ``pjsub`` accepted, also from ``pjsub -z jid``, which prints bare ids."""
     ids = [
         match[1]
         for message in parse_messages(text)
@@ -146,7 +146,7 @@ def submitted_ids(text: str) -> List[str]:
 
 
 def parse_refusals(text: str) -> List[Refusal]:
-    """Why a command has refused, each reason once and in order; empty where ``text`` holds no error."""
+    """Return the reasons of a refusal, each once and in order; empty if ``text`` holds no error."""
     refusals: List[Refusal] = []
     for line in _lines(text):
         message = _MESSAGE.search(line) if "[" in line else None
@@ -161,7 +161,7 @@ def parse_refusals(text: str) -> List[Refusal]:
 
 
 def first_refusal(text: str) -> Optional[Refusal]:
-    """The first of :func:`refusals_of`, numbered ones first; None where there is none."""
+    """The first of :func:`refusals_of`, numbered ones first; None if there is none."""
     refusals = parse_refusals(text)
     numbered = [refusal for refusal in refusals if refusal.code]
     return next(iter(numbered or refusals), None)
@@ -182,10 +182,10 @@ def _refusal_with(code: str, text: str, meaning: ErrorMeaning) -> Refusal:
 
 
 def operation_results(text: str) -> Dict[str, str]:
-    """What ``pjdel``, ``pjhold`` or ``pjrls`` did: job id as printed → "" where it was accepted, else why not.
+    """Return the results of ``pjdel``, ``pjhold`` or ``pjrls``: job id as printed → "" if accepted, else the reason.
 
-    A range such as ``239[0-2]`` is told as its single ids. An accepted id stays accepted: a second request for a step
-    job's sub-jobs may complain of those that have ended meanwhile.
+    A range such as ``239[0-2]`` is expanded to single ids. An accepted id stays accepted: a second request for the
+    sub-jobs of a step job may complain about those that have ended in the meantime.
     """
     results: Dict[str, str] = {}
     for message in parse_messages(text):
@@ -194,7 +194,7 @@ def operation_results(text: str) -> Dict[str, str]:
         match = _JOB_ID_IN_TEXT.search(message.text)
         if not match:
             continue
-        # 01xx are pjdel's numbers; pjhold and pjrls have their own, and say INFO as well where they accept
+        # 01xx are pjdel's numbers; pjhold and pjrls have numbers of their own, and also print INFO on success
         accepted = message.level == INFO and (message.code in _ACCEPTED or "ccepted" in message.text)
         if not accepted and message.level == INFO:
             continue
@@ -207,12 +207,12 @@ def operation_results(text: str) -> Dict[str, str]:
 def _single_ids(text: str) -> Tuple[str, ...]:
     try:
         return tuple(str(job_id) for job_id in expand_job_ids(text))
-    except ValueError:  # a range from high to low: as it stands
+    except ValueError:  # a range from high to low: keep it as written
         return (text,)
 
 
 def parse_wait_results(text: str) -> List[WaitResult]:
-    """The lines of ``pjwait``."""
+    """Parse the lines of ``pjwait``."""
     results = []
     for line in _lines(text):
         match = _WAIT_ROW.fullmatch(line)

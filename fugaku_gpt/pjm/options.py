@@ -1,8 +1,8 @@
 """The options of ``pjsub`` and the keys of those that take a list of keys.
 
 Sources: Command Reference J2UL-2549 (pjsub), End-user's Guide J2UL-2534, the Fugaku user guide (power control, layered
-storage), and what public scripts use. ``era`` tells TCS (today's job operation software) from the K computer and FX10
-(``k``), and from what single sites have added (``site``).
+storage), and what public scripts use. ``era`` distinguishes options of TCS (today's job operation software) from those
+of the K computer and FX10 (``k``) and from additions of single sites (``site``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
 # kinds of argument
 FLAG = "flag"  # none
 TEXT = "text"  # one word; the last one given wins
-OPTIONAL = "optional"  # none, or the one word that `words` names
+OPTIONAL = "optional"  # none, or one of `choices`
 KEYED = "keyed"  # key[=value],...; per key the last one wins
 ASSIGN = "assign"  # VAR=value,...; per variable the last one wins
 MANY = "many"  # one word each; all count
@@ -78,14 +78,14 @@ MANY = "many"  # one word each; all count
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """An option of ``pjsub``.
 
     Attributes:
-        name: canonical.
-        spellings: as written in scripts; the first is the usual one.
-        kind: of argument, see above.
-        words: the arguments that an ``optional`` one takes, or the only ones that a ``text`` one takes.
-        command_line_only: refused, or without effect, in a script.
+        name: canonical name.
+        spellings: spellings in scripts; the first is the usual one.
+        kind: kind of argument, see above.
+        choices: the arguments that an ``optional`` option accepts, or all valid ones of a ``text`` option.
+        command_line_only: whether it is refused, or without effect, in a script.
         era: ``tcs``, ``k`` or ``site``.
     """
 
@@ -139,7 +139,7 @@ OPTIONS: Tuple[Option, ...] = (
     Option("no_check_gfscache", ("--no-check-gfscache",), FLAG, command_line_only=True),
     Option("no_check_directory", ("--no-check-directory",), FLAG, command_line_only=True),
     Option("omp", ("--omp",), KEYED, era="site"),
-    Option("no_staging", ("--no-stging",), FLAG, era="k"),  # spelled so
+    Option("no_staging", ("--no-stging",), FLAG, era="k"),  # pjsub's own spelling
     Option("stg_transfiles", ("--stg-transfiles",), era="k"),
     Option("stgin", ("--stgin",), MANY, era="k"),
     Option("stgout", ("--stgout",), MANY, era="k"),
@@ -154,14 +154,14 @@ OPTIONS: Tuple[Option, ...] = (
 SPELLINGS: Dict[str, Option] = {spelling: option for option in OPTIONS for spelling in option.spellings}
 COMMAND_LINE_ONLY: Tuple[str, ...] = tuple(option.name for option in OPTIONS if option.command_line_only)
 
-# power knob, by PJM's name → values that it takes; the user guide's chapter on power control
+# PJM's name of a power knob → valid values; from the user guide's chapter on power control
 KNOB_VALUES: Dict[str, Tuple[int, ...]] = {knob.resource: knob.values for knob in POWER_KNOBS}
 
 # canonical option → other spelling of a key → the key
 KEY_ALIASES: Dict[str, Dict[str, str]] = {"resources": {"rg": "rscgrp", "ru": "rscunit"}}
 
 # canonical option → key → kind of value: elapse, node, size, count, int, switch, shape, axes, vnode, text or flag; a
-# question mark says that it may be `unlimited`. Any other key of -L is a custom resource.
+# question mark means that it may be `unlimited`. Any other key of -L is a custom resource.
 KEYS: Dict[str, Dict[str, str]] = {
     "resources": {
         "node": "node",
@@ -224,5 +224,5 @@ RANK_MAP_SEPARATORS = {"rank-map-bychip": ":", "rank-map-bynode": "="}
 
 
 def find_option(spelling: str) -> Optional[Option]:
-    """The option that is written so; long options are not shortened."""
+    """Return the option with this spelling; long options have no abbreviations."""
     return SPELLINGS.get(spelling)

@@ -1,6 +1,6 @@
-"""The tables of ``pjstat``: ``--data`` (comma lists) and the ones for people, both read by their header line.
+"""The tables of ``pjstat``: ``--data`` (comma lists) and the tables for people, both parsed by their header line.
 
-Sites hide and reorder columns, and real systems do not keep the order of ``--choose``: nothing here goes by position.
+Sites hide and reorder columns, and real systems do not keep the order of ``--choose``: no column is found by position.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COLUMNS_BY_FIELD = {
 }
 _DATE_COLUMNS = ("START_DATE", "ACCEPT")
 _FREE_TEXT_COLUMNS = ("REASON", "COMMENT", "CMT")
-_LINE_LENGTH = 65536  # characters of a line that are looked at
+_LINE_LENGTH = 65536  # characters of a line that are parsed
 _JOB = re.compile(ROW_ID_PATTERN, re.ASCII)
 _ID = re.compile(ID_PATTERN)
 _DAY = re.compile(r"\(?\d{1,4}/\d{1,2}(?:/\d{1,2})?")
@@ -70,8 +70,10 @@ _DEFAULT = "<DEFAULT>"
 
 
 def parse_data(text: str, delimiter: str = ",") -> List[Dict[str, str]]:
-    """The rows of ``pjstat --data [--delimiter X]`` as header name → text; lines before a header line, such as the
-    notice that data are being loaded, are passed over."""
+    """Return the rows of ``pjstat --data [--delimiter X]`` as header name → text.
+
+    Lines before a header line, such as the notice that data are being loaded, are skipped.
+    """
     header: Optional[List[str]] = None
     rows = []
     for line in text.split("\n"):
@@ -95,7 +97,7 @@ def _cells(line: str, delimiter: str) -> List[str]:
 
 
 def _row(header: List[str], cells: List[str], delimiter: str) -> Dict[str, str]:
-    """Cells by name; too many mean that free text holds the delimiter, too few that the end is missing."""
+    """Return cells by name; too many mean that free text holds the delimiter, too few that the end is missing."""
     extra = len(cells) - len(header)
     if extra > 0:
         free = [index for index, name in enumerate(header) if name.upper() in _FREE_TEXT_COLUMNS]
@@ -105,10 +107,10 @@ def _row(header: List[str], cells: List[str], delimiter: str) -> Dict[str, str]:
 
 
 def parse_table(text: str) -> List[Dict[str, str]]:
-    """The rows of ``pjstat`` or ``pjstat -v`` as header name → text.
+    """Return the rows of ``pjstat`` or ``pjstat -v`` as header name → text.
 
-    A date is one or two words, a reason any number of them. Rows without a header above are read by the usual columns,
-    as many as there are words.
+    A date takes one or two words, a reason any number of words. Rows without a header above them are read with the
+    default or the verbose columns, depending on the number of words.
     """
     header: Optional[Sequence[str]] = None
     rows = []
@@ -154,7 +156,7 @@ def _date_width(tokens: List[str], start: int) -> int:
 
 
 def _name_width(header: Sequence[str], tokens: List[str], index: int, start: int) -> int:
-    """A name may hold blanks: where the job's model comes next, it ends before the model and a state."""
+    """Return the number of words of a job name, which may hold blanks: it ends before the job's model and state."""
     if "MD" not in header[index + 1 : index + 2]:
         return 1
     for end in range(start + 1, min(len(tokens) - 1, start + 12)):
@@ -164,7 +166,7 @@ def _name_width(header: Sequence[str], tokens: List[str], index: int, start: int
 
 
 def clean_value(text: str) -> Optional[str]:
-    """A value without the mark that it is a default; None for ``-`` and nothing."""
+    """Return a value without the mark of a default; None for ``-`` and an empty value."""
     value = text[:_LINE_LENGTH].strip()
     if value.endswith(_DEFAULT):
         value = value[: -len(_DEFAULT)].rstrip()
@@ -172,7 +174,7 @@ def clean_value(text: str) -> Optional[str]:
 
 
 def parse_seconds(text: str) -> Optional[int]:
-    """Seconds of ``1 00:00:00 (86400)``, ``0001:00:00`` or ``00:01:30``; None where it is no time."""
+    """Return the seconds of ``1 00:00:00 (86400)``, ``0001:00:00`` or ``00:01:30``; None if the text is not a time."""
     value = clean_value(text)
     if value is None:
         return None
@@ -187,7 +189,7 @@ def parse_seconds(text: str) -> Optional[int]:
 
 
 def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
-    """What a row says of its job; None where it names none."""
+    """Return the status of the job of a row; None if the row names no job."""
     values = {
         key: next((clean_value(row[name]) for name in names if name in row), None)
         for key, names in _COLUMNS_BY_FIELD.items()
@@ -201,7 +203,7 @@ def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
         state=state_of(raw),
         raw=raw,
         exit_code=_number(values["exit_code"]),
-        signal=_number(values["signal"]) or None,  # 0 says that there was none
+        signal=_number(values["signal"]) or None,  # 0 means that there was none
         code=_number(values["code"]),
         reason=values["reason"] or "",
         group=values["group"] or "",
@@ -209,7 +211,7 @@ def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
 
 
 def statuses_of(rows: Iterable[Mapping[str, str]]) -> Dict[str, JobStatus]:
-    """Job id → what the rows say of it; of several rows the last counts."""
+    """Return job id → status; if a job has several rows, the last counts."""
     statuses = (status_of(row) for row in rows)
     return {status.job_id: status for status in statuses if status is not None}
 

@@ -1,4 +1,4 @@
-"""A ``#PJM`` script as data: what ``pjsub`` would read in it, and what it would not.
+"""A ``#PJM`` script as data: the parts that ``pjsub`` would read, and those that it would ignore.
 
 The lexical rules are those of the Command Reference (J2UL-2549, pjsub) and the End-user's Guide (J2UL-2534, 2.1.1).
 """
@@ -14,11 +14,11 @@ class Directive:
     """One option of a directive line, or one key of an option that takes a list of keys.
 
     Attributes:
-        line: from 1.
-        option: as written, such as ``-L`` or ``--rsc-list``.
-        key: of a list option (``elapse`` of ``-L elapse=1:00:00``), else None.
-        value: text after ``=``, or the option's argument, quotes removed; None where there is none.
-        known: whether the option, and the key of ``--mpi`` and ``--llio``, are pjsub's own.
+        line: line number, from 1.
+        option: option as written, such as ``-L`` or ``--rsc-list``.
+        key: key of a list option (``elapse`` of ``-L elapse=1:00:00``), otherwise None.
+        value: text after ``=``, or the option's argument, quotes removed; None if there is none.
+        is_supported: whether ``pjsub`` has the option and, for ``--mpi`` and ``--llio``, the key.
     """
 
     line: int
@@ -30,7 +30,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class Problem:
-    """A line that pjsub would refuse, ignore or misread, found while reading; the lint rules give it its name.
+    """A problem found while reading: text that pjsub would refuse, ignore or misread. Lint rules report it.
 
     Attributes:
         kind: ``unbalanced-quotes``, ``stray-word``, ``missing-argument``, ``line-too-long``, ``too-many-options``,
@@ -46,20 +46,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class PjmScript:
-    """What a script says.
+    """A parsed script.
 
     Attributes:
-        lines: of the whole script, without newlines; bytes that are not UTF-8 as surrogate escapes.
-        directives: in force, in order.
-        body: line number (from 1) of the first command, 0 where there is none; directives are read only above it.
-        late: line numbers of ``#PJM`` lines below the first command: pjsub ignores them.
-        disabled: line numbers that look like directives and are comments (``# PJM``, `` #PJM``, ``##PJM``).
+        lines: lines of the whole script, without newlines; bytes that are not UTF-8 as surrogate escapes.
+        directives: directives in force, in order.
+        body_line: number (from 1) of the line with the first command, 0 if there is none; directives are read only
+            above it.
+        ignored_lines: numbers of the ``#PJM`` lines below the first command, which pjsub ignores.
+        disabled_lines: numbers of lines that look like directives but are comments (``# PJM``, `` #PJM``, ``##PJM``).
         problems: see :class:`Problem`.
         options: canonical option name (``name``, ``group``, ``resources``, ...) → the value in force after merging
             repeats: a mapping key → value for list options (with canonical keys), a tuple of texts for options that
-            add up (the K computer's staging), text or True for others. Variables of ``--vset`` are put in here, not in
-            ``directives``.
-        marks: canonical name → line on which the value in force was written; list options as ``resources.elapse``.
+            add up (the K computer's staging), text or True for others. Variables of ``--vset`` are expanded here, not
+            in ``directives``.
+        option_lines: canonical name → line of the value in force; keys of list options as ``resources.elapse``.
     """
 
     lines: Tuple[str, ...]

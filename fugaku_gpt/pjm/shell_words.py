@@ -1,4 +1,4 @@
-"""A directive line cut into words, the way a shell cuts a command: quotes, backslashes, a comment at the end."""
+"""Splits a directive line into words as a shell does: quotes, backslashes, a comment at the end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MAX_SUBSTITUTION_LENGTH = 4096
 
 @dataclass(frozen=True)
 class SplitLine:
-    """What a line falls into.
+    """The words of a line.
 
     Attributes:
-        words: quotes removed.
-        unbalanced: whether a quote is never closed; it then counts as if it were not there.
-        substitutions: words with a blank inside a command substitution or template, which ``pjsub`` would cut there.
+        tokens: the words, quotes removed.
+        unbalanced: whether a quote is never closed; it then counts as absent.
+        substitutions: words with a blank inside a command substitution or template, where ``pjsub`` would split them.
     """
 
     tokens: Tuple[str, ...]
@@ -32,7 +32,7 @@ class SplitLine:
 
 
 def split_line(text: str) -> SplitLine:
-    """Cut ``text``; time is linear in its length, but for nested substitutions of at most a line's length."""
+    """Split ``text``; the time is linear in its length, except for nested substitutions of at most a line's length."""
     tokens: List[str] = []
     substitutions: List[str] = []
     unclosed = {'"': False, "'": False, "`": False, "$": False}
@@ -42,7 +42,7 @@ def split_line(text: str) -> SplitLine:
         if blank:
             position = blank.end()
             continue
-        if text[position] == "#":  # a word that starts so ends the line
+        if text[position] == "#":  # a comment ends the line
             break
         pieces: List[str] = []
         is_cut_by_pjsub = False
@@ -58,7 +58,7 @@ def split_line(text: str) -> SplitLine:
 
 
 def _next_piece(text: str, position: int, unclosed: "dict[str, bool]") -> Tuple[str, int, bool]:
-    """The next piece of a word from ``at``, where it ends, and whether it is a substitution or template."""
+    """Return the piece of a word at ``position``, its end, and whether it is a substitution or template."""
     first = text[position]
     if first == "'" and not unclosed["'"]:
         close = text.find("'", position + 1)
@@ -85,7 +85,7 @@ def _next_piece(text: str, position: int, unclosed: "dict[str, bool]") -> Tuple[
 
 
 def _substitution_end(text: str, position: int, unclosed: "dict[str, bool]") -> int:
-    """Where ``$(...)``, ``${...}``, ``{{...}}`` or a backquoted command that starts at ``at`` ends; ``at`` if none."""
+    """Return the end of the ``$(...)``, ``${...}``, ``{{...}}`` or backquoted command at ``position``; itself if none."""
     if text.startswith("$(", position):
         if unclosed["$"]:
             return position
@@ -117,7 +117,7 @@ def _matching_parenthesis(text: str, position: int) -> int:
 
 
 def split_list(text: str) -> Iterator[str]:
-    """The items of a comma list; commas inside parentheses do not count."""
+    """Yield the items of a comma list; commas inside parentheses do not count."""
     depth = start = 0
     for index, character in enumerate(text):
         if character == "(":

@@ -1,8 +1,8 @@
 """The ``.stats`` file that ``pjsub -s`` and ``-S`` leave beside a job's output, as data.
 
-Lines are `` KEY : value``; which keys there are, and in which order, is the site's choice. ``-`` and nothing mean that
-a value was not measured. Energies are Wh and powers W, summed over the job's nodes and sampled once a minute: of a
-shorter job they say nothing.
+Lines are `` KEY : value``; the site chooses the keys and their order. ``-`` and an empty value mean that a value was
+not measured. Energies are in Wh and powers in W, summed over the job's nodes and sampled once a minute: for a shorter
+job they are meaningless.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fugaku_gpt.pjm.pjstat import clean_value, parse_seconds
 from fugaku_gpt.pjm.values import UNLIMITED, parse_shape
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS
 
-MEASURED = "MEASURED"  # what the nodes drew
+MEASURED = "MEASURED"  # energy that the nodes drew
 IDEAL = "IDEAL"  # a normalised estimate; differs by up to 40 %
 _JOB_TITLE = "JOB STATISTICAL INFORMATION"
 _NODE_TITLE = "NODE STATISTICAL INFORMATION"
-_LINE_LENGTH = 65536  # characters of a line that are looked at
+_LINE_LENGTH = 65536  # characters of a line that are parsed
 _JOULES = {"wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9, "j": 1.0, "kj": 1e3, "mj": 1e6}
 _WATTS = {"w": 1.0, "kw": 1e3, "mw": 1e6}
 _QUANTITY = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)[ \t]*([A-Za-z]*)", re.ASCII)
@@ -38,8 +38,8 @@ class NodeCount:
     """``NODE NUM``, such as ``16:4x4:noncont``.
 
     Attributes:
-        count: nodes.
-        shape: empty where not told.
+        count: number of nodes.
+        shape: nodes along each axis; empty if not given.
         allocation: ``torus``, ``mesh``, ``noncont`` or empty.
     """
 
@@ -50,7 +50,7 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class KnobStatistics:
-    """A custom resource, such as ``freq``: what was asked for, granted and used, as text; None where not told."""
+    """A custom resource, such as ``freq``: the values requested, granted and used, as text; None if not given."""
 
     require: Optional[str] = None
     alloc: Optional[str] = None
@@ -59,21 +59,22 @@ class KnobStatistics:
 
 @dataclass(frozen=True)
 class JobStatistics:
-    """One job or sub-job. What was not measured is None.
+    """Statistics of one job or sub-job. Values that were not measured are None.
 
     Attributes:
-        state: PJM's word, such as ``EXT``.
-        exit_code, signal, code: of the script, and PJM's (see ``codes.ending_of``).
+        state: PJM's state, such as ``EXT``.
+        exit_code, signal, code: exit code and signal of the script, and PJM code (see ``codes.ending_of``).
         group: resource group.
-        elapsed_seconds, elapse_limit_seconds: of the job.
-        nodes_required, nodes_allocated, nodes_used: the allocated ones are paid for.
-        energy_joules, power_watts: ``MEASURED`` and ``IDEAL``, of all nodes; as the file says, see ``energy_usable``.
-        energy_usable: whether the job was long enough for the sampling to tell.
+        elapsed_seconds, elapse_limit_seconds: run time and time limit of the job.
+        nodes_required, nodes_allocated, nodes_used: node counts; the allocated nodes are billed.
+        energy_joules, power_watts: ``MEASURED`` and ``IDEAL`` values of all nodes, as in the file; see
+            ``is_energy_usable``.
+        is_energy_usable: whether the job was long enough for the sampling interval.
         capping_date: when power capping lowered the clock.
-        max_memory_bytes: of a node.
-        knobs: custom resources.
-        values: all keys; None for ``-`` and nothing.
-        nodes: of ``-S``, one mapping for each node.
+        max_memory_bytes: largest memory use of a node.
+        knobs: custom resources by name.
+        values: all keys and values; None for ``-`` and an empty value.
+        nodes: with ``-S``, one mapping for each node.
     """
 
     job_id: str = ""
@@ -100,17 +101,17 @@ class JobStatistics:
 
     @property
     def measured_joules(self) -> Optional[float]:
-        """Energy that the job's nodes drew; None where not known or too short to tell."""
+        """Energy that the job's nodes drew; None if unknown, or if the job was too short."""
         return self.energy_joules.get(MEASURED) if self.is_energy_usable else None
 
     @property
     def measured_watts(self) -> Optional[float]:
-        """Average power that the job's nodes drew together; None where not known or too short to tell."""
+        """Average power of all nodes of the job; None if unknown, or if the job was too short."""
         return self.power_watts.get(MEASURED) if self.is_energy_usable else None
 
 
 def read_stats_file(path: Path) -> List[JobStatistics]:
-    """As :func:`parse_stats`; a job without an id has the one in the file's name, ``<job name>.<job id>.stats``.
+    """Parse a file with :func:`parse_stats`; a job without an id gets that of the file name, ``<name>.<id>.stats``.
 
     Raises:
         UsageError: the file cannot be read.
@@ -123,12 +124,14 @@ def read_stats_file(path: Path) -> List[JobStatistics]:
 
 
 def parse_stats(text: str) -> List[JobStatistics]:
-    """The jobs of a statistics file: one, or the sub-jobs of a bulk or step job. Never raises; a damaged line is left
-    out, and a text without any key gives no job."""
+    """Return the jobs of a statistics file: one, or the sub-jobs of a bulk or step job.
+
+    Never raises; a damaged line is skipped, and a text without any key gives no job.
+    """
     jobs: List[Dict[str, Optional[str]]] = []
     nodes: List[List[Dict[str, Optional[str]]]] = []
     in_node_section = False
-    starts_record = True  # the next key opens a new job, or a new node
+    starts_record = True  # the next key begins a new job or node
     for raw in text.split("\n"):
         line = raw.rstrip("\r")[:_LINE_LENGTH]
         title = line.strip(" \t[]").upper()
@@ -146,7 +149,7 @@ def parse_stats(text: str) -> List[JobStatistics]:
                 nodes.append([])
             jobs[-1][name] = clean_value(value)
         else:
-            if not jobs:  # the job's own section is lost
+            if not jobs:  # the job's own section is missing
                 jobs.append({})
                 nodes.append([])
             if starts_record or not nodes[-1] or name in nodes[-1][-1]:
@@ -163,7 +166,7 @@ def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Opti
         job_name=values.get("JOB NAME") or "",
         state=values.get("STATE") or "",
         exit_code=_integer(values.get("EXIT CODE")),
-        signal=_integer(values.get("SIGNAL NO")) or None,  # 0 says that there was none
+        signal=_integer(values.get("SIGNAL NO")) or None,  # 0 means that there was none
         code=_integer(values.get("PJM CODE")),
         reason=values.get("REASON") or "",
         group=values.get("RESOURCE GROUP") or "",
@@ -219,7 +222,7 @@ def _quantities(
 
 
 def _bytes(text: Optional[str]) -> Optional[int]:
-    """``12.3 GiB (13207024435)``: the exact number in brackets where there is one."""
+    """Parse ``12.3 GiB (13207024435)``; the exact number in brackets counts if there is one."""
     if text is None or text.lower() == UNLIMITED:
         return None
     exact = _BYTES_IN_BRACKETS.search(text)

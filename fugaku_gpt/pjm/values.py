@@ -1,7 +1,7 @@
-"""The values of ``pjsub`` options: text in, data out. Every reader raises ValueError with the reason, and nothing else.
+"""Parsers for the values of ``pjsub`` options. Every parser raises only ValueError, with the reason.
 
-The forms are those of the Command Reference (J2UL-2549, pjsub). A reader takes what ``pjsub`` is known to take and, in
-doubt, more: to refuse a script that would have run is worse than to let the real ``pjsub`` refuse it.
+The forms are those of the Command Reference (J2UL-2549, pjsub). A parser accepts what ``pjsub`` is known to accept and,
+in doubt, more: refusing a script that would have run is worse than leaving the refusal to ``pjsub`` itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ AXES = {2: ("XY", "YX"), 3: ("XYZ", "XZY", "YXZ", "YZX", "ZXY", "ZYX")}
 NAME_BYTES = 63
 DELETIONS = ("one", "after", "all")
 BULK_LIMIT = 999_999
-_MAX_VALUE_LENGTH = 1000  # characters of a value that is read as more than text
-_MAX_DIGITS = 15  # of a number; no node count, size or time needs more
+_MAX_VALUE_LENGTH = 1000  # characters of a value that is parsed
+_MAX_DIGITS = 15  # digits of a number; no node count, size or time needs more
 
 _CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)")
 _LETTERS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
@@ -36,10 +36,10 @@ class Elapse:
     """``elapse=``, in seconds.
 
     Attributes:
-        minimum: what the job is sure to get; None where unlimited.
-        maximum: where it ends at the latest; the minimum where no range was given, None where open or unlimited.
-        ranged: whether it is a range (``min-`` or ``min-max``). ``1-00:00:00``, a day to Slurm, is the range from one
-            second to none: the minimum is then above the maximum.
+        minimum: time that the job is guaranteed; None if unlimited.
+        maximum: time after which it ends at the latest; the minimum if there is no range, None if open or unlimited.
+        is_range: whether it is a range (``min-`` or ``min-max``). ``1-00:00:00``, a day to Slurm, is the range from one
+            second to zero: the minimum is then above the maximum.
     """
 
     minimum: Optional[int]
@@ -65,7 +65,7 @@ class NodeShape:
 
     @property
     def count(self) -> int:
-        """Nodes in all."""
+        """Total number of nodes."""
         count = 1
         for size in self.dims:
             count *= size
@@ -77,12 +77,12 @@ class StepParameters:
     """``--sparam`` of a step job.
 
     Attributes:
-        job_id, job_name: the step job that this one joins, by id or by name; at most one is meant to be given.
-        number: of this step; None where not given.
-        depends: the whole text after ``sd=``; empty where not given.
-        condition: on an earlier step's end under which steps are cancelled, such as ``ec!=0``; ``NONE`` for none.
-        deletion: which are cancelled: ``one`` (this step), ``after`` (it and those that depend on it) or ``all``.
-        steps: step numbers that the condition looks at; empty for the step before.
+        job_id, job_name: id or name of the step job that this step joins; at most one of them should be given.
+        number: number of this step; None if not given.
+        depends: complete text after ``sd=``; empty if not given.
+        condition: condition on the end of an earlier step that cancels steps, such as ``ec!=0``; ``NONE`` for none.
+        deletion: steps to cancel: ``one`` (this step), ``after`` (it and those that depend on it) or ``all``.
+        steps: numbers of the steps that the condition refers to; empty for the previous step.
     """
 
     job_id: Optional[int] = None
@@ -95,7 +95,7 @@ class StepParameters:
 
 
 def has_placeholder(text: str) -> bool:
-    """Whether a value holds something that a shell or a template is to replace; ``pjsub`` itself replaces nothing."""
+    """Whether a value holds a placeholder for a shell or a template; ``pjsub`` itself replaces nothing."""
     return bool(_PLACEHOLDER.search(text[:_MAX_VALUE_LENGTH]))
 
 
@@ -119,13 +119,13 @@ def _number(digits: str, value: str, expected: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A whole number, 0 or more."""
+    """Parse a whole number, 0 or more."""
     expected = "a whole number"
     return _number(_check_length(text, expected), text, expected)
 
 
 def parse_flags(text: str, allowed: str) -> Tuple[str, ...]:
-    """A comma list of single letters, such as ``b,e,s`` of ``-m``."""
+    """Parse a comma list of single letters, such as ``b,e,s`` of ``-m``."""
     expected = "a list of " + ", ".join(allowed)
     flags = tuple(item.strip() for item in _check_length(text, expected).split(","))
     if not all(len(flag) == 1 and flag in allowed for flag in flags):
@@ -134,7 +134,7 @@ def parse_flags(text: str, allowed: str) -> Tuple[str, ...]:
 
 
 def parse_elapse(text: str) -> Elapse:
-    """``[[H:]M:]S``, ``1h30m0s`` or ``unlimited``; ranges ``min-`` and ``min-max`` of these."""
+    """Parse ``[[H:]M:]S``, ``1h30m0s``, ``unlimited``, or a range ``min-`` or ``min-max`` of these."""
     expected = "a time such as 1:00:00 (hours, minutes, seconds), or a range of two"
     first, dash, last = _check_length(text, expected).partition("-")
     minimum = _seconds(first, text, expected)
@@ -156,12 +156,12 @@ def _seconds(text: str, value: str, expected: str) -> Optional[int]:
 
 
 def format_elapse(seconds: int) -> str:
-    """``H:MM:SS``."""
+    """Format seconds as ``H:MM:SS``."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def parse_node(text: str) -> NodeShape:
-    """``12``, ``4x4``, ``8x8x8`` and suffixes in any order, such as ``8x8x8:torus:strict-io``."""
+    """Parse ``12``, ``4x4`` or ``8x8x8`` with suffixes in any order, such as ``8x8x8:torus:strict-io``."""
     expected = "a number of nodes or a shape such as 4x6x16:torus:strict"
     shape, *suffixes = _check_length(text, expected).split(":")
     dims = parse_shape(shape)
@@ -181,7 +181,7 @@ def parse_node(text: str) -> NodeShape:
 
 
 def parse_shape(text: str) -> Tuple[int, ...]:
-    """``N``, ``NxN`` or ``NxNxN``."""
+    """Parse ``N``, ``NxN`` or ``NxNxN``."""
     expected = "a shape of one to three axes such as 4x6x16"
     dims = tuple(_number(part.strip(), text, expected) for part in _check_length(text, expected).split("x"))
     if len(dims) > 3 or 0 in dims:
@@ -190,7 +190,7 @@ def parse_shape(text: str) -> Tuple[int, ...]:
 
 
 def parse_size(text: str, bare: int = 2**20) -> int:
-    """Bytes. ``Ki`` to ``Ei`` are powers of 1024, ``K`` to ``E`` of 1000; a number alone counts ``bare`` (MiB)."""
+    """Parse a size in bytes: ``Ki`` to ``Ei`` are powers of 1024, ``K`` to ``E`` of 1000; the default unit is ``bare``."""
     expected = "a size such as 28Gi"
     match = _SIZE.fullmatch(_check_length(text, expected))
     if not match:
@@ -203,19 +203,19 @@ def parse_size(text: str, bare: int = 2**20) -> int:
 
 
 def parse_limit(text: str, reader: Callable[[str], int] = parse_size) -> Optional[int]:
-    """As ``reader``; ``unlimited`` is None."""
+    """Parse a value with ``reader``; return None for ``unlimited``."""
     return None if text.strip().lower() == UNLIMITED else reader(text)
 
 
 def parse_switch(text: str) -> bool:
-    """``on`` or ``off``."""
+    """Parse ``on`` or ``off``."""
     if text.strip() not in ("on", "off"):
         raise _invalid(text, "on or off")
     return text.strip() == "on"
 
 
 def parse_vnode(text: str) -> Dict[str, str]:
-    """``2``, ``2(core=4;mem=1Gi)`` or ``(core=4)``, which is one: ``count`` and what is asked of each."""
+    """Parse ``2``, ``2(core=4;mem=1Gi)`` or ``(core=4)`` (one node) into ``count`` and the resources of each node."""
     expected = "a number of virtual nodes such as 2(core=4;mem=1Gi)"
     match = _VNODE.fullmatch(_check_length(text, expected))
     if not match or not (match[1] or match[2]):
@@ -230,7 +230,7 @@ def parse_vnode(text: str) -> Dict[str, str]:
 
 
 def parse_volumes(text: str) -> Tuple[str, ...]:
-    """``/vol0004:/vol0003``: mount points of ``PJM_LLIO_GFSCACHE``."""
+    """Parse ``/vol0004:/vol0003``, the mount points of ``PJM_LLIO_GFSCACHE``."""
     volumes = tuple(_check_length(text, "a list of volumes").split(":"))
     for volume in volumes:
         if not re.fullmatch(r"/\S+", volume):
@@ -239,7 +239,7 @@ def parse_volumes(text: str) -> Tuple[str, ...]:
 
 
 def parse_bulk(text: str) -> Tuple[int, int]:
-    """``a-b``, the first and last bulk number."""
+    """Parse ``a-b``, the first and last bulk number."""
     expected = f"a range of bulk numbers such as 0-9 (0 to {BULK_LIMIT})"
     first, dash, last = _check_length(text, expected).partition("-")
     if not dash:
@@ -251,7 +251,7 @@ def parse_bulk(text: str) -> Tuple[int, int]:
 
 
 def parse_step(text: str) -> StepParameters:
-    """``jid=12,sn=2,sd=ec!=0:after:1``; ``jnam=`` names the step job, and every part may be missing."""
+    """Parse ``jid=12,sn=2,sd=ec!=0:after:1``; ``jnam=`` names the step job, and every part is optional."""
     assignments: List[str] = []
     for piece in _check_length(text, "step parameters").split(","):
         if assignments and re.fullmatch(r"\s*-?\d+(:.*)?", piece):  # a list of values inside sd
@@ -281,7 +281,7 @@ def _parse_dependency(text: str) -> Tuple[str, str, Tuple[int, ...]]:
 
 
 def parse_condition(text: str) -> Optional[Tuple[str, str, Tuple[int, ...]]]:
-    """``ec!=0`` → (``ec``, ``!=``, (0,)); ``NONE`` → None."""
+    """Parse ``ec!=0`` into (``ec``, ``!=``, (0,)), and ``NONE`` into None."""
     if text.upper() == "NONE":
         return None
     match = _CONDITION.fullmatch(_check_length(text, "a condition"))
@@ -291,7 +291,7 @@ def parse_condition(text: str) -> Optional[Tuple[str, str, Tuple[int, ...]]]:
 
 
 def parse_axes(text: str, dims: Optional[int] = None) -> str:
-    """An order of axes such as ``YXZ``; with ``dims``, of so many."""
+    """Parse an order of axes such as ``YXZ``; ``dims`` is the required number of axes."""
     orders = AXES.get(dims, ()) if dims is not None else (*AXES[2], *AXES[3])
     if text not in orders:
         raise _invalid(text, "one of " + ", ".join(orders) if orders else "valid: one axis has no order")
@@ -299,7 +299,7 @@ def parse_axes(text: str, dims: Optional[int] = None) -> str:
 
 
 def parse_name(text: str) -> str:
-    """A job name: an ASCII letter, then letters, digits, ``.``, ``_`` and ``-`` (Fugaku's set), 63 bytes at most."""
+    """Check a job name: an ASCII letter, then letters, digits, ``.``, ``_`` and ``-`` (Fugaku's set), up to 63 bytes."""
     if len(text.encode("utf-8", "surrogateescape")) > NAME_BYTES:
         raise ValueError(f"a job name has {NAME_BYTES} bytes at most")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", text):
@@ -315,8 +315,8 @@ def expand_path(
     bulk: Optional[int] = None,
     step: Optional[int] = None,
 ) -> str:
-    """An output path with ``%j`` job id, ``%J`` sub-job id, ``%b`` bulk number, ``%s`` step number, ``%n`` job name and
-    ``%%`` put in; what the job has not got becomes empty, and other ``%`` stay."""
+    """Expand ``%j`` (job id), ``%J`` (sub-job id), ``%b`` (bulk number), ``%s`` (step number), ``%n`` (job name) and
+    ``%%`` in an output path; values that the job does not have become empty, and any other ``%`` stays."""
     values = {
         "j": job_id,
         "J": sub_job_id if sub_job_id is not None else job_id,

@@ -17,10 +17,13 @@ from fugaku_gpt.planner.tables.rows import MEASURED_ORDER, ConfigRow
 # by input: (least, most) of a numeric one, all values of a categorical one; RANKS_ON_NODES has [ranks per node, fewest
 # nodes, most nodes] for each number of ranks
 InputRanges = Mapping[str, Tuple[Any, ...]]
-NUMERIC_INPUTS = ("layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch")
+NUMERIC_INPUTS = (
+    "layers", "hidden", "heads", "vocab", "seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch",
+)  # fmt: skip
 CATEGORICAL_INPUTS = ("ranks_per_node", "zero", "recompute", "torch", "dtype", "tcmalloc", "freq_ghz")
 _SLACK = {"vocab": 1.05}  # one vocabulary is padded to several sizes
-_FACTORS = ("ranks_per_node", "freq_ghz")  # categorical inputs that are numbers, so that a factor between values means something
+# categorical inputs that are numbers, so that a factor between values means something
+_FACTORS = ("ranks_per_node", "freq_ghz")
 RANKS_ON_NODES = "ranks_on_nodes"
 SETTING_DISTANCE = math.log(2)  # the distance of a setting that no row has
 
@@ -79,11 +82,17 @@ def rule_based_inputs(row: ConfigRow, counts_stage_distance: bool, ranges: Input
     """
     inputs = []
     ranks = row.ranks_per_node
-    by_similarity = sorted(ranges.get(RANKS_ON_NODES, ()), key=lambda entry: (abs(math.log(ranks / entry[0])), -entry[0]))
+    by_similarity = sorted(
+        ranges.get(RANKS_ON_NODES, ()), key=lambda entry: (abs(math.log(ranks / entry[0])), -entry[0])
+    )
     for _, least, most in by_similarity[:1]:
         if not least <= row.nodes <= most and (least, most) != ranges["nodes"]:
             measured = str(least) if least == most else f"{least} to {most}"
-            inputs.append(ExtrapolatedInput(f"ranks_per_node {ranks} on {row.nodes} nodes: measured on {measured}", SETTING_DISTANCE))
+            inputs.append(
+                ExtrapolatedInput(
+                    f"ranks_per_node {ranks} on {row.nodes} nodes: measured on {measured}", SETTING_DISTANCE
+                )
+            )
     if row.chunks > 1:
         inputs.append(ExtrapolatedInput(f"chunks {row.chunks}: measured 1", SETTING_DISTANCE))
     if counts_stage_distance and row.order != MEASURED_ORDER and row.pp > 1 and row.dp > 1:

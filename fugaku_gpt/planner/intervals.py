@@ -1,5 +1,5 @@
-"""80 % intervals of predicted figures, from the uncertainty of a model's constants, the errors on left-out rows, and the
-distance of a configuration from the fitted rows."""
+"""80 % intervals of predicted figures, from the uncertainty of a model's constants, the errors on left-out rows, and
+the distance of a configuration from the fitted rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ def log_widths(
         return {**components, TOTAL: np.sum(list(components.values()), axis=0)}
 
     free_constants = fitted.free_constants
-    covariance = np.array(fitted.covariance) if fitted.covariance else np.diag([constant.width**2 for constant in free_constants])
+    covariance = (
+        np.array(fitted.covariance)
+        if fitted.covariance
+        else np.diag([constant.width**2 for constant in free_constants])
+    )
     unchanged = with_total(fitted.values)
     slopes: "Dict[str, List[np.ndarray]]" = {name: [] for name in unchanged}
     for constant in free_constants:

@@ -136,7 +136,9 @@ def _speeds(config: RunConfig, seconds: Estimate, flops_by_notes: float, exact: 
     nodes, tokens = config.job.nodes, config.training.global_batch * config.model.seq_len
     return [
         Figure("speed", _inverse(seconds, tokens), "tokens/s"),
-        Figure("rate per node (notes' formula)", _inverse(seconds, tflops_per_node(flops_by_notes, 1, nodes)), "TFLOP/s"),
+        Figure(
+            "rate per node (notes' formula)", _inverse(seconds, tflops_per_node(flops_by_notes, 1, nodes)), "TFLOP/s"
+        ),
         Figure("rate of all nodes", _inverse(seconds, flops_by_notes / 1e15), "PFLOP/s"),
         Figure("utilisation (exact FLOPs, no recompute)", _inverse(seconds, 100 * exact / (peak * nodes)), "%"),
     ]

@@ -80,14 +80,16 @@ def schedule_training(training: TrainingPlan) -> TrainingSchedule:
     """Schedules a training run: jobs, checkpoints, total time, node-hours and energy.
 
     Raises:
-        UsageError: a job's limit leaves no time for an iteration, failures come faster than work gets done, or there are
-            too many iterations.
+        UsageError: a job's limit leaves no time for an iteration, failures come faster than work gets done, or there
+            are too many iterations.
     """
     t = training
     if t.iterations > MAX_ITERATIONS:
         raise UsageError(f"{float(t.iterations):.3g} iterations: valid: {MAX_ITERATIONS:.0e} at most")
     if t.node_mtbf == 0:
-        raise UsageError("--node-mtbf 0: a mean time between failures must be above 0; valid: more than 0, or leave it out")
+        raise UsageError(
+            "--node-mtbf 0: a mean time between failures must be above 0; valid: more than 0, or leave it out"
+        )
     computing = t.iterations * t.seconds_per_iteration
     interval: Optional[float] = None
     interval_iterations: Optional[int] = None

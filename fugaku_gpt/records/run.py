@@ -231,8 +231,8 @@ class RunDirectory:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
 
     def remove_flight_records(self) -> None:
-        """Remove the flight records and stacks of an earlier start's ranks before the ranks of this one begin: there may
-        be fewer ranks this time, and leftover files would be taken for theirs.
+        """Remove the flight records and stacks of an earlier start's ranks before the ranks of this one begin: there
+        may be fewer ranks this time, and leftover files would be taken for theirs.
 
         Raises:
             UsageError: a file cannot be removed.

@@ -121,12 +121,12 @@ def parse_settings(settings: Sequence[str]) -> LoggedRun:
     return LoggedRun(**values)
 
 
-def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, over: bool = False) -> ResultRow:
+def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, overwrite: bool = False) -> ResultRow:
     """Read logs, leave ``imported.json`` and ``metrics.jsonl`` in ``out``, and return the row.
 
     Args:
         given: settings by the user; they override those of the logs.
-        over: whether to replace figures that a run of ours has left there.
+        overwrite: whether to replace figures that a run of ours has left there.
 
     Raises:
         UsageError: a log cannot be read or has no iteration line, or ``out`` holds a run of ours.
@@ -135,7 +135,7 @@ def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, over: bool = 
     if not log.iterations:
         raise UsageError(f"{', '.join(map(str, logs))}: no iteration line in it, ours or Megatron's")
     directory = RunDirectory(out)
-    if not over and not is_imported(out) and (directory.metrics_file.exists() or directory.config_file.exists()):
+    if not overwrite and not is_imported(out) and (directory.metrics_file.exists() or directory.config_file.exists()):
         raise UsageError(f"{out}: already holds a run; choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -127,7 +127,7 @@ def read_tables(text: str) -> List[MarkdownTable]:
             number = end
             continue
         elif line.strip() and not line.strip().startswith("```"):
-            heading = _extended_heading(heading, line, over=not title)
+            heading = _extended_heading(heading, line, is_heading=not title)
         number += 1
     return tables
 
@@ -199,7 +199,7 @@ _SETTINGS = {
 
 
 def _heading(text: str) -> Heading:
-    return _extended_heading(Heading(text=text), text, over=True)
+    return _extended_heading(Heading(text=text), text, is_heading=True)
 
 
 def _extended_heading(heading: Heading, text: str, is_heading: bool) -> Heading:

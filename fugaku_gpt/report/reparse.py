@@ -84,7 +84,7 @@ def reparse(directory: Path, given: Optional[LoggedRun] = None) -> Reparsed:
         added, notes = _restore(directory, log)
         return Reparsed(directory, log.trainer, len(log.iterations), added, torn + notes)
     before = _count(directory)
-    import_logs(logs, directory, _settings(directory, given), over=True)
+    import_logs(logs, directory, _settings(directory, given), overwrite=True)
     return Reparsed(directory, log.trainer, len(log.iterations), max(0, len(log.iterations) - before), torn)
 
 
@@ -131,7 +131,7 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
             write_text_atomically(
                 directory / DAMAGED, record.metrics_file.read_text(encoding="utf-8", errors="replace")
             )
-            notes.append(f"{damaged} damaged lines of metrics.jsonl left out; it is kept as {DAMAGED}")
+            notes.append(f"{damaged} damaged lines of metrics.jsonl left out; a copy is in {DAMAGED}")
         merged = sorted([*lines, *missing], key=lambda line: line.get("iteration") or 0)
         text = "".join(json.dumps(_complete(line), allow_nan=False) + "\n" for line in merged)
         write_text_atomically(record.metrics_file, text)

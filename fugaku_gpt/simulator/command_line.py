@@ -45,7 +45,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
             break
         count = _argument_count(arguments, index)
         option_arguments = arguments[index : index + count]
-        if any("\n" in argument or "\r" in argument for argument in option_arguments):
+        if any("\n" in text or "\r" in text for text in option_arguments):
             raise Refusal(3, f"Invalid argument: {argument}.")
         lines.append("#PJM " + " ".join(map(shlex.quote, option_arguments)))
         index += count

@@ -44,7 +44,7 @@ _WAIT_MODES = ("waitall", "waitany", "waitnone")
 
 
 @dataclass
-class Options:
+class CommandOptions:
     """The options of a command, by their spelling, and the job ids."""
 
     values: Dict[str, str] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Options:
 
 # (True if accepted, number of the message counted from the command's first one, its text with {} for the job id)
 Outcome = Tuple[bool, int, str]
-Action = Callable[[JobManager, Job, Options], Outcome]
+Action = Callable[[JobManager, Job, CommandOptions], Outcome]
 
 
-def parse_options(invocation: Invocation) -> Union[Options, Reply]:
+def parse_options(invocation: Invocation) -> Union[CommandOptions, Reply]:
     """Parse the options and ids; return the reply instead where there is nothing more to do."""
     first_message, takes_argument = _FIRST_MESSAGE[invocation.command], _OPTIONS[invocation.command]
-    options = Options()
+    options = CommandOptions()
     arguments = list(invocation.arguments)
     while arguments:
         argument = arguments.pop(0)
@@ -74,7 +74,8 @@ def parse_options(invocation: Invocation) -> Union[Options, Reply]:
             options.ids.append(argument)
     if "--help" in options.values:
         return Reply(
-            out=f"{invocation.command} ({BANNER})\nUsage: {invocation.command} [{' | '.join(takes_argument)}] job-id...\n"
+            out=f"{invocation.command} ({BANNER})\n"
+            f"Usage: {invocation.command} [{' | '.join(takes_argument)}] job-id...\n"
         )
     if not options.ids:
         return Reply(err=pjm_message(invocation.command, first_message + 3, "Job ID is not specified."), code=1)
@@ -105,7 +106,7 @@ def pjrls(invocation: Invocation, job_manager: JobManager) -> Reply:
     return _apply_to_each(invocation, job_manager, options, _release)
 
 
-def _apply_to_each(invocation: Invocation, job_manager: JobManager, options: Options, act: Action) -> Reply:
+def _apply_to_each(invocation: Invocation, job_manager: JobManager, options: CommandOptions, act: Action) -> Reply:
     """Apply an action to every job that is named; a failure does not stop the others."""
     reply = Reply()
     quiet = "-z" in options.values
@@ -154,7 +155,7 @@ def _units_of(job_manager: JobManager, jobs: List[Job]) -> List[Tuple[Job, str]]
     return units
 
 
-def _delete(job_manager: JobManager, job: Job, options: Options) -> Outcome:
+def _delete(job_manager: JobManager, job: Job, options: CommandOptions) -> Outcome:
     if job.is_finished:
         return False, 12, "Job {} does not exist."
     if job.delete_asked is not None:
@@ -170,7 +171,7 @@ def _delete(job_manager: JobManager, job: Job, options: Options) -> Outcome:
     return True, 0, "Accepted job {}."
 
 
-def _hold(job_manager: JobManager, job: Job, options: Options) -> Outcome:
+def _hold(job_manager: JobManager, job: Job, options: CommandOptions) -> Outcome:
     if job.is_finished:
         return False, 12, "Job {} does not exist."
     unfinished_units = [unit for unit in job_manager.table.execution_units(job) if not unit.is_finished]
@@ -190,7 +191,7 @@ def _hold(job_manager: JobManager, job: Job, options: Options) -> Outcome:
     return True, 0, "Accepted job {}."
 
 
-def _release(job_manager: JobManager, job: Job, options: Options) -> Outcome:
+def _release(job_manager: JobManager, job: Job, options: CommandOptions) -> Outcome:
     if job.is_finished:
         return False, 12, "Job {} does not exist."
     units_on_hold = [unit for unit in job_manager.table.execution_units(job) if unit.state == HOLD]

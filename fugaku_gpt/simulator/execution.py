@@ -131,7 +131,7 @@ def poll_end(pid: int) -> Optional[ScriptEnd]:
     """The end of a script; None while it runs."""
     try:
         ended_pid, status, usage = os.wait4(pid, os.WNOHANG)
-    except ChildProcessError:  # not started by this daemon: its end is unknown
+    except ChildProcessError:  # not a child of this daemon: its end is unknown
         return ScriptEnd(0, signals.SIGKILL, 0, 0.0, 0.0)
     if ended_pid == 0:
         return None

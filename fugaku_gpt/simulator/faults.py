@@ -64,19 +64,19 @@ class Faults:
             return None
         return Refusal(self.refuse_code, REFUSAL_TEXTS.get(self.refuse_code, "Refused on request."))
 
-    def should_lose_job(self) -> bool:
+    def take_job_loss(self) -> bool:
         return self._consume("lose_times")
 
-    def should_hide_answer(self) -> bool:
+    def take_lost_answer(self) -> bool:
         return self._consume("unanswered_times")
 
-    def should_fail_pjstat(self) -> bool:
+    def take_pjstat_failure(self) -> bool:
         return self._consume("fail_times")
 
-    def should_print_garbage(self) -> bool:
+    def take_garbage_output(self) -> bool:
         return self._consume("garbage_times")
 
-    def should_fail_node(self) -> bool:
+    def take_node_failure(self) -> bool:
         return self._consume("node_down_times")
 
     def summary(self) -> str:

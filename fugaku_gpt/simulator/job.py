@@ -23,7 +23,7 @@ ELAPSE_SIGNAL = 24  # SIGXCPU, which PJM shows for a job that ended at its elaps
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """The request of one ``pjsub``, with the site's defaults filled in. Records store the fields under these names.
 
     Attributes:
@@ -131,7 +131,7 @@ class Job:
     """
 
     number: int
-    request: Request
+    request: JobRequest
     user: str
     group: str
     host: str
@@ -201,7 +201,7 @@ def job_from_record(values: Dict[str, Any]) -> Job:
     request = dict(values["request"])
     for name in ("interpreter", "dims", "given", "bulk", "steps"):
         request[name] = tuple(request[name])
-    return Job(**{**values, "request": Request(**request)})
+    return Job(**{**values, "request": JobRequest(**request)})
 
 
 def parent_state(jobs: List[Job]) -> str:

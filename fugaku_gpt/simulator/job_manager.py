@@ -218,7 +218,7 @@ class JobManager:
         for name in (EPILOGUE, ENDING):
             job.dates.pop(name, None)
         self._enter(job, RUNNING, timestamp)
-        if self.faults.should_fail_node():
+        if self.faults.take_node_failure():
             self.fail_node(job)
 
     def _check_running(self, job: Job, timestamp: float) -> None:

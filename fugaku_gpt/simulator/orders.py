@@ -64,7 +64,7 @@ def _inject_fault(arguments: List[str], job_manager: JobManager) -> Reply:
             jobs = _jobs_of(parameters[0], job_manager) if parameters else list(job_manager.table.unfinished_jobs())
             running = [unit for job in jobs for unit in job_manager.table.execution_units(job) if unit.state == RUNNING]
             if not running:
-                return Reply(err="no running job is meant\n", code=2)
+                return Reply(err="there is no running job to fail\n", code=2)
             for job in running[:1] if not parameters else running:
                 job_manager.fail_node(job)
     elif name == "slow-pjstat":

@@ -49,7 +49,7 @@ class BadArguments(Exception):
 
 
 @dataclass
-class Options:
+class PjstatOptions:
     """The parsed command line of ``pjstat``; ``since`` and ``until`` are seconds since the epoch."""
 
     flags: List[str] = field(default_factory=list)
@@ -67,9 +67,9 @@ class Options:
 
 def pjstat(invocation: Invocation, table: JobTable, settings: Settings, faults: Faults) -> Reply:
     """Reply to one query, subject to the faults that are pending."""
-    if faults.should_fail_pjstat():
+    if faults.take_pjstat_failure():
         return Reply(err=pjm_message("pjstat", 290, "Job manager is not present."), code=1, delay=faults.slow_seconds)
-    if faults.should_print_garbage():
+    if faults.take_garbage_output():
         return Reply(out=GARBAGE, delay=faults.slow_seconds)
     timestamp = time.time()
     try:
@@ -80,7 +80,7 @@ def pjstat(invocation: Invocation, table: JobTable, settings: Settings, faults: 
     return Reply(out=text, delay=faults.slow_seconds)
 
 
-def query_output(options: Options, table: JobTable, settings: Settings, timestamp: float) -> str:
+def query_output(options: PjstatOptions, table: JobTable, settings: Settings, timestamp: float) -> str:
     """The output of ``pjstat``."""
     if options.has("--limit"):
         return format_limits(table, settings)
@@ -102,13 +102,13 @@ def query_output(options: Options, table: JobTable, settings: Settings, timestam
 # --- the command line ---------------------------------------------------------------------------------------------
 
 
-def parse_options(arguments: List[str], timestamp: float) -> Options:
+def parse_options(arguments: List[str], timestamp: float) -> PjstatOptions:
     """Parse the command line; ``timestamp`` is the current time in seconds since the epoch.
 
     Raises:
         BadArguments: an option, an item or a date is not valid.
     """
-    options = Options()
+    options = PjstatOptions()
     index = 0
     while index < len(arguments):
         argument = arguments[index]
@@ -150,7 +150,7 @@ def parse_options(arguments: List[str], timestamp: float) -> Options:
     return options
 
 
-def _read_text(options: Options, spelling: str, value: str) -> None:
+def _read_text(options: PjstatOptions, spelling: str, value: str) -> None:
     if spelling == "--delimiter":
         options.delimiter = value
         return
@@ -173,7 +173,7 @@ def _checked_item(name: str) -> str:
     return name
 
 
-def _read_period(options: Options, text: str, timestamp: float) -> None:
+def _read_period(options: PjstatOptions, text: str, timestamp: float) -> None:
     options.until = timestamp + 1
     if not text:
         options.since = timestamp - HISTORY_DAYS * DAY
@@ -207,7 +207,7 @@ def _date(text: str) -> float:
 # --- which jobs ---------------------------------------------------------------------------------------------------
 
 
-def select_jobs(options: Options, table: JobTable) -> List[Job]:
+def select_jobs(options: PjstatOptions, table: JobTable) -> List[Job]:
     """The jobs that the options select, sub-jobs only if they are named; unknown jobs are left out silently.
 
     Raises:
@@ -226,9 +226,8 @@ def select_jobs(options: Options, table: JobTable) -> List[Job]:
     selected = []
     for job in candidates:
         parent = table.parent(job)
-        is_past = (
-            parent.is_finished if parent is not None else job.is_finished
-        )  # sub-jobs enter the history with their parent
+        # sub-jobs enter the history with their parent
+        is_past = parent.is_finished if parent is not None else job.is_finished
         if options.since is None:
             is_selected = not is_past
         else:
@@ -239,7 +238,7 @@ def select_jobs(options: Options, table: JobTable) -> List[Job]:
     return selected
 
 
-def expand_and_sort(jobs: List[Job], options: Options, table: JobTable) -> List[Job]:
+def expand_and_sort(jobs: List[Job], options: PjstatOptions, table: JobTable) -> List[Job]:
     """The jobs, with their sub-jobs if requested, filtered and sorted."""
     jobs_shown: List[Job] = []
     for job in jobs:
@@ -290,7 +289,7 @@ def format_table(jobs: List[Job], columns: List[Column], timestamp: float) -> st
     return "".join(line + "\n" for line in lines)
 
 
-def format_data(jobs: List[Job], options: Options, timestamp: float) -> str:
+def format_data(jobs: List[Job], options: PjstatOptions, timestamp: float) -> str:
     """The output of ``--data``: a header line that starts with ``H``, and rows that start with an empty field."""
     full = options.has("-s") or options.has("-S")
     items = options.items or list(VERBOSE if options.has("-v") or full else DEFAULT)
@@ -305,7 +304,7 @@ def format_data(jobs: List[Job], options: Options, timestamp: float) -> str:
     return "".join(options.delimiter.join(line) + "\n" for line in lines)
 
 
-def format_statistics(jobs: List[Job], options: Options, settings: Settings) -> str:
+def format_statistics(jobs: List[Job], options: PjstatOptions, settings: Settings) -> str:
     """The output of ``-s``, every row of each job, or of ``-S``, which adds the rows of its nodes."""
     text = ""
     for job in jobs:

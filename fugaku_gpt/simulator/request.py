@@ -1,4 +1,4 @@
-"""Builds a :class:`Request` from the options in force; values that ``pjsub`` would refuse are refused as PJM does."""
+"""Builds a :class:`JobRequest` from the options in force; it refuses values that ``pjsub`` would refuse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fugaku_gpt.pjm.values import (
     parse_size,
     parse_step,
 )
-from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Request
+from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, JobRequest
 from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import (
     DEFAULT_ELAPSE,
@@ -83,7 +83,7 @@ def build_request(
     environment: Mapping[str, str],
     umask: int,
     timestamp: float,
-) -> Tuple[Request, List[str]]:
+) -> Tuple[JobRequest, List[str]]:
     """Build the request of a job; return it with the site's remarks.
 
     Args:
@@ -133,7 +133,7 @@ def build_request(
     bulk = parse_value(parse_bulk, "--sparam", options["sparam"]) if model == BULK else (0, 0)
     if model == BULK:
         check_range("bulkno", bulk[1] - bulk[0] + 1, None, settings.max_bulk)
-    request = Request(
+    request = JobRequest(
         name=job_name or name,
         model=model,
         directory=directory,

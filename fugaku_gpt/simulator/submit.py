@@ -23,7 +23,7 @@ from fugaku_gpt.simulator.command_line import (
     with_pjm_prefix,
 )
 from fugaku_gpt.simulator.faults import Faults
-from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Job, Request
+from fugaku_gpt.simulator.job import BULK, NORMAL, STEP, Job, JobRequest
 from fugaku_gpt.simulator.protocol import Invocation, Reply, pjm_message
 from fugaku_gpt.simulator.request import build_request, step_parameters
 from fugaku_gpt.simulator.settings import Settings
@@ -64,7 +64,7 @@ def pjsub(invocation: Invocation, table: JobTable, settings: Settings, faults: F
             continue
         step_job = job.number if job.request.model == STEP else None
         reply.err += "".join(remark + "\n" for remark in remarks)
-        if faults.should_hide_answer():
+        if faults.take_lost_answer():
             reply.err += pjm_message("pjsub", 91, "Internal error occurred.")
             reply.code = 1
             continue
@@ -74,7 +74,7 @@ def pjsub(invocation: Invocation, table: JobTable, settings: Settings, faults: F
             reply.out += reported_id + "\n"
         elif quiet_mode is None:
             reply.out += pjm_message("pjsub", 0, f"Job {reported_id} submitted.", "INFO")
-        if faults.should_lose_job():
+        if faults.take_job_loss():
             table.remove(job.number)
     return reply
 
@@ -172,7 +172,7 @@ def _step_parent(options: Dict[str, Any], table: JobTable, step_job: Optional[in
 def _add_to_table(
     number: int,
     sub: Optional[int],
-    request: Request,
+    request: JobRequest,
     script_text: str,
     parent: Optional[Job],
     table: JobTable,

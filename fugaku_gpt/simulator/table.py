@@ -40,9 +40,8 @@ class JobTable:
         self._open.discard(number)
         for job in self._jobs.pop(number, {}).values():
             self.spool.remove_job(job.id)
-        self.spool.remove_job(
-            str(number)
-        )  # the script, which may be there without a record if a submission was interrupted
+        # the script, which may be there without a record if a submission was interrupted
+        self.spool.remove_job(str(number))
 
     def __iter__(self) -> Iterator[Job]:
         """Iterate over all jobs in the order of their numbers, parents before their sub-jobs."""

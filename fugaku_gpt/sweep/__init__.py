@@ -1,1 +1,1 @@
-"""From one sweep file to many runs, and the local scheduler that runs them one at a time."""
+"""Expands a sweep file into runs, and runs them one at a time on this machine or submits them as jobs."""

@@ -1,8 +1,8 @@
-"""The rows of a sweep file → runs: resolved, filtered, named, and known by what they set.
+"""Expands the rows of a sweep file into runs: resolves, filters and names them.
 
-A run is known by the digest of its settings that differ from the schema's defaults. Neither the order of keys in the
-file, nor other rows, nor fields that the schema gets later, change it. The name is for people: layout, and what the
-row sets, in the schema's order.
+A run is identified by the digest of its settings that differ from the schema's defaults. Neither the order of keys in
+the file, nor other rows, nor fields that are added to the schema later, change it. The name is for people: layout, and
+the row's settings in the schema's order.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Run:
     """One run of a sweep.
 
     Attributes:
-        name: of the run directory; unique in the sweep, safe as a file name.
+        name: name of the run directory; unique in the sweep, safe as a file name.
         row: name of the configuration, equal for all repeats.
-        order: of the row, from 0.
-        repeat: from 1.
-        written: every setting as it was written (preset, defaults, row, overrides), dotted key → text or list of texts.
+        order: number of the row, from 0.
+        repeat: number of the repeat, from 1.
+        written_settings: every setting as it was written (preset, defaults, row, overrides), dotted key → text or list
+            of texts.
         config: the resolved configuration; None where it is not valid.
-        refusal: why it is not valid; empty where it is.
-        digest: of the settings that differ from their defaults.
-        variant: the row's variants as the sweep names them, such as ``2.2GHz, LD_PRELOAD=libtcmalloc.so``.
+        refusal: why the configuration is not valid; empty where it is valid.
+        digest: digest of the settings that differ from their defaults.
+        variant: the names of the row's variants, such as ``2.2GHz, LD_PRELOAD=libtcmalloc.so``.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, expanded: runs in the order in which they are to be run."""
+    """An expanded sweep: its runs, in the order in which they are to be run."""
 
     name: str
     runs: Tuple[Run, ...]
@@ -71,7 +72,7 @@ class _ResolvedRow:
 
 
 def expand_sweep(file: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """The runs of a sweep file, with ``key=value`` overrides over every row.
+    """Expands a sweep file, with ``key=value`` overrides over every row.
 
     A row whose configuration is not valid becomes a run with a refusal, as long as there is one row that can be run.
 
@@ -82,7 +83,7 @@ def expand_sweep(file: Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def expand_text(text: str, origin: str, name: str, overrides: Sequence[str] = ()) -> Sweep:
-    """As :func:`expand_sweep`, of a file's text; ``name`` is the sweep's where the text gives none."""
+    """Expands the text of a sweep file, as :func:`expand_sweep`; ``name`` is the default name of the sweep."""
     return _expand(parse_yaml(text, origin), origin, name, overrides)
 
 
@@ -135,7 +136,7 @@ def _passes_filters(sweep: SweepFile, config: Optional[RunConfig], written: Mapp
 
 
 def _setting_value(key: str, config: Optional[RunConfig], written: Mapping[str, Tree]) -> Value:
-    """A setting of a row for its filters; where the row makes no valid configuration, by itself or its default."""
+    """A setting of a row for its filters; without a valid configuration, the written value or the default."""
     if key == RANKS:
         ranks = 1
         for size in ("dp", "tp", "pp"):
@@ -147,17 +148,17 @@ def _setting_value(key: str, config: Optional[RunConfig], written: Mapping[str, 
     if config is None and key in written:
         try:
             value = coerce_setting(key, written[key])
-        except BadValue:  # what is wrong with it is said where it is refused
+        except BadValue:  # the error is reported with the refusal of the row
             text = plain_values(written[key])
             value = text if isinstance(text, str) else str(text)
-    return value  # type: ignore[no-any-return]  # a field's value: None, a bool, a number, a text or a tuple of them
+    return value  # type: ignore[no-any-return]  # None, a bool, a number, a text or a tuple of them
 
 
 _DEFAULTS = RunConfig()
 
 
 def _digest_of_written(written: Mapping[str, Tree]) -> str:
-    """As ``digest_of_config``, of settings that make no valid configuration."""
+    """Digest of settings that are no valid configuration, computed as by ``digest_of_config``."""
     changed: Dict[str, Any] = {}
     for key, value in written.items():
         section, _, leaf = key.partition(".")
@@ -170,7 +171,7 @@ def _digest_of_written(written: Mapping[str, Tree]) -> str:
 def _ordered_runs(resolved: Sequence[_ResolvedRow], names: Sequence[str], sweep: SweepFile) -> Iterable[Run]:
     repeats = range(1, sweep.repeats + 1)
     rows = list(enumerate(zip(names, resolved)))
-    # interleaved, A B A B: a slow drift of the machine touches all rows alike
+    # interleaved, A B A B: a slow drift of the machine affects all rows alike
     grouped = ((repeat, row) for row in rows for repeat in repeats)
     interleaved = ((repeat, row) for repeat in repeats for row in rows)
     for repeat, (order, (name, row)) in grouped if sweep.order == GROUPED else interleaved:
@@ -188,7 +189,7 @@ def _ordered_runs(resolved: Sequence[_ResolvedRow], names: Sequence[str], sweep:
 
 
 def _unique_names(rows: Sequence[_ResolvedRow], file: str) -> List[str]:
-    """Names of which no two are equal: rows that share one get a piece of their digest, whatever their order."""
+    """Unique names of the rows: rows that share a name get the beginning of their digest, whatever their order."""
     shared = {name for name, count in Counter(row.name.lower() for row in rows).items() if count > 1}
     names = [f"{row.name}-{row.digest[:6]}" if row.name.lower() in shared else row.name for row in rows]
     for name, count in Counter(name.lower() for name in names).items():
@@ -198,7 +199,7 @@ def _unique_names(rows: Sequence[_ResolvedRow], file: str) -> List[str]:
 
 
 def _setting_texts(settings: Mapping[str, Tree]) -> Dict[str, str]:
-    """Settings as texts, in the schema's order, so that a name does not hang on the order of keys in a file."""
+    """Settings as texts in the schema's order, so that names do not depend on the order of keys in a file."""
     position_of_key = _schema_positions()
     return {
         key: value.text if isinstance(value, Scalar) else str(plain_values(value))

@@ -69,7 +69,7 @@ class _Source:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it ends where an operand is expected."""
+        """True if it ends where an operand is expected."""
         return not self.tokens or (self.tokens[-1].kind == "sign" and self.tokens[-1].text not in _CLOSING.values())
 
     def token_of(self, node: ast.expr) -> Token:
@@ -98,7 +98,7 @@ class _Source:
 
 
 class Expression:
-    """A parsed expression, which says of a row whether it holds."""
+    """A parsed expression, which is true or false for a row."""
 
     def __init__(self, source: _Source, tree: ast.expr) -> None:
         self._source, self._tree = source, tree
@@ -110,7 +110,7 @@ class Expression:
 
     @property
     def names(self) -> List[str]:
-        """The names that it asks for, in the order in which they first stand."""
+        """The names in the expression, in the order of their first occurrence."""
         operands = [node for node in ast.walk(self._tree) if isinstance(node, ast.Name)]
         tokens = [self._source.token_of(node) for node in sorted(operands, key=lambda node: node.col_offset)]
         return list(dict.fromkeys(token.text for token in tokens if token.kind == "name"))
@@ -122,7 +122,7 @@ class Expression:
 
     @property
     def may_divide_by_zero(self) -> bool:
-        """Whether some values of its names make a division by 0, or a power that is not a number."""
+        """True if some values of its names cause a division by 0, or a power that is not a number."""
         return any(isinstance(node, ast.BinOp) and self._may_fail(node) for node in ast.walk(self._tree))
 
     def _may_fail(self, node: ast.BinOp) -> bool:
@@ -134,14 +134,14 @@ class Expression:
         return not token.value and not isinstance(node.op, ast.Pow)
 
     def holds(self, lookup: Lookup, subject: str = "") -> bool:
-        """Whether the expression is true.
+        """True if the expression is true.
 
         Args:
-            lookup: gives the value of a name.
-            subject: what the values belong to, for messages.
+            lookup: returns the value of a name.
+            subject: the row that the values belong to, for messages.
 
         Raises:
-            ConfigError: it asks for what cannot be done with these values, or is neither true nor false.
+            ConfigError: an operation is impossible with these values, or the result is neither true nor false.
         """
         value = _Evaluator(self._source, lookup, subject).value(self._tree)
         if not isinstance(value, bool):
@@ -151,10 +151,10 @@ class Expression:
 
 
 def parse_expression(text: str, location: str, names: Collection[str]) -> Expression:
-    """Parse an expression over ``names``.
+    """Parses an expression over ``names``.
 
     Args:
-        location: where it is written, for messages, such as ``sweep.yaml:7: where``.
+        location: file, line and key of the expression, for messages, such as ``sweep.yaml:7: where``.
 
     Raises:
         ConfigError: it is not a valid expression, or exceeds a limit.
@@ -204,7 +204,7 @@ def _parse(source: _Source) -> ast.expr:
 
 
 def _check_tree(source: _Source, tree: ast.expr) -> None:
-    """Refuse nodes outside the white-list, and a tree that is too deep to be walked by recursion."""
+    """Refuses nodes outside the white-list, and a tree that is too deep to be walked by recursion."""
     level: List[Any] = [tree]
     for _ in range(MAX_DEPTH + 2):  # below the deepest operator are names, and Python's marks on them
         for node in level:

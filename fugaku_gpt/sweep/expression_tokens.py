@@ -1,4 +1,4 @@
-"""The words and signs of an expression, with the values of its literals, before Python parses their order."""
+"""Splits an expression into tokens, with the values of its literals, before Python parses their order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Token:
 
 
 def read_tokens(text: str, names: Collection[str], fail: Fail) -> List[Token]:
-    """Split an expression into tokens; fail at a character that belongs to none, and at a name not in ``names``."""
+    """Splits an expression into tokens; fails at a character that belongs to none, and at a name not in ``names``."""
     tokens = []
     for match in _TOKEN.finditer(text):
         kind = str(match.lastgroup)

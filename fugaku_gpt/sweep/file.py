@@ -1,4 +1,4 @@
-"""A sweep file → its rows, as they are written; nothing is resolved here.
+"""Reads a sweep file into rows, as they are written; nothing is resolved here.
 
 ::
 
@@ -15,18 +15,18 @@
     variants:                   # named settings, one at a time, multiplied with all of the above
       base: {}
       2.2GHz: {node.freq_mhz: 2200}
-    where: layout.dp * layout.tp <= 8          # combinations for which this is not true are left out
-    exclude:                                   # and so are those that have all of some values, or meet an expression
+    where: layout.dp * layout.tp <= 8          # combinations for which this is false are left out
+    exclude:                                   # as are those that have all of these values, or meet an expression
       - {layout.dp: 1, node.tcmalloc: true}
       - layout.dp == 2 and node.freq_mhz == 2200
     include:                    # more rows after the combinations: `defaults` and these settings alone
       - {label: tensor-parallel, layout.tp: 2}
-    repeats: 3                  # each row is run so often
+    repeats: 3                  # number of runs of each row
     order: interleaved          # every row once, then every row again; grouped: a row's repeats together
 
-``zip`` and ``variants`` may be lists of such mappings: each is an axis of its own. ``where`` may be a list, of which
-all must hold. Filters look at the combinations, with their defaults, and never at an included row. Without matrix, zip
-and variants, the included rows are all rows; without those too, the defaults are the one row.
+``zip`` and ``variants`` may be lists of such mappings: each is an axis of its own. ``where`` may be a list of
+expressions, all of which must hold. Filters apply to the combinations, with their defaults, and never to an included
+row. Without matrix, zip and variants, the included rows are all rows; without those too, the defaults are the only row.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ KEYS = (
 )  # fmt: skip
 INTERLEAVED, GROUPED = "interleaved", "grouped"
 MAX_RUNS = 10_000
-RANKS = "layout.ranks"  # dp * tp * pp: a name that expressions know beside the settings
+RANKS = "layout.ranks"  # dp * tp * pp: a name in expressions besides the settings
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One row as written.
+    """One row of a sweep file, as written.
 
     Attributes:
         values: its own settings over the defaults.
-        named: the part of ``values`` by which it is named, beside label and variant.
-        label: of an included row; None for others.
-        variant: names of the variants that it is made of, without those that set nothing.
-        filtered: whether the filters look at it.
+        naming_settings: the part of ``values`` that appears in its name, beside label and variant.
+        label: label of an included row; None where it has none.
+        variant: names of its variants, without those that set nothing.
+        is_filtered: True if the filters apply to it.
     """
 
     values: Dict[str, Tree]
@@ -83,15 +83,15 @@ class SweepFile:
     order: str
 
 
-# (settings, those of them that name the row, name of the variant)
+# (settings, the part of them that names the row, name of the variant)
 _Choice = Tuple[Dict[str, Tree], Dict[str, Tree], str]
 
 
 def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
-    """The sweep that a file's mapping describes; ``file`` names it in messages.
+    """Reads the sweep that a file's mapping describes; ``file`` names the file in messages.
 
     Raises:
-        ConfigError: it is not a sweep file, names an unknown key, or makes more than ``MAX_RUNS`` rows.
+        ConfigError: it is not a sweep file, has an unknown key, or makes more than ``MAX_RUNS`` rows.
     """
     for key, value in tree.items():
         if key not in KEYS:
@@ -126,10 +126,10 @@ def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
 
 
 def check_keys(settings: Mapping[str, Tree]) -> None:
-    """Refuse settings that no run has.
+    """Refuses keys that are no settings of a run.
 
     Raises:
-        ConfigError: names the key, where it is written, and the nearest valid one.
+        ConfigError: a key is unknown; the message gives its location and the closest valid key.
     """
     valid = valid_keys()
     for key, value in settings.items():
@@ -254,7 +254,7 @@ def _settings(tree: Tree, section: str, file: str) -> Dict[str, Tree]:
 
 
 def _groups(tree: Mapping[str, Tree], key: str, file: str) -> List[Tree]:
-    """The mappings under a key that may be one mapping or a list of them."""
+    """The mappings under a key that holds a mapping or a list of mappings."""
     value = tree.get(key, [])
     return [value] if isinstance(value, dict) else _items(tree, key, file)
 
@@ -291,7 +291,7 @@ def _repeats(tree: Mapping[str, Tree], file: str) -> int:
 
 
 def _is_same_value(first: Tree, second: Tree) -> bool:
-    """Whether two values mean the same: 2 and 2.0, yes and true, 1:00:00 and 3600."""
+    """True if two values mean the same, such as 2 and 2.0, yes and true, or 1:00:00 and 3600."""
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(_is_same_value(left, right) for left, right in zip(first, second))
     if isinstance(first, Scalar) and isinstance(second, Scalar):

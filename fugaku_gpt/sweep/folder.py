@@ -1,4 +1,4 @@
-"""A sweep's folder: which run lies where, what is mixed up, and room for another attempt."""
+"""Manages a sweep's folder: finds recorded runs, refuses foreign ones, and moves earlier attempts aside."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fugaku_gpt.records.run import REFUSED, Result, RunDirectory
 from fugaku_gpt.records.sweep import ATTEMPTS, FILE, SweepEntry, read_sweep_entry, write_sweep_entry
 from fugaku_gpt.sweep.expand import Run, Sweep
 
-# how a run is handed in, not what is run: these may change between attempts
+# how a run is submitted, not what is computed: these settings may change between attempts
 _SUBMISSION_KEYS = (
     "job.scheduler", "job.name", "job.group", "job.elapse", "job.elapse_min", "job.stop_margin", "job.chain",
 )  # fmt: skip
 
 
 def with_recorded_names(sweep: Sweep, out: Path) -> Sweep:
-    """The sweep with each run under the name of the directory that holds it already.
+    """Returns the sweep with each run under the name of the directory that already holds it.
 
-    A row that gets a namesake later is named with a piece of its digest; what it has run stays where it is.
+    A row whose name another row gets later is named with a part of its digest; its recorded runs stay where they are.
 
     Raises:
         UsageError: a run's directory holds another run, or foreign files.
@@ -47,10 +47,10 @@ def with_recorded_names(sweep: Sweep, out: Path) -> Sweep:
 
 
 def require_same_run(run: Run, directory: Path) -> None:
-    """Refuse to mix configurations under one name.
+    """Refuses to mix configurations under one name.
 
     Raises:
-        UsageError: the directory is not of this run.
+        UsageError: the directory belongs to another run, or holds other files.
     """
     if not directory.is_dir() or all(map(is_temporary, directory.iterdir())):
         return
@@ -72,14 +72,14 @@ def require_same_run(run: Run, directory: Path) -> None:
 
 
 def write_entry(sweep: Sweep, run: Run, directory: Path) -> None:
-    """Say in a run's directory which run it is."""
+    """Records in a run's directory which run it is."""
     directory.mkdir(parents=True, exist_ok=True)
     entry = SweepEntry(sweep.name, run.name, run.row, run.order, run.repeat, run.digest, run.variant)
     write_sweep_entry(directory, entry)
 
 
 def write_refused(sweep: Sweep, run: Run, directory: RunDirectory, reason: str, timestamp: float) -> Result:
-    """A refused run's directory: its settings as they were written, and why they make no run."""
+    """Writes a refused run's directory: its settings as they were written, and why they are refused."""
     write_entry(sweep, run, directory.path)
     text = str(yaml.safe_dump(dict(run.written_settings), sort_keys=False, width=120, allow_unicode=True))
     write_text_atomically(directory.config_file, text)
@@ -89,7 +89,7 @@ def write_refused(sweep: Sweep, run: Run, directory: RunDirectory, reason: str, 
 
 
 def move_attempt_aside(directory: Path, attempts: Path) -> None:
-    """Move what an earlier attempt has left out of the way; what never started any rank is no attempt."""
+    """Moves the files of an earlier attempt to ``attempts``; a directory without a started rank is cleared instead."""
     record = RunDirectory(directory)
     if not record.log_file.exists() and not record.metrics_file.exists() and not read_history(directory).jobs:
         for name in ("result.json", "config.yaml"):
@@ -102,18 +102,18 @@ def move_attempt_aside(directory: Path, attempts: Path) -> None:
 
 
 def attempts_of(out: Path, run: Run) -> Path:
-    """Where earlier attempts of a run are kept."""
+    """Folder of the earlier attempts of a run."""
     return out / ATTEMPTS / run.name
 
 
 def first_line(text: str) -> str:
-    """A message in one line."""
+    """Shortens a message to its first line and the number of the others."""
     first, *more_lines = text.splitlines()
     return f"{first} (and {len(more_lines)} more)" if more_lines else first
 
 
 def _differences(record: RunDirectory, run: Run) -> Any:
-    """``["training.iterations: 60 then, 80 now"]``; None where the recorded configuration cannot be read."""
+    """Changes such as ``["training.iterations: 60 then, 80 now"]``; None if the recorded config is unreadable."""
     if run.config is None:
         return None
     try:
@@ -132,7 +132,7 @@ _PATH_KEYS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", 
 
 
 def _is_same_setting(key: str, recorded: Any, current: Any) -> bool:
-    """Whether a setting means the same; a job's paths were made absolute when it was handed in."""
+    """True if a setting means the same; a job's paths were made absolute when it was submitted."""
     if recorded == current or key not in _PATH_KEYS:
         return bool(recorded == current)
     recorded_paths, current_paths = (recorded, current) if isinstance(current, tuple) else ((recorded,), (current,))

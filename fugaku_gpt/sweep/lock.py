@@ -1,4 +1,4 @@
-"""One sweep at a time in a directory."""
+"""Locks a directory, so that only one sweep at a time uses it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _UNSUPPORTED_LOCK_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 class SweepLock:
-    """Holds a sweep's directory. The kernel lets go of the lock when its holder dies, however it dies.
+    """The lock on a sweep's directory. The kernel releases it when its holder dies, however it dies.
 
-    The file says who holds it and by which mark its ranks are found: the next holder ends ranks that a killed sweep has
-    left behind, before they write into a run directory that is used again.
+    The file holds the holder's process and the mark by which its ranks are found: the next holder ends ranks that a
+    killed sweep has left behind, before they write into a run directory that is used again.
 
-    On a file system without locks a claim stands in for it (see :mod:`fugaku_gpt.records.claim`): a holder that has
-    died is noticed on its own machine only, elsewhere the claim's file has to be removed by hand.
+    On a file system without locks a claim replaces it (see :mod:`fugaku_gpt.records.claim`): a dead holder is noticed
+    on its own machine only; elsewhere the file of the claim has to be removed by hand.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Readable names of rows, safe as file names: ``dp2-tp2-mbs4-tcmalloc``."""
+"""Makes readable names of rows that are safe as file names, such as ``dp2-tp2-mbs4-tcmalloc``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def row_name(all_settings: Mapping[str, str], settings: Mapping[str, str], varia
     """The name of a row, from its layout and from the settings that distinguish it.
 
     Args:
-        present: dotted key → text, defaults included.
-        settings: those of this row alone.
-        variant: names of its variants, which stand for what they set.
+        all_settings: dotted key → text, including defaults.
+        settings: settings of this row alone.
+        variant: names of its variants, which represent their settings.
     """
     components = [f"dp{all_settings.get('layout.dp', '1')}", f"tp{all_settings.get('layout.tp', '1')}"]
     components += [
@@ -39,13 +39,13 @@ def row_name(all_settings: Mapping[str, str], settings: Mapping[str, str], varia
 
 
 def safe_name(text: str) -> str:
-    """Text as a file name: letters, digits and ``. _ + -`` only, of at most ``MAX_LENGTH`` characters."""
+    """Converts a text to a file name: only letters, digits and ``. _ + -``, at most ``MAX_LENGTH`` characters."""
     safe = re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("._-")
     return safe[:MAX_LENGTH] or "row"
 
 
 def job_name_of(name: str) -> str:
-    """A run's name as batch systems take it: a letter first, then letters, digits and ``. _ -``, 63 in all."""
+    """Converts a run's name for batch systems: a letter, then letters, digits and ``. _ -``, at most 63 in all."""
     safe = name.replace("+", "_")
     return (safe if safe[:1].isalpha() else f"run-{safe}")[:63]
 

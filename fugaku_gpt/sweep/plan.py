@@ -1,4 +1,4 @@
-"""What a sweep's folder was made from: the file's text and the overrides, so that it can be gone on with later."""
+"""Records the plan of a sweep in its folder: the file's text and the overrides, so that it can be resumed later."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class SweepPlan:
     """A sweep as it was last started.
 
     Attributes:
-        file: the sweep file's path, for messages.
-        name: of the sweep where the text gives none.
-        text: of the sweep file.
+        file: path of the sweep file, for messages.
+        name: default name of the sweep, where the text gives none.
+        text: text of the sweep file.
         overrides: ``key=value`` over every row.
-        base: folder from which relative paths are meant.
+        base: folder to which relative paths refer.
     """
 
     file: str
@@ -35,16 +35,16 @@ class SweepPlan:
     version: int = VERSION
 
     def sweep(self) -> Sweep:
-        """Its runs.
+        """Expands the plan into runs.
 
         Raises:
-            ConfigError: the text makes no sweep.
+            ConfigError: the text is no valid sweep.
         """
         return expand_text(self.text, self.file, self.name, self.overrides)
 
 
 def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> SweepPlan:
-    """The plan of a sweep file, from the present folder.
+    """Reads a sweep file into a plan, with the current folder as its base.
 
     Raises:
         UsageError: the file cannot be read.
@@ -59,12 +59,12 @@ def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> SweepPlan:
 
 
 def write_plan(out: Path, plan: SweepPlan) -> None:
-    """Keep the plan in the sweep's folder."""
+    """Writes the plan to the sweep's folder."""
     write_json_atomically(out / PLAN_FILE, asdict(plan))
 
 
 def read_plan(out: Path) -> Optional[SweepPlan]:
-    """The plan of a sweep's folder, or None where there is none.
+    """Reads the plan of a sweep's folder; None where there is none.
 
     Raises:
         UsageError: the file is not of this format.

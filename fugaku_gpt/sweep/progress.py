@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live display on a terminal, plain lines elsewhere."""
+"""Reports the progress of a sweep: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REFRESH_SECONDS = 0.5
 
 
 def describe_result(result: Result) -> str:
-    """One line on how a run ended: status, time, pace, losses."""
+    """Describes in one line how a run ended: status, time, pace, losses."""
     phrases = [result.status if result.status == OK else f"{result.status}: {result.reason}"]
     summary = result.summary
     if result.ended > result.started:
@@ -29,12 +29,12 @@ def describe_result(result: Result) -> str:
 
 
 def last_iteration(metrics: Path) -> Optional[Dict[str, Any]]:
-    """The newest iteration of a metrics file that is being written, from its last lines."""
+    """The newest iteration of a metrics file that is being written; None where there is none."""
     return last_line(metrics, "iteration")
 
 
 class PlainProgress:
-    """A line at the start and at the end of each run."""
+    """Prints a line at the start and at the end of each run."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -59,10 +59,10 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Two bars that move (all runs; iterations of the present one, with its loss) under the lines of the ended ones."""
+    """Shows two bars (all runs; iterations of the current run, with its loss) below the lines of ended runs."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # here: a batch job without a terminal does without it
+        from rich.console import Console  # imported here: a batch job without a terminal does not need it
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
@@ -119,7 +119,7 @@ class LiveProgress:
 
 
 def format_pace(seconds: Optional[float]) -> str:
-    """``0.12 s/it``, or H:MM:SS per iteration for long ones."""
+    """Formats seconds per iteration: ``0.12 s/it``, or H:MM:SS per iteration from a minute on."""
     if seconds is None:
         return "-"
     return f"{seconds:.3g} s/it" if seconds < 60 else f"{format_duration(seconds)}/it"

@@ -1,9 +1,9 @@
-"""Runs a sweep on this machine, one run at a time; survives failures, can be stopped, and resumes what is missing.
+"""Runs a sweep on this machine, one run at a time; survives failures, can be stopped, and resumes missing runs.
 
-A run's directory is ``OUT/<run>``. A run that ended well is kept. One that failed, timed out or ran out of memory is
-kept too, unless failed runs are to be tried again; one that was interrupted, or refused (a corpus that was not there
-yet), is tried again. What an earlier attempt has left moves to ``OUT/attempts/<run>/<number>``, so no retry
-hides it.
+A run's directory is ``OUT/<run>``. A run that ended well is not repeated. One that failed, timed out or ran out of
+memory is not repeated either, unless failed runs are to be tried again; one that was interrupted, or refused (a corpus
+was missing), is tried again. The files of an earlier attempt move to ``OUT/attempts/<run>/<number>``, so no retry hides
+them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Launch = Callable[..., Outcome]  # as fugaku_gpt.launch.launcher.launch
 
 
 class SweepProgress(Protocol):
-    """Who is told what goes on."""
+    """Reports the progress of a sweep."""
 
     def run_started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
-        """The ``number``-th of ``total`` runs begins."""
+        """Reports that the ``number``-th of ``total`` runs begins."""
 
     def run_ended(self, run: Run, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
-        """A run has ended, or is ``kept`` from an earlier time."""
+        """Reports that a run has ended, now or in an earlier call (``is_earlier_result``)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EndedRun:
     """One run of the sweep and how it ended.
 
     Attributes:
-        stopped: the sweep was stopped in it; it may have been over all the same.
+        was_stopped: True if the sweep was stopped during this run, which may have ended all the same.
     """
 
     run: Run
@@ -59,7 +59,7 @@ class EndedRun:
 
     @property
     def has_failed(self) -> bool:
-        """Neither ok nor refused for its configuration, which is an answer and not a failure."""
+        """True if it is neither ok nor refused for its configuration (a refusal is a result and not a failure)."""
         return self.result.status != OK and self.run.config is not None
 
 
@@ -73,15 +73,15 @@ def run_sweep(
     retry_failed: bool = False,
     plan: Optional[SweepPlan] = None,
 ) -> List[EndedRun]:
-    """Run what is missing. The list ends early, with the run in which it was, if the sweep was stopped.
+    """Runs the missing runs. If the sweep is stopped, the list ends with the run during which it was stopped.
 
     Args:
         launch: starts the ranks of one run and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
         timeout: seconds for each run, beside its own ``job.elapse``.
-        plan: what the sweep was made from, to be kept in ``out``.
+        plan: the plan of the sweep, to be recorded in ``out``.
 
     Raises:
-        UsageError: another sweep runs in ``out``, or holds runs of other configurations under the same names.
+        UsageError: another sweep runs in ``out``, or ``out`` holds other configurations under the same names.
     """
     with SweepLock(out) as lock:
         sweep = with_recorded_names(sweep, out)
@@ -109,7 +109,7 @@ def run_sweep(
 def _run_and_record(
     sweep: Sweep, run: Run, directory: RunDirectory, launch: Launch, timeout: Optional[float], mark: str
 ) -> Tuple[Result, bool]:
-    """Its result, and whether the sweep was stopped in it."""
+    """Runs a run; returns its result, and whether the sweep was stopped meanwhile."""
     started = time.time()
     if run.config is None:
         return write_refused(sweep, run, directory, run.refusal, started), False
@@ -128,7 +128,7 @@ def _run_and_record(
         )
         result = result_of_launch(directory, run.config, outcome, log, started)
         if result.is_resumable and outcome.stopped_by is None:
-            # it has met a time limit: that is its row, where a run that somebody has stopped is run again
+            # a run that met a time limit has a result; a run that was stopped is run again
             result = replace(result, status=TIMEOUT)
         stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:
@@ -138,7 +138,7 @@ def _run_and_record(
 
 
 def _refuse_submitted_run(directory: Path) -> None:
-    """Refuse to run here what was handed in elsewhere and has not ended.
+    """Refuses a run that was submitted as a job and has not ended.
 
     Raises:
         UsageError: a job of this directory may be waiting or running.
@@ -146,16 +146,16 @@ def _refuse_submitted_run(directory: Path) -> None:
     history = read_history(directory)
     if (history.jobs or history.open) and RunDirectory(directory).result() is None:
         raise UsageError(
-            f"{directory}: was handed in as a job; see `fugaku-gpt sweep status {directory.parent}`, and go on with "
-            "`fugaku-gpt sweep resume`"
+            f"{directory}: was submitted as a job; see `fugaku-gpt sweep status {directory.parent}`, and resume it "
+            "with `fugaku-gpt sweep resume`"
         )
 
 
 def _reusable_result(run: Run, directory: RunDirectory, retry_failed: bool) -> Optional[Result]:
-    """The recorded result, if the run need not be run."""
+    """The recorded result if the run need not be repeated, else None."""
     result = directory.result()
     if result is None or result.status == INTERRUPTED:
         return None
-    if result.status == REFUSED:  # cheap to ask again, and its cause may be gone: a corpus made, an error mended
+    if result.status == REFUSED:  # cheap to try again, and its cause may be gone: a corpus was made, an error mended
         return None
     return None if retry_failed and result.status != OK else result

@@ -1,7 +1,7 @@
-"""Hands in what a sweep is missing, as jobs, and says where each run stands. Nothing here waits for a job.
+"""Submits the missing runs of a sweep as jobs, and reports the state of each run. Nothing here waits for a job.
 
-Where a run stands follows from its directory and from one query for all jobs, so it makes no difference who asks, how
-often, or who was killed while handing in: an intent stands in ``job.jsonl`` before the scheduler is called (see
+The state of a run follows from its directory and from one query for all jobs, so it does not depend on who queries, how
+often, or who was killed during a submission: an intent is written to ``job.jsonl`` before the scheduler is called (see
 :mod:`fugaku_gpt.jobs.submission`).
 """
 
@@ -37,24 +37,24 @@ from fugaku_gpt.sweep.names import job_name_of
 from fugaku_gpt.sweep.plan import SweepPlan, write_plan
 from fugaku_gpt.sweep.progress import last_iteration
 
-MISSING = "missing"  # nothing has been handed in, or it was not taken
-_MAX_SAME_REFUSALS = 2  # after so many alike in a row the scheduler's answer is not about the row
+MISSING = "missing"  # no job was submitted, or the scheduler refused it
+_MAX_SAME_REFUSALS = 2  # after this number of equal refusals in a row, the scheduler's answer is not about the row
 
 
 @dataclass(frozen=True)
 class RunStanding:
-    """Where one run stands.
+    """The state of one run.
 
     Attributes:
-        directory: of the run.
-        status: one of ``records.run.STATUSES``; else one of ``records.job.STATES`` while its job is on its way; else
-            ``MISSING``.
-        reason: why, in one line; empty where nothing is to be said.
-        advice: what to do; empty where nothing.
-        in_flight: whether a job of it is, or may be, with a scheduler.
-        job_id: of its job; empty where it has none.
-        iterations: finished so far.
-        seconds_per_iteration: as far as measured; None where nothing was.
+        directory: directory of the run.
+        status: one of ``records.run.STATUSES``; else one of ``records.job.STATES`` while its job is queued or running;
+            else ``MISSING``.
+        reason: reason for the status, in one line; empty where there is none.
+        advice: what to do; empty where nothing is to be done.
+        in_flight: True if a job of it is, or may be, with a scheduler.
+        job_id: id of its job; empty where it has none.
+        iterations: number of finished iterations.
+        seconds_per_iteration: time of an iteration; None where it was not measured.
     """
 
     run: Run
@@ -70,11 +70,11 @@ class RunStanding:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job that is to be handed in.
+    """A job that is to be submitted.
 
     Attributes:
-        job: as it would be written; None where the run cannot be said to its scheduler.
-        refusal: why not.
+        job: the prepared job; None where the run cannot be expressed as a job.
+        refusal: why there is no job; empty where there is one.
     """
 
     run: Run
@@ -84,14 +84,14 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class SubmittedSweep:
-    """What one call has done.
+    """The result of one submission of a sweep.
 
     Attributes:
-        standings: of all runs, as they were found.
-        taken: run → ids of its jobs.
-        refused: run → why it was not handed in.
-        left: runs that are still to be handed in.
-        stopped: why the rest was not tried; empty where all was.
+        standings: states of all runs before the submission.
+        job_ids: run → ids of its submitted jobs.
+        refused: run → why it was not submitted.
+        remaining: number of runs that are still to be submitted.
+        stop_reason: why the remaining jobs were not tried; empty where all were.
     """
 
     standings: List[RunStanding]
@@ -101,7 +101,7 @@ class SubmittedSweep:
     stop_reason: str = ""
 
 
-OnJob = Callable[[int, int, PlannedJob, str], None]  # number, of how many, what, what became of it
+OnJob = Callable[[int, int, PlannedJob, str], None]  # number of the job, total number, the job, its outcome
 
 
 def run_standings(
@@ -111,10 +111,10 @@ def run_standings(
     clock: Callable[[], float] = time.time,
     query_schedulers: bool = True,
 ) -> List[RunStanding]:
-    """Where every run of a sweep stands, in its order.
+    """States of all runs of a sweep, in its order.
 
     Args:
-        ask: whether schedulers are asked, and what they say is recorded; else as was recorded last.
+        query_schedulers: True to query schedulers and record their answers, False to use the last recorded states.
 
     Raises:
         UsageError: a record in a run directory is damaged.
@@ -129,7 +129,7 @@ def run_standings(
 
 
 def planned_jobs(sweep: Sweep, out: Path, plan: SweepPlan, resume: bool) -> Tuple[List[RunStanding], List[PlannedJob]]:
-    """(where every run stands by its records, what would be handed in); asks nobody and writes nothing.
+    """Returns the recorded states of all runs, and the jobs to be submitted; queries no scheduler and writes nothing.
 
     Raises:
         UsageError: ``out`` holds other runs, or a damaged record.
@@ -150,17 +150,19 @@ def submit_sweep(
     scheduler_factory: SchedulerFactory = scheduler_named,
     clock: Callable[[], float] = time.time,
 ) -> SubmittedSweep:
-    """Submit the runs of a sweep that are missing, as far as the limit allows, and return.
+    """Submits the missing runs of a sweep, as far as the limit allows, and returns.
 
     Args:
-        plan: of the sweep; its ``base`` is where relative paths start.
-        max_in_flight: jobs of this sweep that may be with schedulers at once; None for no limit.
-        resume: also hand in again what has failed; earlier attempts are kept.
-        told: hears of each job.
-        agreed: is asked before the first job is handed in; nothing is written where it says no.
+        plan: plan of the sweep; relative paths start at its ``base``.
+        max_in_flight: maximum number of this sweep's jobs at schedulers at once; None for no limit.
+        resume: True to submit failed runs again, too; earlier attempts are preserved.
+        on_job: is called with the outcome of each job.
+        confirm: is called before the first job is submitted; nothing is written where it returns False.
+        scheduler_factory: returns the scheduler of a name.
+        clock: returns the time, in seconds since the epoch.
 
     Raises:
-        UsageError: another sweep is at work in ``out``, or ``out`` holds other runs.
+        UsageError: another sweep runs in ``out``, or ``out`` holds other runs.
     """
     with SweepLock(out):
         sweep = with_recorded_names(plan.sweep(), out)
@@ -180,10 +182,10 @@ def submit_sweep(
 
 
 def is_due(standing: RunStanding, resume: bool) -> bool:
-    """Whether a run is to be handed in: it is missing, or it has failed and failures are to be tried again."""
+    """True if a run is to be submitted: it is missing, or it failed and failures are to be tried again."""
     if standing.in_flight or standing.run.config is None or standing.status == OK:
         return False
-    # refused before any job was made: cheap to ask again, and the cause may be gone
+    # refused before any job was made: cheap to try again, and the cause may be gone
     return resume or standing.status == MISSING or (standing.status == REFUSED and not standing.job_id)
 
 
@@ -217,7 +219,7 @@ def _submit_jobs(
             on_job(number, len(jobs), planned, f"job {', '.join(job_ids[run.name])}")
         except Uncertain as error:
             on_job(number, len(jobs), planned, f"perhaps taken: {first_line(str(error))}")
-            return job_ids, refused, f"{name} does not answer clearly; the same command goes on once it does"
+            return job_ids, refused, f"{name} does not answer clearly; the same command continues once it does"
         except Refused as error:
             refused[run.name] = str(error)
             message = first_line(str(error))
@@ -242,12 +244,12 @@ def _plan_job(run: Run, out: Path, plan: SweepPlan) -> PlannedJob:
 
 
 def _with_job_name(config: RunConfig, name: str) -> RunConfig:
-    """The run with a job name, so that a list of jobs says which run is which."""
+    """The run with a job name that identifies it in lists of jobs."""
     return config if config.job.name else replace(config, job=replace(config.job, name=job_name_of(name)))
 
 
 def _needs_query(directory: Path) -> bool:
-    """Whether a scheduler could tell something new, or the ranks' result may not be the last word."""
+    """True if a query of the scheduler may change the state, or the result of the ranks may not be final."""
     if not (directory / JOB_FILE).exists():
         return False
     result = RunDirectory(directory).result()

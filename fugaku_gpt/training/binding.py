@@ -1,6 +1,6 @@
-"""Each rank on cores of its own, and its memory beside them, where the launcher has not seen to it.
+"""Binds each rank to cores of its own, and its memory to those cores, unless the launcher has done so.
 
-On A64FX that is a core-memory group for each of four ranks. Linux calls a group of cores and its memory a NUMA node.
+On A64FX each of four ranks gets one core-memory group. Linux calls a group of cores and its memory a NUMA node.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ from typing import Dict, List, Optional, Sequence
 
 from fugaku_gpt.comm import Communicator
 
-_BIND = 2  # MPOL_BIND of linux/mempolicy.h
-_FLAGS = 0xE000  # that MPOL_BIND may come with
+_MPOL_BIND = 2  # MPOL_BIND of linux/mempolicy.h
+_POLICY_FLAGS = 0xE000  # mode flags that MPOL_BIND may come with
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
-_LARGEST_NODES = 1024  # bits of the mask that is handed to the kernel
+_MASK_BITS = 1024  # of the node mask that the kernel is given
 
 
-def bind(world: Communicator, how: str, threads: int) -> Dict[str, object]:
+def bind(world: Communicator, policy: str, threads: int) -> Dict[str, object]:
     """Bind this process as ``node.bind`` says; collective. Returns what took effect, for the start-up report.
 
-    Nothing is bound where a launcher has bound the ranks already, or where there are not enough cores.
+    Nothing is bound if a launcher has bound the ranks already, or if there are not enough cores.
     """
     node = world.on_this_node("node")
-    everyone = node.gather_json(sorted(os.sched_getaffinity(0)))
-    alike: Optional[List[int]] = node.broadcast_json(
-        everyone[0] if everyone is not None and all(cores == everyone[0] for cores in everyone) else None
+    cores_by_rank = node.gather_json(sorted(os.sched_getaffinity(0)))
+    common_cores: Optional[List[int]] = node.broadcast_json(
+        cores_by_rank[0] if cores_by_rank is not None and all(cores == cores_by_rank[0] for cores in cores_by_rank) else None
     )
-    if how == "none":
+    if policy == "none":
         return {}
-    if alike is None:
+    if common_cores is None:
         return {"bound": "by the launcher"}
-    if node.size * threads > len(alike):
-        return {"bound": f"no: {node.size} ranks * {threads} threads are more than {len(alike)} cores"}
-    mine = cores_of(node.rank, node.size, threads, by_numa_node(alike))
-    os.sched_setaffinity(0, mine)
-    if how == "cores":
+    if node.size * threads > len(common_cores):
+        return {"bound": f"no: {node.size} ranks * {threads} threads are more than {len(common_cores)} cores"}
+    own_cores = cores_for_rank(node.rank, node.size, threads, group_by_numa_node(common_cores))
+    os.sched_setaffinity(0, own_cores)
+    if policy == "cores":
         return {"bound": "cores"}
-    wanted = numa_nodes_of(mine)
-    return {"bound": "cores and memory" if wanted and set_memory_nodes(wanted) else "cores"}
+    numa_nodes = numa_nodes_of(own_cores)
+    return {"bound": "cores and memory" if numa_nodes and set_memory_nodes(numa_nodes) else "cores"}
 
 
-def cores_of(rank: int, ranks: int, threads: int, groups: Sequence[Sequence[int]]) -> List[int]:
-    """The cores of the ``rank``-th of a node's ``ranks``: groups are filled one after the other, and where all ranks
-    fit that way, none straddles two groups.
+def cores_for_rank(rank: int, ranks: int, threads: int, groups: Sequence[Sequence[int]]) -> List[int]:
+    """Return the cores of the ``rank``-th of a node's ``ranks``. Groups are filled one after the other, and if all
+    ranks fit that way, none straddles two groups.
 
     Args:
         groups: the node's cores by NUMA node.
     """
-    within = [len(group) // threads for group in groups]
-    if sum(within) >= ranks:
-        for group, room in zip(groups, within):
-            if rank < room:
+    capacities = [len(group) // threads for group in groups]
+    if sum(capacities) >= ranks:
+        for group, capacity in zip(groups, capacities):
+            if rank < capacity:
                 return list(group[rank * threads : (rank + 1) * threads])
-            rank -= room
+            rank -= capacity
     flat = [core for group in groups for core in group]
     return flat[rank * threads : (rank + 1) * threads]
 
 
-def by_numa_node(cores: Sequence[int]) -> List[List[int]]:
-    """Cores grouped by the NUMA node that they are on; one group where the system does not tell."""
+def group_by_numa_node(cores: Sequence[int]) -> List[List[int]]:
+    """Group cores by their NUMA node; one group if the system does not report nodes."""
     groups: Dict[int, List[int]] = {}
     for core in cores:
         node = _numa_node_of(core)
@@ -71,34 +71,34 @@ def by_numa_node(cores: Sequence[int]) -> List[List[int]]:
 
 
 def numa_nodes_of(cores: Sequence[int]) -> List[int]:
-    """The NUMA nodes of some cores; empty where the system does not tell."""
+    """Return the NUMA nodes of some cores; empty if the system does not report nodes."""
     return sorted({node for node in map(_numa_node_of, cores) if node is not None})
 
 
 def set_memory_nodes(nodes: Sequence[int]) -> bool:
-    """Have this process's new pages come from these NUMA nodes only; False where the kernel refuses."""
+    """Have this process's new pages come from these NUMA nodes only; False if the kernel refuses."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return False
-    words = (ctypes.c_ulong * (_LARGEST_NODES // 64))()
+    mask = (ctypes.c_ulong * (_MASK_BITS // 64))()
     for node in nodes:
-        words[node // 64] |= 1 << (node % 64)
+        mask[node // 64] |= 1 << (node % 64)
     libc = ctypes.CDLL(None, use_errno=True)
-    return int(libc.syscall(ctypes.c_long(number), ctypes.c_int(_BIND), words, ctypes.c_ulong(_LARGEST_NODES))) == 0
+    return int(libc.syscall(ctypes.c_long(number), ctypes.c_int(_MPOL_BIND), mask, ctypes.c_ulong(_MASK_BITS))) == 0
 
 
 def memory_nodes() -> List[int]:
-    """The NUMA nodes from which alone this process's new pages come, as the kernel says, whoever has bound it; empty
-    where it is bound to none."""
+    """Return the NUMA nodes to which the kernel has bound this process's new pages, whoever asked for it; empty if the
+    memory is not bound."""
     number = _GET_MEMPOLICY.get(platform.machine())
     if number is None:
         return []
-    how, words = ctypes.c_int(), (ctypes.c_ulong * (_LARGEST_NODES // 64))()
-    libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(_LARGEST_NODES)
-    failed = libc.syscall(ctypes.c_long(number), ctypes.byref(how), words, size, None, ctypes.c_ulong(0))
-    if failed or how.value & ~_FLAGS != _BIND:
+    policy, mask = ctypes.c_int(), (ctypes.c_ulong * (_MASK_BITS // 64))()
+    libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(_MASK_BITS)
+    failed = libc.syscall(ctypes.c_long(number), ctypes.byref(policy), mask, size, None, ctypes.c_ulong(0))
+    if failed or policy.value & ~_POLICY_FLAGS != _MPOL_BIND:
         return []
-    return [node for node in range(_LARGEST_NODES) if words[node // 64] >> (node % 64) & 1]
+    return [node for node in range(_MASK_BITS) if mask[node // 64] >> (node % 64) & 1]
 
 
 def _numa_node_of(core: int) -> Optional[int]:

@@ -1,9 +1,13 @@
 """Saving a run while it trains.
 
-A save has three phases. First every rank copies its part of the state (the only time for which training waits), and a
-thread of each rank writes it. When the sum at the end of some step says that all have written, rank 0 gets their
-check sums, and a thread of it makes the checkpoint visible. When the sum says that this is done, so is the save. So
-no rank ever waits for another's disk, and no communication is added to a step.
+A save has three phases:
+
+1. Every rank copies its part of the state, which is all that training waits for, and a thread of the rank writes it.
+2. When the sum at the end of some step says that all ranks have written, rank 0 gathers their checksums, and a thread
+   of rank 0 makes the checkpoint visible.
+3. When the sum says that this is done, the save is complete.
+
+So no rank ever waits for another's disk, and no communication is added to a step.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from fugaku_gpt.training.startup import kernels_in_use
 from fugaku_gpt.training.state import Storage
 from fugaku_gpt.training.trainer import Step, Trainer
 
-_LOOK_SECONDS = 1.0  # that a rank waits before it looks whether its thread has come further
+_POLL_SECONDS = 1.0  # between two looks at whether the writing thread is making progress
 
 
 class Piece(NamedTuple):
@@ -49,11 +53,11 @@ class Piece(NamedTuple):
 
 
 class SavePlan:
-    """Who writes what into which file: the same on every rank, and for every save of a run.
+    """The assignment of state to ranks and files, the same on every rank and for every save of a run.
 
     Args:
-        kinds: of state.
-        shards: of each rank, its place among the replicas in the order of shares.
+        kinds: kinds of state to save.
+        shards: for each rank, the index of its optimizer shard among the replicas.
     """
 
     def __init__(self, config: RunConfig, kinds: Sequence[str], shards: Sequence[int]) -> None:
@@ -68,52 +72,52 @@ class SavePlan:
         self.groups = [ranks[first : first + per_file] for first in range(0, len(ranks), per_file)]
 
     def pieces(self, rank: int) -> List[Piece]:
-        """What a rank writes, in the order in which its file holds it."""
+        """Return what a rank writes, in the order in which its file holds it."""
         layout = self._config.layout
-        parts = regions_to_write(self._config, coordinates_of(rank, layout, layout.order), self._shards[rank])
+        regions = regions_to_write(self._config, coordinates_of(rank, layout, layout.order), self._shards[rank])
         return [
-            Piece(Entry(kind, part.name, part.region, self._dtype), part.first)
+            Piece(Entry(kind, region.name, region.region, self._dtype), region.first)
             for kind in self._kinds
-            for part in parts
+            for region in regions
         ]
 
-    def file(self, group: int) -> FilePlan:
-        """A data file: the entries of its ranks one after the other."""
+    def data_file(self, group: int) -> FilePlan:
+        """Return the plan of a data file: the entries of its ranks one after the other."""
         return plan_file([piece.entry for rank in self.groups[group] for piece in self.pieces(rank)])
 
     @property
-    def described(self) -> List[DataFile]:
-        """All data files but for their sums, which are zeros: what is kept of them, as thousands of ranks have millions
-        of entries."""
+    def data_files(self) -> List[DataFile]:
+        """All data files, with zeros in place of their checksums. Computed once and cached in this compact form, because
+        thousands of ranks have millions of entries."""
         if not self._described:
             names = sorted(self._shapes)
             for group in range(len(self.groups)):
-                plan = self.file(group)
+                plan = self.data_file(group)
                 self._described.append(describe_file(file_name(group), plan, [0] * len(plan.entries), names))
         return self._described
 
     @property
-    def bytes(self) -> int:
-        """Of all data files."""
-        return sum(file.bytes for file in self.described if file.crc32)
+    def total_bytes(self) -> int:
+        """Size of all data files together."""
+        return sum(file.bytes for file in self.data_files if file.crc32)
 
-    def manifest(self, state: Mapping[str, Any], sums: Sequence[Sequence[int]], **facts: Any) -> Manifest:
-        """The manifest of a save.
+    def manifest(self, state: Mapping[str, Any], checksums: Sequence[Sequence[int]], **facts: Any) -> Manifest:
+        """Return the manifest of a save.
 
         Args:
-            state: of the trainer.
-            sums: CRC-32 of each rank's pieces.
-            facts: fields of the manifest that are known elsewhere.
+            state: scalar state of the trainer.
+            checksums: CRC-32 of each rank's pieces.
+            facts: further fields of the manifest.
         """
         kinds = dict.fromkeys(self._kinds, self._dtype)
         tensors = {name: LogicalTensor(shape, kinds) for name, shape in self._shapes.items()}
         files = []
-        for file, ranks in zip(self.described, self.groups):
-            own = tuple(one for rank in ranks for one in sums[rank])
-            if len(own) != len(file.crc32):
-                raise ValueError(f"{file.name}: {len(own)} sums for {len(file.crc32)} entries")
-            if own:
-                files.append(replace(file, crc32=own))
+        for file, ranks in zip(self.data_files, self.groups):
+            file_checksums = tuple(checksum for rank in ranks for checksum in checksums[rank])
+            if len(file_checksums) != len(file.crc32):
+                raise ValueError(f"{file.name}: {len(file_checksums)} checksums for {len(file.crc32)} entries")
+            if file_checksums:
+                files.append(replace(file, crc32=file_checksums))
         return Manifest(
             iteration=state["iteration"],
             consumed_samples=state["consumed_samples"],
@@ -128,7 +132,7 @@ class SavePlan:
 
 @dataclass
 class _Source:
-    """What this rank writes: views of the live state, and a copy of it."""
+    """The state that this rank writes: views of the live tensors, and a copy of them."""
 
     plan: SavePlan
     file: FilePlan
@@ -139,7 +143,7 @@ class _Source:
     copies: Optional[List[torch.Tensor]] = None
 
     def copy(self) -> List[torch.Tensor]:
-        """The state as it is now, in memory of its own that is used again and again."""
+        """Copy the live state into buffers that are allocated once and reused."""
         if self.copies is None:
             self.copies = [torch.empty_like(view) for view in self.live]
         for copy, view in zip(self.copies, self.live):
@@ -148,15 +152,15 @@ class _Source:
 
 
 class _Task:
-    """Something that is done beside training, or at once. Its failure is kept, not raised."""
+    """An action that runs on a thread beside training, or at once. A failure is stored, not raised."""
 
-    def __init__(self, action: Callable[[], Any], beside: bool) -> None:
+    def __init__(self, action: Callable[[], Any], in_background: bool) -> None:
         self.value: Any = None
         self.error: Optional[str] = None
         self.seconds = 0.0
         self._action = action
-        self._over = threading.Event()
-        if beside:
+        self._done = threading.Event()
+        if in_background:
             threading.Thread(target=self._run, name="checkpoint", daemon=True).start()
         else:
             self._run()
@@ -165,26 +169,26 @@ class _Task:
         before = time.perf_counter()
         try:
             self.value = self._action()
-        except Exception as error:  # whatever it is, all ranks must hear of it
-            self.error = _words(error)
+        except Exception as error:  # whatever it is, it must reach all ranks
+            self.error = _error_message(error)
         self.seconds = time.perf_counter() - before
-        self._over.set()
+        self._done.set()
 
     @property
-    def state(self) -> Tuple[bool, bool]:
-        """Whether it is done, and whether it has failed."""
-        over = self._over.is_set()
-        return over and self.error is None, over and self.error is not None
+    def status(self) -> Tuple[bool, bool]:
+        """(is done, has failed)."""
+        is_over = self._done.is_set()
+        return is_over and self.error is None, is_over and self.error is not None
 
-    def wait(self, look: Callable[[], None]) -> None:
-        """Until it is over, looking round now and then."""
-        while not self._over.wait(_LOOK_SECONDS):
-            look()
+    def wait(self, on_poll: Callable[[], None]) -> None:
+        """Wait until the action is over, calling ``on_poll`` about once a second."""
+        while not self._done.wait(_POLL_SECONDS):
+            on_poll()
 
 
 @dataclass
 class _Save:
-    """A checkpoint on its way; on ranks other than 0 without what concerns the folder."""
+    """A checkpoint that is being saved. Only on rank 0 does it hold a usable folder and manifest state."""
 
     iteration: int
     source: _Source
@@ -194,16 +198,16 @@ class _Save:
     snapshot_seconds: float = 0.0
     write_seconds: float = 0.0
     committing: bool = False
-    begun: int = 0  # pieces
+    pieces_begun: int = 0
 
 
-class Checkpoints:
+class CheckpointSaver:
     """Saves a trainer's state to a directory; every rank makes the same calls.
 
     Args:
-        directory: of the run's checkpoints.
-        log: of rank 0.
-        data_fingerprint, build: for the manifest; asked of rank 0 alone.
+        directory: the folder of the run's checkpoints.
+        log: the run's log, on rank 0 only.
+        data_fingerprint, build: recorded in the manifest; only rank 0's values count.
     """
 
     def __init__(
@@ -223,36 +227,37 @@ class Checkpoints:
         self._shards: List[int] = []
         self._sources: Dict[Tuple[str, ...], _Source] = {}
         self._save: Optional[_Save] = None
-        self.saved_iteration: Optional[int] = None  # of the last one that went well
-        trainer.saving = self._progress
+        self.saved_iteration: Optional[int] = None  # of the last successful save
+        trainer.save_status = self._status
 
     @property
     def copy_bytes(self) -> int:
-        """Memory of this rank's copies of what it saves; asks nobody, from any thread."""
+        """Bytes of this rank's copies of what it saves; local, callable from any thread."""
         return sum(nbytes(*(source.copies or ())) for source in list(self._sources.values()))
 
     @property
-    def on_its_way(self) -> Optional[int]:
-        """The iteration of the checkpoint that is being written, if one is."""
+    def iteration_being_saved(self) -> Optional[int]:
+        """The iteration of the checkpoint that is being saved; None if there is none."""
         return self._save.iteration if self._save is not None else None
 
-    def due(self, iteration: int) -> bool:
-        """Whether a checkpoint is to be begun after an iteration."""
+    def is_due(self, iteration: int) -> bool:
+        """True if a checkpoint is to be started after this iteration."""
         return self._settings.interval is not None and iteration % self._settings.interval == 0
 
     def save(self, extra: Mapping[str, Any], *, wait: bool = False) -> None:
-        """Begin to save the state as it is now. One that is still being written is waited for. Collective.
+        """Start to save the current state, after waiting for a save that is still running. Collective.
 
         Args:
-            extra: more scalars to keep, for whoever loads.
-            wait: until it is visible.
+            extra: more scalars to save with the state.
+            wait: return only when the checkpoint is visible.
 
         Raises:
-            RunFailed: with ``wait``: it could not be written. Without, a failure is said, and training goes on.
+            RunFailed: with ``wait``, the checkpoint could not be written. Without ``wait`` a failure is logged, and
+                training continues.
         """
         if self._save is not None:
             if self._log is not None:
-                self._log.say(f"the checkpoint of iteration {self._save.iteration} is still being written: waiting")
+                self._log.print_line(f"the checkpoint of iteration {self._save.iteration} is still being written: waiting")
             self.finish()
         self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         before = time.perf_counter()
@@ -260,10 +265,10 @@ class Checkpoints:
         source = self._source()
         temporary, error = self._world.broadcast_json(self._begin(iteration, source) if self._world.rank == 0 else None)
         if error is not None:
-            self._failed(iteration, error, wait)
+            self._report_failure(iteration, error, wait)
             return
-        beside = self._settings.asynchronous and not wait
-        arrays = [tensor.numpy() for tensor in (source.copy() if beside else source.live)]
+        in_background = self._settings.asynchronous and not wait
+        arrays = [tensor.numpy() for tensor in (source.copy() if in_background else source.live)]
         pieces = [
             (index, array.reshape(source.file.entries[index].region.shape))
             for index, array in zip(source.indices, arrays)
@@ -271,45 +276,45 @@ class Checkpoints:
         state = {**self._trainer.state(), "kernels": kernels_in_use(self._trainer.config), **extra}
         save = self._save = _Save(iteration, source, Path(temporary), None, state)
 
-        def counted() -> Iterator[Tuple[int, Any]]:
+        def counted_pieces() -> Iterator[Tuple[int, Any]]:
             for piece in pieces:
-                save.begun += 1
-                if not beside:  # else this is another thread than the one that records progress
+                save.pieces_begun += 1
+                if not in_background:  # in the background this is not the thread that records progress
                     self._world.mark_phase(CHECKPOINT)
                 yield piece
 
         def write() -> List[int]:
             if not source.file.entries:
                 return []
-            return write_pieces(save.temporary / source.path, source.file, counted(), header=source.header)
+            return write_pieces(save.temporary / source.path, source.file, counted_pieces(), header=source.header)
 
         save.snapshot_seconds = time.perf_counter() - before
-        save.task = _Task(write, beside)
-        if not beside:
-            self.finish(must=wait)
+        save.task = _Task(write, in_background)
+        if not in_background:
+            self.finish(must_succeed=wait)
 
     def advance(self, step: Step) -> None:
-        """After each step: go on to the next phase once the step's sum says that the one before is over; collective
-        where it says so."""
+        """Start the next phase once a step's sum says that the phase before is over. Called after each step; collective
+        when the sum says so."""
         save = self._save
-        over = step.written + step.not_written
-        if save is None or over != (1 if save.committing else self._world.size):
+        reports = step.written + step.not_written
+        if save is None or reports != (1 if save.committing else self._world.size):
             return
         if save.committing:
             assert save.task is not None
-            # rank 0 alone knows why, and speaks of it
-            self._end(save, None if step.written else save.task.error or "not written", must=False)
+            # only rank 0 knows the reason, and only rank 0 logs it
+            self._conclude(save, None if step.written else save.task.error or "not written", must_succeed=False)
         else:
-            self._gather(save, beside=True)
+            self._start_commit(save, in_background=True)
 
-    def finish(self, must: bool = False) -> None:
-        """Wait for what is being written; collective.
+    def finish(self, must_succeed: bool = False) -> None:
+        """Wait for the save that is running, if any; collective.
 
         Args:
-            must: whether the run cannot go on without it.
+            must_succeed: the run cannot continue without this checkpoint.
 
         Raises:
-            RunFailed: with ``must``: it could not be written.
+            RunFailed: with ``must_succeed``, the checkpoint could not be written.
         """
         save = self._save
         if save is None:
@@ -317,41 +322,41 @@ class Checkpoints:
         assert save.task is not None
         self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         if not save.committing:
-            save.task.wait(self._look(save))
-            self._gather(save, beside=False)
+            save.task.wait(self._progress_marker(save))
+            self._start_commit(save, in_background=False)
         if self._world.rank == 0:
-            save.task.wait(self._look(save))
-        self._end(save, self._world.broadcast_json(save.task.error if self._world.rank == 0 else None), must)
+            save.task.wait(self._progress_marker(save))
+        self._conclude(save, self._world.broadcast_json(save.task.error if self._world.rank == 0 else None), must_succeed)
 
-    def _progress(self) -> Tuple[bool, bool]:
+    def _status(self) -> Tuple[bool, bool]:
         save = self._save
         if save is None or save.task is None or (save.committing and self._world.rank != 0):
             return False, False
-        return save.task.state
+        return save.task.status
 
-    def _look(self, save: _Save) -> Callable[[], None]:
-        """What tells the watchdog that the writing goes on, as long as it does."""
-        begun = save.begun
+    def _progress_marker(self, save: _Save) -> Callable[[], None]:
+        """Return a function that reports progress to the watchdog if more pieces have been written."""
+        pieces_begun = save.pieces_begun
 
-        def look() -> None:
-            nonlocal begun
-            if save.begun != begun:
-                begun = save.begun
+        def mark_progress() -> None:
+            nonlocal pieces_begun
+            if save.pieces_begun != pieces_begun:
+                pieces_begun = save.pieces_begun
                 self._world.mark_phase(CHECKPOINT)
 
-        return look
+        return mark_progress
 
     def _begin(self, iteration: int, source: _Source) -> Tuple[str, Optional[str]]:
-        """(folder to write to, why there is none); on rank 0."""
+        """Return (folder to write to, error message or None); on rank 0."""
         try:
             clean_leftovers(self._directory)
-            require_room(self._directory, source.plan.bytes)
+            require_room(self._directory, source.plan.total_bytes)
             return str(begin_checkpoint(self._directory, iteration)), None
         except (OSError, FugakuGptError) as error:
-            return "", _words(error)
+            return "", _error_message(error)
 
-    def _gather(self, save: _Save, beside: bool) -> None:
-        """Give rank 0 what the ranks have to say of their writing, and have it make an end."""
+    def _start_commit(self, save: _Save, in_background: bool) -> None:
+        """Gather the ranks' reports on rank 0, and have rank 0 commit or discard the checkpoint."""
         assert save.task is not None
         self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         task = save.task
@@ -359,51 +364,51 @@ class Checkpoints:
         save.committing = True
         if reports is None:
             return
-        errors, sums, written_in, copied_in = zip(*reports)
+        errors, checksums, written_in, copied_in = zip(*reports)
         save.write_seconds, save.snapshot_seconds = max(written_in), max(copied_in)
-        first = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
+        first_error = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
 
-        def finish() -> Tuple[str, Optional[str]]:
+        def commit() -> Tuple[str, Optional[str]]:
             try:
-                if first is not None:
-                    raise RunFailed(f"rank {first[0]}: {first[1]}")
-                path = commit_checkpoint(save.temporary, save.source.plan.manifest(save.state, sums, **self._facts))
+                if first_error is not None:
+                    raise RunFailed(f"rank {first_error[0]}: {first_error[1]}")
+                path = commit_checkpoint(save.temporary, save.source.plan.manifest(save.state, checksums, **self._facts))
             except BaseException:
                 discard_temporary(save.temporary)
                 raise
             try:
                 update_tracker(path)
                 remove_old_checkpoints(self._directory, self._settings.keep_last, self._settings.keep_every)
-            except (OSError, FugakuGptError) as error:  # the new one is there all the same
-                return path.name, _words(error)
+            except (OSError, FugakuGptError) as error:  # the new checkpoint is visible all the same
+                return path.name, _error_message(error)
             return path.name, None
 
-        save.task = _Task(finish, beside)
+        save.task = _Task(commit, in_background)
 
-    def _end(self, save: _Save, error: Optional[str], must: bool) -> None:
-        """The last phase is over: tell what came of it."""
+    def _conclude(self, save: _Save, error: Optional[str], must_succeed: bool) -> None:
+        """End the save, and log its result."""
         self._save = None
         if error is not None:
-            self._failed(save.iteration, error, must)
+            self._report_failure(save.iteration, error, must_succeed)
             return
         self.saved_iteration = save.iteration
         if self._log is not None and save.task is not None:
-            name, kept = save.task.value
+            name, cleanup_error = save.task.value
             self._log.checkpoint(
                 save.iteration,
                 name,
-                save.source.plan.bytes,
+                save.source.plan.total_bytes,
                 self._world.size,
                 save.snapshot_seconds,
                 save.write_seconds,
             )
-            if kept is not None:
-                self._log.say(f"{name} is whole; older checkpoints are kept: {kept}")
+            if cleanup_error is not None:
+                self._log.print_line(f"{name} is whole; older checkpoints are kept: {cleanup_error}")
 
-    def _failed(self, iteration: int, error: str, must: bool) -> None:
+    def _report_failure(self, iteration: int, error: str, must_succeed: bool) -> None:
         if self._log is not None:
-            self._log.no_checkpoint(iteration, error)
-        if must:
+            self._log.failed_checkpoint(iteration, error)
+        if must_succeed:
             raise RunFailed(f"the checkpoint of iteration {iteration} could not be written: {error}")
 
     def _source(self) -> _Source:
@@ -412,21 +417,21 @@ class Checkpoints:
             world = self._world
             if not self._shards:
                 shard = torch.tensor([self._trainer.grid.replicas.rank])
-                self._shards = [int(one) for one in world.all_gather(shard)]
+                self._shards = [int(index) for index in world.all_gather(shard)]
             plan = SavePlan(self._trainer.config, kinds, self._shards)
             group = world.rank // self._settings.ranks_per_file
-            before = [rank for rank in plan.groups[group] if rank < world.rank]
-            first = sum(len(plan.pieces(rank)) for rank in before)
+            earlier_ranks = [rank for rank in plan.groups[group] if rank < world.rank]
+            first = sum(len(plan.pieces(rank)) for rank in earlier_ranks)
             pieces = plan.pieces(world.rank)
             live = _views(pieces, self._trainer.storages())
             indices = list(range(first, first + len(pieces)))
-            # kinds never become fewer, and the copies of fewer are of no use
-            self._sources = {kinds: _Source(plan, plan.file(group), file_name(group), not before, indices, live)}
+            # the set of kinds only grows, so the copies of an earlier, smaller set are dropped
+            self._sources = {kinds: _Source(plan, plan.data_file(group), file_name(group), not earlier_ranks, indices, live)}
         return self._sources[kinds]
 
 
 def _views(pieces: Sequence[Piece], storages: Sequence[Storage]) -> List[torch.Tensor]:
-    """The live elements of each piece; a piece never crosses the end of a storage."""
+    """Return the live elements of each piece; a piece never crosses the end of a storage."""
     by_kind: Dict[str, List[Storage]] = {}
     for storage in storages:
         by_kind.setdefault(storage.kind, []).append(storage)
@@ -434,14 +439,14 @@ def _views(pieces: Sequence[Piece], storages: Sequence[Storage]) -> List[torch.T
     for piece in pieces:
         size = piece.entry.region.size
         storage = next(
-            one for one in by_kind[piece.entry.kind] if one.first <= piece.first and piece.first + size <= one.stop
+            candidate for candidate in by_kind[piece.entry.kind] if candidate.first <= piece.first and piece.first + size <= candidate.stop
         )
         start = piece.first - storage.first
         views.append(storage.values.detach()[start : start + size])
     return views
 
 
-def _words(error: BaseException) -> str:
+def _error_message(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     return str(error) if isinstance(error, FugakuGptError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""How a run ends on the rank that fails: what is said, what is recorded, and that the other ranks end too."""
+"""Ends a run on the rank that fails: prints and records the failure, and ends the other ranks."""
 
 from __future__ import annotations
 
@@ -24,65 +24,66 @@ from fugaku_gpt.records.run import (
 from fugaku_gpt.records.summary import summarise
 
 
-def end_badly(
-    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, kept: bool = False
+def end_failed_run(
+    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, has_supervisor: bool = False
 ) -> None:
-    """Say what happened on this rank, record it, and end the other ranks, which may be waiting for this one.
+    """Print what happened on this rank, record it, and end the other ranks, which may be waiting for this one.
 
     Args:
-        kept: rank 0 has a keeper that says what is recorded (:mod:`fugaku_gpt.launch.rank_supervisor`).
+        has_supervisor: rank 0 has a supervisor that prints what is recorded
+            (:mod:`fugaku_gpt.launch.rank_supervisor`).
     """
-    alike = isinstance(error, RunFailed)  # raised by all ranks at the same place: one voice is enough, and nobody waits
+    on_all_ranks = isinstance(error, RunFailed)  # raised by all ranks at the same point, so rank 0 reports it
     try:
-        if not alike or world.rank == 0:
-            _record(directory, world, started, error, alike)
-        if kept and not alike and world.rank != 0 and directory is not None:
+        if not on_all_ranks or world.rank == 0:
+            _record(directory, world, started, error, on_all_ranks)
+        if has_supervisor and not on_all_ranks and world.rank != 0 and directory is not None:
             time.sleep(SUMMARY_SECONDS)
     except BaseException:
         try:
-            traceback.print_exception(type(error), error, error.__traceback__)  # it may not have been told
+            traceback.print_exception(type(error), error, error.__traceback__)  # it may not have been printed
             traceback.print_exc()
         finally:
-            world.abort(EXIT_RUN_FAILED)  # a full disk, a closed terminal: the others must be ended all the same
+            world.abort(EXIT_RUN_FAILED)  # even with a full disk or a closed terminal
         raise
-    if alike:
-        world.barrier()  # rank 0 has recorded it before anyone leaves
+    if on_all_ranks:
+        world.barrier()  # rank 0 has recorded it before any rank exits
     else:
         world.abort(EXIT_RUN_FAILED)
 
 
 def _record(
-    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, alike: bool
+    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, on_all_ranks: bool
 ) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
     expected = interrupted or isinstance(error, FugakuGptError)
     if not expected:
         traceback.print_exception(type(error), error, error.__traceback__)
-    words = str(error).splitlines()
-    reason = "interrupted" if interrupted else words[0] if words else ""
-    named = type(error).__name__ + (f": {reason}" if reason and not interrupted else "")
-    reason = f"rank {world.rank}: {reason if expected and reason else named}"
+    message_lines = str(error).splitlines()
+    reason = "interrupted" if interrupted else message_lines[0] if message_lines else ""
+    exception_text = type(error).__name__ + (f": {reason}" if reason and not interrupted else "")
+    reason = f"rank {world.rank}: {reason if expected and reason else exception_text}"
     status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
     if directory is None:
         print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
         return
     result = replace(
-        result_of(directory, None, status, reason, started),
-        rank=None if alike else world.rank,
-        node="" if alike else socket.gethostname(),
-        exception=named,
+        run_result(directory, None, status, reason, started),
+        rank=None if on_all_ranks else world.rank,
+        node="" if on_all_ranks else socket.gethostname(),
+        exception=exception_text,
     )
     print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
     directory.write_result(result, replace=False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be allocated: Python's own error, or the one that PyTorch's allocator raises."""
+    """True if memory could not be allocated: Python's own error, or the one that PyTorch's allocator raises."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
-def result_of(directory: RunDirectory, config: Optional[RunConfig], status: str, reason: str, started: float) -> Result:
-    """How the run ends now, with the figures of its lines where ``config`` is given."""
+def run_result(directory: RunDirectory, config: Optional[RunConfig], status: str, reason: str, started: float) -> Result:
+    """Return the result of a run that ends now; with ``config``, it includes a summary of the logged metrics."""
     lines = directory.metrics("iteration")
     summary = summarise(config, lines, directory.metrics("validation")) if config is not None else {}
     return Result(

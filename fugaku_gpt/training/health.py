@@ -1,7 +1,7 @@
-"""Numerical health: what becomes of a step whose loss or gradient is not finite, or whose loss is a spike.
+"""Numerical health: decides what to do with a step whose loss or gradient is not finite, or whose loss is a spike.
 
-Every rank decides alone and all decide alike, since they decide by the same numbers: those of the one sum over all
-ranks that gives loss and norm. (MPI demands that an all-reduce gives identical results on every rank.)
+Every rank decides for itself, and all reach the same verdict, because they use the same numbers: those of the one sum
+over all ranks that gives loss and norm. (MPI demands that an all-reduce gives identical results on every rank.)
 """
 
 from __future__ import annotations
@@ -17,116 +17,116 @@ from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.parallel.buffers import ParamRange, nbytes
 
-DONE, NOT_FINITE, OVERFLOW, SPIKE = "", "not finite", "overflow", "spike"  # what became of a step
+DONE, NOT_FINITE, OVERFLOW, SPIKE = "", "not finite", "overflow", "spike"  # verdicts on a step
 
 
 class Optimizer(Protocol):
-    """What a copy needs to know of an optimiser."""
+    """The optimiser state that a copy includes."""
 
     steps: int
     moments: List[Tuple[torch.Tensor, torch.Tensor]]
 
 
-def squares_of(runs: Sequence[ParamRange]) -> Tuple[float, bool]:
-    """The sum of squares of the gradients that this rank counts, and whether all that it owns are finite, counted or
-    not: the others would wait for the ranks that count anyway."""
+def squares_of(param_ranges: Sequence[ParamRange]) -> Tuple[float, bool]:
+    """Return the sum of squares of the gradients that this rank counts, and whether all gradients that it owns are
+    finite, counted or not. (Checking the uncounted ones costs no time: ranks without them wait for ranks that count.)"""
     counted, rest = 0.0, 0.0
-    for run in runs:
-        if run.counts:
-            counted += ops.sum_of_squares(run.gradients)
+    for param_range in param_ranges:
+        if param_range.counts:
+            counted += ops.sum_of_squares(param_range.gradients)
         else:
-            rest += ops.sum_of_squares(run.gradients)
+            rest += ops.sum_of_squares(param_range.gradients)
     return counted, math.isfinite(counted) and math.isfinite(rest)
 
 
 class Health:
     """Judges step after step.
 
-    A step that is left out changes neither weights nor moments nor the optimiser's count of steps; its iteration and
-    its samples are used up, and so is its place in the schedule of the learning rate.
+    A skipped step changes neither weights nor moments nor the optimiser's count of steps. It uses up its iteration, its
+    samples and its position in the learning-rate schedule.
 
     Attributes:
-        left_out: steps that were not done, so far.
+        skipped_steps: number of steps skipped so far.
     """
 
     def __init__(self, training: TrainingConfig) -> None:
         self._training = training
-        self._in_a_row = 0
-        self._returns = 0
-        self.left_out = 0
+        self._skips_in_a_row = 0
+        self._rollbacks = 0
+        self.skipped_steps = 0
         self._window = LossWindow(training.spike_window, training.spike_deviations, training.spike_ratio)
 
     def judge(self, iteration: int, loss: float, norm: float, bad_ranks: int, overflow: bool = False) -> str:
-        """What becomes of a step: ``DONE``, ``NOT_FINITE``, ``OVERFLOW`` or ``SPIKE``.
+        """Return the verdict on a step: ``DONE``, ``NOT_FINITE``, ``OVERFLOW`` or ``SPIKE``.
 
         Args:
-            iteration: its number, from 1.
-            bad_ranks: how many ranks have seen something that is not finite.
-            overflow: that is because of the loss scale, which is lowered: no reason to stop.
+            iteration: number of the iteration, from 1.
+            bad_ranks: number of ranks that have seen a value that is not finite.
+            overflow: the loss scale caused it and is lowered, so there is no reason to stop.
 
         Raises:
-            RunFailed: the run is to stop here; on every rank alike.
+            RunFailed: the run must stop here; raised on every rank.
         """
         training = self._training
         if overflow:
-            self.left_out += 1
+            self.skipped_steps += 1
             return OVERFLOW
         if bad_ranks or not (math.isfinite(norm) and math.isfinite(loss)):
             where = f" on {bad_ranks} ranks" if bad_ranks > 1 else ""
-            what = f"iteration {iteration}: loss {loss:g}, gradient norm {norm:g}: not finite{where}"
-            mend = "lower training.lr, set training.clip_grad, or look at the data"
+            problem = f"iteration {iteration}: loss {loss:g}, gradient norm {norm:g}: not finite{where}"
+            remedy = "lower training.lr, set training.clip_grad, or look at the data"
             if training.non_finite == "stop":
-                raise RunFailed(f"{what}; {mend}, or set training.non_finite=skip")
-            self._in_a_row += 1
-            if self._in_a_row >= training.max_skips:
-                raise RunFailed(f"{what}, {self._in_a_row} times in a row; {mend}")
-            self.left_out += 1
+                raise RunFailed(f"{problem}; {remedy}, or set training.non_finite=skip")
+            self._skips_in_a_row += 1
+            if self._skips_in_a_row >= training.max_skips:
+                raise RunFailed(f"{problem}, {self._skips_in_a_row} times in a row; {remedy}")
+            self.skipped_steps += 1
             return NOT_FINITE
-        self._in_a_row = 0
+        self._skips_in_a_row = 0
         limit = self._window.limit() if training.rollback_every is not None else None
         if limit is not None and loss > limit:
-            self._returns += 1
-            if self._returns > training.max_skips:
+            self._rollbacks += 1
+            if self._rollbacks > training.max_skips:
                 raise RunFailed(
                     f"iteration {iteration}: loss {loss:g} is above {limit:g}, although the run has gone back "
                     f"{training.max_skips} times; lower training.lr, or raise training.spike_deviations"
                 )
-            self.left_out += 1
-            self._window.go_back()
+            self.skipped_steps += 1
+            self._window.restore()
             return SPIKE
         self._window.add(loss)
         return DONE
 
     def state(self) -> Dict[str, Any]:
-        """All that later judgements depend on, for JSON."""
+        """Return everything that later verdicts depend on, for JSON."""
         return {
-            "in_a_row": self._in_a_row,
-            "returns": self._returns,
-            "left_out": self.left_out,
+            "in_a_row": self._skips_in_a_row,
+            "returns": self._rollbacks,
+            "left_out": self.skipped_steps,
             "losses": self._window.losses,
-            "kept_losses": self._window.kept,
+            "kept_losses": self._window.saved_losses,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` gave."""
-        self._in_a_row, self._returns, self.left_out = (int(state[key]) for key in ("in_a_row", "returns", "left_out"))
+        """Continue from what :meth:`state` returned."""
+        self._skips_in_a_row, self._rollbacks, self.skipped_steps = (int(state[key]) for key in ("in_a_row", "returns", "left_out"))
         self._window.load(state["losses"], state["kept_losses"])
 
     @property
-    def may_return(self) -> bool:
-        """Whether the next loss may be judged a spike."""
+    def can_roll_back(self) -> bool:
+        """True if the next loss may be judged a spike."""
         return self._training.rollback_every is not None and self._window.limit() is not None
 
     def copy_is_due(self, iteration: int) -> bool:
-        """Whether a copy is to be kept after this iteration."""
+        """True if the state is to be copied after this iteration."""
         every = self._training.rollback_every
         return every is not None and iteration % every == 0
 
-    def kept(self, verdict: str) -> None:
-        """A copy was kept after a step of this verdict."""
-        self._window.keep()
+    def copy_saved(self, verdict: str) -> None:
+        """Note that the state was copied after a step with this verdict."""
+        self._window.save()
         if verdict == DONE:
-            self._returns = 0
+            self._rollbacks = 0
 
 
 class LossWindow:
@@ -134,13 +134,13 @@ class LossWindow:
 
     def __init__(self, size: int, deviations: Optional[float], ratio: Optional[float]) -> None:
         self._losses: Deque[float] = deque(maxlen=size)
-        self._kept: List[float] = []
+        self._saved_losses: List[float] = []
         self._size = size
         self._deviations = deviations
         self._ratio = ratio
 
     def limit(self) -> Optional[float]:
-        """mean + deviations * standard deviation, or ratio * mean, whichever is lower; None until the window is
+        """Return mean + deviations * standard deviation, or ratio * mean, whichever is lower; None until the window is
         full."""
         if len(self._losses) < self._size:
             return None
@@ -154,71 +154,71 @@ class LossWindow:
         return min(limits) if limits else None
 
     def add(self, loss: float) -> None:
-        """One more loss; the oldest leaves a full window."""
+        """Add a loss; the oldest one leaves a full window."""
         self._losses.append(loss)
 
     @property
     def losses(self) -> List[float]:
-        """The last ones, oldest first."""
+        """The losses in the window, oldest first."""
         return list(self._losses)
 
     @property
-    def kept(self) -> List[float]:
-        """Those that :meth:`go_back` would bring back."""
-        return list(self._kept)
+    def saved_losses(self) -> List[float]:
+        """The losses that :meth:`restore` would bring back."""
+        return list(self._saved_losses)
 
-    def load(self, losses: Sequence[float], kept: Sequence[float]) -> None:
-        """Be another window, of whatever size, whose last losses these are."""
+    def load(self, losses: Sequence[float], saved_losses: Sequence[float]) -> None:
+        """Continue from these losses, whatever the size of the window that they come from."""
         self._losses = deque(losses, maxlen=self._size)
-        self._kept = list(kept)
+        self._saved_losses = list(saved_losses)
 
-    def keep(self) -> None:
-        """Remember the window as it is."""
-        self._kept = list(self._losses)
+    def save(self) -> None:
+        """Save the window for :meth:`restore`."""
+        self._saved_losses = list(self._losses)
 
-    def go_back(self) -> None:
-        """To the window that was kept last: the losses since are those of steps that are undone."""
-        self._losses = deque(self._kept, maxlen=self._size)
+    def restore(self) -> None:
+        """Return to the window that was saved last: the losses since then belong to steps that are undone."""
+        self._losses = deque(self._saved_losses, maxlen=self._size)
 
 
 class StateCopy:
-    """Weights and optimiser state of what this rank owns, as they were.
+    """A copy of the weights and optimiser state that this rank owns, to which a loss spike returns.
 
     Attributes:
-        iteration, consumed: iterations done and samples consumed when it was kept; 0 before the first time.
-        steps: of the optimiser by then.
-        tensors: of each run: weights and both moments; empty before the first time.
+        iteration, consumed: iterations done and samples consumed when it was saved; 0 before the first save.
+        steps: optimiser steps done when it was saved.
+        tensors: weights and both moments of each parameter range; empty before the first save.
     """
 
-    def __init__(self, runs: Sequence[ParamRange], optimizer: Optimizer) -> None:
-        self._runs = list(runs)
+    def __init__(self, param_ranges: Sequence[ParamRange], optimizer: Optimizer) -> None:
+        self._param_ranges = list(param_ranges)
         self._optimizer = optimizer
         self.tensors: List[Tuple[torch.Tensor, ...]] = []
         self.iteration = 0
         self.consumed = 0
         self.steps = 0
 
-    def keep(self, iteration: int, consumed: int) -> None:
-        """Keep what there is now."""
+    def save(self, iteration: int, consumed: int) -> None:
+        """Copy the live state."""
         if self.tensors:
-            for kept, live in zip(self.tensors, self._live()):
-                for copy, tensor in zip(kept, live):
+            for copies, live in zip(self.tensors, self._live()):
+                for copy, tensor in zip(copies, live):
                     copy.copy_(tensor)
         else:
             self.tensors = [tuple(tensor.detach().clone() for tensor in live) for live in self._live()]
         self.iteration, self.consumed, self.steps = iteration, consumed, self._optimizer.steps
 
-    def go_back(self) -> None:
-        """Have what was kept last again."""
-        for kept, live in zip(self.tensors, self._live()):
-            for copy, tensor in zip(kept, live):
+    def restore(self) -> None:
+        """Write the copy back to the live state."""
+        for copies, live in zip(self.tensors, self._live()):
+            for copy, tensor in zip(copies, live):
                 tensor.copy_(copy)
         self._optimizer.steps = self.steps
 
     @property
     def bytes(self) -> int:
-        """Of memory that it takes."""
-        return nbytes(*(copy for kept in self.tensors for copy in kept))
+        """Memory of the copy, in bytes."""
+        return nbytes(*(copy for copies in self.tensors for copy in copies))
 
     def _live(self) -> List[Tuple[torch.Tensor, ...]]:
-        return [(run.parameters, *moments) for run, moments in zip(self._runs, self._optimizer.moments)]
+        return [(param_range.parameters, *moments) for param_range, moments in zip(self._param_ranges, self._optimizer.moments)]

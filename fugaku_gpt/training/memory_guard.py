@@ -1,7 +1,7 @@
-"""Ends a run whose node is about to run out of memory, and says what has taken it, before the kernel kills a rank.
+"""Ends a run whose node is about to run out of memory, and reports what has used it, before the kernel kills a rank.
 
-A thread of each rank looks at the node's use. It does not call MPI, and needs no memory worth the name. Where a limit
-comes near, the node's largest rank ends as ``oom``; the launcher ends the others.
+A thread of each rank polls the node's memory use. It never calls MPI and needs next to no memory. When use comes close
+to a limit, the node's largest rank ends as ``oom``; the launcher ends the other ranks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from fugaku_gpt.machine.memory import MemoryUse, NodeMemory, guard_margin
 from fugaku_gpt.records.run import OUT_OF_MEMORY, Result, RunDirectory, failure_lines
 
 _MIB = 2**20
-_NEAR = 0.7  # of the limit: from there on it is looked at often, since threads fill gigabytes in a second
-_SECONDS, _NEAR_SECONDS = 0.2, 0.02
-_TURN_SECONDS = 0.3  # that smaller ranks leave to the largest
+_FAST_POLL_SHARE = 0.7  # of the limit: above it memory is polled often, since threads fill gigabytes in a second
+_POLL_SECONDS, _FAST_POLL_SECONDS = 0.2, 0.02
+_LARGEST_FIRST_SECONDS = 0.3  # by which smaller ranks wait for the largest to end first
 
 
 class MemoryGuard:
-    """Watches while it is entered. Made and entered before the model is there, so that what is resident then is known.
+    """Watches the node's memory while its context is open. It is created before the model, to measure what is resident
+    by then.
 
     Args:
-        processes: the ranks of this node, by process number.
-        leave: ends this process with an exit code, from whatever thread.
+        processes: process ids of this node's ranks.
+        exit_process: ends this process with an exit code, from any thread.
     """
 
     def __init__(
@@ -42,51 +43,51 @@ class MemoryGuard:
         rank: int,
         processes: List[int],
         node: NodeConfig,
-        leave: Callable[[int], None] = os._exit,
+        exit_process: Callable[[int], None] = os._exit,
     ) -> None:
         self._directory = directory
         self._rank = rank
         self._memory = NodeMemory(processes, size_bytes(node.memory_limit) if node.memory_limit else None)
-        self._leave = leave
+        self._exit_process = exit_process
         self._started = time.time()
-        self._base = resident_bytes()
-        self._held: Callable[[], Mapping[str, int]] = dict
-        self._over = threading.Event()
+        self._bytes_before_model = resident_bytes()
+        self._memory_by_category: Callable[[], Mapping[str, int]] = dict
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
 
-    def tell(self, held: Callable[[], Mapping[str, int]]) -> None:
-        """What the trainer holds, by category in bytes, from now on."""
-        self._held = held
+    def set_memory_by_category(self, memory_by_category: Callable[[], Mapping[str, int]]) -> None:
+        """Set the function that returns the trainer's memory in bytes by category, for the report."""
+        self._memory_by_category = memory_by_category
 
     def __enter__(self) -> MemoryGuard:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        seconds = _SECONDS
-        turn: Optional[float] = None  # when the largest rank has had its time to speak
-        while not self._over.wait(seconds):
+        seconds = _POLL_SECONDS
+        end_at: Optional[float] = None  # when this rank ends the run, unless a larger one has
+        while not self._stopped.wait(seconds):
             use = self._memory.uses()[0]
-            seconds = _NEAR_SECONDS if use.used > _NEAR * use.limit else _SECONDS
+            seconds = _FAST_POLL_SECONDS if use.used > _FAST_POLL_SHARE * use.limit else _POLL_SECONDS
             if use.limit - use.used > guard_margin(use.limit):
-                turn = None
+                end_at = None
                 continue
-            if turn is None:
-                turn = time.monotonic() + (0.0 if self._memory.largest_process() == os.getpid() else _TURN_SECONDS)
-            if time.monotonic() >= turn:
-                self._end(use)
+            if end_at is None:
+                end_at = time.monotonic() + (0.0 if self._memory.largest_process() == os.getpid() else _LARGEST_FIRST_SECONDS)
+            if time.monotonic() >= end_at:
+                self._end_run(use)
                 return
 
-    def _end(self, use: MemoryUse) -> None:
+    def _end_run(self, use: MemoryUse) -> None:
         try:
             node = socket.gethostname()
             reason = (
                 f"rank {self._rank}: out of memory soon: {use.used // _MIB} of {use.limit // _MIB} MiB in use on "
-                f"{node} (limit: {use.source}); {self._words()}"
+                f"{node} (limit: {use.source}); {self._describe_largest()}"
             )
             result = Result(
                 OUT_OF_MEMORY,
@@ -101,22 +102,23 @@ class MemoryGuard:
             )
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
             self._directory.write_result(result, replace=False)
-        finally:  # whatever else happens, the memory must be free before the kernel acts
-            self._leave(EXIT_RUN_FAILED)
+        finally:  # whatever else happens, the memory must be freed before the kernel acts
+            self._exit_process(EXIT_RUN_FAILED)
 
-    def _words(self) -> str:
-        """``this rank's largest was 410 MiB: weights 100, ..., the rest (activations first of all) 60``."""
-        largest = max(high_water(), resident_bytes())
-        parts = {**self._held(), "before the model was there": self._base}
-        rest = max(0, largest - sum(parts.values()))
-        listed = [f"{name} {size // _MIB}" for name, size in parts.items() if size >= _MIB]
+    def _describe_largest(self) -> str:
+        """Return this rank's peak by category: ``this rank had 410 MiB at most: weights 100, ..., activations and the
+        rest 60``."""
+        largest = max(peak_resident_bytes(), resident_bytes())
+        bytes_by_category = {**self._memory_by_category(), "before the model was there": self._bytes_before_model}
+        rest = max(0, largest - sum(bytes_by_category.values()))
+        listed = [f"{name} {size // _MIB}" for name, size in bytes_by_category.items() if size >= _MIB]
         return f"this rank had {largest // _MIB} MiB at most: " + ", ".join(
             [*listed, f"activations and the rest {rest // _MIB}"]
         )
 
 
-def high_water() -> int:
-    """The most resident memory that this process has had, in bytes; 0 where the system does not tell."""
+def peak_resident_bytes() -> int:
+    """Return the peak resident memory of this process in bytes; 0 if the system does not report it."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -124,6 +126,6 @@ def high_water() -> int:
 
 
 def processes_of_node(world: Communicator) -> Dict[int, int]:
-    """The ranks of this node, each with its process number. Collective."""
+    """Return the process id of each rank of this node. Collective."""
     node = world.on_this_node("node")
     return dict(node.broadcast_json(node.gather_json([world.rank, os.getpid()])))

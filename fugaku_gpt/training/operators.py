@@ -1,15 +1,15 @@
-"""Where the time of an iteration goes, by class of operators (``training.profile_operators``).
+"""Profiles where the time of an iteration goes, by class of operators (``training.profile_operators``).
 
-When all that lasts of a run is written, the trainer goes on for a few real iterations, first without PyTorch's profiler
-and then under it. Nothing is copied and nothing put back: what they change is thrown away with the process. On the way
-to there, profiling costs nothing: what the profiler cannot name by itself (calls of MPI, of the optimiser and of our
-own compiled kernels, copies between number types) is put in named parts for that time only, from outside.
+After everything that a run leaves has been written, the trainer continues for a few real iterations, first without
+PyTorch's profiler and then under it. Nothing is saved or restored, since the process ends afterwards. Training before
+that pays nothing: calls that the profiler cannot name by itself (MPI, the optimiser, our own compiled kernels, copies
+between number types) are wrapped in named scopes only while it runs, from outside.
 
-Every call's own time, without the calls inside it, goes to one class: by what computes it, or else by where it is
-called. The classes are told in ``records/operators.py``.
+Every call's own time, without the calls inside it, is counted in one class: by what computes it, or else by where it is
+called. ``records/operators.py`` lists the classes.
 
-Until all profiled iterations are over each call takes some 3 KiB of memory, and a micro-batch of 1024 tokens of a model
-of two layers makes 15,000 to 20,000: large global batches on few replicas are not for this.
+Until all profiled iterations are over, each call takes some 3 KiB of memory, and a micro-batch of 1024 tokens of a
+model of two layers makes 15,000 to 20,000 calls: do not profile large global batches on few replicas.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from fugaku_gpt.training import optimizer, trainer
 from fugaku_gpt.training.trainer import Trainer
 
 _ITERATION, _MASKS = "iteration", "masks of dropout"
-# named parts, and the class of what is inside them
-_PARTS = {OPTIMISER: OPTIMISER, CAST: CAST, GELU: GELU, COMMUNICATION: COMMUNICATION, _MASKS: OTHER}
-# our own compiled kernels by function: their class, which their own time is of, too: there are no operators in them
-_KERNELS = {
+# named scopes, and the class of the calls inside them
+_SCOPE_CLASSES = {OPTIMISER: OPTIMISER, CAST: CAST, GELU: GELU, COMMUNICATION: COMMUNICATION, _MASKS: OTHER}
+# our own compiled kernels by function, with their class; it counts their own time too, as no operator runs inside them
+_KERNEL_CLASSES = {
     (ops, "attention"): BATCHED_MATMUL,
     (ops, "attention_gradient"): BATCHED_MATMUL,
     (native, "layer_norm"): LAYER_NORM,
@@ -65,10 +65,10 @@ _KERNELS = {
     (ops, "step_adamw"): OPTIMISER,
     (reductions, "native_sum_of_squares"): OPTIMISER,
 }
-_BY_KERNEL = {f"kernel of {kind}": kind for kind in _KERNELS.values()}
+_KERNEL_SCOPE_CLASSES = {f"kernel of {kind}": kind for kind in _KERNEL_CLASSES.values()}
 
-# by their names in PyTorch, in whatever build
-_BY_NAME: Dict[str, Tuple[str, ...]] = {
+# operators by their names in PyTorch, over all supported builds
+_OPERATOR_NAMES: Dict[str, Tuple[str, ...]] = {
     MATMUL: (
         "mm",
         "addmm",
@@ -87,72 +87,72 @@ _BY_NAME: Dict[str, Tuple[str, ...]] = {
     LAYER_NORM: ("layer_norm", "native_layer_norm", "native_layer_norm_backward"),
     GELU: ("gelu", "gelu_backward"),
 }
-_CLASS_OF = {f"aten::{name}": kind for kind, names in _BY_NAME.items() for name in names}
-_CLASS_OF["mkldnn::_linear_pointwise"] = MATMUL
-# of one number type to another, unless an operator makes it for itself
-_CASTS = ("aten::to", "aten::_to_copy")
-# functions of autograd: the class of operators in them that have none by their name. Of those in attention only what is
-# done to scores and probabilities is softmax's; its copies are what they are elsewhere
-_FUNCTIONS = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "GeluByErf": GELU}
-_OF_SCORES = ("aten::add_", "aten::mul_", "aten::mul", "aten::sub_", "aten::sum")
-# what autograd does inside the backward pass of these is that of what has prepared their input: GELU, in whatever parts
-_AFTER_GELU = ("_RowParallelBackward",)
+_OPERATOR_CLASSES = {f"aten::{name}": kind for kind, names in _OPERATOR_NAMES.items() for name in names}
+_OPERATOR_CLASSES["mkldnn::_linear_pointwise"] = MATMUL
+# casts between number types, unless an operator casts for itself
+_CAST_OPERATORS = ("aten::to", "aten::_to_copy")
+# autograd functions, with the class of the operators inside them that have none by name. In attention only operations
+# on scores and probabilities count as softmax; its copies count as they do elsewhere
+_FUNCTION_CLASSES = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "GeluByErf": GELU}
+_SCORE_OPERATORS = ("aten::add_", "aten::mul_", "aten::mul", "aten::sub_", "aten::sum")
+# autograd functions inside whose backward pass autograd runs the backward pass of GELU, which has prepared their input
+_GELU_BACKWARD_FUNCTIONS = ("_RowParallelBackward",)
 
 
-class _Place(NamedTuple):
-    """What is known of the calls inside of a call.
+class _CallContext(NamedTuple):
+    """What an enclosing call says about the class of the calls inside it.
 
     Attributes:
-        known: their class, whatever they are.
-        else_: the class of operators that have none by their name.
-        operator: the call is an operator's.
-        after_gelu: it is a backward pass of which GELU's is a part.
+        forced_class: their class, whatever they are; "" if it depends on the call.
+        default_class: the class of operators that have none by name.
+        in_operator: the enclosing call is an operator.
+        includes_gelu_backward: the enclosing call is a backward pass that includes that of GELU.
     """
 
-    known: str = ""
-    else_: str = OTHER
-    operator: bool = False
-    after_gelu: bool = False
+    forced_class: str = ""
+    default_class: str = OTHER
+    in_operator: bool = False
+    includes_gelu_backward: bool = False
 
 
 def profile_operators(run: Trainer, iterations: int) -> Optional[Operators]:
-    """Where the time of iterations goes. Collective; the trainer goes on for twice as many.
+    """Profile the operators of ``iterations`` iterations. Collective; the trainer runs twice as many.
 
     Returns:
-        the means over iterations and ranks, equal on every rank; None where some rank wants the run to stop, or its
-        build has no profiler.
+        the means over iterations and ranks, equal on every rank; None if some rank wants the run to stop, or its build
+        has no profiler.
 
     Raises:
-        RunFailed: as of :meth:`Trainer.step`.
+        RunFailed: raised by :meth:`Trainer.step`.
     """
     world = run.grid.world
-    able = torch.tensor([float(compat.has_profiler())], dtype=torch.float64)
-    world.all_reduce(able, "min")
-    if not float(able):
+    has_profiler = torch.tensor([float(compat.has_profiler())], dtype=torch.float64)
+    world.all_reduce(has_profiler, "min")
+    if not float(has_profiler):
         return None
-    unprofiled = _Timed(run, iterations)
+    unprofiled = _TimedIterations(run, iterations)
     unprofiled()
     if unprofiled.stopped:
         return None
-    timed = _Timed(run, iterations)
-    with _named_parts(world.size > 1):
+    timed = _TimedIterations(run, iterations)
+    with _named_scopes(world.size > 1):
         calls = compat.profile_operators(timed)
     if timed.stopped:
         return None
     seconds = seconds_of_classes(calls)
-    seconds = fit(seconds, timed.seconds)
-    figures = [*(seconds[name] for name in CLASSES), timed.seconds, unprofiled.seconds]
-    means = torch.tensor(figures, dtype=torch.float64).div_(iterations * world.size)
+    seconds = scale_to_total(seconds, timed.seconds)
+    totals = [*(seconds[name] for name in CLASSES), timed.seconds, unprofiled.seconds]
+    means = torch.tensor(totals, dtype=torch.float64).div_(iterations * world.size)
     world.all_reduce(means)
     *classes, profiled, bare = means.tolist()
     return Operators(iterations, profiled, world.size, dict(zip(CLASSES, classes)), bare)
 
 
-class _Timed:
-    """Some iterations, of which the first begins on all ranks together.
+class _TimedIterations:
+    """A number of iterations to run and time, with all ranks starting together.
 
     Attributes:
-        seconds: of all of them.
+        seconds: duration of all iterations.
         stopped: some rank wants the run to stop.
     """
 
@@ -174,95 +174,98 @@ class _Timed:
 
 
 @contextlib.contextmanager
-def _named_parts(communicates: bool) -> Iterator[None]:
-    """Have parts named that the profiler would not see, or not know."""
-    parts: List[Tuple[Any, str, Callable[..., ContextManager[Any]]]] = [
-        (optimizer.BlockedAdamW, "step", _named(OPTIMISER)),
-        (optimizer.FusedAdamW, "step", _named(OPTIMISER)),
-        (optimizer.CompiledAdamW, "step", _named(OPTIMISER)),
-        (GradientReducer, "begin", _named(OPTIMISER)),
-        (trainer, "squares_of", _named(OPTIMISER)),
-        (MasterWeights, "round", _named(CAST)),
-        (probes, "builtin_gelu_tanh", _named(GELU)),
-        (attention, "keep_mask", _named(_MASKS)),
-        (dropout, "keep_mask", _named(_MASKS)),
-        (torch.Tensor, "copy_", _cast),
-        *((owner, name, _named(f"kernel of {kind}")) for (owner, name), kind in _KERNELS.items()),
+def _named_scopes(communicates: bool) -> Iterator[None]:
+    """Wrap calls that the profiler would not see or could not name in named scopes."""
+    scopes: List[Tuple[Any, str, Callable[..., ContextManager[Any]]]] = [
+        (optimizer.BlockedAdamW, "step", _scope(OPTIMISER)),
+        (optimizer.FusedAdamW, "step", _scope(OPTIMISER)),
+        (optimizer.CompiledAdamW, "step", _scope(OPTIMISER)),
+        (GradientReducer, "begin", _scope(OPTIMISER)),
+        (trainer, "squares_of", _scope(OPTIMISER)),
+        (MasterWeights, "round", _scope(CAST)),
+        (probes, "builtin_gelu_tanh", _scope(GELU)),
+        (attention, "keep_mask", _scope(_MASKS)),
+        (dropout, "keep_mask", _scope(_MASKS)),
+        (torch.Tensor, "copy_", _cast_scope),
+        *((owner, name, _scope(f"kernel of {kind}")) for (owner, name), kind in _KERNEL_CLASSES.items()),
     ]
-    with contextlib.ExitStack() as named:
+    with contextlib.ExitStack() as stack:
         if communicates:
-            named.enter_context(calls_in_scope(_named(COMMUNICATION)))
-        for part in parts:
-            named.enter_context(scoped_call(*part))
+            stack.enter_context(calls_in_scope(_scope(COMMUNICATION)))
+        for scope in scopes:
+            stack.enter_context(scoped_call(*scope))
         yield
 
 
-def _named(name: str) -> Callable[..., ContextManager[Any]]:
+def _scope(name: str) -> Callable[..., ContextManager[Any]]:
     return lambda *_, **__: compat.profiled_range(name)
 
 
-def _cast(to: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> ContextManager[Any]:
+def _cast_scope(to: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> ContextManager[Any]:
     return compat.profiled_range(CAST) if to.dtype != source.dtype else contextlib.nullcontext()
 
 
 def seconds_of_classes(calls: Sequence[OperatorCall]) -> Dict[str, float]:
-    """The calls' own time inside of the iterations, by class; what no call covers is Python's."""
-    (whole,) = [call for call in calls if call.name == _ITERATION]
-    inner = [call for call in calls if call.thread == whole.thread and whole.start <= call.start and call is not whole]
+    """Return the calls' own time inside the iterations by class; time that no call covers counts as Python."""
+    (iterations,) = [call for call in calls if call.name == _ITERATION]
+    inner = [call for call in calls if call.thread == iterations.thread and iterations.start <= call.start and call is not iterations]
     inner.sort(key=lambda call: (call.start, -call.end))
     seconds = dict.fromkeys(CLASSES, 0.0)
-    # calls that are not over where another begins: their ends, what is known of calls inside, and their own class
-    open_calls: List[Tuple[float, _Place, str]] = [(whole.end, _Place(), PYTHON)]
-    seconds[PYTHON] = whole.end - whole.start
+    # calls that are not over when another begins: their end, the context for calls inside, and their own class
+    open_calls: List[Tuple[float, _CallContext, str]] = [(iterations.end, _CallContext(), PYTHON)]
+    seconds[PYTHON] = iterations.end - iterations.start
     for call in inner:
         while len(open_calls) > 1 and open_calls[-1][0] <= call.start:
             open_calls.pop()
-        end, place, its_class = open_calls[-1]
+        end, context, outer_class = open_calls[-1]
         if call.start >= end:  # after the iterations
             break
-        inside_it, mine = _classify(call.name, place)
+        inner_context, own_class = _classify(call.name, context)
         stop = min(call.end, end)
-        seconds[its_class] -= stop - call.start
-        seconds[mine] += stop - call.start
-        open_calls.append((stop, inside_it, mine))
-    return {name: max(0.0, its) for name, its in seconds.items()}  # a rounding may be left of none
+        seconds[outer_class] -= stop - call.start
+        seconds[own_class] += stop - call.start
+        open_calls.append((stop, inner_context, own_class))
+    return {name: max(0.0, class_seconds) for name, class_seconds in seconds.items()}  # rounding may leave a tiny negative number
 
 
-def fit(seconds: Mapping[str, float], whole: float) -> Dict[str, float]:
-    """The classes' seconds such that they sum to ``whole``. The profiler's clock and ours need not agree to the last
-    digit: what is between is nobody's operator, and where operators alone are more than all, they share what there
-    is."""
-    operators = sum(its for name, its in seconds.items() if name != PYTHON)
-    share = min(1.0, whole / operators) if operators > 0.0 else 1.0
-    return {name: max(0.0, whole - operators) if name == PYTHON else its * share for name, its in seconds.items()}
+def scale_to_total(seconds: Mapping[str, float], total: float) -> Dict[str, float]:
+    """Return the classes' seconds such that they sum to ``total``.
+
+    The profiler's clock and ours need not agree to the last digit. A difference is counted as Python, and if operators
+    alone exceed the total, they are scaled down to it.
+    """
+    operators = sum(class_seconds for name, class_seconds in seconds.items() if name != PYTHON)
+    share = min(1.0, total / operators) if operators > 0.0 else 1.0
+    return {name: max(0.0, total - operators) if name == PYTHON else class_seconds * share for name, class_seconds in seconds.items()}
 
 
-def _classify(name: str, place: _Place) -> Tuple[_Place, str]:
-    """Of a call at some place: what is known of calls inside it, and the class of its own time."""
+def _classify(name: str, context: _CallContext) -> Tuple[_CallContext, str]:
+    """Return the context that a call gives to the calls inside it, and the class of its own time."""
     if _is_operator(name):
-        known = place.known or _CLASS_OF.get(name, "")
-        if not known and name in _CASTS and not place.operator:
-            known = CAST
-        its_class = known or place.else_
-        if place.after_gelu and name == "aten::add":  # of two gradients, between functions
-            its_class = GELU
-        if its_class == SOFTMAX and not known and name not in _OF_SCORES:
-            its_class = OTHER
-        return place._replace(known=known, operator=True), its_class
-    if name in _BY_KERNEL:
-        return place._replace(known=_BY_KERNEL[name]), _BY_KERNEL[name]
-    if name in _PARTS and (not place.known or name == COMMUNICATION):
-        place = place._replace(known=_PARTS[name])
-    if place.known:  # of what is named for its own time, that of Python is the part's too
-        return place, place.known if place.known in (COMMUNICATION, OTHER) else PYTHON
+        forced_class = context.forced_class or _OPERATOR_CLASSES.get(name, "")
+        if not forced_class and name in _CAST_OPERATORS and not context.in_operator:
+            forced_class = CAST
+        own_class = forced_class or context.default_class
+        if context.includes_gelu_backward and name == "aten::add":  # the sum of two gradients, between functions
+            own_class = GELU
+        if own_class == SOFTMAX and not forced_class and name not in _SCORE_OPERATORS:
+            own_class = OTHER
+        return context._replace(forced_class=forced_class, in_operator=True), own_class
+    if name in _KERNEL_SCOPE_CLASSES:
+        return context._replace(forced_class=_KERNEL_SCOPE_CLASSES[name]), _KERNEL_SCOPE_CLASSES[name]
+    if name in _SCOPE_CLASSES and (not context.forced_class or name == COMMUNICATION):
+        context = context._replace(forced_class=_SCOPE_CLASSES[name])
+    if context.forced_class:  # some scopes count the Python code inside them as well
+        return context, context.forced_class if context.forced_class in (COMMUNICATION, OTHER) else PYTHON
     function = name[: -len("Backward")] if name.endswith("Backward") else name
-    if function in _FUNCTIONS:
-        return _Place(else_=_FUNCTIONS[function]), PYTHON
-    if name in _AFTER_GELU:
-        return _Place(after_gelu=True), PYTHON
-    return place._replace(else_=GELU if place.after_gelu else place.else_, operator=False), PYTHON
+    if function in _FUNCTION_CLASSES:
+        return _CallContext(default_class=_FUNCTION_CLASSES[function]), PYTHON
+    if name in _GELU_BACKWARD_FUNCTIONS:
+        return _CallContext(includes_gelu_backward=True), PYTHON
+    default_class = GELU if context.includes_gelu_backward else context.default_class
+    return context._replace(default_class=default_class, in_operator=False), PYTHON
 
 
 def _is_operator(name: str) -> bool:
-    """And not a function of autograd or a named part."""
+    """True for an operator; False for an autograd function or a named scope."""
     return "::" in name and not name.startswith(("autograd::", "torch::", "profiler::"))

@@ -1,8 +1,8 @@
-"""AdamW (Loshchilov and Hutter 2019, algorithm 2) on runs of the flat buffers, in place.
+"""AdamW (Loshchilov and Hutter 2019, algorithm 2) on ranges of the flat buffers, in place.
 
-Our own compiled kernel does all in one pass over memory; where it is not there, PyTorch's one-pass CPU kernel, if this
-build has one. Elsewhere the same sums are done with in-place operations on
-blocks that stay in the cache, 2.9 times faster than a loop of whole-tensor operations.
+Our own compiled kernel takes one pass over memory. Without it PyTorch's fused CPU kernel is used, if this build has
+one. Otherwise the update is computed with in-place operations on blocks that stay in the cache, which is 2.9 times
+faster than a loop of whole-tensor operations.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ Moments = List[Tuple[torch.Tensor, torch.Tensor]]
 
 
 class BlockedAdamW:
-    """AdamW by in-place operations on blocks, for builds without a fused kernel, as the judge of those with one, and
-    for ranks that own no parameter: many replicas of a small model, whose share is padding alone.
+    """AdamW by in-place operations on blocks: for builds without a fused kernel, as the reference for those with one,
+    and for ranks that own no parameter (with many replicas of a small model, a rank's shard may be padding alone).
 
     Attributes:
-        steps: done so far.
-        moments: first and second moment of each run, in the order of the runs.
-        rounds: a step of masters writes the parameters that are rounded from them.
+        steps: number of steps done.
+        moments: first and second moment of each parameter range.
+        rounds_parameters: a step on master weights also writes the 16-bit parameters rounded from them.
     """
 
-    rounds = False
+    rounds_parameters = False
 
-    def __init__(self, runs: Sequence[ParamRange], training: TrainingConfig) -> None:
+    def __init__(self, param_ranges: Sequence[ParamRange], training: TrainingConfig) -> None:
         self._training = training
         self.steps = 0
         self.moments: Moments = []
-        scratch = torch.empty(BLOCK if runs else 0, dtype=runs[0].parameters.dtype if runs else None)
+        scratch = torch.empty(BLOCK if param_ranges else 0, dtype=param_ranges[0].parameters.dtype if param_ranges else None)
         # each block: weight decay, and its views of parameters, gradients, both moments and the scratch space
         self._blocks: List[Tuple[float, Tuple[torch.Tensor, ...]]] = []
-        for run in runs:
-            moments = (torch.zeros_like(run.parameters), torch.zeros_like(run.parameters))
+        for param_range in param_ranges:
+            moments = (torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters))
             self.moments.append(moments)
-            flats = (run.parameters, run.gradients, *moments)
-            for start in range(0, run.parameters.numel(), BLOCK):
-                end = min(start + BLOCK, run.parameters.numel())
+            flats = (param_range.parameters, param_range.gradients, *moments)
+            for start in range(0, param_range.parameters.numel(), BLOCK):
+                end = min(start + BLOCK, param_range.parameters.numel())
                 views = (*(flat[start:end] for flat in flats), scratch[: end - start])
-                self._blocks.append((training.weight_decay if run.decays else 0.0, views))
+                self._blocks.append((training.weight_decay if param_range.decays else 0.0, views))
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
-        """Divide the gradients by ``divisor``, and change the parameters by them. What the gradients' memory holds
-        afterwards nobody needs."""
+        """Divide the gradients by ``divisor`` and update the parameters. The gradients are undefined afterwards."""
         t = self._training
         self.steps += 1
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
@@ -70,39 +69,39 @@ class BlockedAdamW:
 
 
 class FusedAdamW:
-    """PyTorch's fused kernel: one call for all runs with weight decay, one for those without. It divides the
-    gradients in the same pass, where this build's can.
+    """AdamW by PyTorch's fused kernel: one call for all ranges with weight decay, one for those without. The kernel also
+    divides the gradients, if this build's can.
 
     Attributes:
-        steps, moments, rounds: as of :class:`BlockedAdamW`.
+        steps, moments, rounds_parameters: see :class:`BlockedAdamW`.
     """
 
-    rounds = False
+    rounds_parameters = False
 
-    def __init__(self, runs: Sequence[ParamRange], training: TrainingConfig) -> None:
-        """There is a kernel for the runs' type."""
-        dtype = runs[0].parameters.dtype
-        self._kernel, self._divides = compat.fused_adamw(dtype), compat.has_gradient_scale(dtype)
+    def __init__(self, param_ranges: Sequence[ParamRange], training: TrainingConfig) -> None:
+        """Create the moments. This build must have a fused kernel for the parameters' type."""
+        dtype = param_ranges[0].parameters.dtype
+        self._kernel, self._supports_grad_scale = compat.fused_adamw(dtype), compat.has_gradient_scale(dtype)
         self._training = training
         self.steps = 0
-        self.moments: Moments = [(torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)) for run in runs]
-        # weight decay, and of the runs that have it: parameters, gradients, both moments
+        self.moments: Moments = [(torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters)) for param_range in param_ranges]
+        # weight decay, and parameters, gradients and both moments of the ranges that have it
         self._groups: List[Tuple[float, List[List[torch.Tensor]]]] = []
         for decays in (True, False):
-            alike = [
-                [run.parameters, run.gradients, *moments]
-                for run, moments in zip(runs, self.moments)
-                if run.decays == decays
+            same_decay = [
+                [param_range.parameters, param_range.gradients, *moments]
+                for param_range, moments in zip(param_ranges, self.moments)
+                if param_range.decays == decays
             ]
-            if alike:
-                self._groups.append((training.weight_decay if decays else 0.0, [list(kind) for kind in zip(*alike)]))
+            if same_decay:
+                self._groups.append((training.weight_decay if decays else 0.0, [list(kind) for kind in zip(*same_decay)]))
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
-        """As of :class:`BlockedAdamW`."""
+        """Do what :meth:`BlockedAdamW.step` does."""
         t = self._training
         self.steps += 1
         steps = torch.tensor(float(self.steps))
-        scale = torch.tensor(divisor) if self._divides else None  # by which the kernel divides gradients
+        scale = torch.tensor(divisor) if self._supports_grad_scale else None  # by which the kernel divides gradients
         assert self._kernel is not None
         for weight_decay, (parameters, gradients, first, second) in self._groups:
             for gradient in gradients if scale is None and divisor != 1.0 else []:
@@ -126,41 +125,41 @@ class FusedAdamW:
 
 
 class CompiledAdamW:
-    """Our own kernel: one call for each run, which rounds masters to bfloat16 in the same pass.
+    """AdamW by our own kernel: one call for each range, which also rounds master weights to bfloat16.
 
     Attributes:
-        steps, moments, rounds: as of :class:`BlockedAdamW`.
+        steps, moments, rounds_parameters: see :class:`BlockedAdamW`.
     """
 
-    def __init__(self, runs: Sequence[ParamRange], training: TrainingConfig) -> None:
-        """The runs are float32."""
-        self._runs, self._training = list(runs), training
+    def __init__(self, param_ranges: Sequence[ParamRange], training: TrainingConfig) -> None:
+        """Create the moments. The ranges must be float32."""
+        self._param_ranges, self._training = list(param_ranges), training
         self.steps = 0
-        self.moments: Moments = [(torch.zeros_like(run.parameters), torch.zeros_like(run.parameters)) for run in runs]
-        self.rounds = all(run.rounded is not None and run.rounded.dtype == torch.bfloat16 for run in runs)
+        self.moments: Moments = [(torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters)) for param_range in param_ranges]
+        self.rounds_parameters = all(param_range.rounded is not None and param_range.rounded.dtype == torch.bfloat16 for param_range in param_ranges)
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
-        """As of :class:`BlockedAdamW`."""
+        """Do what :meth:`BlockedAdamW.step` does."""
         t = self._training
         self.steps += 1
         root_correction = math.sqrt(1.0 - t.beta2**self.steps)
-        for run, moments in zip(self._runs, self.moments):
+        for param_range, moments in zip(self._param_ranges, self.moments):
             step = ops.AdamWStep(
                 divisor=divisor,
-                keeps=1.0 - lr * t.weight_decay if run.decays else 1.0,
+                keeps=1.0 - lr * t.weight_decay if param_range.decays else 1.0,
                 betas=(t.beta1, t.beta2),
                 step_size=lr / (1.0 - t.beta1**self.steps) * root_correction,
                 eps=t.eps * root_correction,
             )
-            rounded = run.rounded if self.rounds else None
-            ops.step_adamw(run.parameters, run.gradients, moments, rounded, step)
+            rounded = param_range.rounded if self.rounds_parameters else None
+            ops.step_adamw(param_range.parameters, param_range.gradients, moments, rounded, step)
 
 
 def build_optimizer(
-    runs: Sequence[ParamRange], training: TrainingConfig
+    param_ranges: Sequence[ParamRange], training: TrainingConfig
 ) -> "BlockedAdamW | FusedAdamW | CompiledAdamW":
-    """AdamW over what this rank owns, by the fastest way that there is."""
-    if runs and runs[0].parameters.dtype == torch.float32 and ops.uses_native_kernels():
-        return CompiledAdamW(runs, training)
-    fused = bool(runs) and compat.fused_adamw(runs[0].parameters.dtype) is not None
-    return FusedAdamW(runs, training) if fused else BlockedAdamW(runs, training)
+    """Return AdamW over what this rank owns, with the fastest implementation available."""
+    if param_ranges and param_ranges[0].parameters.dtype == torch.float32 and ops.uses_native_kernels():
+        return CompiledAdamW(param_ranges, training)
+    fused = bool(param_ranges) and compat.fused_adamw(param_ranges[0].parameters.dtype) is not None
+    return FusedAdamW(param_ranges, training) if fused else BlockedAdamW(param_ranges, training)

@@ -1,4 +1,4 @@
-"""What is really running: set up the process, read everything back, and say it before the first iteration."""
+"""Start-up of a rank: sets up the process, reads back what took effect, and describes it before the first iteration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fugaku_gpt.training.binding import memory_nodes
 
 T = TypeVar("T")
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
-_MMAP_MAX = 65536  # glibc's own
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
+_MMAP_MAX = 65536  # glibc's default
 _keeps_freed_pages = False
 
 
@@ -45,45 +45,45 @@ def prepare_process(threads: int) -> Dict[str, Any]:
 
 
 def agree_on_kernels(
-    config: RunConfig, world: Communicator, keep: Optional[Mapping[str, Any]] = None
+    config: RunConfig, world: Communicator, earlier_kernels: Optional[Mapping[str, Any]] = None
 ) -> Dict[str, Any]:
-    """Have every rank compute the same operations in float32 for want of a good kernel, and the others in the same way,
-    so that all round alike: by our own compiled kernels where all have them, GELU else by the error function where
-    PyTorch's own is slow on any.
+    """Make every rank use the same kernels, so that all round alike; collective.
 
-    Collective. What was agreed on stays: calling it again changes nothing.
+    All ranks compute the same operations in float32 for want of a good kernel. Our own compiled kernels are used if all
+    ranks have them. Otherwise GELU is computed from the error function if PyTorch's own is slow on any rank. Calling
+    this again changes nothing.
 
     Args:
-        keep: what an earlier start of this run used (:func:`kernels_in_use`), on every rank alike: no clock is asked
-            again of what it names, and only what this build cannot compute, or not to the type's precision, is added.
-            It counts where the type is the same.
+        earlier_kernels: the kernels that an earlier start of this run used (:func:`kernels_in_use`), the same on every
+            rank. Its choices are not timed again; only operations that this build cannot compute, or not to the type's
+            precision, are added. It is ignored if the type differs.
 
     Returns:
-        what is used from now on.
+        the kernels in use from then on.
     """
     dtype = getattr(torch, config.training.dtype)
-    kept: Mapping[str, Any] = keep if keep is not None and keep.get("dtype") == config.training.dtype else {}
-    compiled = config.node.compiled_kernels and kept.get("compiled", not kept) and ops.uses_native_kernels()
+    earlier: Mapping[str, Any] = earlier_kernels if earlier_kernels is not None and earlier_kernels.get("dtype") == config.training.dtype else {}
+    compiled = config.node.compiled_kernels and earlier.get("compiled", not earlier) and ops.uses_native_kernels()
     own_gelu = compiled and ops.supports_gelu(dtype)
-    nobody_asked = kept.get("compiled", False) and ops.supports_gelu(dtype)
-    answered = "gelu_by_erf" in kept and not nobody_asked
-    mine = {
-        "in_float32": [*kept["in_float32"], *compat.operations_without_kernel(dtype)]
-        if kept
+    gelu_was_native = earlier.get("compiled", False) and ops.supports_gelu(dtype)
+    has_earlier_gelu = "gelu_by_erf" in earlier and not gelu_was_native
+    local_choices = {
+        "in_float32": [*earlier["in_float32"], *compat.operations_without_kernel(dtype)]
+        if earlier
         else compat.float32_operations(dtype),
-        "gelu_by_erf": not own_gelu and (kept["gelu_by_erf"] if answered else _gelu_by_erf(config)),
-        "onednn": _may_be_onednn(config, kept),
+        "gelu_by_erf": not own_gelu and (earlier["gelu_by_erf"] if has_earlier_gelu else _uses_gelu_by_erf(config)),
+        "onednn": _can_use_onednn(config, earlier),
         "compiled": compiled,
-        "compiled_products": _may_be_compiled(config, kept),
+        "compiled_products": _can_use_native_matmul(config, earlier),
     }
-    of_ranks = world.gather_json(mine) or []
+    rank_choices = world.gather_json(local_choices) or []
     agreed: Dict[str, Any] = world.broadcast_json(
         {
-            "in_float32": sorted({name for found in of_ranks for name in found["in_float32"]}),
-            "gelu_by_erf": any(found["gelu_by_erf"] for found in of_ranks),
-            "onednn": bool(of_ranks) and all(found["onednn"] for found in of_ranks),
-            "compiled": bool(of_ranks) and all(found["compiled"] for found in of_ranks),
-            "compiled_products": bool(of_ranks) and all(found["compiled_products"] for found in of_ranks),
+            "in_float32": sorted({name for choices in rank_choices for name in choices["in_float32"]}),
+            "gelu_by_erf": any(choices["gelu_by_erf"] for choices in rank_choices),
+            "onednn": bool(rank_choices) and all(choices["onednn"] for choices in rank_choices),
+            "compiled": bool(rank_choices) and all(choices["compiled"] for choices in rank_choices),
+            "compiled_products": bool(rank_choices) and all(choices["compiled_products"] for choices in rank_choices),
         }
     )
     ops.choose_native_kernels(agreed["compiled"])
@@ -92,57 +92,61 @@ def agree_on_kernels(
         compat.choose_float32_operations(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
         ops.choose_gelu_by_erf(agreed["gelu_by_erf"])
-    if _multiplies_in_float32(config.training.dtype, agreed["in_float32"]):
+    if _has_float32_matmul(config.training.dtype, agreed["in_float32"]):
         ops.choose_onednn_matmul(agreed["onednn"])
     return kernels_in_use(config)
 
 
-def _may_be_compiled(config: RunConfig, kept: Mapping[str, Any]) -> bool:
-    """Whether layers' products could be our own kernels', as far as this rank knows."""
-    if not config.node.compiled_kernels or kept:
-        return bool(config.node.compiled_kernels and kept.get("compiled_products", False))
+def _can_use_native_matmul(config: RunConfig, earlier: Mapping[str, Any]) -> bool:
+    """True if this rank can compute layers' products by our own kernels."""
+    if not config.node.compiled_kernels or earlier:
+        return bool(config.node.compiled_kernels and earlier.get("compiled_products", False))
     return ops.uses_native_matmul()
 
 
-def _gelu_by_erf(config: RunConfig) -> bool:
+def _uses_gelu_by_erf(config: RunConfig) -> bool:
     return config.model.gelu == "erf" and ops.uses_gelu_by_erf()
 
 
-def _by_onednn(config: RunConfig) -> bool:
+def _uses_onednn(config: RunConfig) -> bool:
     dtype = config.training.dtype
-    return _multiplies_in_float32(dtype, compat.float32_operations(getattr(torch, dtype))) and ops.uses_onednn_matmul()
+    return _has_float32_matmul(dtype, compat.float32_operations(getattr(torch, dtype))) and ops.uses_onednn_matmul()
 
 
-def _may_be_onednn(config: RunConfig, kept: Mapping[str, Any]) -> bool:
-    """Whether float32 products could be oneDNN's on this rank, be there any or not: another's clock may ask for them.
-    What an earlier start did counts only where it had such products."""
-    if kept and _multiplies_in_float32(config.training.dtype, kept["in_float32"]):
-        return bool(kept.get("onednn", False)) and ops.has_onednn()
+def _can_use_onednn(config: RunConfig, earlier: Mapping[str, Any]) -> bool:
+    """True if this rank can compute float32 products by oneDNN, whether or not it has any: another rank's timing may
+    ask for them. The choice of an earlier start counts only if it had such products."""
+    if earlier and _has_float32_matmul(config.training.dtype, earlier["in_float32"]):
+        return bool(earlier.get("onednn", False)) and ops.has_onednn()
     return config.training.dtype != "float64" and ops.uses_onednn_matmul()
 
 
-def _multiplies_in_float32(dtype: str, in_float32: Sequence[str]) -> bool:
+def _has_float32_matmul(dtype: str, in_float32: Sequence[str]) -> bool:
     return dtype == "float32" or not {"linear", "matmul"}.isdisjoint(in_float32)
 
 
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
-    """The type that is computed in, the operations that are computed in float32 all the same, whether the GELU is
-    computed from the error function, whether layers' products are oneDNN's, and whether our own compiled kernels are
-    used, for products too: with these, another start of a run rounds as this one does on processors of the same kind.
-    (On another kind a kernel, ours or PyTorch's, may add in another order, or round to 16 bits elsewhere.)"""
+    """Return the choices of kernels with which another start of the run rounds as this one does, on processors of the
+    same kind.
+
+    They are the type of the computation, the operations that are nevertheless computed in float32, and whether GELU is
+    computed from the error function, layers' products by oneDNN, and our own compiled kernels are used (for products
+    too). On another kind of processor a kernel, ours or PyTorch's, may add in another order, or round to 16 bits at
+    another point.
+    """
     dtype = config.training.dtype
     return {
         "dtype": dtype,
         "in_float32": compat.float32_operations(getattr(torch, dtype)),
-        "gelu_by_erf": _gelu_by_erf(config),
-        "onednn": _by_onednn(config),
+        "gelu_by_erf": _uses_gelu_by_erf(config),
+        "onednn": _uses_onednn(config),
         "compiled": ops.uses_native_kernels(),
         "compiled_products": ops.uses_native_matmul(),
     }
 
 
 def check_precision(config: RunConfig) -> None:
-    """Whether this PyTorch can compute in ``training.dtype``, with whatever help.
+    """Check that this PyTorch can compute in ``training.dtype``, with or without workarounds.
 
     Raises:
         UsageError: it cannot add or multiply in that type.
@@ -155,11 +159,12 @@ def check_precision(config: RunConfig) -> None:
         )
 
 
-def together(world: Communicator, action: Callable[[], T]) -> T:
-    """Do something on every rank that may fail on some: a failure anywhere is raised everywhere, so that nobody waits.
+def collective_try(world: Communicator, action: Callable[[], T]) -> T:
+    """Call ``action`` on every rank. A ``UsageError`` on any rank is raised on all, so that no rank waits for another;
+    collective.
 
     Raises:
-        UsageError: the first rank's message, with its rank where rank 0 had no such trouble.
+        UsageError: the message of the first rank that failed, with its number unless that is rank 0.
     """
     problem: Optional[str] = None
     value: Optional[T] = None
@@ -174,13 +179,14 @@ def together(world: Communicator, action: Callable[[], T]) -> T:
     first = world.broadcast_json(first)
     if first is not None:
         raise UsageError(first)
-    return value  # type: ignore[return-value]  # set: no rank had a problem
+    return value  # type: ignore[return-value]  # is set, since no rank had a problem
 
 
 def keep_freed_pages() -> bool:
-    """Have glibc keep freed blocks for the next allocation instead of handing pages back and touching fresh ones.
+    """Have glibc keep freed blocks for the next allocation instead of returning pages and touching fresh ones.
 
-    Measured: 7 to 15 % of a step. False where the C library is not glibc or another allocator is preloaded.
+    This saves 7 to 15 % of a step (measured). Returns False if the C library is not glibc or another allocator is
+    preloaded.
     """
     global _keeps_freed_pages
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -192,11 +198,11 @@ def keep_freed_pages() -> bool:
 
 
 @contextlib.contextmanager
-def pages_of_its_own() -> Iterator[None]:
-    """What is made here and is large lies outside of the heap whose freed pages are kept: weights and optimiser states,
-    which last, do not part that heap into pieces, and what is freed on the way is handed back.
+def mmap_large_allocations() -> Iterator[None]:
+    """Allocate large blocks by mmap inside this context, outside of the heap whose freed pages are kept.
 
-    Measured: 124M after its start 165 MiB less, at the peak of a step 30 MiB less (of 2840).
+    Long-lived weights and optimiser states then do not fragment that heap, and temporary memory is returned to the
+    system. Measured with the 124M model: 165 MiB less after the start, 30 MiB less (of 2840) at the peak of a step.
     """
     if not _keeps_freed_pages:
         yield
@@ -210,7 +216,7 @@ def pages_of_its_own() -> Iterator[None]:
 
 
 def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str, Any]) -> Dict[str, Any]:
-    """What is running, on every rank; collective over the world, complete on rank 0."""
+    """Collect what is running on every rank, for ``environment.json``; collective. Empty on ranks other than 0."""
     world = grid.world
     rank_facts = {
         "rank": world.rank,
@@ -221,7 +227,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         **process,
     }
     ranks = world.gather_json(rank_facts)
-    if ranks is None:  # what follows is the same on every rank: one looks, not ten thousand
+    if ranks is None:  # the rest is the same on every rank: rank 0 alone reads it, not ten thousand ranks
         return {}
     node = config.node
     return {
@@ -244,7 +250,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
 
 
 def describe_environment(environment: Dict[str, Any]) -> List[str]:
-    """The start-up block of the log."""
+    """Return the lines of the start-up block of the log."""
     build, mpi, ranks = environment["build"], environment["mpi"], environment["ranks"]
     first = ranks[0]
     extensions = " ".join(environment["vector_extensions"]) or "no known vector extension"
@@ -252,15 +258,15 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"fugaku_gpt {environment['fugaku_gpt']} ({environment['git_commit'] or 'commit unknown'}), "
         f"Python {environment['python']}, NumPy {environment['numpy']}",
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
-        f"fused AdamW {_yes(build['fused_adamw'])}",
+        f"fused AdamW {_yes_or_no(build['fused_adamw'])}",
         *_describe_precision(environment["precision"]),
         *_describe_sums(environment["replica_sums"]),
         *(f"note: {note}" for note in environment["notes"]),
         f"processor {environment['processor']} ({extensions}), "
         f"memory {environment['memory_limit_bytes'] / 2**30:.1f} GiB, {environment['system']}",
         f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
-        f"allocator {first['allocator']}, keeps freed pages {_yes(first['allocator_keeps_pages'])}; "
-        f"denormals flushed {_yes(first['flush_denormals'])}",
+        f"allocator {first['allocator']}, keeps freed pages {_yes_or_no(first['allocator_keeps_pages'])}; "
+        f"denormals flushed {_yes_or_no(first['flush_denormals'])}",
     ]
     for rank in ranks[:_RANKS_SHOWN]:
         lines.append(
@@ -270,12 +276,12 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         )
     if len(ranks) > _RANKS_SHOWN:
         lines.append(f"... and {len(ranks) - _RANKS_SHOWN} more ranks (all in environment.json)")
-    of_host: Dict[str, List[Dict[str, Any]]] = {}
+    ranks_by_host: Dict[str, List[Dict[str, Any]]] = {}
     for rank in ranks:
-        of_host.setdefault(rank["host"], []).append(rank)
-    for host, there in sorted(of_host.items()):
-        threads = sum(rank["threads"] for rank in there)
-        cores = len({core for rank in there for core in rank["affinity"]})
+        ranks_by_host.setdefault(rank["host"], []).append(rank)
+    for host, host_ranks in sorted(ranks_by_host.items()):
+        threads = sum(rank["threads"] for rank in host_ranks)
+        cores = len({core for rank in host_ranks for core in rank["affinity"]})
         if threads > cores:
             lines.append(f"note: {threads} threads share {cores} cores on {host}: times mean little here")
             break
@@ -289,23 +295,23 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
     dtype, operations = precision["dtype"], precision["in_float32"]
     if precision["compiled"] and dtype == "bfloat16":
         operations = [operation for operation in operations if not operation.startswith("gelu")]
-    said = []
+    lines = []
     if dtype in SIXTEEN_BIT_DTYPES:
-        said.append(
+        lines.append(
             f"computing in {dtype}, weights and sums of gradients in float32; "
             f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"
         )
     if precision["gelu_by_erf"]:
-        said.append(
+        lines.append(
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
     if precision["compiled"]:
-        said.append("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels, but for float64 and float16")
+        lines.append("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels, but for float64 and float16")
     if precision["compiled_products"] and dtype in ("float32", "bfloat16"):
-        said.append("products of layers that are large enough too: libraries have slower ones for this processor")
+        lines.append("products of layers that are large enough too: libraries have slower ones for this processor")
     if precision["onednn"]:
-        said.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
-    return said
+        lines.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
+    return lines
 
 
 def _describe_sums(sums: Dict[str, Any]) -> List[str]:
@@ -318,11 +324,11 @@ def _describe_sums(sums: Dict[str, Any]) -> List[str]:
 
 
 def _notes(config: RunConfig) -> List[str]:
-    """What a run asks for in vain."""
+    """Return notes on settings that have no effect in this run."""
     notes = []
     if config.node.compiled_kernels and not ops.uses_native_kernels() and config.training.dtype != "float64":
         why = (
-            "some rank has none, or the start that this one goes on from had none"
+            "some rank has none, or the start that this run resumes from had none"
             if ops.has_native_kernels()
             else "none are compiled for this processor and version, or they do not run here: fugaku-gpt env kernels"
         )
@@ -337,5 +343,5 @@ def _notes(config: RunConfig) -> List[str]:
 _RANKS_SHOWN = 8
 
 
-def _yes(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"

@@ -1,4 +1,4 @@
-"""The tensors of a run's state, as a checkpoint holds them: along the flat parameters, kind by kind."""
+"""Names the tensors of a run's state as a checkpoint stores them: kind by kind, along the flat parameters."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fugaku_gpt.parallel.buffers import ParamRange
 from fugaku_gpt.training.health import Optimizer, StateCopy
 
 KINDS = ("weights", "first_moment", "second_moment")
-KEPT_KINDS = tuple(f"kept_{kind}" for kind in KINDS)  # of the copy to which a loss spike returns
+COPY_KINDS = tuple(f"kept_{kind}" for kind in KINDS)  # the copy to which a loss spike returns; names in checkpoints
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where one kind of state lies for a range of parameters.
+    """One kind of state of a range of parameters.
 
     Attributes:
-        kind: one of ``KINDS`` or ``KEPT_KINDS``.
-        first: the flat tensors' element that is the first of them.
+        kind: one of ``KINDS`` or ``COPY_KINDS``.
+        first: index of the first element in the flat tensors.
         values: [elements] view.
     """
 
@@ -35,15 +35,15 @@ class Storage:
 
 
 def kinds_of(copy: StateCopy) -> Tuple[str, ...]:
-    """The kinds of state that there are now, on every rank alike."""
-    return (*KINDS, *KEPT_KINDS) if copy.iteration else KINDS
+    """Return the kinds of state that exist, the same on every rank."""
+    return (*KINDS, *COPY_KINDS) if copy.iteration else KINDS
 
 
-def storages_of(runs: Sequence[ParamRange], optimizer: Optimizer, copy: StateCopy) -> Iterator[Storage]:
-    """All tensors of the state that this rank owns; weights are the masters where there are masters."""
-    for run, moments in zip(runs, optimizer.moments):
-        for kind, values in zip(KINDS, (run.parameters, *moments)):
-            yield Storage(kind, run.first, values)
-    for run, kept in zip(runs, copy.tensors if copy.iteration else []):
-        for kind, values in zip(KEPT_KINDS, kept):
-            yield Storage(kind, run.first, values)
+def storages_of(param_ranges: Sequence[ParamRange], optimizer: Optimizer, copy: StateCopy) -> Iterator[Storage]:
+    """Iterate over the state tensors that this rank owns; weights are the master weights if there are any."""
+    for param_range, moments in zip(param_ranges, optimizer.moments):
+        for kind, values in zip(KINDS, (param_range.parameters, *moments)):
+            yield Storage(kind, param_range.first, values)
+    for param_range, copies in zip(param_ranges, copy.tensors if copy.iteration else []):
+        for kind, values in zip(COPY_KINDS, copies):
+            yield Storage(kind, param_range.first, values)

@@ -28,49 +28,50 @@ from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_o
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
-from fugaku_gpt.training.startup import agree_on_kernels, pages_of_its_own
+from fugaku_gpt.training.startup import agree_on_kernels, mmap_large_allocations
 from fugaku_gpt.training.state import Storage, kinds_of, storages_of
 
 
 class Samples(Protocol):
-    """Where samples come from: numbered from 0 without end, the same for every rank."""
+    """A source of samples, numbered from 0 without end, the same on every rank."""
 
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """Samples [first, first + count) as [count, seq_len + 1] token ids."""
+        """Return samples [first, first + count) as [count, seq_len + 1] token ids."""
 
 
-class Remaining:
-    """The samples that are not left out, numbered anew without gaps."""
+class RemainingSamples:
+    """The samples that ``training.skip_samples`` does not skip, renumbered without gaps."""
 
-    def __init__(self, samples: Samples, left_out: SkippedSamples) -> None:
+    def __init__(self, samples: Samples, skipped_samples: SkippedSamples) -> None:
         self._samples = samples
-        self._left_out = left_out
+        self._skipped_samples = skipped_samples
 
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """As of ``Samples``."""
-        start = self._left_out.number(first)
-        if self._left_out.number(first + count - 1) == start + count - 1:
+        """Return samples as :meth:`Samples.batch` does, by their new numbers."""
+        start = self._skipped_samples.number(first)
+        if self._skipped_samples.number(first + count - 1) == start + count - 1:
             return self._samples.batch(start, count)
-        numbers = [self._left_out.number(used) for used in range(first, first + count)]
+        numbers = [self._skipped_samples.number(used) for used in range(first, first + count)]
         return np.concatenate([self._samples.batch(number, 1) for number in numbers])
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did, equal on every rank.
+    """The result of one iteration, equal on every rank.
 
     Attributes:
         loss: mean per token.
-        grad_norm: of the mean gradient, before clipping.
+        grad_norm: norm of the mean gradient, before clipping.
         lr: learning rate.
-        samples, seq_len: the batch: so many samples of so many tokens.
-        left_out: why the step was not done (``not finite``, ``overflow``, ``spike``), or "".
-        lost_samples: those that have no lasting effect because of that, as ``training.skip_samples`` names them.
-        returned_to: the iteration after which weights were what they are now, where a spike made the run return.
-        loss_scale: what a micro-batch's mean loss was multiplied by for its gradients; 1 but for float16.
+        samples, seq_len: number of samples in the batch, and of tokens in each.
+        skip_reason: why the step was skipped (``not finite``, ``overflow``, ``spike``); "" if it was done.
+        lost_samples: samples that have no lasting effect because of that, in the notation of ``training.skip_samples``.
+        returned_to: the iteration to whose weights the run returned after a spike.
+        loss_scale: factor of a micro-batch's mean loss for its gradients; 1 except for float16.
         stop: some rank wants the run to stop after this iteration.
-        written, not_written: ranks that have brought the checkpoint on its way as far as it goes without the others, or
-            could not.
+        written, not_written: number of ranks that have finished the current phase of saving a checkpoint, and of those
+            that failed in it. These are status flags of ``training/checkpoint.py``, piggy-backed on the all-reduce for
+            loss and norm, so that saving adds no communication to a step.
     """
 
     loss: float
@@ -78,7 +79,7 @@ class Step:
     lr: float
     samples: int
     seq_len: int
-    left_out: str = DONE
+    skip_reason: str = DONE
     lost_samples: str = ""
     returned_to: Optional[int] = None
     loss_scale: float = 1.0
@@ -87,8 +88,13 @@ class Step:
     not_written: int = field(default=0, compare=False)
 
 
-class _Sums(NamedTuple):
-    """Sums over all ranks, in the order in which they are sent."""
+class _StepSums(NamedTuple):
+    """The numbers of the one all-reduce over all ranks that ends a step, in the order in which they are sent.
+
+    Loss, squares of the gradient and the number of ranks with non-finite values decide about the step. The wish to stop
+    and the status of a checkpoint (``written``, ``not_written``) have nothing to do with the gradient; they are
+    piggy-backed, since a few more numbers in the same message cost nothing.
+    """
 
     losses: float
     squares: float
@@ -102,19 +108,21 @@ class Trainer:
     """Trains on ``train`` over the ranks of ``grid``; ``valid`` is what :meth:`validate` measures.
 
     Attributes:
-        iteration: iterations done, those included whose step was left out.
-        consumed_samples: samples that are behind, those included that ``training.skip_samples`` names; the only state
-            of the data.
-        consumed_tokens: tokens of the samples that were used.
-        pipeline_seconds, waited_seconds: in the pipeline over all iterations, and what of it was waiting for other
-            stages.
-        computed_seconds: in all iterations, without waiting for other ranks.
-        stop_wanted: asked once in each iteration, on every rank: whether the run is to stop after it.
-        saving: the same: whether this rank's part of the checkpoint on its way is (written, given up).
+        iteration: number of iterations done, including those whose step was skipped.
+        consumed_samples: number of samples consumed, including those that ``training.skip_samples`` skips; the only
+            state of the data.
+        consumed_tokens: number of tokens in the samples that were used.
+        pipeline_seconds, waited_seconds: seconds spent in the pipeline over all iterations, and those of them spent
+            waiting for other stages.
+        computed_seconds: seconds of all iterations without waiting for other ranks.
+        model_chunks: the model's chunks on this rank, by number.
+        should_stop: called once per iteration on every rank; True if the run is to stop after it.
+        save_status: called once per iteration on every rank; whether this rank has (finished, failed in) the current
+            phase of saving a checkpoint.
     """
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
-        agree_on_kernels(config, grid.world)  # whoever trains, by whatever way it came here
+        agree_on_kernels(config, grid.world)  # tests and probes create trainers without the start-up of a run
         if grid.world.size > 1:
             progress = config.training.progress_ms
             ops.set_progress_callback(BACKGROUND.poll if progress else None, progress / 1e3)
@@ -126,24 +134,24 @@ class Trainer:
         self.pipeline_seconds = 0.0
         self.waited_seconds = 0.0
         self.computed_seconds = 0.0
-        self.stop_wanted: Callable[[], bool] = lambda: False
-        self.saving: Callable[[], Tuple[bool, bool]] = lambda: (False, False)
+        self.should_stop: Callable[[], bool] = lambda: False
+        self.save_status: Callable[[], Tuple[bool, bool]] = lambda: (False, False)
         self.health = Health(config.training)
         self.loss_scale = LossScale(config.training)
-        self._left_out = SkippedSamples(config.training.skip_samples)
-        self._train = Remaining(train, self._left_out)
+        self._skipped_samples = SkippedSamples(config.training.skip_samples)
+        self._train = RemainingSamples(train, self._skipped_samples)
         self._valid = valid
         layout, training, model = config.layout, config.training, config.model
         chunks = chunks_of(config)
-        mine = [chunk for chunk in chunks if chunk.stage == grid.coordinates.pp]
-        with pages_of_its_own():
-            self.pieces = dict(
-                zip([chunk.index for chunk in mine], build_stage(config, grid.tp, mine, recompute_of(config, chunks)))
+        local_chunks = [chunk for chunk in chunks if chunk.stage == grid.coordinates.pp]
+        with mmap_large_allocations():
+            self.model_chunks = dict(
+                zip([chunk.index for chunk in local_chunks], build_stage(config, grid.tp, local_chunks, recompute_of(config, chunks)))
             )
-            pieces = list(self.pieces.values())
+            local_models = list(self.model_chunks.values())
             sharded = is_sharded(config)
             self.buffers = FlatBuffers(
-                named_parameters(pieces),
+                named_parameters(local_models),
                 stage_tensors(model, grid.tp.size, chunks, grid.coordinates.pp),
                 shards_of(config),
                 int(training.bucket_mib * 2**20),
@@ -154,12 +162,12 @@ class Trainer:
             self._param_ranges = list(self.buffers.param_ranges(owned, counted_in_norm(grid, sharded), self.masters))
             self._optimizer = build_optimizer(self._param_ranges, training)
             sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
-            at_once = training.buckets_at_once
+            buckets_at_once = training.buckets_at_once
             self.reducer = GradientReducer(
-                self.buffers, self.pieces, grid, sharded, layout.sequence_parallel, sum_dtype, at_once
+                self.buffers, self.model_chunks, grid, sharded, layout.sequence_parallel, sum_dtype, buckets_at_once
             )
             self._gather = (
-                ParameterGather(self.buffers, pieces, grid.replicas, self.reducer.overlap) if sharded else None
+                ParameterGather(self.buffers, local_models, grid.replicas, self.reducer.overlap) if sharded else None
             )
             self._copy = StateCopy(self._param_ranges, self._optimizer)
         self._last_chunk = chunks[-1].index
@@ -171,19 +179,19 @@ class Trainer:
 
         Raises:
             RunFailed: loss or gradient is not finite, and ``training.non_finite`` or its limit says that the run stops;
-                on every rank alike, and the parameters are left as they were.
+                raised on every rank, and the parameters are unchanged.
         """
         training = self.config.training
         self.grid.world.mark_phase(FORWARD, self.iteration + 1, -1)
         start, waited = time.perf_counter(), Communicator.waited_seconds
         samples = global_batch(self.config, self.consumed_samples)
         seq_len = sequence_length(self.config, self.iteration)
-        used = self._left_out.count_used(self.consumed_samples)
+        used = self._skipped_samples.count_used(self.consumed_samples)
         loss_scale = self.loss_scale.value
         scale = self.loss_scale.gradient_scale(training.micro_batch * seq_len)
-        for piece in self.pieces.values():
-            piece.train()
-            piece.gradient_scale = scale
+        for model_chunk in self.model_chunks.values():
+            model_chunk.train()
+            model_chunk.gradient_scale = scale
         self.reducer.begin()
         self.pipeline = self._pipeline(samples, seq_len)
         began = time.perf_counter()
@@ -192,7 +200,7 @@ class Trainer:
         self.waited_seconds += self.pipeline.waited_seconds
         self.grid.world.mark_phase(SUMS, micro_batch=-1)
         self.reducer.finish()
-        sums = self._agree(total)
+        sums = self._sum_over_ranks(total)
         tokens, bad_ranks = samples * seq_len, int(sums.bad_ranks)
         loss, norm = sums.losses / tokens, math.sqrt(sums.squares) / tokens / scale
         self.grid.world.mark_phase(OPTIMISER)
@@ -202,21 +210,21 @@ class Trainer:
         lr = learning_rate(training, self.iteration)
         if verdict == DONE:
             clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
-            # gradients are scaled sums over all tokens of the global batch: one pass divides, clips and steps
+            # gradients are scaled sums over all tokens of the global batch; one pass divides, clips and steps
             self._optimizer.step(lr, tokens * scale / clip)
         elif verdict == SPIKE:
             self.buffers.wait_for_all_gather()
-            self._copy.go_back()
-        rounded = verdict == DONE and self._optimizer.rounds
+            self._copy.restore()
+        rounded = verdict == DONE and self._optimizer.rounds_parameters
         if verdict in (DONE, SPIKE) and self.masters is not None and not rounded:
             self.masters.round()
         if verdict in (DONE, SPIKE) and self._gather is not None:
             self._gather.start()
-        lost_from = self._copy.consumed if verdict == SPIKE else self._left_out.number(used)
+        lost_from = self._copy.consumed if verdict == SPIKE else self._skipped_samples.number(used)
         self.iteration += 1
-        self.consumed_samples = self._left_out.number(used + samples - 1) + 1
+        self.consumed_samples = self._skipped_samples.number(used + samples - 1) + 1
         self.consumed_tokens += tokens
-        self._keep_copy(verdict)
+        self._save_copy(verdict)
         lost = f"{lost_from}-{self.consumed_samples - 1}" if verdict != DONE else ""
         returned_to = self._copy.iteration if verdict == SPIKE else None
         agreed = bool(sums.stop), int(sums.written), int(sums.not_written)
@@ -224,9 +232,9 @@ class Trainer:
         return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed)
 
     def state(self) -> Dict[str, Any]:
-        """All of the state that is no tensor, for JSON; the same on every rank."""
+        """Return the state that is not in tensors, for JSON; the same on every rank."""
         copy = self._copy
-        kept = {"iteration": copy.iteration, "consumed": copy.consumed, "steps": copy.steps} if copy.iteration else None
+        copy_state = {"iteration": copy.iteration, "consumed": copy.consumed, "steps": copy.steps} if copy.iteration else None
         return {
             "iteration": self.iteration,
             "consumed_samples": self.consumed_samples,
@@ -234,37 +242,37 @@ class Trainer:
             "optimizer_steps": self._optimizer.steps,
             "health": self.health.state(),
             "loss_scale": self.loss_scale.state(),
-            "copy": kept,
+            "copy": copy_state,
         }
 
     @property
     def state_kinds(self) -> Tuple[str, ...]:
-        """The kinds of state tensors that there are now, on every rank alike."""
+        """The kinds of state tensors that exist, the same on every rank."""
         return kinds_of(self._copy)
 
     def storages(self) -> List[Storage]:
-        """The tensors of the state that this rank owns. Parameters that are on their way from other replicas are none
-        of them."""
+        """Return the state tensors that this rank owns. Parameters that are still arriving from other replicas are not
+        among them."""
         return list(storages_of(self._param_ranges, self._optimizer, self._copy))
 
-    def fill(self, state: Mapping[str, Any], read: Callable[[Storage], None]) -> None:
-        """Have other tensors: the first half of loading, in which ranks do not wait for each other.
+    def load_tensors(self, state: Mapping[str, Any], read: Callable[[Storage], None]) -> None:
+        """Load, phase 1: fill this rank's tensors, without communication.
 
         Args:
-            state: as :meth:`state` gave it, or parts of it: what is missing is as in a run that has not begun.
+            state: the result of :meth:`state`, or a subset of it; a missing value is that of a run that has not begun.
             read: fills a tensor of the state.
         """
         self.buffers.wait_for_all_gather()
-        kept = state.get("copy") if self.config.training.rollback_every is not None else None
+        copy_state = state.get("copy") if self.config.training.rollback_every is not None else None
         self._copy.iteration = 0
-        if kept is not None:
-            self._copy.keep(kept["iteration"], kept["consumed"])
-            self._copy.steps = kept["steps"]
+        if copy_state is not None:
+            self._copy.save(copy_state["iteration"], copy_state["consumed"])
+            self._copy.steps = copy_state["steps"]
         for storage in self.storages():
             read(storage)
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: the second half of loading, once every rank has filled its tensors; collective."""
+    def finish_loading(self, state: Mapping[str, Any]) -> None:
+        """Load, phase 2: continue from the loaded state, after every rank has filled its tensors; collective."""
         if self.masters is not None:
             self.masters.round()
         if self._gather is not None:
@@ -276,17 +284,17 @@ class Trainer:
         if "health" in state:
             self.health.load(state["health"])
         self.loss_scale.load(state.get("loss_scale", {}))
-        if self.health.may_return and not self._copy.iteration:  # the run before kept no copies
-            self._copy.keep(self.iteration, self.consumed_samples)
-            self.health.kept(DONE)
+        if self.health.can_roll_back and not self._copy.iteration:  # the earlier run saved no copies
+            self._copy.save(self.iteration, self.consumed_samples)
+            self.health.copy_saved(DONE)
 
     @property
     def copy_bytes(self) -> int:
-        """Memory of the copy to which a loss spike returns, on this rank; 0 while there is none."""
+        """Bytes of this rank's copy to which a loss spike returns; 0 while there is none."""
         return self._copy.bytes
 
-    def held_bytes(self) -> Dict[str, int]:
-        """Memory of what lasts from step to step on this rank, by what it is for; asks nobody, from any thread."""
+    def memory_by_category(self) -> Dict[str, int]:
+        """Return the bytes of this rank's long-lived memory by category; local, callable from any thread."""
         parameters, gradients = self.buffers.bytes
         masters = nbytes(self.masters.values) if self.masters is not None else 0
         return {
@@ -297,17 +305,17 @@ class Trainer:
             "communication buffers": self.reducer.bytes,
         }
 
-    def _keep_copy(self, verdict: str) -> None:
-        """Keep a copy where one is due; before the first step there is nothing worth it, and after a return it is what
-        is there."""
-        stepped = self.iteration > self.health.left_out
+    def _save_copy(self, verdict: str) -> None:
+        """Copy the state if that is due. Before the first step there is nothing worth copying, and after a return the
+        copy equals the state."""
+        stepped = self.iteration > self.health.skipped_steps
         if verdict != SPIKE and stepped and self.health.copy_is_due(self.iteration):
             self.buffers.wait_for_all_gather()
-            self._copy.keep(self.iteration, self.consumed_samples)
-            self.health.kept(verdict)
+            self._copy.save(self.iteration, self.consumed_samples)
+            self.health.copy_saved(verdict)
 
     def _pipeline(self, samples: int, seq_len: int) -> Pipeline:
-        """The pipeline of a global batch of so many samples of so many tokens; made once for each size."""
+        """Return the pipeline of a global batch of this size; it is created once for each size."""
         layout, training = self.config.layout, self.config.training
         micro_batches = samples // (training.micro_batch * layout.dp)
         size = (micro_batches, seq_len)
@@ -326,18 +334,19 @@ class Trainer:
         return self._pipelines[size]
 
     def finish(self) -> None:
-        """Wait for what the last step has left on its way: the parameters of other replicas."""
+        """Wait for the parameters that other replicas have sent after the last step."""
         if self._gather is not None:
             self._gather.finish()
         self.grid.world.mark_phase(FINISHED)
 
     def validate(self) -> float:
-        """Mean loss per token over the first ``training.eval_batches`` global batches of the validation split."""
+        """Return the mean loss per token over the first ``training.eval_batches`` global batches of the validation
+        split."""
         if self._valid is None:
             raise ValueError("this trainer was built without validation samples")
         self.grid.world.mark_phase(VALIDATION, micro_batch=-1)
-        for piece in self.pieces.values():
-            piece.eval()
+        for model_chunk in self.model_chunks.values():
+            model_chunk.eval()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
         seq_len = self.config.model.seq_len
         self.pipeline = self._pipeline(samples, seq_len)
@@ -345,55 +354,55 @@ class Trainer:
         with torch.no_grad():
             for batch in range(batches):
                 total += self._losses(self._valid, batch * samples, seq_len)
-        whole = torch.tensor([total], dtype=torch.float64)
-        self.grid.dp.all_reduce(whole)
-        self.grid.pp.all_reduce(whole)
-        return float(whole) / (batches * samples * seq_len)
+        sums = torch.tensor([total], dtype=torch.float64)
+        self.grid.dp.all_reduce(sums)
+        self.grid.pp.all_reduce(sums)
+        return float(sums) / (batches * samples * seq_len)
 
     def _losses(self, samples: Samples, used: int, seq_len: int) -> float:
-        """The sum of this replica's tokens' losses over one global batch, on the last stage; 0 elsewhere. With
-        gradients enabled they are left in the buffers.
+        """Return the sum of the losses of this replica's tokens over one global batch, on the last stage; 0 on other
+        stages. With gradients enabled, the gradients are in the buffers afterwards.
 
         Args:
-            used: samples that earlier batches have used.
-            seq_len: tokens of each sample that are used.
+            used: number of samples that earlier batches have used.
+            seq_len: number of tokens of each sample that are used.
         """
         total, micro_size = 0.0, self.config.training.micro_batch
 
         def forward(micro_batch: int, chunk: int, x: Optional[torch.Tensor]) -> torch.Tensor:
             nonlocal total
-            piece = self.pieces[chunk]
+            model_chunk = self.model_chunks[chunk]
             first = first_sample(self.config, used, micro_batch, self.grid.coordinates.dp)
-            ends = piece.chunk.has_embedding or piece.chunk.has_head  # tokens are wanted there only
-            tokens = torch.from_numpy(samples.batch(first, micro_size)[:, : seq_len + 1]) if ends else None
-            y: torch.Tensor = piece(
+            reads_tokens = model_chunk.chunk.has_embedding or model_chunk.chunk.has_head  # other stages do not need the tokens
+            tokens = torch.from_numpy(samples.batch(first, micro_size)[:, : seq_len + 1]) if reads_tokens else None
+            y: torch.Tensor = model_chunk(
                 tokens[:, :-1] if x is None and tokens is not None else x,
                 tokens[:, 1:] if tokens is not None else None,
                 first,
             )
-            if piece.chunk.has_head:
+            if model_chunk.chunk.has_head:
                 total += float(y.detach())
             return y
 
         self.pipeline.run(forward, self.reducer)
         return total
 
-    def _agree(self, total: float) -> _Sums:
-        """What all ranks must know of this iteration, from one sum over all of them, so equal on every rank.
+    def _sum_over_ranks(self, total: float) -> _StepSums:
+        """Return the sums over all ranks that end this iteration, equal on every rank; collective.
 
         Args:
             total: sum of this replica's losses, on the last stage.
         """
         squares, finite = squares_of(self._param_ranges)
-        written, not_written = self.saving()
-        mine = _Sums(
+        written, not_written = self.save_status()
+        local_sums = _StepSums(
             losses=total if self.grid.coordinates.tp == 0 else 0.0,
             squares=squares,
             bad_ranks=0.0 if finite and math.isfinite(total) else 1.0,
-            stop=float(self.stop_wanted()),
+            stop=float(self.should_stop()),
             written=float(written),
             not_written=float(not_written),
         )
-        sums = torch.tensor(mine, dtype=torch.float64)
+        sums = torch.tensor(local_sums, dtype=torch.float64)
         self.grid.world.all_reduce(sums)
-        return _Sums(*sums.tolist())
+        return _StepSums(*sums.tolist())

@@ -1,10 +1,10 @@
-"""Ends a run that hangs, with a report: a thread per rank that looks at files only and never calls MPI.
+"""Ends a run that hangs, with a report. Each rank has a watchdog thread, which only reads files and never calls MPI.
 
-A rank whose own heartbeat (calls, micro-batches) has stood still for ``node.hang_timeout`` looks at the heartbeats of
-the others, one rank for all of them. As long as anybody's has moved, the run is slow, not hung. Else it writes down the
-verdict (``hang/diagnosis.py``) and the exit record; every rank sees that, writes the Python stacks of its threads, and
-leaves; a rank that is stopped or dead is ended by its launcher then. A rank whose thread cannot run, since C code holds
-the interpreter, has its stacks written to its standard error by ``faulthandler``, which needs no interpreter.
+When a rank's own heartbeat (calls, micro-batches) has not moved for ``node.hang_timeout``, one such rank, the examiner,
+reads the heartbeats of all ranks. As long as any of them moves, the run is slow, not hung. Otherwise the examiner
+records the verdict (``hang/diagnosis.py``) and the exit record; every rank sees that, writes the Python stacks of its
+threads, and exits. A rank that is stopped or dead is then ended by its launcher. If a rank's thread cannot run because
+C code holds the interpreter, ``faulthandler``, which does not need it, writes its stacks to standard error.
 """
 
 from __future__ import annotations
@@ -30,74 +30,79 @@ from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
 
-_LOOKS = 20  # per timeout
+_CHECKS_PER_TIMEOUT = 20
 _LONGEST_TICK_SECONDS = 5.0
-_PATIENCE = {START_UP: 5, CHECKPOINT: 5}  # timeouts that a rank may stand still in these phases: files may be slow
-_GRACE_SECONDS = 3.0  # for all ranks to write their stacks, and two ticks more
+# number of timeouts that a rank may be idle in these phases: files may be slow
+_PATIENCE_BY_PHASE = {START_UP: 5, CHECKPOINT: 5}
+_GRACE_SECONDS = 3.0  # that all ranks have, plus two ticks, to write their stacks
 
 
 class Watchdog:
     """Watches over one rank from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, recorder: FlightRecorder, directory: RunDirectory, timeout: float, started: float) -> None:
-        """``timeout``: seconds; longer than the longest time in which a healthy rank begins no call and no
-        micro-batch. ``started``: the run's beginning, for the exit record."""
+        """Create a watchdog.
+
+        Args:
+            timeout: seconds; longer than a healthy rank ever takes between two calls or micro-batches.
+            started: start of the run, for the exit record.
+        """
         self._recorder = recorder
         self._directory = directory
         self._timeout = timeout
         self._started = started
         self._began = time.time()
-        self._tick = min(timeout / _LOOKS, _LONGEST_TICK_SECONDS)
+        self._tick = min(timeout / _CHECKS_PER_TIMEOUT, _LONGEST_TICK_SECONDS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._beats, self._still = -1, 0.0  # this rank's heartbeat, and for how many seconds it has been that
-        self._before, self._synced, self._armed = (
+        self._last_heartbeat, self._idle_seconds = -1, 0.0  # this rank's heartbeat, and how long it has not moved
+        self._last_check, self._last_sync, self._last_arming = (
             time.monotonic(),
             0.0,
             -timeout,
-        )  # times of the last look, sync, arming
-        self._examines = False
-        self._seen: Dict[int, Tuple[int, float]] = {}  # heartbeat of a rank, and since when it has been that
-        self._examiner: Tuple[float, float] = (0.0, 0.0)  # its last sign of life, and since when it has been that
+        )
+        self._is_examining = False
+        self._heartbeats: Dict[int, Tuple[int, float]] = {}  # heartbeat of each rank, and since when it has not moved
+        self._examiner_sign: Tuple[float, float] = (0.0, 0.0)  # the examiner's last sign of life, and when it was first seen
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watchdog thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """The rank is done, or ends by itself."""
+        """Stop watching: the rank is done, or ends by itself."""
         self._stop.set()
         self._thread.join()
         self._resign()
 
-    def look(self) -> None:
-        """One look at this rank, and at the others where it stands still; the thread takes one per tick. Does not
-        return where the run hangs."""
-        now = time.monotonic()
-        passed, self._before = now - self._before, now
+    def check(self) -> None:
+        """Check this rank, and the other ranks if this one is idle; the thread does so once per tick. Does not return
+        if the run hangs."""
+        current_time = time.monotonic()
+        passed, self._last_check = current_time - self._last_check, current_time
         if passed > max(self._timeout / 4, 4 * self._tick):
-            passed = self._tick  # this process was suspended: time in which nobody could move
+            passed = self._tick  # this process was suspended, when it could not move
         self._recorder.watched(self._timeout, False)
-        if now - self._armed > self._timeout / 2:
+        if current_time - self._last_arming > self._timeout / 2:
             faulthandler.dump_traceback_later(2 * self._timeout, file=2)  # standard error
-            self._armed = now
-        moved = self._recorder.beats != self._beats
-        self._beats, self._still = self._recorder.beats, 0.0 if moved else self._still + passed
-        if now - self._synced > self._timeout / 4:
-            with contextlib.suppress(OSError):  # a file system that is away: others see an older heartbeat
+            self._last_arming = current_time
+        moved = self._recorder.beats != self._last_heartbeat
+        self._last_heartbeat, self._idle_seconds = self._recorder.beats, 0.0 if moved else self._idle_seconds + passed
+        if current_time - self._last_sync > self._timeout / 4:
+            with contextlib.suppress(OSError):  # if the file system is unavailable, other ranks see an older heartbeat
                 self._recorder.sync()
-            self._synced = time.monotonic()
-        if self._still < self._timeout / 2:
+            self._last_sync = time.monotonic()
+        if self._idle_seconds < self._timeout / 2:
             self._resign()
-        elif self._marked():
+        elif self._is_marked_hung():
             self._leave()
-        elif self._is_examiner() and self._all_stand_still(self._still):
-            self._conclude()
+        elif self._is_examiner() and self._are_all_idle(self._idle_seconds):
+            self._end_hung_run()
 
     def _watch(self) -> None:
-        self._before = time.monotonic()
+        self._last_check = time.monotonic()
         while not self._stop.wait(self._tick):
-            self.look()
+            self.check()
         faulthandler.cancel_dump_traceback_later()
 
     @property
@@ -108,57 +113,57 @@ class Watchdog:
     def _claim(self) -> Path:
         return self._directory.stacks_dir / "examiner"
 
-    def _marked(self) -> bool:
-        """Whether a rank has found that this run hangs, not one before it in the same directory."""
+    def _is_marked_hung(self) -> bool:
+        """True if a rank has recorded that this run hangs (not an earlier run in the same directory)."""
         try:
             return bool(json.loads(self._marker.read_text(encoding="utf-8"))["time"] > self._began)
-        except (OSError, ValueError):  # none, or being written
+        except (OSError, ValueError):  # missing, or being written
             return False
 
     def _is_examiner(self) -> bool:
-        """Whether this rank looks for all: the first that stands still, until it moves again or is not heard of."""
-        with contextlib.suppress(OSError):  # a file system that is away: another time
-            if self._examines:
+        """True if this rank is the examiner: the first idle rank, until it moves again or gives no sign of life."""
+        with contextlib.suppress(OSError):  # if the file system is unavailable, try again later
+            if self._is_examining:
                 os.utime(self._claim)
                 return True
             self._directory.stacks_dir.mkdir(exist_ok=True)
             try:
                 os.close(os.open(self._claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-                self._examines = True
+                self._is_examining = True
             except FileExistsError:
-                sign, now = self._claim.stat().st_mtime, time.monotonic()
-                if sign != self._examiner[0]:
-                    self._examiner = (sign, now)
-                elif now - self._examiner[1] > max(self._timeout / 4, 4 * self._tick):
+                last_sign, current_time = self._claim.stat().st_mtime, time.monotonic()
+                if last_sign != self._examiner_sign[0]:
+                    self._examiner_sign = (last_sign, current_time)
+                elif current_time - self._examiner_sign[1] > max(self._timeout / 4, 4 * self._tick):
                     self._claim.unlink()
-        return self._examines
+        return self._is_examining
 
     def _resign(self) -> None:
-        if self._examines:
-            self._examines = False
-            self._seen.clear()
+        if self._is_examining:
+            self._is_examining = False
+            self._heartbeats.clear()
             with contextlib.suppress(OSError):
                 self._claim.unlink()
 
-    def _all_stand_still(self, still: float) -> bool:
-        if still < self._timeout * _PATIENCE.get(self._recorder.phase, 1):
+    def _are_all_idle(self, own_idle_seconds: float) -> bool:
+        if own_idle_seconds < self._timeout * _PATIENCE_BY_PHASE.get(self._recorder.phase, 1):
             return False
-        here, now = socket.gethostname(), time.monotonic()
-        quiet = True
+        host, current_time = socket.gethostname(), time.monotonic()
+        all_idle = True
         for rank in range(self._recorder.ranks):
             if rank == self._recorder.rank:
                 continue
             head = self._head(rank)
             if head is None:
-                continue  # never started, or its files are away: it cannot be what moves
-            if self._seen.get(rank, (-1, 0.0))[0] != head.heartbeat:
-                self._seen[rank] = (head.heartbeat, now)
-            stands = [now - self._seen[rank][1], head.watched - head.progressed]
-            if head.host == here:
-                stands.append(time.time() - head.progressed)
-            limit = self._timeout * _PATIENCE.get(head.phase, 1)
-            quiet = quiet and max(stands) >= limit  # all are read, so that all are known since the first look
-        return quiet
+                continue  # it never started, or its files are missing: it cannot be the rank that moves
+            if self._heartbeats.get(rank, (-1, 0.0))[0] != head.heartbeat:
+                self._heartbeats[rank] = (head.heartbeat, current_time)
+            idle_seconds = [current_time - self._heartbeats[rank][1], head.watched - head.progressed]
+            if head.host == host:
+                idle_seconds.append(time.time() - head.progressed)
+            limit = self._timeout * _PATIENCE_BY_PHASE.get(head.phase, 1)
+            all_idle = all_idle and max(idle_seconds) >= limit  # every rank is read in every check
+        return all_idle
 
     def _head(self, rank: int) -> Optional[Head]:
         try:
@@ -166,34 +171,34 @@ class Watchdog:
         except UsageError:
             return None
 
-    def _conclude(self) -> None:
-        """Nobody moves: say who is the cause, record it, and have all ranks end."""
+    def _end_hung_run(self) -> None:
+        """No rank moves: record the hang and its cause, and end all ranks."""
         try:
-            self._record()
-        except Exception:  # a full disk, for one: the ranks must end all the same
+            self._record_hang()
+        except Exception:  # the ranks must end even if, say, the disk is full
             traceback.print_exc()
-        self._dump()
+        self._dump_stacks()
         end = time.monotonic() + _GRACE_SECONDS + 2 * self._tick
-        while time.monotonic() < end and not self._all_dumped():
+        while time.monotonic() < end and not self._have_all_dumped():
             time.sleep(self._tick)
         os._exit(EXIT_RUN_FAILED)
 
-    def _record(self) -> None:
-        """Write down that the run hangs, and who is the cause."""
+    def _record_hang(self) -> None:
+        """Record that the run hangs, and which ranks are the cause."""
         culprits: Tuple[int, ...] = ()
         heads: List[Head] = []
         try:
             flights = read_flights(self._directory.flight_dir)
             heads = [flight.head for flight in flights]
             processes = process_states(heads, socket.gethostname())
-            told = diagnose_hang(flights, processes, config_or_none(self._directory.config_file))
-            verdict, culprits = told.verdict, told.culprits
-        except Exception as error:  # that it hangs is known, whatever is wrong with the files that tell why
+            diagnosis = diagnose_hang(flights, processes, config_or_none(self._directory.config_file))
+            verdict, culprits = diagnosis.verdict, diagnosis.culprits
+        except Exception as error:  # the run hangs, even if the files that explain it are unreadable
             traceback.print_exc()
-            verdict = f"no rank has moved for {self._timeout:g} s, and why cannot be told: {error}"
+            verdict = f"no rank has moved for {self._timeout:g} s, and the cause is unknown: {error}"
         marker = {"time": time.time(), "rank": self._recorder.rank, "verdict": verdict}
-        if not create_json_atomically(self._marker, marker) and not self._marked():
-            self._marker.unlink()  # of a run before this one
+        if not create_json_atomically(self._marker, marker) and not self._is_marked_hung():
+            self._marker.unlink()  # it is from an earlier run
             create_json_atomically(self._marker, marker)
         result = Result(
             HUNG,
@@ -208,8 +213,8 @@ class Watchdog:
         self._directory.write_result(result, replace=False)
         print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
 
-    def _all_dumped(self) -> bool:
-        """Whether every rank whose watchdog can still run has written its stacks."""
+    def _have_all_dumped(self) -> bool:
+        """True if every rank whose watchdog can still run has written its stacks."""
         for rank in range(self._recorder.ranks):
             head = self._head(rank)
             if head is None or head.dumped or head.phase == FINISHED:
@@ -219,12 +224,12 @@ class Watchdog:
         return True
 
     def _leave(self) -> None:
-        """Another rank has found the hang: add this one's stacks, and end after it."""
-        self._dump()
+        """Another rank has detected the hang: write this rank's stacks, and exit after it."""
+        self._dump_stacks()
         time.sleep(2 * _GRACE_SECONDS + 2 * self._tick)
         os._exit(EXIT_RUN_FAILED)
 
-    def _dump(self) -> None:
+    def _dump_stacks(self) -> None:
         path = self._directory.stacks_dir / f"rank-{self._recorder.rank:06d}.txt"
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as stream:
             faulthandler.dump_traceback(stream, all_threads=True)
@@ -236,7 +241,7 @@ class Watchdog:
 def start_watchdog(
     config: RunConfig, world: Communicator, directory: RunDirectory, started: float
 ) -> Optional[Watchdog]:
-    """The watchdog of this rank; None where it is switched off, or there is no flight recorder to watch."""
+    """Start the watchdog of this rank; None if it is switched off, or there is no flight recorder to watch."""
     if world.recorder is None or config.node.hang_timeout is None:
         return None
     watchdog = Watchdog(world.recorder, directory, config.node.hang_timeout, started)

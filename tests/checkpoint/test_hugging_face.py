@@ -135,7 +135,7 @@ def test_a_model_that_gpt_2_has_not_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
-    with pytest.raises(UsageError, match="out: is there already"):
+    with pytest.raises(UsageError, match="out: already exists"):
         export_gpt2(checkpoint, tmp_path / "out")
 
 

@@ -108,7 +108,7 @@ def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
     ("words", "told"),
     [
         (["check", "torch-1.8"], "no profile has this name; did you mean"),
-        (["check", "a64fx-torch-1.7"], "say where: --at FOLDER"),
+        (["check", "a64fx-torch-1.7"], "name the folder with --at FOLDER"),
         (
             ["check", "torch-1.7", "--at", "nowhere"],
             "the environment is not made: fugaku-gpt env create torch-1.7 --at nowhere",

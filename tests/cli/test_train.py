@@ -234,10 +234,10 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
         facts = RunDirectory(out).environment()
         assert facts is not None
         processes = [psutil.Process(rank["process"]) for rank in facts["ranks"]]
-        processes += [keeper for keeper in (rank.parent() for rank in processes) if keeper is not None]
+        processes += [parent for parent in (rank.parent() for rank in processes) if parent is not None]
         os.kill(facts["ranks"][victim]["process"], signal.SIGKILL)
         said = process.stdout.read().decode()
-        # of the rank's keeper, or of one that mpirun has killed meanwhile
+        # of the rank's supervisor, or of one that mpirun has killed meanwhile
         assert process.wait(timeout=300) in (128 + signal.SIGKILL, signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert len(processes) == 2 * ranks and not alive
@@ -245,7 +245,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     assert result is not None and result.status == "failed" and result.iterations > 0
     assert (result.rank, result.node) == (victim, facts["ranks"][victim]["host"])
     assert result.reason == f"rank {victim}: killed by signal 9 (SIGKILL)"
-    # the rank's own keeper says it, and that of rank 0, for whoever reads rank 0's output only
+    # the rank's own supervisor says it, and that of rank 0, for whoever reads rank 0's output only
     assert said.count(f"fugaku-gpt: {result.reason}") == 2 and "last checkpoint: none" in said
 
 

@@ -125,7 +125,7 @@ def test_the_design_is_told() -> None:
     assert lines[0].startswith("2^(4-1), resolution IV: 8 combinations in 3 blocks, 24 runs")
     assert "freq: 2000 | 2200 (node.freq_mhz 2000 | 2200, node.eco_state 2)" in lines
     assert "generator: ranks = freq×tcmalloc×retention" in lines
-    assert "not told apart: freq×tcmalloc = retention×ranks" in lines
+    assert "aliased: freq×tcmalloc = retention×ranks" in lines
     assert not any("not told" in line for line in describe(design(FOUR)))
     assert describe(design("freq,tcmalloc,retention,ranks,precision", 1))[-1].startswith("all main effects and")
 

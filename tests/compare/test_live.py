@@ -71,7 +71,7 @@ def run(out: Path, launch: FakeLaunch, plan: Optional[ComparisonPlan] = None, **
     plan = plan if plan is not None else plan_of("training.dtype=bfloat16")
     sides = SideRun(tiny(), None), SideRun(tiny(*plan.b.settings), None)
     limits = more.pop("limits", Limits(max_pairs=4))
-    more.setdefault("watch", Quiet())
+    more.setdefault("new_watch", Quiet())
     return run_pairs(Session(out, plan, sides, limits, launch, more.pop("progress", Silent()), **more))
 
 
@@ -212,11 +212,11 @@ def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
     take = live.claim_folder
 
     def taken_late(*arguments: Any, **more: Any) -> Path:
-        monkeypatch.setattr(live, "take", take)
+        monkeypatch.setattr(live, "claim_folder", take)
         run(out, launch, plan_of("training.dtype=float16"), limits=Limits(max_pairs=1))
         return take(*arguments, **more)
 
-    monkeypatch.setattr(live, "take", taken_late)
+    monkeypatch.setattr(live, "claim_folder", taken_late)
     with pytest.raises(UsageError, match="float16 then, bfloat16 now"):
         run(out, launch)
     assert read_comparison(out).plan.b.settings == ("training.dtype=float16",)

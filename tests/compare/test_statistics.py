@@ -216,8 +216,8 @@ def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
     far = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 2.0, seed=1))
     assert stop_reason(far) == "clear" and stop_reason(mirrored(far)) == "clear"
     near = compare_pairs(noisy(6, 0.03), noisy(6, 0.03, 1.08, seed=2))
-    assert near.verdict == "slower" and stop_reason(near) == "" and stop_reason(near, at_most=6) == "budget"
-    assert stop_reason(near, at_most=None) == ""
+    assert near.verdict == "slower" and stop_reason(near) == "" and stop_reason(near, max_pairs=6) == "budget"
+    assert stop_reason(near, max_pairs=None) == ""
 
 
 @settings(max_examples=100, deadline=None)

@@ -88,7 +88,10 @@ def test_what_was_agreed_on_counts_and_no_clock_is_asked_again(
     assert compat.float32_operations(torch.bfloat16) == ["gelu", "softmax"]
     assert not compat.has_kernel("gelu", torch.bfloat16) and compat.has_kernel("linear", torch.bfloat16)
     assert compat.float32_operations(torch.float16) == ["linear", "matmul", "bmm", "baddbmm", "softmax"]
-    assert compat.operations_without_kernel(torch.bfloat16) == ["softmax"] and compat.operations_without_kernel(torch.float64) == []
+    assert (
+        compat.operations_without_kernel(torch.bfloat16) == ["softmax"]
+        and compat.operations_without_kernel(torch.float64) == []
+    )
 
 
 def test_a_type_that_cannot_be_added_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

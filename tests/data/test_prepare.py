@@ -175,7 +175,7 @@ import pathlib, signal, sys, time
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.data import workers
 from fugaku_gpt.data.indexed import IndexedWriter
-workers.BATCH = 1000
+workers.BATCH_BYTES = 1000
 signal.signal(signal.SIGINT, signal.default_int_handler)
 whole = IndexedWriter.add_document
 def stall(self, tokens):

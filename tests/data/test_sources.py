@@ -20,10 +20,10 @@ def labels(*places: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0
 
 
 def texts(
-    *places: Path, key: str = "text", limit: Optional[int] = None, tally: Optional[SourceCounts] = None
+    *places: Path, key: str = "text", limit: Optional[int] = None, counts: Optional[SourceCounts] = None
 ) -> List[str]:
     files = find_files(places, False, TEXT_SUFFIXES, 0)
-    return [text.decode("utf-8") for text in read_documents(files, key, limit, tally or SourceCounts())]
+    return [text.decode("utf-8") for text in read_documents(files, key, limit, counts or SourceCounts())]
 
 
 def test_a_folder_is_searched(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_text_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("ünï".encode()))
     (tmp_path / "c.txt").write_bytes(b" \n")
     (tmp_path / "d.txt").write_bytes(b"caf\xe9")
-    tally = SourceCounts()
-    assert sorted(texts(tmp_path, tally=tally)) == ["one\r\ntwo\n", "ünï"]
-    assert (tally.files, tally.empty, tally.undecodable) == (4, 1, [f"{tmp_path.name}/d.txt"])
-    assert tally.bytes == 9 + 5
-    assert tally.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    counts = SourceCounts()
+    assert sorted(texts(tmp_path, counts=counts)) == ["one\r\ntwo\n", "ünï"]
+    assert (counts.files, counts.empty, counts.undecodable) == (4, 1, [f"{tmp_path.name}/d.txt"])
+    assert counts.bytes == 9 + 5
+    assert counts.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 
 def test_json_lines(tmp_path: Path) -> None:

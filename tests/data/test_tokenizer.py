@@ -84,7 +84,7 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> Non
 
 @pytest.mark.slow
 def test_processes_keep_the_order(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "BATCH", 500)
+    monkeypatch.setattr(workers, "BATCH_BYTES", 500)
     documents = [text * (number % 7) for number, text in enumerate([b"word ", b"def f(x):\n    ", b"12 "] * 40)]
     alone = [ids.tolist() for ids in workers.encode_documents(documents, tokenizer, 1)]
     together = [ids.tolist() for ids in workers.encode_documents(iter(documents), tokenizer, 3)]
@@ -106,7 +106,7 @@ def _pids() -> List[int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_worker_that_dies_is_an_error(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "BATCH", 100)
+    monkeypatch.setattr(workers, "BATCH_BYTES", 100)
 
     def documents() -> Iterator[bytes]:
         for number in range(10_000):
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_is_an_error(tokenizer: Path, monkeypatch: pytest.Mon
 
 
 def test_a_document_that_a_worker_cannot_encode_is_an_error(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "BATCH", 100)
+    monkeypatch.setattr(workers, "BATCH_BYTES", 100)
     documents = [b"some text " * 20] * 30
     documents[17] = b"\xff"
     with pytest.raises(DataError, match="a worker process could not encode a document: UnicodeDecodeError: "):
@@ -129,7 +129,7 @@ def test_a_document_that_a_worker_cannot_encode_is_an_error(tokenizer: Path, mon
 
 
 def test_no_more_batches_are_read_ahead_than_can_be_pending(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "BATCH", 1)  # a batch for each document
+    monkeypatch.setattr(workers, "BATCH_BYTES", 1)  # a batch for each document
     read = 0
 
     def documents() -> Iterator[bytes]:
@@ -139,5 +139,5 @@ def test_no_more_batches_are_read_ahead_than_can_be_pending(tokenizer: Path, mon
             yield b"some text"
 
     for written, _ in enumerate(workers.encode_documents(documents(), tokenizer, 2)):
-        assert read <= written + 2 * workers._AHEAD
+        assert read <= written + 2 * workers._PENDING_PER_WORKER
     assert read == 100

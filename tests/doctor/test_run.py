@@ -27,7 +27,7 @@ def test_a_run_without_result_is_told_with_its_last_line_and_the_cause(run: Path
     assert told.result.startswith("no result: still running, or killed")
     assert told.last == "iteration 4, loss 4.0000, 0.5 s per iteration"
     assert told.findings[0].startswith("rank 1 is the cause: it is busy outside MPI")
-    assert told.findings[1] == f"`fugaku-gpt doctor hang {run}` tells who waits for whom"
+    assert told.findings[1] == f"`fugaku-gpt doctor hang {run}` shows which ranks wait for which"
     ranks.recorders[1].path.unlink()
     assert diagnose(run).findings[1] == "rank 1 left no record"
 

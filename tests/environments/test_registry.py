@@ -126,7 +126,7 @@ def test_a_folder_made_for_another_build_is_not_taken_for_this_one(tmp_path: Pat
 def test_a_build_in_a_tar_file_is_made_where_that_is_unpacked(tmp_path: Path) -> None:
     profile = resolve("a64fx-torch-1.10")
     assert profile.python == "torch-1.10/bin/python3" and location_of(profile).state == "by a job"
-    with pytest.raises(UsageError, match="say where: --at FOLDER"):
+    with pytest.raises(UsageError, match="name the folder with --at FOLDER"):
         require_created(profile)
     unpacked = resolve("a64fx-torch-1.10", at=tmp_path)
     assert unpacked.library_path == (f"{tmp_path}/torch-1.10/lib",) and location_of(unpacked).state == "no"

@@ -92,7 +92,7 @@ def test_training_stays_behind_the_compute_node_wall_and_imports_nothing_of_what
     _python([*COMPUTE_NODE, *starts_ranks, "fugaku_gpt.environments"], RANK)
 
 
-def test_no_library_has_begun_threads_when_a_rank_forks_from_its_keeper() -> None:
+def test_no_library_has_begun_threads_when_a_rank_forks_from_its_supervisor() -> None:
     _python(
         [*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train, fugaku_gpt.launch.rank_supervisor"
     )

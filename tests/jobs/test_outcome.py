@@ -60,15 +60,15 @@ def status(
     return JobStatus("7", state, raw, exit_code, signal, code, reason, "small")
 
 
-def short(verdict: Outcome) -> Any:
-    return verdict.status, verdict.state, verdict.retry
+def short(outcome: Outcome) -> Any:
+    return outcome.status, outcome.state, outcome.retry
 
 
 def test_nothing_handed_in_is_told(tmp_path: Path) -> None:
     assert short(diagnose(tmp_path)) == ("", "", RETRY)
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
-    verdict = diagnose(tmp_path)
-    assert short(verdict) == ("", jobs.UNKNOWN, WAIT) and "t-1" in verdict.advice
+    outcome = diagnose(tmp_path)
+    assert short(outcome) == ("", jobs.UNKNOWN, WAIT) and "t-1" in outcome.advice
     append_event(tmp_path, "refused", 2.0, tag="t-1", reason="PJM 0071 no group\nadvice")
     assert diagnose(tmp_path).cause == "not taken: PJM 0071 no group"
 
@@ -76,9 +76,9 @@ def test_nothing_handed_in_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [jobs.QUEUED, jobs.ON_HOLD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])
 def test_what_is_not_over_waits(tmp_path: Path, state: str) -> None:
     hand_in(tmp_path)
-    verdict = diagnose(tmp_path, status(state, "", reason="because"))
-    assert short(verdict) == ("", state, WAIT) and verdict.cause == "because"
-    assert record_result(tmp_path, verdict, 200.0) is None and RunDirectory(tmp_path).result() is None
+    outcome = diagnose(tmp_path, status(state, "", reason="because"))
+    assert short(outcome) == ("", state, WAIT) and outcome.cause == "because"
+    assert record_result(tmp_path, outcome, 200.0) is None and RunDirectory(tmp_path).result() is None
 
 
 def test_a_job_in_error_is_to_be_cancelled(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_success_is_our_exit_record_and_the_ranks_result(tmp_path: Path) -> None
 
 def test_ext_alone_is_no_success(tmp_path: Path) -> None:
     hand_in(tmp_path)
-    verdict = diagnose(tmp_path, status())
-    assert short(verdict) == (runs.FAILED, jobs.ENDED, RETRY) and "EXT" in verdict.cause
+    outcome = diagnose(tmp_path, status())
+    assert short(outcome) == (runs.FAILED, jobs.ENDED, RETRY) and "EXT" in outcome.cause
 
 
 def test_codes_of_0_need_the_ranks_result(tmp_path: Path) -> None:
@@ -114,52 +114,52 @@ def test_exit_code_0_without_a_result_is_no_success(tmp_path: Path) -> None:
     hand_in(tmp_path)
     exit_record(tmp_path, 0)
     (tmp_path / "gpt.7.err").write_text("lines\nRuntimeError: the ranks did not start\n", encoding="utf-8")
-    verdict = diagnose(tmp_path, status(exit_code=0, code=0))
-    assert verdict.status == runs.FAILED and "the ranks did not start" in verdict.cause
+    outcome = diagnose(tmp_path, status(exit_code=0, code=0))
+    assert outcome.status == runs.FAILED and "the ranks did not start" in outcome.cause
 
 
 def test_our_exit_record_stands_over_the_scheduler(tmp_path: Path) -> None:
     hand_in(tmp_path)
     exit_record(tmp_path, 3)
-    verdict = diagnose(tmp_path, status(exit_code=0, code=0))
-    assert short(verdict) == (runs.FAILED, jobs.ENDED, NEVER) and "exit code 3" in verdict.cause
+    outcome = diagnose(tmp_path, status(exit_code=0, code=0))
+    assert short(outcome) == (runs.FAILED, jobs.ENDED, NEVER) and "exit code 3" in outcome.cause
 
 
 def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> None:
     """A real answer of pjstat: ST=EXT EC=0 PC=11 SN=24."""
     hand_in(tmp_path)
     iterations(tmp_path, 4)
-    verdict = diagnose(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
-    assert short(verdict) == (runs.TIMEOUT, jobs.ENDED, RESUME)
-    assert "PJM code 11" in verdict.cause and "4 of 10 iterations" in verdict.cause and "1:00:00" in verdict.advice
-    assert "begins anew" in verdict.advice  # and does not go on: there is no checkpoint
+    outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
+    assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
+    assert "PJM code 11" in outcome.cause and "4 of 10 iterations" in outcome.cause and "1:00:00" in outcome.advice
+    assert "begins anew" in outcome.advice  # and does not go on: there is no checkpoint
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     (tmp_path / "checkpoints" / "latest.json").write_text('{"version": 1, "name": "step-00000003"}', encoding="utf-8")
     stopped = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
     assert stopped.advice == "`fugaku-gpt job resume` goes on from step-00000003"
-    written = record_result(tmp_path, verdict, 200.0)
+    written = record_result(tmp_path, outcome, 200.0)
     assert written is not None and RunDirectory(tmp_path).result() == written
     assert (written.status, written.judged, written.iterations, written.started) == (runs.TIMEOUT, True, 4, STARTED)
     assert written.summary["seconds_per_iteration"] == 0.5
     assert diagnose(tmp_path, status(exit_code=0, signal=24, code=11)).status == runs.TIMEOUT
-    assert record_result(tmp_path, verdict, 300.0) is None or RunDirectory(tmp_path).result().ended == 200.0  # type: ignore
+    assert record_result(tmp_path, outcome, 300.0) is None or RunDirectory(tmp_path).result().ended == 200.0  # type: ignore
 
 
 def test_a_script_that_was_told_to_stop_is_ending(tmp_path: Path) -> None:
     hand_in(tmp_path)
     exit_record(tmp_path, 143, "TERM")
     assert diagnose(tmp_path, status(jobs.RUNNING, "RNE")).retry == WAIT
-    verdict = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
-    assert short(verdict) == (runs.TIMEOUT, jobs.ENDED, RESUME)
-    verdict = diagnose(tmp_path, status())
-    assert short(verdict) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "SIGTERM" in verdict.cause
+    outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
+    assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
+    outcome = diagnose(tmp_path, status())
+    assert short(outcome) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "SIGTERM" in outcome.cause
 
 
 def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> None:
     hand_in(tmp_path)
     exit_record(tmp_path, 75, "TERM")
-    verdict = diagnose(tmp_path, status(exit_code=75, code=11))
-    assert short(verdict) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "time limit" in verdict.cause
+    outcome = diagnose(tmp_path, status(exit_code=75, code=11))
+    assert short(outcome) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "time limit" in outcome.cause
     assert diagnose(tmp_path, status(jobs.LOST, "")).retry == RESUME
 
 
@@ -201,15 +201,15 @@ def test_the_words_of_slurm_and_of_this_machine_tell(tmp_path: Path, raw: str, s
         directory = tmp_path / scheduler
         job_id = "7" if scheduler == "slurm" else "local-7"
         hand_in(directory, job_id, scheduler)
-        verdict = diagnose(directory, JobStatus(job_id, state, raw, 1))
-        assert (verdict.status, verdict.retry) == expected
+        outcome = diagnose(directory, JobStatus(job_id, state, raw, 1))
+        assert (outcome.status, outcome.retry) == expected
 
 
 def test_memory_is_told_with_how_much_there_was(tmp_path: Path) -> None:
     hand_in(tmp_path)
     iterations(tmp_path, 2)
-    verdict = diagnose(tmp_path, status(exit_code=137, code=12))
-    assert "largest rank 3.0 GiB, node 9.0 GiB" in verdict.cause and "layout.tp" in verdict.advice
+    outcome = diagnose(tmp_path, status(exit_code=137, code=12))
+    assert "largest rank 3.0 GiB, node 9.0 GiB" in outcome.cause and "layout.tp" in outcome.advice
 
 
 def test_memory_is_seen_in_the_ranks_last_words(tmp_path: Path) -> None:
@@ -219,29 +219,29 @@ def test_memory_is_seen_in_the_ranks_last_words(tmp_path: Path) -> None:
     ranks.mkdir(parents=True)
     words = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 80 GB\n"
     (ranks / "stderr.1.3").write_text(words, encoding="utf-8")
-    verdict = diagnose(tmp_path, status(exit_code=1, code=0))
-    assert short(verdict) == (runs.OUT_OF_MEMORY, jobs.ENDED, NEVER) and "80 GB" in verdict.cause
+    outcome = diagnose(tmp_path, status(exit_code=1, code=0))
+    assert short(outcome) == (runs.OUT_OF_MEMORY, jobs.ENDED, NEVER) and "80 GB" in outcome.cause
 
 
 def test_a_refused_configuration_is_told_in_its_own_words(tmp_path: Path) -> None:
     hand_in(tmp_path)
     exit_record(tmp_path, 2)
     (tmp_path / "gpt.7.err").write_text("fugaku-gpt: data.paths: none: no such corpus\n", encoding="utf-8")
-    verdict = diagnose(tmp_path, status(exit_code=2, code=0))
-    assert (verdict.status, verdict.cause) == (runs.REFUSED, "data.paths: none: no such corpus")
+    outcome = diagnose(tmp_path, status(exit_code=2, code=0))
+    assert (outcome.status, outcome.cause) == (runs.REFUSED, "data.paths: none: no such corpus")
 
 
 def test_lost_stays_lost(tmp_path: Path) -> None:
     hand_in(tmp_path)
-    verdict = diagnose(tmp_path, status(jobs.LOST, "", reason="PJM knows no job 7"))
-    assert short(verdict) == (runs.LOST, jobs.LOST, RETRY) and "PJM knows no job 7" in verdict.cause
-    written = record_result(tmp_path, verdict, 200.0)
+    outcome = diagnose(tmp_path, status(jobs.LOST, "", reason="PJM knows no job 7"))
+    assert short(outcome) == (runs.LOST, jobs.LOST, RETRY) and "PJM knows no job 7" in outcome.cause
+    written = record_result(tmp_path, outcome, 200.0)
     assert written is not None and written.status == runs.LOST
     assert diagnose(tmp_path, status(jobs.LOST, "")).status == runs.LOST
     exit_record(tmp_path, 3)  # it turns up after all
-    verdict = diagnose(tmp_path, status(jobs.LOST, ""))
-    assert verdict.status == runs.FAILED
-    again = record_result(tmp_path, verdict, 300.0)
+    outcome = diagnose(tmp_path, status(jobs.LOST, ""))
+    assert outcome.status == runs.FAILED
+    again = record_result(tmp_path, outcome, 300.0)
     assert again is not None and again.status == runs.FAILED
 
 
@@ -249,11 +249,11 @@ def test_the_ranks_own_result_stands_unless_the_job_knows_the_cause(tmp_path: Pa
     hand_in(tmp_path)
     exit_record(tmp_path, 1)
     result(tmp_path, runs.FAILED, "rank 3: ValueError: loss is not finite")
-    verdict = diagnose(tmp_path, status(exit_code=1, code=0))
-    assert verdict.cause == "exit code 1: rank 3: ValueError: loss is not finite"
-    assert record_result(tmp_path, verdict, 200.0) is None
-    verdict = diagnose(tmp_path, status(exit_code=1, code=12))
-    written = record_result(tmp_path, verdict, 200.0)
+    outcome = diagnose(tmp_path, status(exit_code=1, code=0))
+    assert outcome.cause == "exit code 1: rank 3: ValueError: loss is not finite"
+    assert record_result(tmp_path, outcome, 200.0) is None
+    outcome = diagnose(tmp_path, status(exit_code=1, code=12))
+    written = record_result(tmp_path, outcome, 200.0)
     assert written is not None and (written.status, written.ended) == (runs.OUT_OF_MEMORY, 160.0)
 
 
@@ -284,15 +284,15 @@ def test_a_bulk_job_is_as_bad_as_its_worst_sub_job_and_each_has_its_row(tmp_path
     hand_in(tmp_path, bulk="0-2")
     exit_record(tmp_path, 0, sub_job="7[0]")
     result(tmp_path, runs.OK, name="repeat-0")
-    verdict = diagnose(tmp_path, status(jobs.RUNNING, "RUN"))
-    assert verdict.retry == WAIT and verdict.cause == "1 of 3 sub-jobs have ended"
+    outcome = diagnose(tmp_path, status(jobs.RUNNING, "RUN"))
+    assert outcome.retry == WAIT and outcome.cause == "1 of 3 sub-jobs have ended"
     exit_record(tmp_path, 1, sub_job="7[1]")
     append_status(tmp_path, 1.0, JobStatus("7[2]", jobs.ENDED, "EXT", 0, 24, 11))
     said = status(exit_code=1, code=11)
     append_status(tmp_path, 1.0, said)
-    verdict = diagnose(tmp_path, said)
-    assert verdict.status == runs.FAILED and verdict.cause.startswith("1 of 3 sub-jobs: ")
-    assert record_result(tmp_path, verdict, 200.0) is not None
+    outcome = diagnose(tmp_path, said)
+    assert outcome.status == runs.FAILED and outcome.cause.startswith("1 of 3 sub-jobs: ")
+    assert record_result(tmp_path, outcome, 200.0) is not None
     kept = [RunDirectory(tmp_path / f"repeat-{number}").result() for number in range(3)]
     assert [one.status if one else None for one in kept] == [runs.OK, runs.FAILED, runs.TIMEOUT]
     assert RunDirectory(tmp_path).result() is None

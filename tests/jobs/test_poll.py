@@ -94,7 +94,7 @@ def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) ->
     exit_record(tmp_path / "b", 0, sub_job="2")
     result(tmp_path / "b", runs.OK)
     waiting, ended = poll_runs([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
-    assert (waiting.verdict.state, waiting.verdict.cause) == (UNKNOWN, UNREACHABLE)
+    assert (waiting.outcome.state, waiting.outcome.cause) == (UNKNOWN, UNREACHABLE)
     assert ended.outcome.status == runs.OK
 
 
@@ -113,7 +113,7 @@ def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     assert poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)[0].outcome.state == UNKNOWN
     scheduler.tags["t-1"] = "1"
     (seen,) = poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 2.0)
-    assert (seen.job_id, seen.verdict.state) == ("1", RUNNING)
+    assert (seen.job_id, seen.outcome.state) == ("1", RUNNING)
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-2", link=1, chain=1, bulk="")
     poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 1000.0)
     assert kinds(tmp_path)[-1] == "abandoned"
@@ -150,7 +150,7 @@ def test_an_open_submission_in_a_directory_that_one_may_only_read_stays_open(
 
     monkeypatch.setattr("fugaku_gpt.jobs.submission.append_event", refuse)
     (seen,) = poll_runs([tmp_path], lambda name: scheduler)
-    assert seen.verdict.state == UNKNOWN and "job.jsonl: cannot be written: Permission denied" in seen.verdict.cause
+    assert seen.outcome.state == UNKNOWN and "job.jsonl: cannot be written: Permission denied" in seen.outcome.cause
 
 
 def test_what_a_scheduler_does_not_say_is_reported_for_every_job(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_what_a_scheduler_does_not_say_is_reported_for_every_job(tmp_path: Path)
     exit_record(tmp_path, 0, sub_job="1")
     result(tmp_path, runs.OK)
     (silent,) = poll_runs([tmp_path], lambda name: Unreachable())
-    assert silent.verdict.status == runs.OK and silent.unanswered == {"job 1": UNREACHABLE}
+    assert silent.outcome.status == runs.OK and silent.unanswered == {"job 1": UNREACHABLE}
     scheduler = site(ENDED)
     (seen,) = poll_runs([tmp_path], lambda name: scheduler)
-    assert seen.verdict.status == runs.OK and seen.unanswered == {}
+    assert seen.outcome.status == runs.OK and seen.unanswered == {}
 
 
 def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
     }
     scheduler.poll = lambda ids: statuses  # type: ignore
     (seen,) = poll_runs([tmp_path], lambda name: scheduler)
-    assert (seen.verdict.state, seen.verdict.cause) == (RUNNING, "1 of 2 sub-jobs have ended")
+    assert (seen.outcome.state, seen.outcome.cause) == (RUNNING, "1 of 2 sub-jobs have ended")
     assert [event.values["job_id"] for event in read_events(tmp_path) if event.kind == "status"] == ["1", "1[0]"]
 
 
@@ -243,4 +243,4 @@ def test_a_damaged_record_is_told_with_its_place_and_hides_no_other_run(tmp_path
     first, second = poll_runs([damaged, sound], lambda name: site(ENDED, RUNNING))
     assert "1.json: not an exit record" in first.outcome.cause
     assert (first.job_id, first.outcome.state, first.is_over) == ("1", UNKNOWN, False)
-    assert second.verdict.state == RUNNING
+    assert second.outcome.state == RUNNING

@@ -9,11 +9,11 @@ from typing import Tuple
 import pytest
 
 from fugaku_gpt.kernels import compile_kernels
-from fugaku_gpt.kernels.build import Compiled
+from fugaku_gpt.kernels.build import CompiledLibrary
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Compiled]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, CompiledLibrary]:
     """(a prefix, the library in it)."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler on PATH")

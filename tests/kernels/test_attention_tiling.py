@@ -20,7 +20,7 @@ def test_memory_of_the_compiled_kernels_is_what_they_ask_for_or_a_little_more(le
     library = load_library()
     if library is None:
         pytest.skip("no kernels are compiled here")
-    told, asked = native_workspace_floats(length, width), library.attention_floats(length, width)
+    told, asked = native_workspace_floats(length, width), library.attention_workspace_floats(length, width)
     assert asked <= told
     if width % 32 == 0:  # a multiple of whatever tile this processor has
         assert told == asked

@@ -11,7 +11,7 @@ import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels import build, compile_kernels, library_file
-from fugaku_gpt.kernels.build import Compiled
+from fugaku_gpt.kernels.build import CompiledLibrary
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def compiler(folder: Path, words: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("compiled")  # which is compiled once
-def test_the_library_is_in_the_environment_under_the_name_of_its_sources(compiled: Tuple[Path, Compiled]) -> None:
+def test_the_library_is_in_the_environment_under_the_name_of_its_sources(
+    compiled: Tuple[Path, CompiledLibrary],
+) -> None:
     prefix, file = compiled[0], compiled[1].file
     assert file == library_file(prefix) and file.is_file()
     assert [path for path in prefix.rglob("*") if path.is_file()] == [file]

@@ -11,7 +11,7 @@ from typing import Tuple
 import pytest
 
 from fugaku_gpt.kernels import build, compile_kernels, load_library
-from fugaku_gpt.kernels.build import Compiled
+from fugaku_gpt.kernels.build import CompiledLibrary
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADS = """
@@ -38,7 +38,7 @@ def _python(text: str, file: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("compiled")
-def test_the_library_shares_the_openmp_runtime_of_pytorch(compiled: Tuple[Path, Compiled]) -> None:
+def test_the_library_shares_the_openmp_runtime_of_pytorch(compiled: Tuple[Path, CompiledLibrary]) -> None:
     file = compiled[1].file
     count = """
 import re
@@ -51,7 +51,7 @@ print(len(set(re.findall(r"/\\S*lib(?:gomp|iomp5|omp)[^/\\s]*", mapped))))
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("compiled")
-def test_without_an_openmp_runtime_in_the_process_there_are_none(compiled: Tuple[Path, Compiled]) -> None:
+def test_without_an_openmp_runtime_in_the_process_there_are_none(compiled: Tuple[Path, CompiledLibrary]) -> None:
     file = compiled[1].file
     assert _python(LOADS, file) == "NoneType"
 

@@ -7,7 +7,7 @@ import torch  # noqa: F401  # whose OpenMP runtime the kernels need
 
 from fugaku_gpt.kernels import load_library
 from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
-from fugaku_gpt.kernels.matmul_tiling import cast_elements, cast_rows, panel_bytes
+from fugaku_gpt.kernels.matmul_tiling import cast_elements, cast_rows, gemm_workspace_bytes
 
 
 def test_as_many_rows_as_make_six_million_elements_but_not_too_few() -> None:
@@ -33,8 +33,8 @@ def test_memory_of_compiled_products_is_what_they_ask_for(
     if library is None:
         pytest.skip("no kernels are compiled here")
     later = columns if dtype == BFLOAT16 and inner > 2 * 768 else 0
-    told = panel_bytes(columns, later, threads)
-    asked = 4 * library.product_floats(rows, columns, inner, dtype, dtype, threads)
+    told = gemm_workspace_bytes(columns, later, threads)
+    asked = 4 * library.gemm_workspace_floats(rows, columns, inner, dtype, dtype, threads)
     assert asked <= told
     if library.lanes() == 16 and (rows >= 1024 or not later):
         assert asked == told

@@ -85,7 +85,7 @@ while True: time.sleep(1)
 def starter_of(behaviour: str, mark: str, more: str = "", same: float = 10.0) -> "subprocess.Popen[bytes]":
     """A process that runs a command, and says how it has ended; signals within ``same`` seconds are one order to it."""
     program = (
-        f"import sys; from fugaku_gpt.launch import processes; processes._SAME_SECONDS = {same}; "
+        f"import sys; from fugaku_gpt.launch import processes; processes._DUPLICATE_SECONDS = {same}; "
         f"command = [sys.executable, '-c', {SAVES!r}, {behaviour!r}]; "
         f"o = processes.run_command(command, {{}}, mark={mark!r}, on_line=lambda line: print('up', flush=True){more}); "
         "print('ended', o.exit_code, o.stopped_by)"

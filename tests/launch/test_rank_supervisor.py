@@ -15,7 +15,7 @@ import pytest
 
 from fugaku_gpt.records.run import FAILED, Result, RunDirectory
 
-# a rank that tells its keeper the directory, says its process number, and does what it is told
+# a rank that tells its supervisor the directory, says its process number, and does what it is told
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -30,23 +30,23 @@ SLEEP = "time.sleep(60)"
 
 
 def start(rank: int, directory: Path, behaviour: str = SLEEP) -> Tuple["subprocess.Popen[str]", int]:
-    """(keeper, process number of its rank)."""
+    """(supervisor, process number of its rank)."""
     words = [sys.executable, "-c", RANK.format(behaviour=behaviour), str(rank), str(directory)]
-    keeper = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert keeper.stdout is not None
-    return keeper, int(keeper.stdout.readline())
+    supervisor = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    return supervisor, int(supervisor.stdout.readline())
 
 
-def end_of(keeper: "subprocess.Popen[str]") -> Tuple[int, List[str]]:
-    _, said = keeper.communicate(timeout=30)
-    return keeper.returncode, said.splitlines()
+def end_of(supervisor: "subprocess.Popen[str]") -> Tuple[int, List[str]]:
+    _, said = supervisor.communicate(timeout=30)
+    return supervisor.returncode, said.splitlines()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path, number: signal.Signals) -> None:
-    keeper, rank = start(3, tmp_path)
+    supervisor, rank = start(3, tmp_path)
     os.kill(rank, number)
-    code, said = end_of(keeper)
+    code, said = end_of(supervisor)
     result = RunDirectory(tmp_path).result()
     assert result is not None and (result.status, result.rank, result.node) == (FAILED, 3, os.uname().nodename)
     assert result.reason == f"rank 3: killed by signal {int(number)} ({number.name})"
@@ -54,14 +54,14 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path, number: signal.S
 
 
 def test_a_keeper_leaves_with_the_exit_code_of_its_rank(tmp_path: Path) -> None:
-    keeper, _ = start(0, tmp_path, "sys.exit(75)")
-    assert end_of(keeper) == (75, []) and list(tmp_path.iterdir()) == []
+    supervisor, _ = start(0, tmp_path, "sys.exit(75)")
+    assert end_of(supervisor) == (75, []) and list(tmp_path.iterdir()) == []
 
 
 def test_a_keeper_that_is_killed_takes_its_rank_with_it(tmp_path: Path) -> None:
-    keeper, rank = start(1, tmp_path)
-    keeper.kill()
-    end_of(keeper)
+    supervisor, rank = start(1, tmp_path)
+    supervisor.kill()
+    end_of(supervisor)
     deadline = time.monotonic() + 10
     while psutil.pid_exists(rank) and psutil.Process(rank).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
@@ -76,13 +76,13 @@ signal.signal(signal.SIGUSR1, lambda *_: os._exit(9))
 print('up', flush=True)
 for _ in range(6000): time.sleep(0.01)
 """
-    keeper, _ = start(1, tmp_path, caught)
-    assert keeper.stdout is not None and keeper.stdout.readline() == "up\n"
-    keeper.send_signal(signal.SIGUSR1)
-    assert end_of(keeper)[0] == 9
-    keeper, _ = start(1, tmp_path)
-    keeper.send_signal(signal.SIGTERM)
-    assert end_of(keeper)[0] == 128 + signal.SIGTERM
+    supervisor, _ = start(1, tmp_path, caught)
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == "up\n"
+    supervisor.send_signal(signal.SIGUSR1)
+    assert end_of(supervisor)[0] == 9
+    supervisor, _ = start(1, tmp_path)
+    supervisor.send_signal(signal.SIGTERM)
+    assert end_of(supervisor)[0] == 128 + signal.SIGTERM
     result = RunDirectory(tmp_path).result()
     assert result is not None and result.status == "interrupted"
 
@@ -99,39 +99,39 @@ print("up", flush=True)
 for _ in range(6000): time.sleep(0.01)
 """
     words = [sys.executable, "-c", slow]
-    keeper = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert keeper.stdout is not None and keeper.stdout.readline() == "up\n"
-    keeper.send_signal(signal.SIGUSR1)
-    assert end_of(keeper)[0] == 9
+    supervisor = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == "up\n"
+    supervisor.send_signal(signal.SIGUSR1)
+    assert end_of(supervisor)[0] == 9
 
 
 def test_rank_0_says_how_another_rank_has_failed(tmp_path: Path) -> None:
-    keeper, rank = start(0, tmp_path)
+    supervisor, rank = start(0, tmp_path)
     words = Result(
         FAILED, "rank 2: ValueError: x", 0.0, time.time() + 900, 7, rank=2, node="n1", last_checkpoint="step-00000005"
     )
     RunDirectory(tmp_path).write_result(words)
-    assert keeper.stderr is not None
-    assert keeper.stderr.readline() == "fugaku-gpt: rank 2: ValueError: x\n"
-    assert keeper.stderr.readline() == "  on n1, last iteration 7, last checkpoint: step-00000005\n"
+    assert supervisor.stderr is not None
+    assert supervisor.stderr.readline() == "fugaku-gpt: rank 2: ValueError: x\n"
+    assert supervisor.stderr.readline() == "  on n1, last iteration 7, last checkpoint: step-00000005\n"
     os.kill(rank, signal.SIGKILL)
-    end_of(keeper)
+    end_of(supervisor)
     assert RunDirectory(tmp_path).result().rank == 0  # type: ignore[union-attr]  # its death came before that end
 
 
 def test_a_result_that_cannot_be_read_does_not_cost_the_rank(tmp_path: Path) -> None:
-    keeper, rank = start(0, tmp_path)
+    supervisor, rank = start(0, tmp_path)
     (tmp_path / "result.json").write_text("{")  # being written, as another node may see it
-    time.sleep(0.6)  # some of the keeper's looks
-    assert keeper.poll() is None and psutil.Process(rank).is_running()
+    time.sleep(0.6)  # some of the supervisor's looks
+    assert supervisor.poll() is None and psutil.Process(rank).is_running()
     os.kill(rank, signal.SIGKILL)
-    assert end_of(keeper)[0] == 128 + signal.SIGKILL
+    assert end_of(supervisor)[0] == 128 + signal.SIGKILL
 
 
 def test_what_follows_from_another_failure_does_not_replace_it(tmp_path: Path) -> None:
     first = Result(FAILED, "rank 2: ValueError: x", 0.0, time.time(), rank=2)
     RunDirectory(tmp_path).write_result(first)
-    keeper, rank = start(1, tmp_path)
+    supervisor, rank = start(1, tmp_path)
     os.kill(rank, signal.SIGKILL)
-    end_of(keeper)
+    end_of(supervisor)
     assert RunDirectory(tmp_path).result() == first

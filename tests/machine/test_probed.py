@@ -19,7 +19,9 @@ def test_a_probed_machine_s_file_is_read_as_it_was_written(tmp_path: Path) -> No
     probed = even_machine().merged_with(even_machine())
     step = StepTiming("tiny", ("model.layers=2", "layout.split=[1, 1]", "layout.pp=2"), 0.5, 0.01)
     probed = probe_from_data(
-        json.loads(json.dumps({**probe_to_data(probed), "steps": probe_to_data(replace(probed, steps=(step,)))["steps"]}))
+        json.loads(
+            json.dumps({**probe_to_data(probed), "steps": probe_to_data(replace(probed, steps=(step,)))["steps"]})
+        )
     )
     assert probed.steps == (step,) and len(probed.products) == 2 * len(even_machine().products)
     machine, _ = machine_from_probe(probed, 2**34)

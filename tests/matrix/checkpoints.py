@@ -23,8 +23,8 @@ from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, open_world
-from fugaku_gpt.training.checkpoint import Checkpoints
-from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.startup import agree_on_kernels
 from tests.matrix.cases import CASES, READ_BY, SAVED, SAVED_BY
 from tests.matrix.curves import FOLDER, distances, draw, part, read_golden, too_far, trainer_for, trainer_of
@@ -50,7 +50,7 @@ def write(world: Optional[Communicator], folder: Path, name: str, layout: str) -
     trainer = trainer_for(name, layout, "checkpoint.ranks_per_file=1", world=world)
     draw(trainer, SAVED)
     folder.mkdir(parents=True, exist_ok=True)
-    Checkpoints(trainer, folder / name, build=compat.build_facts()).save({}, wait=True)
+    CheckpointSaver(trainer, folder / name, build=compat.build_facts()).save({}, wait=True)
 
 
 def resume(
@@ -65,7 +65,7 @@ def resume(
     config = case.config(layout)
     agree_on_kernels(config, world or Communicator.alone(), manifest.state["kernels"])
     trainer = trainer_of(config, world)
-    problem = load(trainer, path, manifest)
+    problem = load_checkpoint(trainer, path, manifest)
     if problem is not None:
         return Resumed({}, problem)
     kept = read_golden(name).curve

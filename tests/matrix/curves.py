@@ -95,7 +95,7 @@ def draw(trainer: Trainer, iterations: Optional[int] = None) -> Curve:
     norms = [step.grad_norm if math.isfinite(step.grad_norm) else None for step in steps]
     validation = trainer.validate() if trainer.iteration == last else None
     trainer.finish()
-    return Curve([step.loss for step in steps], norms, [step.left_out for step in steps], validation)
+    return Curve([step.loss for step in steps], norms, [step.skip_reason for step in steps], validation)
 
 
 def part(curve: Curve, first: int, stop: int) -> Curve:

@@ -126,7 +126,7 @@ def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
     for threads in (1, 5, 48):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
         work = _Workspace(qkv, drops=True)
-        block = max(high - low for low, high in work.blocks())
+        block = max(high - low for low, high in work.query_tiles())
         products = [(s.stop - s.start) * (h.stop - h.start) for s, h in work.groups()]
         assert sum(products) == samples * heads
         assert max(products) * block * length <= max(blocks._SCORES[narrow] * threads, block * length)

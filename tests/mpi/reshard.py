@@ -23,8 +23,8 @@ from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
-from fugaku_gpt.training.checkpoint import Checkpoints
-from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -105,7 +105,7 @@ def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
         if world.rank < ranks:
             run = trainer_of(groups[index], settings)
             curve(run, BEFORE)
-            checkpoints = Checkpoints(run, folder / str(index))
+            checkpoints = CheckpointSaver(run, folder / str(index))
             checkpoints.save({})
             own[-1] = curve(run, steps)
             checkpoints.finish()
@@ -119,7 +119,7 @@ def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
             pairs += 1
             if world.rank < ranks:
                 run = trainer_of(groups[index], settings)
-                assert load(run, path, read_manifest(path)) is None
+                assert load_checkpoint(run, path, read_manifest(path)) is None
                 assert (run.iteration, run.consumed_samples) == (BEFORE, BEFORE * 8)
                 found, expected = curve(run, steps), own[index]
                 off = difference(found, judge)

@@ -96,7 +96,7 @@ def curve_of(drawn: Drawn, grid: ProcessGrid) -> Curve:
         step = trainer.step()
         curve.losses.append(step.loss)
         curve.norms.append(step.grad_norm)
-        curve.became.append((step.left_out, step.samples, step.seq_len))
+        curve.became.append((step.skip_reason, step.samples, step.seq_len))
     curve.losses.append(trainer.validate())
     trainer.finish()
     unawaited = [message for message in OUTSTANDING if not any(message is one for one in earlier)]

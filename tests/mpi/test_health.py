@@ -72,7 +72,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_alone_is_left_out_everywhere(
             run.buffers.gradients.fill_(math.nan)
 
     run.reducer.finish = spoilt  # type: ignore[method-assign]
-    assert run.step().left_out == NOT_FINITE
+    assert run.step().skip_reason == NOT_FINITE
     assert torch.equal(run.buffers.parameters, before) and (run.iteration, run.consumed_samples) == (2, 16)
     run.reducer.finish = summed  # type: ignore[method-assign]
     judge = trainer(world, *LAYOUT)
@@ -95,7 +95,7 @@ def test_a_nan_in_what_nobody_counts_is_seen_all_the_same(world: Communicator) -
 
     run.reducer.finish = spoilt  # type: ignore[method-assign]
     step = run.step()
-    assert step.left_out == NOT_FINITE and math.isfinite(step.loss) and math.isfinite(step.grad_norm)
+    assert step.skip_reason == NOT_FINITE and math.isfinite(step.loss) and math.isfinite(step.grad_norm)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -108,7 +108,7 @@ def test_every_rank_goes_back_from_a_spike_together(world: Communicator, zero: i
     run.step()
     run.buffers.parameters.mul_(10.0)
     step = run.step()
-    assert (step.left_out, step.returned_to, step.lost_samples) == (SPIKE, 4, "32-47")
+    assert (step.skip_reason, step.returned_to, step.lost_samples) == (SPIKE, 4, "32-47")
     assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
     assert_replicas_are_equal(run)
     judge.iteration, judge.consumed_samples = run.iteration, run.consumed_samples
@@ -142,4 +142,4 @@ def test_the_log_tells_of_bubbles_batches_and_hidden_communication(world: Commun
         # a cold step, and two that are timed without computation; the parameters of the fourth arrive in the fifth
         assert ["hidden_communication" in line for line in lines] == [False, False, True]
         assert 0 <= lines[2]["hidden_communication"] <= 1
-        assert run.health.left_out == 0 and DONE == ""
+        assert run.health.skipped_steps == 0 and DONE == ""

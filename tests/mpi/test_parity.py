@@ -65,8 +65,8 @@ def test_a_layout_trains_as_one_rank_does(world: Communicator, case: str, dtype:
     judge = judge_of(world, *BASE, *training_of(case), *TYPES[dtype])
     assert all(torch.equal(tensor, judge.initial[name]) for name, tensor in ours.initial.items())
     assert_same_steps(ours, judge)
-    assert ("rollback" in case) == (judge.steps[SPIKE_STEP - 1].left_out == SPIKE)
-    assert ("leave-step" in case) == (judge.steps[NOT_FINITE_STEP - 1].left_out == NOT_FINITE)
+    assert ("rollback" in case) == (judge.steps[SPIKE_STEP - 1].skip_reason == SPIKE)
+    assert ("leave-step" in case) == (judge.steps[NOT_FINITE_STEP - 1].skip_reason == NOT_FINITE)
     figures = largest_of_all(
         world,
         [

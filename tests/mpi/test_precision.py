@@ -108,7 +108,7 @@ def test_an_overflow_on_one_rank_halves_the_scale_on_all(world: Communicator, ze
     layout = ("dp=2", f"pp={world.size // 2}", f"zero={zero}")
     run = trainer(world, layout, "training.dtype=float16")
     run.step()
-    (piece,) = run.pieces.values()
+    (piece,) = run.model_chunks.values()
 
     def poison(_: Any, __: Any, output: torch.Tensor) -> None:  # what mlp.up adds to its sum by itself
         output.register_hook(lambda gradient: gradient * float("inf"))
@@ -117,12 +117,12 @@ def test_an_overflow_on_one_rank_halves_the_scale_on_all(world: Communicator, ze
         handle = next(iter(piece.blocks.values())).mlp.up.register_forward_hook(poison)
     before = run.buffers.parameters.clone()
     step = run.step()
-    assert step.left_out == "overflow" and run.loss_scale.value == step.loss_scale / 2 == 32768.0
-    assert torch.equal(run.buffers.parameters, before) and run.health.left_out == 1
+    assert step.skip_reason == "overflow" and run.loss_scale.value == step.loss_scale / 2 == 32768.0
+    assert torch.equal(run.buffers.parameters, before) and run.health.skipped_steps == 1
     if world.rank == world.size - 1:
         handle.remove()
     following = run.step()
-    assert following.left_out == "" and following.loss_scale == 32768.0
+    assert following.skip_reason == "" and following.loss_scale == 32768.0
     everywhere = world.all_gather(torch.tensor([following.loss, following.grad_norm], dtype=torch.float64))
     assert bool((everywhere == everywhere[0]).all())
 

@@ -17,9 +17,9 @@ from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.training.checkpoint import Checkpoints
+from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.health import SPIKE
-from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
@@ -57,7 +57,7 @@ def test_two_resumes_in_a_row_are_the_run_bit_for_bit(
     judge, run = trainer(world, *settings), trainer(world, *settings)
     for leg in range(3):
         if leg:
-            checkpoints = Checkpoints(run, folder)
+            checkpoints = CheckpointSaver(run, folder)
             checkpoints.save({})
             for _ in range(2):  # training goes on, and the checkpoint knows nothing of it
                 checkpoints.advance(run.step())
@@ -65,14 +65,14 @@ def test_two_resumes_in_a_row_are_the_run_bit_for_bit(
             path = list_checkpoints(folder)[0].path
             assert world.rank > 0 or verify_checkpoint(path) == []
             run = trainer(world, *settings)
-            assert load(run, path, read_manifest(path)) is None
+            assert load_checkpoint(run, path, read_manifest(path)) is None
         assert all(repr(run.step()) == repr(judge.step()) for _ in range(3 - leg))
         assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
     if ROLLBACK[0] in settings:
         for one in (run, judge):
             one.buffers.parameters.mul_(10.0)
         spike = run.step()
-        assert spike.left_out == SPIKE and spike == judge.step()
+        assert spike.skip_reason == SPIKE and spike == judge.step()
     for ours, theirs in zip(run.storages(), judge.storages()):
         assert (ours.kind, ours.first) == (theirs.kind, theirs.first) and torch.equal(ours.values, theirs.values)
     assert run.state() == judge.state()
@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_for_one_rank_costs_all_of_them_that_checkpoint_only
 
     monkeypatch.setattr(file_system, "write_at", write_at)
     run = trainer(world, "layout.dp=2", "training.iterations=6", "checkpoint.interval=2")
-    checkpoints = Checkpoints(run, folder)
+    checkpoints = CheckpointSaver(run, folder)
     assert not run_loop(run, None, checkpoints)
     assert [info.iteration for info in list_checkpoints(folder)] == [6, 4] and checkpoints.saved_iteration == 6
     left[0] = 1 if world.rank == 1 else 0
@@ -109,8 +109,8 @@ def test_one_rank_that_wants_to_stop_stops_all_after_the_same_step_with_a_checkp
     if world.size != 4:
         pytest.skip("four ranks")
     run = trainer(world, "layout.dp=2", "layout.pp=2", "training.iterations=9")
-    run.stop_wanted = lambda: world.rank == 2 and run.iteration == 2
-    assert run_loop(run, None, Checkpoints(run, folder))
+    run.should_stop = lambda: world.rank == 2 and run.iteration == 2
+    assert run_loop(run, None, CheckpointSaver(run, folder))
     assert run.iteration == 3 and [info.iteration for info in list_checkpoints(folder)] == [3]
 
 
@@ -118,14 +118,14 @@ def test_damage_that_one_rank_meets_is_told_to_all(world: Communicator, folder: 
     if world.size != 2:
         pytest.skip("two ranks")
     run = trainer(world, "layout.pp=2")
-    Checkpoints(run, folder).save({}, wait=True)
+    CheckpointSaver(run, folder).save({}, wait=True)
     (info,) = list_checkpoints(folder)
     if world.rank == 0:
         content = bytearray((info.path / "data-000001.safetensors").read_bytes())
         content[-3] ^= 1
         (info.path / "data-000001.safetensors").write_bytes(content)
     world.barrier()
-    problem = load(trainer(world, "layout.pp=2"), info.path, read_manifest(info.path))
+    problem = load_checkpoint(trainer(world, "layout.pp=2"), info.path, read_manifest(info.path))
     assert problem is not None and problem.startswith("rank 1: ") and "data-000001.safetensors: damaged: " in problem
 
 

@@ -135,7 +135,7 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     if not HAS_HOOKS:
         pytest.skip("this PyTorch does not show what it saves")
     trainer = trainer_of(ProcessGrid(world, config.layout), config)
-    with counting(list(trainer.pieces.values())) as kept:
+    with counting(list(trainer.model_chunks.values())) as kept:
         trainer.step()
     chunks, stage = chunks_of(config), trainer.grid.coordinates.pp
     mine = [chunk for chunk in chunks if chunk.stage == stage]
@@ -145,7 +145,7 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
     elsewhere = max(sum(n * embedding_and_head_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments)
     print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
-    said, held = memory_of_run(config).stages[stage], trainer.held_bytes()
+    said, held = memory_of_run(config).stages[stage], trainer.memory_by_category()
     assert (said["weights"], said["gradients"]) == (held["weights"], held["gradients"])
     # what is padding alone is in no run of the optimiser
     assert 0.95 * said["optimiser"] <= held["optimiser"] <= said["optimiser"] and said["activations"] == told

@@ -72,7 +72,7 @@ def train(trainer: Trainer, steps: int = STEPS) -> Trained:
         trainer.reducer.finish = spoilt if spoils and world.rank == world.size - 1 else summed  # type: ignore[method-assign]
         step = trainer.step()
         found.steps.append(step)
-        found.gradients.append(summed_gradients(trainer) if step.left_out in (DONE, SPIKE) else {})
+        found.gradients.append(summed_gradients(trainer) if step.skip_reason in (DONE, SPIKE) else {})
     found.weights = whole_tensors(trainer, trainer.buffers.parameters)
     found.validation = trainer.validate()
     trainer.finish()
@@ -115,14 +115,14 @@ _TYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bf
 
 def assert_same_steps(ours: Trained, judge: Trained) -> None:
     """The same batches, learning rates and decisions."""
-    told = [[(s.samples, s.seq_len, s.lr, bool(s.left_out), s.returned_to) for s in run.steps] for run in (ours, judge)]
+    told = [[(s.samples, s.seq_len, s.lr, bool(s.skip_reason), s.returned_to) for s in run.steps] for run in (ours, judge)]
     assert told[0] == told[1]
 
 
 def curve_distance(ours: Trained, judge: Trained) -> Tuple[float, float, float]:
     """Largest relative distances of losses, of norms, and of the loss of validation. A spike is made by weights that
     make roundings large, and is undone: of its step only the verdict counts."""
-    pairs = [(a, b) for a, b in zip(ours.steps, judge.steps) if b.left_out != SPIKE]
+    pairs = [(a, b) for a, b in zip(ours.steps, judge.steps) if b.skip_reason != SPIKE]
     return (
         max(abs(a.loss / b.loss - 1) for a, b in pairs),
         max(abs(a.grad_norm / b.grad_norm - 1) for a, b in pairs if math.isfinite(b.grad_norm)),

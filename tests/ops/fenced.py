@@ -94,12 +94,12 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
     if dtype == torch.bfloat16:
         yield "accumulate_", partial(native.accumulate_, fences.of(numbers(7, 103)), x)
         yield "sum_of_rows", partial(native.sum_of_rows, x)
-    yield "squares", partial(native.squares, fences.of(numbers(1003)))
+    yield "native_sum_of_squares", partial(native.native_sum_of_squares, fences.of(numbers(1003)))
     rounded = of(1003) if dtype == torch.bfloat16 else None
     parameters, gradients, first, second = (fences.of(numbers(1003).abs()) for _ in range(4))
     options: Dict[str, Any] = {"divisor": 2.0, "keeps": 0.9, "betas": (0.9, 0.95), "step_size": 0.1, "eps": 1e-8}
     yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, **options)
-    if native._library().multiplies(native._TYPES[dtype]):
+    if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
         yield from products(fences, dtype)
 
 
@@ -139,14 +139,14 @@ def main() -> None:
 @contextlib.contextmanager
 def results_too(fences: Fences) -> Iterator[None]:
     """Kernels' results and working memory lie between fences."""
-    had = native.pooled_empty, native._floats, native._memory
+    had = native.pooled_empty, native._floats, native._workspace_address
     native.pooled_empty = fences.empty
     native._floats = lambda count: fences.empty((count,), torch.float32)
-    native._memory = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
+    native._workspace_address = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
     try:
         yield
     finally:
-        native.pooled_empty, native._floats, native._memory = had
+        native.pooled_empty, native._floats, native._workspace_address = had
 
 
 if __name__ == "__main__":

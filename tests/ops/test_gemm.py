@@ -151,8 +151,8 @@ def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
 def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "_ELEMENTS", 64)  # 16 rows of 4 columns
-    monkeypatch.setattr(sizes, "_FEWEST_ROWS", 8)
+    monkeypatch.setattr(sizes, "_CAST_ELEMENTS", 64)  # 16 rows of 4 columns
+    monkeypatch.setattr(sizes, "_MIN_CAST_ROWS", 8)
     multiplied: List[int] = []
     matmul = torch.matmul
     monkeypatch.setattr(torch, "matmul", lambda x, y: multiplied.append(len(x)) or matmul(x, y))

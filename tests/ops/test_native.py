@@ -50,7 +50,7 @@ def test_what_is_compiled_is_used() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["attention", "attention_gradient", "loss_sums", "loss_full_rows_", "sum_of_rows", "squares", "matmul_",
+    ["attention", "attention_gradient", "loss_sums", "loss_full_rows_", "sum_of_rows", "native_sum_of_squares", "matmul_",
      "layer_norm", "layer_norm_gradient", "gelu", "gelu_gradient"],
 )  # fmt: skip
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,14 +176,18 @@ def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed:
 
 def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
     x, y = numbers(40, 30).bfloat16(), numbers(30, 20).bfloat16()
-    compat.choose_float32_operations(compat.operations_without_kernel(torch.bfloat16), torch.bfloat16)  # however slow products are
+    compat.choose_float32_operations(
+        compat.operations_without_kernel(torch.bfloat16), torch.bfloat16
+    )  # however slow products are
     whole, apart = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
     for sums in (whole, apart):
         ops.add_product(sums, x, y)
         ops.add_product(sums, x, y)
     expected = 2.0 * (x.double() @ y.double())
     assert near(whole, expected, 1e-2) and near(apart, expected, 1e-2)
-    assert not native.has_native_accumulate(x, torch.zeros(40, 30).double()) and not native.has_native_accumulate(x.float())
+    assert not native.has_native_accumulate(x, torch.zeros(40, 30).double()) and not native.has_native_accumulate(
+        x.float()
+    )
     with pytest.raises(RuntimeError):
         ops.add_product(torch.zeros(40, 19), x, y)
     assert not native.has_native_accumulate(x, torch.zeros(40, 20)) and not native.has_native_accumulate(x[:, ::2])
@@ -434,7 +438,7 @@ def test_long_kernels_call_between_their_parts_and_compute_the_same(dtype: torch
         y, log_sums = native.attention(qkv, None, 1.0)
         product = torch.zeros(500, 700, dtype=dtype)
         found = [y, native.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
-        if native._library().multiplies(native._TYPES[dtype]):
+        if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
             native.matmul_(product, x, weight)
             found.append(product)
         return found

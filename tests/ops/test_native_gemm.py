@@ -24,7 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def multiplied(dtype: torch.dtype) -> bool:
-    return native._library().multiplies(native._TYPES[dtype])
+    return native._library().supports_gemm(native._NATIVE_TYPES[dtype])
 
 
 @pytest.fixture
@@ -208,7 +208,9 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
         }
         assert [name for name, its in others.items() if native.has_native_matmul(*its)] == []
         rounded = x.bfloat16(), y.bfloat16(), torch.empty(20, 24).bfloat16()
-        assert native.has_native_matmul(*rounded)  # where ranks have agreed on it; whether they may: _native_matmul_is_better
+        assert native.has_native_matmul(
+            *rounded
+        )  # where ranks have agreed on it; whether they may: _native_matmul_is_better
         assert not native.has_native_matmul(*rounded, accumulate=True)
         monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 20 * 30 * 24 + 1)
         assert not native.has_native_matmul(x, y)
@@ -233,7 +235,7 @@ class Compiled:
 
     def __init__(self, lanes: int, pairs: bool) -> None:
         self.lanes = lambda: lanes
-        self.multiplies = lambda kind: pairs or kind != BFLOAT16
+        self.supports_gemm = lambda kind: pairs or kind != BFLOAT16
 
 
 @pytest.mark.parametrize(
@@ -265,11 +267,11 @@ def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products()
     from fugaku_gpt.machine.local import vector_flags
 
     if "avx512_bf16" not in vector_flags():
-        assert not native._library().multiplies(BFLOAT16)
+        assert not native._library().supports_gemm(BFLOAT16)
 
 
 def test_a_forked_process_has_memory_of_its_own() -> None:
-    address = native._memory(16)
+    address = native._workspace_address(16)
     ctypes.memset(address, 1, 64)
     child = os.fork()
     if child == 0:

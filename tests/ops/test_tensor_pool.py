@@ -160,7 +160,7 @@ if not prepare_process(1)["allocator_keeps_pages"]:
     print("the allocator is not glibc's")
     sys.exit()
 kind, by_our_own = getattr(torch, sys.argv[1]), sys.argv[2] == "ours"
-if not ops.has_native_kernels() or by_our_own and not native._library().multiplies(native._TYPES[kind]):
+if not ops.has_native_kernels() or by_our_own and not native._library().supports_gemm(native._NATIVE_TYPES[kind]):
     print("no such kernels of our own")
     sys.exit()
 ops.choose_native_matmul(by_our_own)  # on any processor

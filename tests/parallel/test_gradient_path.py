@@ -72,7 +72,7 @@ def test_so_many_buckets_are_summed_at_a_time_and_each_once(looks: int, at_once:
     buffers = FlatBuffers(named_parameters(pieces), specs, 1, int(config.training.bucket_mib * 2**20))
     replica, alone = Replica(looks), Communicator.alone()
     grid: Any = SimpleNamespace(dp=replica, replicas=replica, tp=alone, embedding=alone)
-    reducer = GradientReducer(buffers, {0: pieces[0]}, grid, sharded=False, at_once=at_once)
+    reducer = GradientReducer(buffers, {0: pieces[0]}, grid, sharded=False, buckets_at_once=at_once)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
     own: List[torch.Tensor] = []
     for step in range(5):

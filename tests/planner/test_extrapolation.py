@@ -28,7 +28,9 @@ INSIDE = of_hardware("A64FX")[0][0]
 
 def _far(**changed: Any) -> float:
     row = replace(INSIDE, **changed)
-    return extrapolation_distance([*extrapolated_inputs(row, MACHINE.time.input_ranges), *rule_based_inputs(row, True, MACHINE.time.input_ranges)])
+    return extrapolation_distance(
+        [*extrapolated_inputs(row, MACHINE.time.input_ranges), *rule_based_inputs(row, True, MACHINE.time.input_ranges)]
+    )
 
 
 def test_distance_is_the_root_of_the_squares_of_logarithms() -> None:
@@ -45,7 +47,10 @@ def test_distance_is_the_root_of_the_squares_of_logarithms() -> None:
 
 def test_every_input_of_a_row_that_is_its_own_hull_is_inside() -> None:
     for row, _ in of_hardware("A100"):
-        assert extrapolated_inputs(row, input_ranges_of([row])) == [] and extrapolated_inputs(row, input_ranges_of([])) == []
+        assert (
+            extrapolated_inputs(row, input_ranges_of([row])) == []
+            and extrapolated_inputs(row, input_ranges_of([])) == []
+        )
 
 
 @pytest.mark.parametrize("name", ["a64fx", "a100", "v100"])
@@ -97,7 +102,11 @@ def test_ranks_on_more_nodes_than_any_row_has_with_so_many_of_them_are_named() -
     assert INSIDE.ranks_per_node == 4 and said() == [] == said(nodes=512, ranks_per_node=1)
     assert said(nodes=512) == ["ranks_per_node 4 on 512 nodes: measured on 1"]
     two = replace(INSIDE, nodes=512, ranks_per_node=2)
-    assert len(extrapolated_inputs(two, MACHINE.time.input_ranges)) == len(rule_based_inputs(two, True, MACHINE.time.input_ranges)) == 1
+    assert (
+        len(extrapolated_inputs(two, MACHINE.time.input_ranges))
+        == len(rule_based_inputs(two, True, MACHINE.time.input_ranges))
+        == 1
+    )
 
 
 def test_what_no_row_of_any_machine_has_widens_the_interval_too() -> None:

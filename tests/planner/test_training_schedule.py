@@ -63,7 +63,7 @@ def test_what_cannot_be_done_says_how_to_mend_it() -> None:
         schedule_training(TrainingPlan(10, 10, 1, elapse=400, startup=300, checkpoint=100))
     with pytest.raises(UsageError, match="use fewer nodes"):
         schedule_training(TrainingPlan(10, 10, 100_000, checkpoint=600, node_mtbf=1e6, startup=600))
-    with pytest.raises(UsageError, match="--node-mtbf 0: no node lasts so short"):
+    with pytest.raises(UsageError, match="--node-mtbf 0: a mean time between failures must be above 0"):
         schedule_training(TrainingPlan(10, 10, 1, checkpoint=600, node_mtbf=0.0))
     with pytest.raises(UsageError, match="1e[+]39 iterations: valid: 1e[+]12 at most"):
         schedule_training(TrainingPlan(10**39, 10, 1))
@@ -81,7 +81,7 @@ def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
 
 
 def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:
-    with pytest.raises(UsageError, match="batch from 192 in steps of 16 does not come to 250"):
+    with pytest.raises(UsageError, match="batch from 192 in steps of 16 does not reach 250"):
         ramp_phases(BatchRamp(**{**RAMP, "global_batch": 250}))
     with pytest.raises(UsageError, match="need more than 12 nodes"):
         ramp_phases(BatchRamp(**{**RAMP, "tp": 64}))

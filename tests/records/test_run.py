@@ -321,7 +321,7 @@ def test_in_which_folder_a_run_goes_on(tmp_path: Path, wanted: str) -> None:
         (directory.checkpoints_dir / name).mkdir(parents=True)
     path = wanted if wanted in ("auto", "none") else str(directory.checkpoints_dir / wanted)
     if wanted == "step-00000002":
-        with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; go on from step-00000002"):
+        with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; resume from step-00000002"):
             resumes_in_same_folder(directory, path)
     else:
         assert resumes_in_same_folder(directory, path) == (wanted != "none")

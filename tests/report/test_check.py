@@ -1,4 +1,4 @@
-"""Hand-kept tables → the rows that cannot be right: the notes' own slips, and none of their correct rows."""
+"""The check of hand-written tables finds the notes' own slips, and reports none of their correct rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-kept tables and their cells, read."""
+"""Hand-written tables and their cells are read as data."""
 
 from __future__ import annotations
 

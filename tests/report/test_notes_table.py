@@ -57,7 +57,7 @@ def measurements() -> Dict[str, Dict[str, str]]:
 
 
 def by_hand(line: Dict[str, str], job: str = "") -> ResultRow:
-    """A row of a hand-kept table."""
+    """A row of a hand-written table."""
 
     def whole(name: str) -> Optional[int]:
         return int(line[name]) if line[name] else None

@@ -15,7 +15,7 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import MetricsWriter
 from fugaku_gpt.report.trainer_logs import MEGATRON, OURS, read_log, read_log_files
-from fugaku_gpt.training.log import Measured, TrainingLog
+from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
 from fugaku_gpt.training.trainer import Step
 
 quick = settings(max_examples=80, deadline=None)
@@ -178,7 +178,9 @@ def ours(tmp_path: Path, values: Dict[str, Any], previous: Optional[float]) -> "
     step = Step(values["loss"], values["grad_norm"], values["lr"], batch, config.model.seq_len)
     consumed = values["iteration"] * batch, values["iteration"] * batch * config.model.seq_len
     memory = values["rss"] * 2**20, values["node"] * 2**20
-    measured = Measured(values["seconds"], *memory, (values["bubble"], 2 * values["bubble"]), values["hidden"])
+    measured = IntervalMeasurements(
+        values["seconds"], *memory, (values["bubble"], 2 * values["bubble"]), values["hidden"]
+    )
     log.iteration(values["iteration"], [step], consumed, values["iteration"] // 2, measured)
     log.validation(values["iteration"], values["loss"], 4096, previous)
     metrics.close()

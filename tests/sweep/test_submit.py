@@ -66,7 +66,7 @@ def test_every_run_is_handed_in_once_and_a_refused_row_is_a_row(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     heard: List[str] = []
-    handed = hand_in(plan, out, scheduler, told=lambda n, of, planned, said: heard.append(f"{n}/{of} {said}"))
+    handed = hand_in(plan, out, scheduler, on_job=lambda n, of, planned, outcome: heard.append(f"{n}/{of} {outcome}"))
     assert list(handed.job_ids) == RUNS and handed.remaining == 0 and not handed.refused and not handed.stop_reason
     assert [job["run"] for job in scheduler.jobs()] == RUNS and heard[-1] == "4/4 job 103"
     refused = RunDirectory(out / "dp1-tp3-seed1-r1").result()
@@ -238,7 +238,7 @@ def test_nothing_is_written_where_nobody_agrees(plan: SweepPlan, out: Path, sche
         asked.append(len(planned))
         return False
 
-    handed = hand_in(plan, out, scheduler, agreed=no)
+    handed = hand_in(plan, out, scheduler, confirm=no)
     assert asked == [4] and handed.remaining == 4 and scheduler.jobs() == []
     assert os.listdir(out) == [".sweep.lock"]
 
@@ -275,7 +275,7 @@ def test_two_do_not_hand_in_at_once_and_others_runs_are_not_touched(
     changed = SweepPlan(plan.file, plan.name, plan.text.replace("40", "50"), plan.overrides, plan.base)
     with pytest.raises(UsageError, match="training.iterations: 40 then, 50 now"):
         hand_in(changed, out, scheduler)
-    with pytest.raises(UsageError, match="was handed in as a job; see `fugaku-gpt sweep status"):
+    with pytest.raises(UsageError, match="was submitted as a job; see `fugaku-gpt sweep status"):
         run_sweep(plan.sweep(), out, FakeLaunch(), Quiet())
 
 

@@ -9,19 +9,19 @@ from typing import List
 
 import pytest
 
-from fugaku_gpt.training.binding import by_numa_node, cores_of, numa_nodes_of
+from fugaku_gpt.training.binding import cores_for_rank, group_by_numa_node, numa_nodes_of
 
 A64FX = [list(range(12 + 12 * group, 24 + 12 * group)) for group in range(4)]
 
 
 def test_four_ranks_of_twelve_threads_get_a_core_memory_group_each() -> None:
-    assert [cores_of(rank, 4, 12, A64FX) for rank in range(4)] == A64FX
+    assert [cores_for_rank(rank, 4, 12, A64FX) for rank in range(4)] == A64FX
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 5, 6, 7, 12, 16, 24, 48])
 def test_no_core_is_given_twice_and_small_ranks_stay_within_a_group(threads: int) -> None:
     ranks = 48 // threads
-    given = [cores_of(rank, ranks, threads, A64FX) for rank in range(ranks)]
+    given = [cores_for_rank(rank, ranks, threads, A64FX) for rank in range(ranks)]
     assert all(len(cores) == threads for cores in given)
     assert len({core for cores in given for core in cores}) == ranks * threads
     if 12 % threads == 0:
@@ -30,7 +30,7 @@ def test_no_core_is_given_twice_and_small_ranks_stay_within_a_group(threads: int
 
 def test_the_cores_of_this_machine_are_in_some_group() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    assert sorted(core for group in by_numa_node(cores) for core in group) == cores
+    assert sorted(core for group in group_by_numa_node(cores) for core in group) == cores
     assert numa_nodes_of(cores) == [] or numa_nodes_of(cores)[0] >= 0
 
 

@@ -19,10 +19,10 @@ from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
-from fugaku_gpt.training.checkpoint import Checkpoints
+from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.log import TrainingLog
-from fugaku_gpt.training.resume import Found, go_on, load, look, share
+from fugaku_gpt.training.resume import ResumePlan, broadcast_plan, find_checkpoint, load_checkpoint, resume_from
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Step, Trainer
 from tests.support.text import ByteSamples
@@ -64,7 +64,7 @@ def assert_equal(run: Trainer, judge: Trainer) -> None:
 def loaded(path: Path, *overrides: str) -> Trainer:
     run = trainer(*overrides)
     run.step()  # what was there before does not matter
-    assert load(run, path, read_manifest(path)) is None
+    assert load_checkpoint(run, path, read_manifest(path)) is None
     return run
 
 
@@ -84,7 +84,7 @@ def test_three_resumes_in_a_row_are_the_run_bit_for_bit(tmp_path: Path, settings
     judge, run = trainer(*settings), trainer(*settings)
     for leg, count in enumerate((3, 2, 2, 2)):
         if leg:
-            checkpoints = Checkpoints(run, tmp_path / "checkpoints")
+            checkpoints = CheckpointSaver(run, tmp_path / "checkpoints")
             checkpoints.save({})
             checkpoints.advance(run.step())  # training goes on, and the checkpoint knows nothing of it
             checkpoints.finish()
@@ -100,13 +100,13 @@ def test_a_spike_after_the_resume_returns_to_the_copy_from_before(tmp_path: Path
     judge, run = trainer(*FAST, *ROLLBACK), trainer(*FAST, *ROLLBACK)
     for _ in range(5):
         assert run.step() == judge.step()
-    Checkpoints(run, tmp_path).save({}, wait=True)
+    CheckpointSaver(run, tmp_path).save({}, wait=True)
     run = loaded(list_checkpoints(tmp_path)[0].path, *FAST, *ROLLBACK)
     assert_equal(run, judge)
     for one in (run, judge):
         one.buffers.parameters.mul_(10.0)
     spike = run.step()
-    assert spike == judge.step() and (spike.left_out, spike.returned_to) == (SPIKE, 4)
+    assert spike == judge.step() and (spike.skip_reason, spike.returned_to) == (SPIKE, 4)
     assert all(run.step() == judge.step() for _ in range(2))
     assert_equal(run, judge)
 
@@ -115,19 +115,19 @@ def test_copies_that_are_asked_for_later_begin_where_the_run_goes_on(tmp_path: P
     run = trainer(*FAST, *ROLLBACK[1:])
     for _ in range(5):
         run.step()
-    Checkpoints(run, tmp_path).save({}, wait=True)
+    CheckpointSaver(run, tmp_path).save({}, wait=True)
     run = loaded(list_checkpoints(tmp_path)[0].path, *FAST, *ROLLBACK)
     before = run.buffers.parameters.clone()
     run.buffers.parameters.mul_(10.0)
     step = run.step()
-    assert (step.left_out, step.returned_to) == (SPIKE, 5) and torch.equal(run.buffers.parameters, before)
+    assert (step.skip_reason, step.returned_to) == (SPIKE, 5) and torch.equal(run.buffers.parameters, before)
 
 
 def test_masters_go_on_in_another_precision(tmp_path: Path) -> None:
     run = trainer("training.dtype=bfloat16", *FAST)
     for _ in range(3):
         run.step()
-    Checkpoints(run, tmp_path).save({}, wait=True)
+    CheckpointSaver(run, tmp_path).save({}, wait=True)
     assert run.masters is not None
     wide = loaded(list_checkpoints(tmp_path)[0].path, *FAST)
     for placement in wide.buffers.placements:  # the flat tensors of a wider type have other gaps
@@ -145,7 +145,7 @@ class Logged:
         self.directory = RunDirectory(folder)
         self.said = io.StringIO()
         self.log = TrainingLog(self.trainer.config, MetricsWriter(self.directory.metrics_file), self.said)
-        self.checkpoints = Checkpoints(self.trainer, self.directory.checkpoints_dir, self.log)
+        self.checkpoints = CheckpointSaver(self.trainer, self.directory.checkpoints_dir, self.log)
 
     def names(self) -> List[str]:
         return sorted(os.listdir(self.directory.checkpoints_dir))
@@ -207,7 +207,7 @@ def test_without_its_last_checkpoint_a_run_has_failed(
 
 def test_a_run_that_is_told_to_stop_saves_and_says_so(tmp_path: Path) -> None:
     run = Logged(tmp_path, "training.iterations=9", "training.log_interval=2")
-    run.trainer.stop_wanted = lambda: run.trainer.iteration == 2  # asked in the middle of the third
+    run.trainer.should_stop = lambda: run.trainer.iteration == 2  # asked in the middle of the third
     assert run_loop(run.trainer, run.log, run.checkpoints)
     assert (run.trainer.iteration, run.checkpoints.saved_iteration, run.names()) == (
         3,
@@ -218,7 +218,7 @@ def test_a_run_that_is_told_to_stop_saves_and_says_so(tmp_path: Path) -> None:
 
 def test_a_stop_in_the_last_iteration_is_the_end(tmp_path: Path) -> None:
     run = Logged(tmp_path, "training.iterations=2")
-    run.trainer.stop_wanted = lambda: run.trainer.iteration == 1
+    run.trainer.should_stop = lambda: run.trainer.iteration == 1
     assert not run_loop(run.trainer, run.log, run.checkpoints)
 
 
@@ -262,12 +262,12 @@ class Saved:
         self.settings = (*FAST, "training.iterations=4", "checkpoint.interval=2")
         self.run = trainer(*self.settings)
         directory = RunDirectory(self.out).checkpoints_dir
-        run_loop(self.run, None, Checkpoints(self.run, directory, None, "samples", {"torch": torch.__version__}))
+        run_loop(self.run, None, CheckpointSaver(self.run, directory, None, "samples", {"torch": torch.__version__}))
         self.newest, self.older = (info.path for info in list_checkpoints(directory))
 
-    def look(self, wanted: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False) -> Found:
+    def look(self, wanted: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False) -> ResumePlan:
         config = tiny_config(*self.settings, *overrides)
-        return share(look(config, self.out, wanted, fingerprint, force), ProcessGrid.alone().world)
+        return broadcast_plan(find_checkpoint(config, self.out, wanted, fingerprint, force), ProcessGrid.alone().world)
 
 
 @pytest.fixture(scope="module")
@@ -277,18 +277,18 @@ def saved_once(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 def test_auto_takes_the_newest(saved_once: Saved) -> None:
     found = saved_once.look()
-    assert found.candidates == (saved_once.newest, saved_once.older) and found.takes_over and not found.said
-    assert saved_once.look("none") == Found()
-    assert saved_once.look(str(saved_once.newest)).takes_over
+    assert found.candidates == (saved_once.newest, saved_once.older) and found.in_same_directory and not found.messages
+    assert saved_once.look("none") == ResumePlan()
+    assert saved_once.look(str(saved_once.newest)).in_same_directory
     assert saved_once.look(str(saved_once.out)).candidates[0] == saved_once.newest
-    assert look(saved_once.run.config, saved_once.out / "empty", "auto", "", False) == Found(takes_over=True)
+    assert find_checkpoint(saved_once.run.config, saved_once.out / "empty", "auto", "", False) == ResumePlan(in_same_directory=True)
 
 
 def test_a_run_that_has_done_its_iterations_is_left_alone(tmp_path: Path) -> None:
     config = tiny_config("training.iterations=4")
     RunDirectory(tmp_path).write_result(Result("ok", "", 0.0, 1.0, 4))
-    assert look(config, tmp_path, "auto", "", False).finished
-    assert not look(tiny_config("training.iterations=5"), tmp_path, "auto", "", False).finished
+    assert find_checkpoint(config, tmp_path, "auto", "", False).is_finished
+    assert not find_checkpoint(tiny_config("training.iterations=5"), tmp_path, "auto", "", False).is_finished
 
 
 @pytest.mark.parametrize(
@@ -310,12 +310,12 @@ def test_what_may_change_is_said(saved_once: Saved) -> None:
     found = saved_once.look(
         "auto", "training.lr=0.5", "layout.dp=2", "training.micro_batch=4", fingerprint="x", force=True
     )
-    assert "training.lr 0.01 -> 0.5" in found.said[0] and "layout.dp 1 -> 2" in found.said[0]
-    assert found.said[1].endswith("going on all the same")
+    assert "training.lr 0.01 -> 0.5" in found.messages[0] and "layout.dp 1 -> 2" in found.messages[0]
+    assert found.messages[1].endswith("going on all the same")
 
 
 def test_an_older_checkpoint_of_the_same_run_needs_another_folder(saved_once: Saved) -> None:
-    with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; go on from step-00000002 in anoth"):
+    with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; resume from step-00000002 in anoth"):
         saved_once.look(str(saved_once.older))
 
 
@@ -330,9 +330,9 @@ def test_a_damaged_newest_gives_way_to_the_older_and_is_named(tmp_path: Path, wh
         file.write_bytes(content)
     found = there.look()
     again = trainer(*there.settings)
-    path, manifest, rejected = go_on(again, found)
+    path, manifest, rejected = resume_from(again, found)
     assert (path, manifest.iteration, again.iteration, again.consumed_samples) == (there.older, 2, 2, 16)
-    (why,) = [line for line in (*found.said, *rejected) if "rejected" in line]
+    (why,) = [line for line in (*found.messages, *rejected) if "rejected" in line]
     assert why.startswith("checkpoint step-00000004 was rejected: ") and file.name in why
     if what == "data":
         assert "damaged: second_moment of " in why
@@ -351,7 +351,7 @@ def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew_in_silence(tmp
     with pytest.raises(
         RunFailed, match="step-00000004 was rejected: .*; checkpoint step-00000002 was rejected: .*anew"
     ):
-        go_on(trainer(*there.settings), there.look())
+        resume_from(trainer(*there.settings), there.look())
     for path in (there.newest, there.older):
         (path / "data-000000.safetensors").unlink()
     with pytest.raises(UsageError, match="no checkpoint is whole"):

@@ -10,7 +10,7 @@ import pytest
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.errors import EXIT_RUN_FAILED, CallsDisagree, UsageError
 from fugaku_gpt.records.run import RunDirectory
-from fugaku_gpt.training.failure import end_badly
+from fugaku_gpt.training.failure import end_failed_run
 
 
 def test_an_error_that_cannot_be_recorded_is_told_before_all_are_ended(
@@ -28,5 +28,5 @@ def test_an_error_that_cannot_be_recorded_is_told_before_all_are_ended(
         try:
             raise CallsDisagree("rank 1 makes another call")
         except CallsDisagree as error:
-            end_badly(directory, Communicator.alone("world"), 0.0, error)
+            end_failed_run(directory, Communicator.alone("world"), 0.0, error)
     assert ended == [(EXIT_RUN_FAILED, True)]

@@ -44,7 +44,7 @@ def trainer(*overrides: str) -> Trainer:
 
 def poison(run: Trainer) -> None:
     """One gradient of the next step is not finite, although the loss is."""
-    handle = run.pieces[0].final_norm.bias.register_hook(lambda gradient: gradient * math.nan)
+    handle = run.model_chunks[0].final_norm.bias.register_hook(lambda gradient: gradient * math.nan)
     run.step()
     handle.remove()
 
@@ -78,7 +78,7 @@ def test_a_shorter_sample_is_the_beginning_of_the_same_sample() -> None:
     run = trainer("training.dtype=float64", "model.dropout=0", "model.attention_dropout=0", *LENGTHS)
     tokens = torch.from_numpy(ByteSamples(24).batch(0, 8))
     with torch.no_grad():
-        expected = float(run.pieces[0](tokens[:, :8], tokens[:, 1:9])) / (8 * 8)
+        expected = float(run.model_chunks[0](tokens[:, :8], tokens[:, 1:9])) / (8 * 8)
     assert run.step().loss == pytest.approx(expected, rel=1e-12)
 
 
@@ -113,7 +113,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_nothing_else_changes() -> Non
     before = run.buffers.parameters.clone()
     poison(run)
     assert torch.equal(run.buffers.parameters, before)
-    assert (run.iteration, run.consumed_samples, run.health.left_out) == (2, 16, 1)
+    assert (run.iteration, run.consumed_samples, run.health.skipped_steps) == (2, 16, 1)
     follow(judge, run)
     assert run.step() == judge.step()  # moments, their count of steps and the learning rate too
     assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
@@ -125,10 +125,10 @@ def test_what_was_left_out_is_told() -> None:
     before = run.buffers.parameters.clone()
     run.buffers.parameters[0] = math.nan
     step = run.step()
-    assert (step.left_out, step.lost_samples, step.lr) == (NOT_FINITE, "8-15", learning_rate(run.config.training, 1))
+    assert (step.skip_reason, step.lost_samples, step.lr) == (NOT_FINITE, "8-15", learning_rate(run.config.training, 1))
     assert not math.isfinite(step.loss)
     run.buffers.parameters[0] = before[0]
-    assert run.step().left_out == DONE
+    assert run.step().skip_reason == DONE
 
 
 def test_too_many_steps_in_a_row_that_are_not_finite_stop_the_run() -> None:
@@ -148,7 +148,7 @@ def test_a_spike_brings_back_weights_and_optimiser_and_its_samples_are_behind() 
     run.step()  # one more, which will be undone
     run.buffers.parameters.mul_(10.0)
     spike = run.step()
-    assert (spike.left_out, spike.returned_to, spike.lost_samples) == (SPIKE, 4, "32-47")
+    assert (spike.skip_reason, spike.returned_to, spike.lost_samples) == (SPIKE, 4, "32-47")
     assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
     assert (run.iteration, run.consumed_samples) == (6, 48)
     follow(judge, run)
@@ -175,7 +175,7 @@ def test_without_rollback_no_copy_is_kept_and_no_loss_is_a_spike() -> None:
     for _ in range(3):
         run.step()
     run.buffers.parameters.mul_(10.0)
-    assert run.step().left_out == DONE and run.copy_bytes == 0
+    assert run.step().skip_reason == DONE and run.copy_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_losses_of_steps_that_were_undone_are_forgotten() -> None:
     window = LossWindow(3, 6.0, None)
     for loss in (1.0, 2.0, 3.0):
         window.add(loss)
-    window.keep()
+    window.save()
     before = window.limit()
     window.add(50.0)
-    window.go_back()
+    window.restore()
     assert window.limit() == before
 
 

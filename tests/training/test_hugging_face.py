@@ -11,8 +11,8 @@ import torch
 from fugaku_gpt.checkpoint.hugging_face import export_gpt2, import_gpt2
 from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import ProcessGrid
-from fugaku_gpt.training.checkpoint import Checkpoints
-from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import VOCABULARY, ByteSamples
 from tests.support.tiny import tiny_config
@@ -42,13 +42,13 @@ def test_from_transformers_and_back_with_equal_losses(tmp_path: Path) -> None:
     samples = ByteSamples(config.model.seq_len)
     trainer = Trainer(config, ProcessGrid.alone(), samples, samples)
 
-    assert load(trainer, checkpoint, read_manifest(checkpoint)) is None
+    assert load_checkpoint(trainer, checkpoint, read_manifest(checkpoint)) is None
     assert trainer.iteration == 0
     assert trainer.step().loss == pytest.approx(their_loss(theirs, 0, 8), rel=1e-6)
     for _ in range(4):
         trainer.step()
     (tmp_path / "run").mkdir()
-    Checkpoints(trainer, tmp_path / "run" / "checkpoints").save({}, wait=True)
+    CheckpointSaver(trainer, tmp_path / "run" / "checkpoints").save({}, wait=True)
     export_gpt2(tmp_path / "run" / "checkpoints" / "step-00000005", tmp_path / "after")
     learned = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "after")
     assert trainer.step().loss == pytest.approx(their_loss(learned, 40, 8), rel=1e-6)

@@ -15,8 +15,8 @@ from fugaku_gpt.formulas.flops import exact_flops, notes_flops
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.layout.sequence import chunk_times, plan_of, schedule_of
 from fugaku_gpt.records.run import MetricsWriter
-from fugaku_gpt.training.log import Measured, TrainingLog
-from fugaku_gpt.training.meter import of_rank, with_rank
+from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
+from fugaku_gpt.training.meter import pack_time_and_rank, unpack_time_and_rank
 from fugaku_gpt.training.trainer import Step
 from tests.support.tiny import tiny_config
 
@@ -40,7 +40,7 @@ def records(file: Path) -> List[Dict[str, Any]]:
 
 def test_an_iteration_is_one_line_with_everything_in_its_place(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, stream, _ = opened
-    log.iteration(7, [STEP], CONSUMED, 0, Measured(0.25, 300 * 2**20, 2 * 2**30))
+    log.iteration(7, [STEP], CONSUMED, 0, IntervalMeasurements(0.25, 300 * 2**20, 2 * 2**30))
     fields = [field.strip() for field in stream.getvalue().rstrip("\n").split(" | ")]
     tokens = 8 * CONFIG.model.seq_len
     notes = notes_flops(CONFIG.model, 8, CONFIG.padded_vocab) / 0.25 / 2 / 1e12
@@ -64,7 +64,7 @@ def test_an_iteration_is_one_line_with_everything_in_its_place(opened: Tuple[Tra
 
 def test_the_record_of_an_iteration_has_unrounded_values(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, _, file = opened
-    log.iteration(7, [STEP], CONSUMED, 0, Measured(0.25, 300, 4000))
+    log.iteration(7, [STEP], CONSUMED, 0, IntervalMeasurements(0.25, 300, 4000))
     (record,) = records(file)
     assert record == {
         "kind": "iteration",
@@ -109,7 +109,7 @@ def test_a_number_that_json_cannot_hold_is_null(opened: Tuple[TrainingLog, io.St
 def test_each_record_is_on_disk_when_its_line_is_said(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, _, file = opened
     for iteration in range(1, 4):
-        log.iteration(iteration, [STEP], CONSUMED, 0, Measured(1.0, 1, 1))
+        log.iteration(iteration, [STEP], CONSUMED, 0, IntervalMeasurements(1.0, 1, 1))
         assert len(records(file)) == iteration
 
 
@@ -123,7 +123,7 @@ def test_rates_are_those_of_the_batches_that_were_really_used(tmp_path: Path) ->
     lengths = ("training.seq_ramp_start=8", "training.seq_ramp_increment=8", "training.seq_ramp_iterations=20")
     log, stream, file = opened_for(tmp_path, *ramp, *lengths, "training.log_interval=2")
     steps = [replace(STEP, samples=4, seq_len=8), replace(STEP, samples=6, seq_len=16)]
-    log.iteration(8, steps, (30, 250), 0, Measured(0.5, 1, 1))
+    log.iteration(8, steps, (30, 250), 0, IntervalMeasurements(0.5, 1, 1))
     (record,) = records(file)
     assert (record["global_batch"], record["actual_seq_len"], record["consumed_samples"]) == (6, 16, 30)
     assert record["samples_per_second"] == 10.0 and record["tokens_per_second"] == 4 * 8 + 6 * 16
@@ -138,7 +138,7 @@ def test_rates_are_those_of_the_batches_that_were_really_used(tmp_path: Path) ->
 
 def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp_path: Path) -> None:
     log, stream, file = opened_for(tmp_path, "layout.pp=2", "layout.dp=2")
-    log.iteration(1, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75), 0.875))
+    log.iteration(1, [STEP], CONSUMED, 0, IntervalMeasurements(0.5, 1, 1, (0.25, 0.75), 0.875))
     (record,) = records(file)
     assert (record["bubble"], record["bubble_max"], record["hidden_communication"]) == (0.5, 0.75, 0.875)
     assert record["bubble_ideal"] == (2 - 1) / 4  # 8 samples are 4 micro-batches of each replica
@@ -153,8 +153,8 @@ def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp
 def test_one_bubble_is_predicted_where_stages_have_equal_work(tmp_path: Path) -> None:
     few_words = ("model.vocab_size=2", "model.padded_vocab_size=2", "model.layers=6", "model.ffn_hidden=3200")
     log, stream, file = opened_for(tmp_path, *few_words, "layout.pp=3", "layout.hierarchical_sum=true")
-    log.iteration(1, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75, 0.5)))
-    log.iteration(2, [STEP], CONSUMED, 0, Measured(0.5, 1, 1, (0.25, 0.75, 0.5)))
+    log.iteration(1, [STEP], CONSUMED, 0, IntervalMeasurements(0.5, 1, 1, (0.25, 0.75, 0.5)))
+    log.iteration(2, [STEP], CONSUMED, 0, IntervalMeasurements(0.5, 1, 1, (0.25, 0.75, 0.5)))
     assert stream.getvalue().count("pipeline bubble: 0.500 (most 0.750, predicted 0.250) | ") == 2
     assert [record["bubble_ideal"] for record in records(file)] == [2 / 8] * 2
 
@@ -162,9 +162,9 @@ def test_one_bubble_is_predicted_where_stages_have_equal_work(tmp_path: Path) ->
 def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
     log, stream, file = opened_for(tmp_path, "training.non_finite=skip")
     bad = replace(STEP, loss=math.nan, left_out="not finite", lost_samples="48-55")
-    log.left_out(7, bad)
-    log.iteration(7, [bad], CONSUMED, 1, Measured(0.5, 1, 1))
-    log.left_out(9, replace(STEP, loss=9.5, left_out="spike", lost_samples="40-71", returned_to=5))
+    log.skipped_step(7, bad)
+    log.iteration(7, [bad], CONSUMED, 1, IntervalMeasurements(0.5, 1, 1))
+    log.skipped_step(9, replace(STEP, loss=9.5, left_out="spike", lost_samples="40-71", returned_to=5))
     told, line, returned = stream.getvalue().splitlines()
     assert told == "iteration 7 was skipped: not finite: loss nan, gradient norm 0.98765; samples lost: 48-55"
     assert "| lm loss: nan | grad norm: 0.988 | number of skipped iterations: 1 | samples per second" in line
@@ -178,7 +178,7 @@ def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
 def test_the_slowest_and_the_fastest_rank_are_named_with_their_nodes(tmp_path: Path) -> None:
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
     log = TrainingLog(CONFIG, MetricsWriter(file), stream, ["n1", "n1", "n2", "n2"])
-    log.iteration(7, [STEP], CONSUMED, 0, Measured(0.6, 300, 4000, computing=((0.5123, 3), (0.25, 0))))
+    log.iteration(7, [STEP], CONSUMED, 0, IntervalMeasurements(0.6, 300, 4000, computing=((0.5123, 3), (0.25, 0))))
     assert "| computing per iteration (s): 0.512 (rank 3, n2) to 0.250 (rank 0, n1) |" in stream.getvalue()
     (record,) = records(file)
     named = {key: value for key, value in record.items() if key.startswith("compute_")}
@@ -190,7 +190,7 @@ def test_the_slowest_and_the_fastest_rank_are_named_with_their_nodes(tmp_path: P
 
 def test_a_time_and_its_rank_travel_as_one_number() -> None:
     times = [(0.0, 5), (1e-6, 2**20 - 1), (0.731204, 0), (0.731204, 9), (3599.999999, 331775)]
-    numbers = [with_rank(*one) for one in times]
+    numbers = [pack_time_and_rank(*one) for one in times]
     assert numbers == sorted(numbers)
-    assert [of_rank(number)[1] for number in numbers] == [rank for _, rank in times]
-    assert [of_rank(number)[0] for number in numbers] == pytest.approx([seconds for seconds, _ in times])
+    assert [unpack_time_and_rank(number)[1] for number in numbers] == [rank for _, rank in times]
+    assert [unpack_time_and_rank(number)[0] for number in numbers] == pytest.approx([seconds for seconds, _ in times])

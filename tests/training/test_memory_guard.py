@@ -86,7 +86,7 @@ def test_a_real_control_group_is_not_run_into(tmp_path: Path, group: Path) -> No
 
 def test_a_run_with_room_is_left_alone(tmp_path: Path) -> None:
     ended = []
-    with MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(), leave=ended.append):
+    with MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(), exit_process=ended.append):
         kept = bytearray(32 * MIB)
     assert not ended and kept and RunDirectory(tmp_path).result() is None
 
@@ -98,7 +98,7 @@ def test_the_memory_is_given_back_whatever_goes_wrong_with_the_words(tmp_path: P
     def held() -> Mapping[str, int]:
         raise RuntimeError("changed during iteration")
 
-    guard.tell(held)
+    guard.set_memory_by_category(held)
     with pytest.raises(RuntimeError):
-        guard._end(MemoryUse(1, 1, "node.memory_limit"))
+        guard._end_run(MemoryUse(1, 1, "node.memory_limit"))
     assert codes == [EXIT_RUN_FAILED]

@@ -38,7 +38,7 @@ from fugaku_gpt.records.operators import (
 )
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training import operators
-from fugaku_gpt.training.operators import fit, profile_operators, seconds_of_classes
+from fugaku_gpt.training.operators import profile_operators, scale_to_total, seconds_of_classes
 from fugaku_gpt.training.optimizer import BlockedAdamW
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.corpus import write_byte_corpus
@@ -127,13 +127,13 @@ def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
     def below(one: type) -> Set[str]:
         return {one.__name__}.union(*(below(other) for other in one.__subclasses__()))
 
-    known = {*operators._FUNCTIONS, *(name[: -len("Backward")] for name in operators._AFTER_GELU)}
+    known = {*operators._FUNCTION_CLASSES, *(name[: -len("Backward")] for name in operators._GELU_BACKWARD_FUNCTIONS)}
     assert known <= below(torch.autograd.Function)
 
 
 def test_operators_that_are_more_than_all_share_what_there_is() -> None:
-    assert fit({MATMUL: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {MATMUL: 6.0, CAST: 2.0, PYTHON: 2.0}
-    assert fit({MATMUL: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {MATMUL: 3.0, CAST: 1.0, PYTHON: 0.0}
+    assert scale_to_total({MATMUL: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {MATMUL: 6.0, CAST: 2.0, PYTHON: 2.0}
+    assert scale_to_total({MATMUL: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {MATMUL: 3.0, CAST: 1.0, PYTHON: 0.0}
 
 
 @pytest.mark.skipif(not ops.has_onednn(), reason="this build cannot ask oneDNN for a product")
@@ -152,7 +152,7 @@ def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_g
             ops.add_product(sums, x.t(), y)
 
     its = {call.name for call in compat.profile_operators(products) if "mkldnn" in call.name or "dense" in call.name}
-    products_here = {name for name, kind in operators._CLASS_OF.items() if kind == MATMUL}
+    products_here = {name for name, kind in operators._OPERATOR_CLASSES.items() if kind == MATMUL}
     assert its and its <= products_here
 
 
@@ -204,7 +204,7 @@ def test_nothing_is_left_of_the_named_parts_even_after_a_failure() -> None:
             raise RunFailed("as if it were not finite")
         return False
 
-    run.stop_wanted = fail
+    run.should_stop = fail
     with pytest.raises(RunFailed, match="as if"):
         profile_operators(run, 1)
     assert inside == [(True, False), (False, True)]
@@ -214,7 +214,7 @@ def test_nothing_is_left_of_the_named_parts_even_after_a_failure() -> None:
 @pytest.mark.parametrize("steps_before", [0, 1])
 def test_a_run_that_is_to_stop_is_not_profiled_on(steps_before: int) -> None:
     run = trainer()
-    run.stop_wanted = lambda: run.iteration >= steps_before
+    run.should_stop = lambda: run.iteration >= steps_before
     assert profile_operators(run, 1) is None and run.iteration == steps_before + 1
 
 

@@ -156,8 +156,8 @@ def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -
     copy = StateCopy(runs, adamw)
     for step in range(2):
         adamw.step(0.01)
-        copy.keep(step, step)
-    copy.go_back()
+        copy.save(step, step)
+    copy.restore()
     if masters is not None:
         masters.round()
     assert torch.equal(buffers.parameters, before)

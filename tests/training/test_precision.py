@@ -88,7 +88,7 @@ def test_memory_is_2_bytes_of_parameters_and_4_each_of_masters_gradients_and_mom
         for tensors in ([run.buffers.parameters], [run.buffers.gradients], [run.masters.values], moments)
     ]
     assert sizes == [2 * elements, 4 * elements, 4 * elements, 8 * elements]
-    assert all(parameter.grad is None for piece in run.pieces.values() for parameter in piece.parameters())
+    assert all(parameter.grad is None for piece in run.model_chunks.values() for parameter in piece.parameters())
 
 
 def test_the_scale_multiplies_gradients_before_they_are_rounded_and_not_the_loss() -> None:
@@ -117,18 +117,18 @@ def test_an_overflow_halves_the_scale_and_leaves_everything_else_as_it_was() -> 
     run = trainer("training.dtype=float16", "training.loss_scale=1e30")
     before, masters = run.buffers.parameters.clone(), run.masters and run.masters.values.clone()
     step = run.step()
-    assert step.left_out == "overflow" and step.loss_scale == 1e30 and run.loss_scale.value == 0.5e30
+    assert step.skip_reason == "overflow" and step.loss_scale == 1e30 and run.loss_scale.value == 0.5e30
     assert torch.equal(run.buffers.parameters, before)
     assert run.masters is not None and masters is not None and torch.equal(run.masters.values, masters)
-    assert run.iteration == 1 and run.consumed_samples == 8 and run.health.left_out == 1
+    assert run.iteration == 1 and run.consumed_samples == 8 and run.health.skipped_steps == 1
 
 
 def test_a_scale_that_is_much_too_large_comes_down_until_steps_are_done() -> None:
     run, judge = trainer("training.dtype=float16", "training.loss_scale=1e9"), trainer()
     steps = steps_of(run, 20)
-    done = [number for number, step in enumerate(steps) if not step.left_out]
+    done = [number for number, step in enumerate(steps) if not step.skip_reason]
     assert 2 <= done[0] < 15 and len(done) > 5
-    assert run.loss_scale.overflows == run.health.left_out == 20 - len(done)
+    assert run.loss_scale.overflows == run.health.skipped_steps == 20 - len(done)
     assert [step.loss_scale for step in steps[: done[0] + 1]] == [1e9 / 2**count for count in range(done[0] + 1)]
     judge.consumed_samples = 8 * done[0]  # weights are still the first ones, and samples go on
     step = judge.step()
@@ -147,7 +147,7 @@ def test_norms_and_clipping_do_not_depend_on_the_scale() -> None:
 
 def test_an_overflow_at_the_smallest_scale_ends_the_run() -> None:
     run = trainer("training.dtype=float16", "training.loss_scale=1e30", "training.loss_scale_min=5e29")
-    assert run.step().left_out == "overflow"
+    assert run.step().skip_reason == "overflow"
     with pytest.raises(RunFailed, match="not finite"):
         run.step()
 

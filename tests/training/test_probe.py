@@ -13,7 +13,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, PRODUCTS
 from fugaku_gpt.training.probe import Probe, small_runs, spread_of
-from fugaku_gpt.training.probe_calls import Pool, Shape, layer_calls, product_call, shapes
+from fugaku_gpt.training.probe_calls import NumberPool, ProductShape, layer_calls, product_call, product_shapes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -29,25 +29,25 @@ def test_small_runs_are_of_the_types_and_ranks_that_are_measured(ranks: int, dty
 def test_however_short_the_time_there_is_a_product_of_each_kind() -> None:
     for narrow, compiled in itertools.product((False, True), repeat=2):
         kinds = (*PRODUCTS, *(COMPILED_ATTENTION if compiled else ()))
-        first = itertools.islice(shapes(narrow, 1, compiled), len(kinds))
+        first = itertools.islice(product_shapes(narrow, 1, compiled), len(kinds))
         assert {shape.kind for shape in first} == set(kinds)
 
 
 @pytest.mark.parametrize(("threads", "heads"), [(1, 16), (2, 16), (3, 18), (12, 24), (48, 48)])
 def test_compiled_attention_is_measured_with_work_for_all_threads(threads: int, heads: int) -> None:
-    found = [shape for shape in shapes(False, threads, True) if shape.kind in COMPILED_ATTENTION]
+    found = [shape for shape in product_shapes(False, threads, True) if shape.kind in COMPILED_ATTENTION]
     assert {shape.batch for shape in found} == {heads}
     assert all(shape.rows == shape.columns for shape in found) and len(set(found)) == len(found)
-    without = [shape for shape in shapes(False, threads, True) if shape.kind not in COMPILED_ATTENTION]
-    assert without == list(shapes(False, threads, False))
+    without = [shape for shape in product_shapes(False, threads, True) if shape.kind not in COMPILED_ATTENTION]
+    assert without == list(product_shapes(False, threads, False))
 
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_attention_is_timed_on_real_shapes(dtype: torch.dtype) -> None:
-    pool = Pool(dtype)
+    pool = NumberPool(dtype)
     forward, backward = (
-        product_call(Shape(kind, 16, 24, 8, 24), pool, pool) for kind in (ATTENTION, ATTENTION_BACKWARD)
+        product_call(ProductShape(kind, 16, 24, 8, 24), pool, pool) for kind in (ATTENTION, ATTENTION_BACKWARD)
     )
     assert forward()[0].shape == (1, 1, 24, 16, 8) and backward().shape == (1, 1, 24, 3, 16, 8)
 

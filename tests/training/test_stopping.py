@@ -13,7 +13,7 @@ import pytest
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.machine.job_limit import JobLimit
 from fugaku_gpt.training import stopping
-from fugaku_gpt.training.stopping import Stop
+from fugaku_gpt.training.stopping import StopRequest
 
 STUCK = """
 import signal, sys, time
@@ -31,19 +31,19 @@ with stopping.Stop():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_a_wish_to_stop_and_says_so(number: signal.Signals) -> None:
     former = signal.getsignal(number)
-    with Stop() as stop:
-        assert not stop.wanted()
+    with StopRequest() as stop:
+        assert not stop.should_stop()
         os.kill(os.getpid(), number)
-        assert stop.wanted() and stop.reason.startswith(number.name)
+        assert stop.should_stop() and stop.reason.startswith(number.name)
         assert stop.agreed_reason(Communicator.alone()) == stop.reason
     assert signal.getsignal(number) is former
 
 
 def test_the_same_order_by_several_ways_is_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Stop() as stop:
+    with StopRequest() as stop:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wanted()
+        assert stop.should_stop()
         monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.0)
         time.sleep(0.01)
         with pytest.raises(KeyboardInterrupt):
@@ -51,12 +51,12 @@ def test_the_same_order_by_several_ways_is_one_order(monkeypatch: pytest.MonkeyP
 
 
 def test_ctrl_c_ends_at_once_only_while_nothing_would_be_lost() -> None:
-    with Stop() as stop, pytest.raises(KeyboardInterrupt):
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-    with Stop() as stop:
-        stop.wanted()
+    with StopRequest() as stop:
+        stop.should_stop()
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wanted() and "SIGINT" in stop.reason
+        assert stop.should_stop() and "SIGINT" in stop.reason
 
 
 def test_a_second_signal_ends_a_process_that_does_not_come_to_handle_it() -> None:
@@ -73,11 +73,11 @@ def test_a_run_stops_when_another_step_would_pass_the_margin(monkeypatch: pytest
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "time", lambda: 5000.0 + clock[0])
-    far = Stop(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0)
-    assert not far.wanted() and not far.wanted()
-    near = Stop(JobLimit(time.time() + 10.3, 110.0, "PJM"), margin=10.0)
-    assert not near.wanted()
+    far = StopRequest(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0)
+    assert not far.should_stop() and not far.should_stop()
+    near = StopRequest(JobLimit(time.time() + 10.3, 110.0, "PJM"), margin=10.0)
+    assert not near.should_stop()
     clock[0] += 0.1
-    assert not near.wanted()  # another of these can be had
+    assert not near.should_stop()  # another of these can be had
     clock[0] += 0.15  # 0.05 s are left, and the next step may take as long as this one
-    assert near.wanted() and near.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"
+    assert near.should_stop() and near.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"

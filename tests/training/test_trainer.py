@@ -85,7 +85,7 @@ def test_one_gradient_that_is_not_finite_changes_nothing_although_the_loss_is_fi
     run = trainer("training.micro_batch=8")
     run.step()
     before, seen = run.buffers.parameters.clone(), (run.iteration, run.consumed_samples)
-    handle = run.pieces[0].final_norm.bias.register_hook(lambda gradient: gradient * poison)
+    handle = run.model_chunks[0].final_norm.bias.register_hook(lambda gradient: gradient * poison)
     with pytest.raises(RunFailed, match=r"iteration 2: loss [0-9.]+, gradient norm (nan|inf): not finite"):
         run.step()
     assert torch.equal(run.buffers.parameters, before) and (run.iteration, run.consumed_samples) == seen
@@ -126,7 +126,7 @@ def test_padding_of_the_vocabulary_and_gaps_between_tensors_stay_zero() -> None:
     run = trainer("training.micro_batch=8", "training.lr=1e-2")
     losses(run, 5)
     model = run.config.model
-    assert float(run.pieces[0].token_embedding.weight[model.vocab_size :].detach().abs().max()) == 0.0
+    assert float(run.model_chunks[0].token_embedding.weight[model.vocab_size :].detach().abs().max()) == 0.0
     used = torch.zeros_like(run.buffers.parameters, dtype=torch.bool)
     for placement in run.buffers.placements:
         used[placement.start : placement.start + placement.size] = True

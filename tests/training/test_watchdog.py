@@ -19,8 +19,8 @@ from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid
 from fugaku_gpt.records.flight import BACKWARD, CHECKPOINT, FORWARD, START_UP, SUMS, VALIDATION, flight_file
 from fugaku_gpt.records.run import FAILED, HUNG, Result, RunDirectory
-from fugaku_gpt.training.checkpoint import Checkpoints
-from fugaku_gpt.training.resume import load
+from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.trainer import Trainer
 from fugaku_gpt.training.watchdog import Watchdog
 from tests.support.text import ByteSamples
@@ -70,10 +70,10 @@ class Ranks:
         for _ in range(round(seconds / TICK)):
             self.clock.now += TICK
             for rank in looking:
-                self.dogs[rank].look()
+                self.dogs[rank].check()
 
     def examiners(self) -> List[int]:
-        return [rank for rank, dog in enumerate(self.dogs) if dog._examines]
+        return [rank for rank, dog in enumerate(self.dogs) if dog._is_examining]
 
     def assert_ends_within(self, seconds: float, ranks: Iterable[int] = (0,)) -> None:
         with pytest.raises(Ended):
@@ -193,7 +193,7 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
     world = Communicator(None, "world", recorder)
     grid = ProcessGrid(world, config.layout)
     run = Trainer(config, grid, ByteSamples(config.model.seq_len))
-    checkpoints = Checkpoints(run, directory.checkpoints_dir)
+    checkpoints = CheckpointSaver(run, directory.checkpoints_dir)
     monkeypatch.setattr("fugaku_gpt.training.checkpoint._LOOK_SECONDS", 0.001)
     accesses: List[int] = []  # the heartbeat at each
     finishes = threading.Event()
@@ -208,7 +208,7 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
             accesses.append(recorder.beats)
             for _ in range(round(1.5 * TIMEOUT / TICK)):
                 clock.now += TICK
-                dog.look()
+                dog.check()
             return original(*words)
 
         return call
@@ -223,7 +223,7 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
     accesses.clear()
     with monkeypatch.context() as patch:
         patch.setattr(file_system, "read_at", slow(file_system.read_at, beside=False))
-        assert load(run, path, read_manifest(path)) is None
+        assert load_checkpoint(run, path, read_manifest(path)) is None
     assert len(accesses) > 20 and directory.result() is None
 
 

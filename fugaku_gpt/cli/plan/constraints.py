@@ -83,7 +83,7 @@ def rules_of(expressions: "Sequence[Expression]") -> "List[LayoutRule]":
 
 
 def _mask(part: "Expression") -> "Callable[[Columns], np.ndarray]":
-    """Return a function that gives the layouts that a part allows, evaluating it once for each combination of values."""
+    """Return a function that gives the layouts that a part allows, evaluating it once per combination of values."""
     names = list(dict.fromkeys(NAMES[name] for name in part.names)) or ["global_batch"]
 
     def allows(columns: "Columns") -> "np.ndarray":

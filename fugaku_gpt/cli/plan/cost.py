@@ -214,7 +214,7 @@ def ramp(form: str, **sizes: int) -> int:
     """
     from fugaku_gpt.planner.ramp import BatchRamp, ramp_phases
 
-    ramp_phases = ramp_phases(BatchRamp(**sizes))
+    phases = ramp_phases(BatchRamp(**sizes))
     lines = [
         {
             "nodes": phase.nodes,
@@ -225,7 +225,7 @@ def ramp(form: str, **sizes: int) -> int:
             "samples": phase.samples or None,
             "iterations": phase.iterations,
         }
-        for phase in ramp_phases
+        for phase in phases
     ]
     click.echo(render_rows(_PHASES, lines, form), nl=False)
     return EXIT_OK

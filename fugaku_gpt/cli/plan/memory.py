@@ -66,7 +66,7 @@ def memory(
 
     needed = usage.bytes_of_node
     lines = [
-        f"peak stage  {usage.peak_stage}: {_rounded_up_mib(usage.bytes_of_rank)} MiB a rank",
+        f"peak stage  {usage.peak_stage}: {_mib_rounded_up(usage.bytes_of_rank)} MiB a rank",
         f"base        {_base(node)}",
     ]
     limit = node.smallest_limit(config)
@@ -75,7 +75,7 @@ def memory(
         lines.append("node        no limit is known: give --node-memory")
     else:
         size, limited_by = limit
-        lines.append(f"node        {_rounded_up_mib(needed)} of {_rounded_up_mib(size)} MiB ({limited_by})")
+        lines.append(f"node        {_mib_rounded_up(needed)} of {_mib_rounded_up(size)} MiB ({limited_by})")
         if needed > size:
             code, change = EXIT_FINDINGS, smallest_change(config, node.run_memory, size, node.has_more_nodes)
             lines.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
@@ -109,7 +109,7 @@ def _mib(sizes: Mapping[str, int]) -> Dict[str, float]:
     return {name: round(size / 2**20, 1) for name, size in [*sizes.items(), ("total", sum(sizes.values()))]}
 
 
-def _rounded_up_mib(size: int) -> int:
+def _mib_rounded_up(size: int) -> int:
     return -(-size // 2**20)
 
 
@@ -125,7 +125,8 @@ def _kinds(chunks: "Sequence[Chunk]", kinds: Sequence[str]) -> str:
 
 
 def _base(node: "NodeLimits") -> str:
-    return f"{_rounded_up_mib(node.framework.private_bytes + node.framework.shared_bytes)} MiB a rank, by {node.framework.source}"
+    size = _mib_rounded_up(node.framework.private_bytes + node.framework.shared_bytes)
+    return f"{size} MiB a rank, by {node.framework.source}"
 
 
 def _advice(change: Any) -> str:

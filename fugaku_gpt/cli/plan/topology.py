@@ -146,9 +146,10 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     request = _search_request(base, machine, machine_choice, options, batches)
     rules = [*rules_of(expressions), *(measured_range_rules(machine.time) if options.measured else ())]
     layouts = search_layouts(request, rules, options.fit == "ours", _progress_printer(started))
-    summary = f"{len(layouts.seconds)} layouts{' meet the constraints' if rules else ''}, {layouts.fits.sum()} fit by mem_rows"
+    meeting = " meet the constraints" if rules else ""
+    summary = f"{len(layouts.seconds)} layouts{meeting}, {layouts.fits.sum()} fit by mem_rows"
     notes.append(f"{summary}; {time.monotonic() - started:.1f} s")
-    if not len(layouts.order):
+    if not len(layouts.ranking):
         condition = "fits" if len(layouts.seconds) else "is valid"
         click.echo(
             "\n".join([*notes, f"no layout {condition}: other nodes or global batch, or fewer constraints"]), err=True

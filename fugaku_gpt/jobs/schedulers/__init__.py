@@ -1,1 +1,1 @@
-"""One file per scheduler behind one protocol."""
+"""The schedulers: one module for each, behind one protocol."""

@@ -1,4 +1,4 @@
-"""Commands of a scheduler: run without a shell, limited in time, in one language; and how long to wait between them."""
+"""Runs a scheduler's commands without a shell, in the C locale and with a time limit; intervals between queries."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fugaku_gpt.errors import UsageError
 
 TIMEOUT_SECONDS = 60.0
 MAX_WAIT_SECONDS = 60.0
-# variables by which a user's own settings would change the form of the answers
+# variables with which a user's settings would change the format of the output
 _FORMAT_PREFIXES = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT", "PJSTAT_")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has answered.
+    """The result of a command.
 
     Attributes:
-        code: its exit code.
-        out: what it printed; bytes that are not UTF-8 are replaced.
-        err: what it printed as errors.
+        code: exit code.
+        out: standard output; bytes that are not UTF-8 are replaced.
+        err: standard error.
     """
 
     code: int
@@ -32,24 +32,24 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """Its own words for a message: errors, else output, without blank lines."""
+        """The command's own message: its errors, otherwise its output, without blank lines."""
         text = self.err if self.err.strip() else self.out
         return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
 class NoAnswer(UsageError):
-    """The command was started and has not ended in time; what it has done is not known."""
+    """The command was started and did not end in time; its effect is unknown."""
 
 
 RunCommand = Callable[..., Answer]  # as run_words
 
 
 def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = TIMEOUT_SECONDS) -> Answer:
-    """Run one command to its end; its exit code is the caller's to judge.
+    """Run one command to its end; the caller checks its exit code.
 
     Raises:
-        UsageError: there is no such command on this machine, or no such folder.
-        NoAnswer: it did not end within ``timeout`` seconds, and was killed.
+        UsageError: the command or the folder does not exist on this machine.
+        NoAnswer: the command did not end within ``timeout`` seconds, and was killed.
     """
     try:
         completed = subprocess.run(
@@ -65,7 +65,7 @@ def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: flo
         if cwd is not None and not cwd.is_dir():
             raise UsageError(f"{cwd}: no such folder") from None
         raise UsageError(
-            f"{argv[0]}: no such command on this machine; submit and follow jobs where the scheduler is (a login "
+            f"{argv[0]}: no such command on this machine; submit and follow jobs where the scheduler runs (a login "
             "node), choose another job.scheduler, or try the script here with `fugaku-gpt sim` or job.scheduler=local"
         ) from None
     except subprocess.TimeoutExpired:
@@ -78,7 +78,7 @@ def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: flo
 
 
 def query_intervals(first: float = 2.0, max_wait: float = MAX_WAIT_SECONDS) -> Iterator[float]:
-    """Seconds to wait before each query: none before the first, then 2, 4, 8 and so on, at most ``longest``."""
+    """Yield the seconds to wait before each query: 0 before the first, then 2, 4, 8 and so on, up to ``max_wait``."""
     yield 0.0
     wait = first
     while True:

@@ -1,7 +1,7 @@
-"""This machine as a scheduler: a queue of job scripts, run one after the other by a process of its own.
+"""This machine as a scheduler: a background process runs a queue of job scripts one after the other.
 
-The queue (``local_queue.py``) is started when a job can run and leaves when none can. A job whose queue was killed is
-lost; its processes carry its mark and are ended by :meth:`LocalScheduler.cancel` or by the next queue.
+The queue (``local_queue.py``) starts when a job can run and exits when none can. A job whose queue was killed is lost;
+its processes carry its mark and are ended by :meth:`LocalScheduler.cancel` or by the next queue.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNI
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
-_IMPORTED_FROM = Path(fugaku_gpt.__file__).resolve().parent.parent  # the queue may be of a checkout, not installed
+_IMPORTED_FROM = (
+    Path(fugaku_gpt.__file__).resolve().parent.parent
+)  # the package may be a checkout that is not installed
 
 
 class LocalScheduler:
     """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
 
     Args:
-        root: folder of the queue; default: in the user's home.
+        root: folder of the queue; default: a folder in the user's home.
     """
 
     name = "local"
@@ -58,7 +60,7 @@ class LocalScheduler:
         return sub_job_id(job_id, index)
 
     def command_of(self, submission: Submission) -> List[str]:
-        """See the protocol: what the queue will run."""
+        """See the protocol: the command that the queue will run."""
         return ["bash", submission.script]
 
     def submit(self, submission: Submission) -> str:
@@ -73,7 +75,7 @@ class LocalScheduler:
             raise Refused(f"{self.store.root}: cannot be written: {error.strerror}") from None
         try:
             self._start_queue()
-        except UsageError as error:  # the job is in the queue all the same, for whoever serves it next
+        except UsageError as error:  # the job stays in the queue, and the next process that serves it runs it
             raise Uncertain(str(error)) from None
         return job.job_id
 
@@ -82,7 +84,7 @@ class LocalScheduler:
         return {job.tag: job.job_id for job in self.store.jobs() if job.tag and job.tag in tags}
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
-        """See the protocol. Starts the queue again where it was killed while jobs were waiting."""
+        """See the protocol. Restarts the queue if it was killed while jobs were waiting."""
         statuses: Dict[str, JobStatus] = {}
         waiting = False
         for job_id in job_ids:
@@ -105,7 +107,7 @@ class LocalScheduler:
         return statuses
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """See the protocol. Ends what a lost job has left running, too."""
+        """See the protocol. Also ends processes that a lost job has left running."""
         refusals = {}
         for job_id in job_ids:
             job = self._job(job_id)
@@ -119,7 +121,7 @@ class LocalScheduler:
         return refusals
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """See the protocol; only what waits can be held."""
+        """See the protocol; only a waiting job can be held."""
         return {job_id: self._set_hold(job_id, QUEUED, True) for job_id in job_ids}
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
@@ -136,7 +138,7 @@ class LocalScheduler:
         )
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
-        """See the protocol: the time that it ran."""
+        """See the protocol: the run time."""
         parsed_id = parse_job_id(job_id)
         job = self.store.job(parsed_id.number)
         if job is None:
@@ -203,7 +205,7 @@ class LocalScheduler:
         return queue is not None and is_alive(queue)
 
     def _start_queue(self) -> None:
-        """Have a queue at work; it leaves at once where there is one already."""
+        """Start a queue; it exits at once if one is already running."""
         argv = [sys.executable, "-m", "fugaku_gpt.jobs.schedulers.local_queue", str(self.store.root)]
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         with open(self.store.root / "queue.log", "ab") as log:
@@ -226,5 +228,5 @@ class LocalScheduler:
 
 
 def default_root() -> Path:
-    """The folder of this user's queue."""
+    """Return the folder of this user's queue."""
     return Path.home() / ".local" / "state" / "fugaku-gpt" / "local"

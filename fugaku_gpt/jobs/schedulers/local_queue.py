@@ -1,7 +1,7 @@
-"""The queue of this machine: a process in the background that runs waiting jobs, oldest first, one at a time.
+"""The queue of this machine: a background process that runs waiting jobs, oldest first, one at a time.
 
-There is one for each user and machine, by a lock that the kernel takes back when its holder dies. It leaves when no job
-can run. SIGTERM makes it end its job and leave.
+There is one for each user and machine, enforced by a lock that the kernel releases when its holder dies. The queue
+exits when no job can run. On SIGTERM it ends its job and exits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Queue:
     """Runs the jobs of a store until none can run.
 
     Args:
-        grace: seconds between SIGTERM and SIGKILL for a job at its time limit or one that is cancelled.
+        grace: seconds between SIGTERM and SIGKILL for a job at its time limit or a cancelled job.
     """
 
     def __init__(self, store: LocalStore, host: str, grace: float = GRACE_SECONDS) -> None:
@@ -41,7 +41,7 @@ class Queue:
         self.stopped = False  # by a signal
 
     def serve(self) -> None:
-        """Run what can be run."""
+        """Run jobs until none can run."""
         self._end_orphans()
         while not self.stopped:
             next_sub_job = self.next_sub_job()
@@ -50,7 +50,7 @@ class Queue:
             self._run(*next_sub_job)
 
     def next_sub_job(self) -> Optional[Tuple[LocalJob, str]]:
-        """The oldest sub-job that may run; those that never will are ended on the way."""
+        """Return the oldest sub-job that may run; jobs that can never run are ended on the way."""
         for job in self._jobs_of_host():
             waiting = [sub for sub in job.subs if self._store.state(job, sub) is None]
             if not waiting or self._store.has_request(job, "cancel"):
@@ -107,7 +107,7 @@ class Queue:
             self._end(job, sub, ENDED, "COMPLETED" if code == 0 else "FAILED", started, **ending)
 
     def _wait_for_end(self, job: LocalJob, process: "subprocess.Popen[bytes]", started: float) -> str:
-        """Wait for the script's end; returns what has ended it: ``elapse``, ``cancel``, ``stop``, or "" for itself."""
+        """Wait for the script's end; return its reason: ``elapse``, ``cancel``, ``stop``, or "" if it ended by itself."""
         stop_reason = ""
         begun = time.monotonic()
         while process.poll() is None and not stop_reason:
@@ -121,18 +121,20 @@ class Queue:
                 time.sleep(_POLL_SECONDS)
         if stop_reason:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)  # as batch systems do: not the script alone
+                os.killpg(process.pid, signal.SIGTERM)  # as batch systems do: not only to the script
             deadline = time.monotonic() + self._grace
             while (process.poll() is None or marked_processes(job.mark)) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
             end_marked_processes(job.mark, 0.0, process)
         else:
-            end_marked_processes(job.mark, min(self._grace, 2.0), process)  # what the script has left in the background
+            end_marked_processes(
+                job.mark, min(self._grace, 2.0), process
+            )  # processes that the script has left in the background
         process.wait()
         return stop_reason
 
     def _end_orphans(self) -> None:
-        """Jobs of a queue that was killed: nothing of them may run beside the next job."""
+        """End the jobs of a queue that was killed: none of their processes may run beside the next job."""
         for job in self._jobs_of_host():
             for sub in job.subs:
                 state = self._store.state(job, sub)
@@ -150,8 +152,10 @@ class Queue:
 
 
 def main(root: Path) -> int:
-    """Become the queue in the background, or leave at once where there is one. Returns in the process that was started;
-    the queue itself never returns."""
+    """Become the queue in the background, or exit at once if there is one.
+
+    Returns in the process that was started; the queue itself never returns.
+    """
     host = socket.gethostname()
     store = LocalStore(root)
     queue = Queue(store, host)
@@ -174,7 +178,7 @@ def main(root: Path) -> int:
             write_json_atomically(root / queue_file(host), this_process())
             queue.serve()
             os.close(lock)
-            # a job that came after the last look and before the lock was free has found this queue at work
+            # a job that was added after the last check and before the lock was free started no queue of its own
             lock = _try_lock(root, host) if not queue.stopped and queue.next_sub_job() is not None else None
         os._exit(0)
     except BaseException:
@@ -184,7 +188,7 @@ def main(root: Path) -> int:
 
 
 def _try_lock(root: Path, host: str) -> Optional[int]:
-    """The lock of this machine's queue, or None where another process has it."""
+    """Take the lock of this machine's queue; None if another process holds it."""
     handle = os.open(root / f"queue-{host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

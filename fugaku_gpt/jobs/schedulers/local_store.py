@@ -1,13 +1,13 @@
-"""The folders of this machine's jobs, and what can be read off them.
+"""The folders of this machine's jobs, and the state that they record.
 
-Jobs are folders of the user's state directory, so that ids are known whoever asks and from wherever::
+Jobs are folders in the user's state directory, so that every process of the user finds them by id::
 
     ~/.local/state/fugaku-gpt/local/<number>/
-      job.json             what is to be run, written once
-      state.json           how far it is, by the queue; state-<n>.json for each sub-job of a bulk job
-      hold, cancel         empty files: what the user wants
+      job.json             the job, written once
+      state.json           its state, written by the queue; state-<n>.json for each sub-job of a bulk job
+      hold, cancel         empty files: requests of the user
 
-Each file has one writer, and is whole or not there.
+Each file has one writer, and is either complete or absent.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fugaku_gpt.jobs.schedulers.protocol import JobId, Submission
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import ENDED, RUNNING, bulk_numbers
 
-# what a job's processes inherit from who has submitted it; anything else would depend on who has started the queue
+# variables that a job inherits from the process that submitted it; others would depend on who started the queue
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "HOME", "USER", "LOGNAME", "SHELL")
 _ID = re.compile(r"local-([0-9]{1,15})(?:\[([0-9]{1,10})\])?")
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """One folder of the queue: see :class:`fugaku_gpt.jobs.schedulers.protocol.Submission` for what has its name there.
+    """A job of the queue; fields that are not listed are those of ``protocol.Submission``.
 
     Attributes:
-        host: on which it runs; a home directory may be shared by several.
-        mark: by which its processes are found.
-        environment: of its processes.
-        submitted: seconds since the epoch.
+        host: machine on which it runs; several machines may share a home directory.
+        mark: value of an environment variable by which its processes are found.
+        environment: environment of its processes.
+        submitted: time of submission, seconds since the epoch.
     """
 
     number: int
@@ -58,20 +58,20 @@ class LocalJob:
 
     @property
     def job_id(self) -> str:
-        """Such as ``local-7``."""
+        """The id of the job, such as ``local-7``."""
         return job_id_of(self.number)
 
     @property
     def subs(self) -> List[str]:
-        """Numbers of the sub-jobs; one empty text for a job of its own."""
+        """The numbers of the sub-jobs; one empty text for a job without sub-jobs."""
         return [str(number) for number in bulk_numbers(self.bulk)] or [""]
 
     def sub_id(self, sub: str) -> str:
-        """``local-7``, or ``local-7[3]``."""
+        """Return the id of a sub-job, ``local-7[3]``, or that of the job."""
         return sub_job_id(self.job_id, int(sub)) if sub else self.job_id
 
     def output(self, sub: str) -> Path:
-        """What the script prints."""
+        """Return the file of the script's output."""
         return Path(self.directory) / f"{self.sub_id(sub)}.out"
 
 
@@ -82,14 +82,14 @@ class LocalStore:
         self.root = root
 
     def add(self, submission: Submission, host: str) -> LocalJob:
-        """A new job, with the next free number."""
+        """Add a job with the next free number."""
         self.root.mkdir(parents=True, exist_ok=True)
         number = max((int(path.name) for path in self.root.iterdir() if path.name.isdigit()), default=0) + 1
         while True:
             try:
                 (self.root / str(number)).mkdir()
                 break
-            except FileExistsError:  # another one was faster
+            except FileExistsError:  # another process took this number
                 number += 1
         job = LocalJob(
             number=number,
@@ -108,7 +108,7 @@ class LocalStore:
         return job
 
     def job(self, number: int) -> Optional[LocalJob]:
-        """A job; None where there is none, or it is being made."""
+        """Return a job; None if it does not exist, or is being created."""
         values = read_json_object(self.root / str(number) / "job.json")
         try:
             return LocalJob(**values) if values is not None else None
@@ -116,24 +116,24 @@ class LocalStore:
             raise UsageError(f"{self.root / str(number)}: not a job of this version; move this folder away") from None
 
     def jobs(self) -> List[LocalJob]:
-        """All jobs, oldest first."""
+        """Return all jobs, oldest first."""
         numbers = sorted(int(path.name) for path in self.root.glob("*") if path.name.isdigit())
         return [job for job in map(self.job, numbers) if job is not None]
 
     def state(self, job: LocalJob, sub: str) -> Optional[Dict[str, Any]]:
-        """What the queue has written of a sub-job; None before it has begun."""
+        """Return the state of a sub-job that the queue has written; None before it has started."""
         return read_json_object(self._state_file(job, sub))
 
     def write_state(self, job: LocalJob, sub: str, values: Dict[str, Any]) -> None:
-        """By the queue only."""
+        """Write the state of a sub-job; only the queue does."""
         write_json_atomically(self._state_file(job, sub), values)
 
     def has_request(self, job: LocalJob, request: str) -> bool:
-        """Whether the user wants it to be ``hold`` or ``cancel``."""
+        """Whether the user has requested ``hold`` or ``cancel`` for this job."""
         return (self.root / str(job.number) / request).exists()
 
     def set_request(self, job: LocalJob, request: str, present: bool = True) -> None:
-        """See :meth:`wanted`."""
+        """Set or withdraw a request, see :meth:`has_request`."""
         path = self.root / str(job.number) / request
         if present:
             path.touch()
@@ -145,17 +145,17 @@ class LocalStore:
 
 
 def queue_file(host: str) -> str:
-    """Name of the file that says which process is the queue of a machine."""
+    """Return the name of the file that identifies the queue process of a machine."""
     return f"queue-{host}.json"
 
 
 def this_process() -> Dict[str, Any]:
-    """This process, for :func:`alive`."""
+    """Identify this process, for :func:`is_alive`."""
     return {"pid": os.getpid(), "created": psutil.Process().create_time()}
 
 
 def is_alive(process: Dict[str, Any]) -> bool:
-    """Whether the process of :func:`myself` is there: its number, and not taken by another one since."""
+    """Whether the process that :func:`this_process` identified is running; its pid may have been reused since."""
     try:
         candidate = psutil.Process(int(process["pid"]))
         return (
@@ -167,7 +167,7 @@ def is_alive(process: Dict[str, Any]) -> bool:
 
 
 def may_run(store: LocalStore, job: LocalJob) -> Tuple[bool, str]:
-    """Whether a waiting job may run now, and if it never will: why not."""
+    """Return whether a waiting job may run now, and, if it can never run, the reason."""
     if store.has_request(job, "hold"):
         return False, ""
     if job.after is None:
@@ -189,7 +189,7 @@ def parse_job_id(text: str) -> JobId:
     """Read the id of a job or sub-job of this machine.
 
     Raises:
-        UsageError: it is not an id of this scheduler.
+        UsageError: the text is not an id of this scheduler.
     """
     match = _ID.fullmatch(text)
     if match is None:
@@ -200,12 +200,12 @@ def parse_job_id(text: str) -> JobId:
 
 
 def job_id_of(number: int) -> str:
-    """The id of a job: ``local-7``."""
+    """Return the id of a job: ``local-7``."""
     return f"local-{number}"
 
 
 def sub_job_id(job_id: str, index: int) -> str:
-    """The id of a bulk job's sub-job: ``local-7[3]``."""
+    """Return the id of a bulk job's sub-job: ``local-7[3]``."""
     return f"{job_id}[{index}]"
 
 

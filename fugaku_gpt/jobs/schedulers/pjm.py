@@ -1,10 +1,10 @@
 """PJM: ``pjsub``, ``pjstat``, ``pjdel``, ``pjhold``, ``pjrls``.
 
-A chain is a step job: each link is handed in with ``sd=ec!=75:all``, the condition to *cancel* it and all after it, so
-it runs only if the link before it has ended with "resume me".
+A chain is a step job: each link is submitted with ``sd=ec!=75:all``, the condition that *cancels* it and all later
+links, so it runs only if the previous link has ended with "resume me".
 
-What PJM tells of a sub-job that has ended it tells when the whole bulk or step job has: until then such a sub-job is in
-neither of the two lists, and its state is ``unknown``; its own exit record is there.
+PJM reports the end of a sub-job only when the complete bulk or step job has ended: until then a sub-job that has ended
+is in neither of the two lists, and its state is ``unknown``, but its own exit record exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate_status
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
-HISTORY_DAYS = 90  # as long as Fugaku keeps them
+HISTORY_DAYS = 90  # as long as Fugaku keeps finished jobs
 _SEARCH_DAYS = 7
 _COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
 _NO_SUCH_OPTION = ("0001", "0002")
@@ -38,7 +38,7 @@ class PjmScheduler:
 
     Args:
         run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_words`.
-        sleep: waits between tries.
+        sleep: called to wait between attempts.
     """
 
     name = "pjm"
@@ -63,7 +63,7 @@ class PjmScheduler:
         return str(jobids.PjmJobId(_number(job_id), bulk=index))
 
     def command_of(self, submission: Submission) -> List[str]:
-        """See the protocol; run in the submission's directory."""
+        """See the protocol; the command runs in the submission's directory."""
         argv = ["pjsub", "-z", "jid"]
         if submission.tag:
             argv += ["--comment", submission.tag]
@@ -75,7 +75,7 @@ class PjmScheduler:
         return [*argv, submission.script]
 
     def submit(self, submission: Submission) -> str:
-        """See the protocol. What PJM asks to try later is tried again after 2, 4 and 8 seconds."""
+        """See the protocol. A refusal that may be temporary is retried after 2, 4 and 8 seconds."""
         argv = self.command_of(submission)
         pauses = list(RETRY_SECONDS)
         while True:
@@ -90,20 +90,20 @@ class PjmScheduler:
             if refusal is None and answer.code == 0:
                 raise Uncertain(f"pjsub: its answer names no job: {answer.message[:200]!r}")
             if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in argv:
-                argv = [word for word in argv if word not in ("-z", "jid")]  # before -z could name the id
+                argv = [word for word in argv if word not in ("-z", "jid")]  # an old PJM without -z jid
                 continue
             if refusal is not None and refusal.code == _STEP_JOB_OVER and submission.after is not None:
                 raise Overtaken(_refusal_message(refusal, answer))
             if refusal is None or refusal.remedy != "retry" or not pauses:
                 raise Refused(_refusal_message(refusal, answer))
             self._sleep(pauses.pop(0))
-            if refusal.code in _NOT_ANSWERED and submission.tag:  # it may have been taken all the same
+            if refusal.code in _NOT_ANSWERED and submission.tag:  # the job may have been accepted nevertheless
                 recovered = self.find([submission.tag])
                 if recovered:
                     return recovered[submission.tag]
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
-        """See the protocol: by the jobs' comments, then by those of the last days."""
+        """See the protocol: by the comments of present jobs, then by those of the last days."""
         ids_by_tag: Dict[str, str] = {}
         for history in ([], ["-H", f"day={_SEARCH_DAYS}"]):
             answer = self._query(["pjstat", *history, "-E", "-s", "--data", "--choose", "jid,cmt"])
@@ -120,7 +120,7 @@ class PjmScheduler:
         return {tag: self.parse_job_id(job_id).submitted for tag, job_id in ids_by_tag.items()}
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
-        """See the protocol: one ``pjstat``, and one with ``-H`` where jobs are not in its answer."""
+        """See the protocol: one ``pjstat``, and one with ``-H`` for jobs that are not in its answer."""
         if not job_ids:
             return {}
         statuses: Dict[str, JobStatus] = {}
@@ -156,7 +156,7 @@ class PjmScheduler:
         return self._operate("pjrls", job_ids)
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
-        """See the protocol: the script's ``.out`` and ``.err``, then what each rank has printed, in their order."""
+        """See the protocol: the script's ``.out`` and ``.err``, then the output of each rank, in order."""
         name = glob.escape(job_id)
         files: Dict[Path, None] = {}
         for pattern in (f"*.{name}.out", f"*.{name}.err", f"*.{name}[[]*.out", f"*.{name}[[]*.err"):
@@ -167,7 +167,7 @@ class PjmScheduler:
         return list(files)
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
-        """See the protocol: the statistics file, which PJM leaves where the job asked for it (``-s``, ``-S``)."""
+        """See the protocol: the statistics file, which PJM writes if the job asked for it (``-s``, ``-S``)."""
         for path in sorted(directory.glob(f"*.{glob.escape(job_id)}.stats")):
             jobs = [job for job in read_stats_file(path) if job.job_id == job_id] or read_stats_file(path)[:1]
             if jobs:
@@ -182,7 +182,7 @@ class PjmScheduler:
         return None
 
     def _query(self, argv: Sequence[str]) -> Answer:
-        """A query, again after 2, 4 and 8 seconds where PJM fails to answer it."""
+        """Run a query, and repeat it after 2, 4 and 8 seconds if PJM fails to answer."""
         for wait in RETRY_SECONDS:
             answer = _checked_answer(self._run(argv))
             refusal = first_refusal(answer.err)
@@ -201,8 +201,8 @@ class PjmScheduler:
 
 
 def _checked_answer(answer: Answer) -> Answer:
-    """An answer of ``--data`` without its header line is none, though the exit code be 0: no job is lost for it.
-    Nothing at all, and messages alone, are an answer: there is no such job."""
+    """Treat an answer to ``--data`` without a header line as a failure, even if the exit code is 0: no job counts as
+    lost because of it. Empty output, or messages alone, are an answer: there is no such job."""
     lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("[")]
     if answer.code != 0 or not lines or any(line.startswith("H,") for line in lines):
         return answer
@@ -214,8 +214,8 @@ def _number(job_id: str) -> int:
 
 
 def _step_job(after: str) -> str:
-    """The id of the step job that a link belongs to. A plan (``--dry-run``) has words in place of ids that are still to
-    come; these stay as they are."""
+    """Return the id of the step job that a link belongs to. A dry run has placeholders for ids that do not exist yet;
+    these are returned as they are."""
     try:
         return str(_number(after))
     except UsageError:
@@ -223,7 +223,7 @@ def _step_job(after: str) -> str:
 
 
 def _link_id(job_id: str, submission: Submission) -> str:
-    """The id of a chain's link, also where ``pjsub`` named the step job alone."""
+    """Return the id of a chain's link, even if ``pjsub`` named only the step job."""
     job = PjmScheduler.parse_job_id(job_id)
     if submission.chain == 1 or job.step is not None:
         return job_id
@@ -231,8 +231,8 @@ def _link_id(job_id: str, submission: Submission) -> str:
 
 
 def _refusal_message(refusal: Optional[Refusal], answer: Answer) -> str:
-    """PJM's words, what they mean, and what to do."""
-    message = answer.message or f"exit code {answer.code}, and no word"
+    """Return PJM's own message, its meaning, and advice."""
+    message = answer.message or f"exit code {answer.code}, and no message"
     if refusal is None:
         return message
     meaning = f"{refusal.meaning}: {refusal.advice}" if refusal.advice else refusal.meaning
@@ -240,7 +240,7 @@ def _refusal_message(refusal: Optional[Refusal], answer: Answer) -> str:
 
 
 def _families(statuses: Mapping[str, JobStatus]) -> Dict[int, List[Tuple[JobId, JobStatus]]]:
-    """Number of a job → what was answered of it and of its sub-jobs, in the order of their numbers."""
+    """Group statuses by job: number of a job → status of it and of its sub-jobs, in the order of their numbers."""
     families: Dict[int, List[Tuple[JobId, JobStatus]]] = {}
     for text, status in statuses.items():
         job = PjmScheduler.parse_job_id(text)
@@ -251,7 +251,7 @@ def _families(statuses: Mapping[str, JobStatus]) -> Dict[int, List[Tuple[JobId, 
 
 
 def _sub_number(job: JobId) -> int:
-    """The number of a sub-job; -1 for a job that is none."""
+    """Return the number of a sub-job; -1 for a job that is not a sub-job."""
     return next((number for number in (job.index, job.step) if number is not None), -1)
 
 
@@ -265,12 +265,12 @@ def _status_of(families: Mapping[int, List[Tuple[JobId, JobStatus]]], job_id: st
         if job == parsed_id:
             return status
     if any(status.state not in OVER for _, status in family):
-        return JobStatus(job_id, UNKNOWN, reason=f"PJM tells how it ended when all of {parsed_id.number} has ended")
+        return JobStatus(job_id, UNKNOWN, reason=f"PJM reports how it ended when all of {parsed_id.number} has ended")
     return JobStatus(job_id, LOST, reason=f"PJM knows no job {job_id} of the last {HISTORY_DAYS} days")
 
 
 def _operation_result(results: Dict[str, str], job_id: str, default: str) -> str:
-    """What a command said of a job; of a bulk or step job, what it said of its sub-jobs."""
+    """Return the result of a command for a job; for a bulk or step job, that of its sub-jobs."""
     if job_id in results:
         return results[job_id]
     parsed_id = PjmScheduler.parse_job_id(job_id)

@@ -1,4 +1,4 @@
-"""What a scheduler can do; one file beside this one for each."""
+"""The protocol of a scheduler; each scheduler has a module beside this one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class JobId:
 
     Attributes:
         text: the id as the scheduler writes it, such as ``239[1]`` (PJM), ``92_3`` (Slurm) or ``local-7``.
-        submitted: id that the scheduler gave at the submission: ``239`` for the sub-job ``239[1]`` of a bulk job. A
-            link of a chain was submitted by itself: ``240_1`` for ``240_1``.
+        submitted: id that the scheduler assigned at submission: ``239`` for the sub-job ``239[1]`` of a bulk job. A
+            link of a chain is submitted by itself: ``240_1`` for ``240_1``.
         number: number of the job; sub-jobs and the links of a step job share it.
-        index: number of a bulk or array job's sub-job, else None.
-        step: number of a step job's link (PJM), from 0, else None.
+        index: number of a bulk or array job's sub-job, otherwise None.
+        step: number of a step job's link (PJM), from 0, otherwise None.
     """
 
     text: str
@@ -32,19 +32,19 @@ class JobId:
 
 @dataclass(frozen=True)
 class Submission:
-    """One script to hand in.
+    """A script to submit.
 
     Attributes:
-        script: file in ``directory``.
-        directory: where the job starts: the run directory.
-        name: of the job, as the script has it.
+        script: name of a file in ``directory``.
+        directory: run directory, in which the job starts.
+        name: name of the job, as in the script.
         after: id of the job that must have ended with "resume me" (``errors.EXIT_RESUME``) before this link of a chain
-            runs; None for a job of its own or the first link.
-        link: of the chain, from 1.
-        chain: links in all; 1 for a job of its own.
-        elapse: time limit in seconds, for a scheduler that does not read it in the script; None for none.
-        bulk: sub-jobs, such as ``0-9``; empty for a job of its own.
-        tag: free text by which the job is found again (:meth:`Scheduler.find`); empty for none.
+            runs; None for a single job or the first link.
+        link: number of the link in the chain, from 1.
+        chain: number of links; 1 for a single job.
+        elapse: time limit in seconds, for a scheduler that does not read it from the script; None for no limit.
+        bulk: numbers of the sub-jobs, such as ``0-9``; empty for a job without sub-jobs.
+        tag: text by which the job can be found (:meth:`Scheduler.find`); empty for none.
     """
 
     script: str
@@ -59,27 +59,27 @@ class Submission:
 
 
 class Refused(UsageError):
-    """The scheduler has not taken the job: there is none."""
+    """The scheduler refused the submission: there is no job."""
 
 
 class Overtaken(Refused):
-    """A link of a chain was not taken because the job that it was to follow has ended already."""
+    """A link of a chain was refused because the job that it should follow has already ended."""
 
 
 class Uncertain(UsageError):
-    """The scheduler may have taken the job: it did not answer, or its answer names no job."""
+    """The scheduler may have accepted the job: it did not answer, or its answer names no job."""
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """What a scheduler has measured of a finished job.
+    """Measurements that a scheduler keeps of a finished job.
 
     Attributes:
-        elapsed_seconds: of the job.
-        nodes: allocated.
-        energy_joules: of all its nodes, measured; None where not known or the job was too short to tell.
-        power_watts: average of all its nodes; None as above.
-        values: everything else that it says, key → text.
+        elapsed_seconds: run time of the job.
+        nodes: number of allocated nodes.
+        energy_joules: measured energy of all its nodes; None if unknown, or if the job was too short.
+        power_watts: average power of all its nodes; None as above.
+        values: all other values, key → text.
     """
 
     elapsed_seconds: Optional[float] = None
@@ -90,14 +90,17 @@ class Accounting:
 
 
 class Scheduler(Protocol):
-    """PJM, Slurm or this machine. Every method raises UsageError for a mistake of the user (no such command, refused
-    submission with the scheduler's words and advice), and nothing is passed through a shell."""
+    """A scheduler: PJM, Slurm or this machine.
+
+    Every method raises UsageError for a user's mistake (a missing command, or a refused submission with the scheduler's
+    message and advice), and nothing is passed through a shell.
+    """
 
     name: str
 
     @staticmethod
     def parse_job_id(text: str) -> JobId:
-        """Read the id of a job or sub-job; needs no scheduler at work.
+        """Parse the id of a job or sub-job; needs no running scheduler.
 
         Raises:
             UsageError: the text is not a job id of this scheduler.
@@ -105,43 +108,45 @@ class Scheduler(Protocol):
 
     @staticmethod
     def sub_job_id(job_id: str, index: int) -> str:
-        """The id of one sub-job of the bulk job ``job_id``, as its script's exit record has it."""
+        """Return the id of one sub-job of the bulk job ``job_id``, as in the exit record of its script."""
 
     def command_of(self, submission: Submission) -> List[str]:
-        """The words that :meth:`submit` runs, for ``--dry-run`` and the record."""
+        """Return the command line that :meth:`submit` runs, for ``--dry-run`` and the record."""
 
     def submit(self, submission: Submission) -> str:
-        """Hand in a script; returns the job's id.
+        """Submit a script; return the job's id.
 
         Raises:
             Refused: there is no job.
-            Overtaken: as above, since ``submission.after`` has ended already.
-            Uncertain: there may be one, under ``submission.tag``.
+            Overtaken: there is no job because ``submission.after`` has already ended.
+            Uncertain: there may be a job with the tag ``submission.tag``.
         """
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
-        """Tag → id of the job that carries it, for those that the scheduler knows; one query for all.
+        """Return tag → id of the job that carries it, for jobs that the scheduler knows, with one query for all.
 
         Raises:
             UsageError: the scheduler does not answer.
         """
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
-        """One query for all jobs, finished ones included. A job that the scheduler does not know has the state
-        ``lost``; all have ``unknown``, with the reason, where it does not answer. The sub-jobs of a bulk job are there
-        under their own ids as well."""
+        """Return job id → status, with one query for all jobs, including finished ones.
+
+        A job that the scheduler does not know has the state ``lost``; all jobs have the state ``unknown``, with the
+        reason, if it does not answer. The sub-jobs of a bulk job are included under their own ids.
+        """
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """Job id → "" where it was accepted, else why not."""
+        """Cancel jobs; return job id → "" if accepted, otherwise the reason."""
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """As :meth:`cancel`."""
+        """Hold waiting jobs; the result is that of :meth:`cancel`."""
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """As :meth:`cancel`."""
+        """Release held jobs; the result is that of :meth:`cancel`."""
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
-        """What the job has printed, the script's own output first; those that exist."""
+        """Return the job's output files that exist, the script's own output first."""
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
-        """What was measured of a finished job; None where the scheduler keeps nothing."""
+        """Return the measurements of a finished job; None if the scheduler keeps none."""

@@ -1,6 +1,6 @@
 """The schedulers by name, and the ids of recorded jobs as their schedulers read and write them.
 
-A scheduler's module is imported when it is asked for.
+The module of a scheduler is imported on first use.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ NAMES = tuple(_CLASSES)
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """The scheduler of ``job.scheduler``.
+    """Return the scheduler that ``job.scheduler`` names.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: there is no scheduler with this name.
     """
     return cast(Callable[[], Scheduler], _scheduler_class(name))()
 
 
 def sub_job_ids(job: SubmittedJob) -> List[str]:
-    """The ids under which a job's scripts leave their exit records: its own, or those of its sub-jobs in the order of
-    their numbers.
+    """Return the ids under which a job's scripts leave their exit records: its own id, or those of its sub-jobs in the
+    order of their numbers.
 
     Raises:
-        UsageError: a bulk job is of a scheduler that does not exist.
+        UsageError: the scheduler of a bulk job does not exist.
     """
     if not job.bulk:
         return [job.job_id]
@@ -39,10 +39,10 @@ def sub_job_ids(job: SubmittedJob) -> List[str]:
 
 
 def read_job_id(scheduler: str, text: str) -> Optional[JobId]:
-    """A recorded id as its scheduler reads it; None where it is not an id of this scheduler.
+    """Parse a recorded id as its scheduler does; None if it is not an id of this scheduler.
 
     Raises:
-        UsageError: there is no scheduler of this name.
+        UsageError: there is no scheduler with this name.
     """
     reader = _scheduler_class(scheduler)
     try:
@@ -52,12 +52,12 @@ def read_job_id(scheduler: str, text: str) -> Optional[JobId]:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether any scheduler writes ids of jobs like this."""
+    """Whether the text is a job id of any scheduler."""
     return any(read_job_id(name, text) is not None for name in NAMES)
 
 
 def _scheduler_class(name: str) -> Type[Scheduler]:
     if name not in _CLASSES:
-        raise UsageError(f"scheduler {name!r}: not known; valid: {', '.join(NAMES)}")
+        raise UsageError(f"scheduler {name!r}: unknown; valid: {', '.join(NAMES)}")
     module = importlib.import_module(f"fugaku_gpt.jobs.schedulers.{name}")
     return cast(Type[Scheduler], getattr(module, _CLASSES[name]))

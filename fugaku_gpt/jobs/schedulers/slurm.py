@@ -1,10 +1,10 @@
 """Slurm: ``sbatch``, ``squeue``, ``sacct`` or ``scontrol``, ``scancel``.
 
-A chain: each link depends on the one before it with ``afternotok``, the nearest that Slurm has to "it ended with exit
-code 75": the link starts when the one before it has failed, ran into its time limit or lost its node, and is removed
-(``--kill-on-invalid-dep``) when that one has ended well. Whether a failed link asked to be resumed, the next link's
-script finds out itself: it reads the exit record of the job in ``SLURM_JOB_DEPENDENCY``, and ends at once with exit
-code 0, which removes the links after it, unless that record says 75.
+Each link of a chain depends on the previous one with ``afternotok``, the closest that Slurm has to "it ended with exit
+code 75": the link starts when the previous one has failed, reached its time limit or lost its node, and is removed
+(``--kill-on-invalid-dep``) when that one has succeeded. The next link's script itself checks whether a failed link
+asked to be resumed: it reads the exit record of the job in ``SLURM_JOB_DEPENDENCY``, and ends at once with exit code 0,
+which removes the later links, unless that record has 75.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SlurmScheduler:
 
     Args:
         run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_words`.
-        sleep: waits between tries.
+        sleep: called to wait between attempts.
     """
 
     name = "slurm"
@@ -114,7 +114,7 @@ class SlurmScheduler:
         return f"{job_id}_{index}"
 
     def command_of(self, submission: Submission) -> List[str]:
-        """See the protocol; run in the submission's directory."""
+        """See the protocol; the command runs in the submission's directory."""
         argv = ["sbatch", "--parsable"]
         if submission.tag:
             argv.append(f"--comment={submission.tag}")
@@ -123,7 +123,7 @@ class SlurmScheduler:
         return [*argv, submission.script]
 
     def submit(self, submission: Submission) -> str:
-        """See the protocol. Where the controller is not reached, it is tried again after 2, 4 and 8 seconds."""
+        """See the protocol. If the controller cannot be reached, it is retried after 2, 4 and 8 seconds."""
         for wait in (*RETRY_SECONDS, None):
             try:
                 answer = self._run(self.command_of(submission), cwd=submission.directory)
@@ -145,7 +145,7 @@ class SlurmScheduler:
         raise Refused("\n".join([answer.message or f"sbatch: exit code {answer.code}", *advice]))
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
-        """See the protocol: ``squeue``, then ``sacct`` where there is accounting."""
+        """See the protocol: ``squeue``, then ``sacct`` if there is accounting."""
         requested = set(tags)
         answer = self._run(["squeue", "--noheader", "--states=all", "--format=%F|%k", f"--user={os.getuid()}"])
         if answer.code != 0:
@@ -159,7 +159,7 @@ class SlurmScheduler:
         return ids_by_tag
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
-        """See the protocol: ``squeue`` for all; those that are over or not there, by ``sacct`` or ``scontrol``."""
+        """See the protocol: ``squeue`` for all jobs; ``sacct`` or ``scontrol`` for finished or missing ones."""
         if not job_ids:
             return {}
         listed = ",".join(_numbers(job_ids))
@@ -168,20 +168,22 @@ class SlurmScheduler:
             answer = self._run(argv)
         except NoAnswer as error:
             return _all_unknown(job_ids, str(error))
-        if answer.code != 0 and "Invalid job id" not in answer.message:  # a single id that it does not know is an error
+        if (
+            answer.code != 0 and "Invalid job id" not in answer.message
+        ):  # an unknown id, if it is the only one, is an error
             return _all_unknown(job_ids, f"squeue: {answer.message}")
         statuses = {status.job_id: status for status in _rows(answer.out)}
         unclear = {job for job, status in statuses.items() if status.state in (ENDED, CANCELLED)}
         arrays = _tasks_by_array(statuses)
         unclear |= {job_id for job_id in job_ids if job_id not in statuses and job_id not in arrays}
-        error = ""
+        failure = ""
         if unclear:
-            ended, error = self._ended_jobs(_numbers(unclear))
+            ended, failure = self._ended_jobs(_numbers(unclear))
             for job, status in ended.items():
                 # sacct lags behind: where squeue knows the state, only the exit code is new
                 statuses[job] = _with_exit_codes(statuses[job], status) if job in statuses else status
             arrays = _tasks_by_array(statuses)
-        return {**statuses, **{job_id: _status_of(statuses, arrays, job_id, error) for job_id in job_ids}}
+        return {**statuses, **{job_id: _status_of(statuses, arrays, job_id, failure) for job_id in job_ids}}
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
@@ -194,7 +196,7 @@ class SlurmScheduler:
         return {job_id: failed.get(job_id, "") for job_id in job_ids}
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """See the protocol. One call for each: of several, ``scontrol`` does not say which has failed."""
+        """See the protocol. One call for each job: for several, ``scontrol`` does not say which one failed."""
         return {job_id: self._operate(["scontrol", "hold", job_id]) for job_id in job_ids}
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
@@ -202,7 +204,7 @@ class SlurmScheduler:
         return {job_id: self._operate(["scontrol", "release", job_id]) for job_id in job_ids}
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
-        """See the protocol: Slurm's default names, and PJM's, which our templates use."""
+        """See the protocol: files with Slurm's default names, and with PJM's, which our templates use."""
         patterns = (f"slurm-{job_id}.out", f"slurm-{job_id}_*.out", f"*.{job_id}.out", f"*.{job_id}.err")
         return _existing_files(directory, (*patterns, f"output.{job_id}/*/*/std*"))
 
@@ -227,10 +229,10 @@ class SlurmScheduler:
         )
 
     def _accounting_comments(self) -> str:
-        """Ids and comments of the last days' jobs; empty where there is no accounting.
+        """Return ids and comments of the jobs of the last days; empty if there is no accounting.
 
         Raises:
-            NoAnswer: there is, and it does not answer.
+            NoAnswer: the accounting does not answer.
         """
         try:
             answer = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
@@ -241,7 +243,7 @@ class SlurmScheduler:
         return answer.out if answer.code == 0 else ""
 
     def _ended_jobs(self, jobs: Sequence[str]) -> Tuple[Dict[str, JobStatus], str]:
-        """What is kept of finished jobs, and why the answer may not be whole (empty where it is)."""
+        """Return the statuses of finished jobs, and the reason if they may be incomplete (otherwise empty)."""
         try:
             answer = self._run(
                 ["sacct", "-n", "-P", "-X", "-j", ",".join(jobs), "-o", "JobID,State,ExitCode,Partition"]
@@ -276,7 +278,7 @@ def _rows(text: str) -> Iterable[JobStatus]:
 
 
 def _shown(text: str, job_numbers: Iterable[str]) -> Dict[str, JobStatus]:
-    """The jobs of ``scontrol -o show job``; of an array, the tasks that have begun."""
+    """Parse the jobs of ``scontrol -o show job``; for an array, the tasks that have started."""
     statuses = {}
     for line in text.splitlines():
         row = _SHOWN.match(line)
@@ -316,11 +318,11 @@ def _status_of(
         return aggregate_status(job_id, arrays[job_id])
     if error:
         return JobStatus(job_id, UNKNOWN, reason=error)
-    return JobStatus(job_id, LOST, reason="Slurm does not know it any more")
+    return JobStatus(job_id, LOST, reason="Slurm no longer knows the job")
 
 
 def _tasks_by_array(statuses: Mapping[str, JobStatus]) -> Dict[str, List[JobStatus]]:
-    """Id of an array → what was answered of its tasks, in the order of their numbers."""
+    """Group statuses by array: id of an array → status of its tasks, in the order of their numbers."""
     tasks = []
     for text, status in statuses.items():
         job = SlurmScheduler.parse_job_id(text)
@@ -333,16 +335,16 @@ def _tasks_by_array(statuses: Mapping[str, JobStatus]) -> Dict[str, List[JobStat
 
 
 def _row_job(text: str) -> str:
-    """The job or array that a row of ``sacct`` is of; an array's tasks that wait share a row: ``92_[1-3]``."""
+    """Return the job or array of a row of ``sacct``; the waiting tasks of an array share a row: ``92_[1-3]``."""
     match = re.match("[0-9]+", text)
     return match[0] if match is not None else text
 
 
 def _numbers(job_ids: Iterable[str]) -> List[str]:
-    """The numbers of jobs and arrays, each once, in their order.
+    """Return the numbers of jobs and arrays, sorted, each once.
 
     Raises:
-        UsageError: an id is not of Slurm.
+        UsageError: an id is not a job id of Slurm.
     """
     return [str(number) for number in sorted({SlurmScheduler.parse_job_id(job_id).number for job_id in job_ids})]
 
@@ -359,8 +361,7 @@ def _existing_files(directory: Path, patterns: Iterable[str]) -> List[Path]:
 
 
 def _accounting(text: str, job_id: str) -> Accounting:
-    """The job's own line, and what only the lines of its steps say: energy where the whole has none, the most
-    memory."""
+    """Combine the job's own line with the values that only the lines of its steps have: energy and memory."""
     lines = [dict(zip(_SACCT_FIELDS, line.split("|"))) for line in text.splitlines() if line.strip()]
     job_line = next((line for line in lines if line["JobID"] == job_id), lines[0])
     steps = [line for line in lines if "." in line["JobID"]]
@@ -384,7 +385,7 @@ def _is_number(text: str) -> bool:
 
 
 def _seconds(text: str) -> int:
-    """``1-02:03:04`` → seconds."""
+    """Convert ``1-02:03:04`` to seconds."""
     days, _, clock = text.rpartition("-")
     hours, minutes, seconds = (int(part) for part in clock.split(":"))
     return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds

@@ -7,9 +7,9 @@
 #include <emmintrin.h>
 #endif
 
-#define BLOCK 4096 /* numbers with a float32 sum; these sums are added in float64 */
-#define PARTIAL_SUMS 96   /* consecutive parts of a sum: a multiple of most thread counts */
-#define CHUNK 128    /* parameters that are updated, rounded and written at a time */
+#define BLOCK 4096      /* numbers with a float32 sum; these sums are added in float64 */
+#define PARTIAL_SUMS 96 /* consecutive parts of a sum: a multiple of most thread counts */
+#define CHUNK 128       /* parameters that are updated, rounded and written at a time */
 
 /* Writes up to CHUNK numbers. The caches would not hold them until they are read, so where the processor can they bypass
    the caches, which would first read the memory that is overwritten. Only stream_fence orders such stores with others. */
@@ -35,8 +35,9 @@ INLINE void stream_fence(void)
    complement1, complement2: 1 - beta, which float32 betas would not give exactly. rounded: receives the parameters in
    bfloat16, denormal ones too; may be null. */
 EXPORT void adamw(float *restrict parameters, const float *restrict gradients, float *restrict first,
-                  float *restrict second, uint16_t *restrict rounded, int64_t n, float gradient_scale, float decay, float beta1,
-                  float complement1, float beta2, float complement2, float step_size, float eps, int threads)
+                  float *restrict second, uint16_t *restrict rounded, int64_t n, float gradient_scale, float decay,
+                  float beta1, float complement1, float beta2, float complement2, float step_size, float eps,
+                  int threads)
 {
 #pragma omp parallel num_threads(threads)
     {

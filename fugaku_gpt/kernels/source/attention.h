@@ -18,7 +18,7 @@ INLINE float scale_of(int64_t width) { return LOG2_E / sqrtf((float)width); }
 
 typedef struct {
     int64_t shards, samples, local_length, heads, width; /* qkv: [shards, samples, local_length, 3, heads, width] */
-    int64_t length, padded;                     /* shards * local_length; width padded with zeros */
+    int64_t length, padded;                              /* shards * local_length; width padded with zeros */
     int type;
 } Shape;
 
@@ -88,7 +88,7 @@ INLINE void apply_mask(float *restrict x, const uint8_t *restrict keep_mask, int
 /* A block's scores of a query become unnormalised probabilities; the query's largest score, sum and output [padded] so
    far are rescaled to match. keep_mask: flags of dropout, or null. */
 INLINE void online_softmax_row(float *row, int64_t valid, const uint8_t *keep_mask, float *top, float *sum, float *out,
-                          int64_t padded)
+                               int64_t padded)
 {
     const float new_top = row_max(row, valid, *top);
     const float block_sum = exp2_row(row, valid, new_top);
@@ -105,7 +105,8 @@ INLINE void online_softmax_row(float *row, int64_t valid, const uint8_t *keep_ma
 
 /* A block's scores p of a query become probabilities, and the gradients g of its probabilities become those of its
    scores; sum: over all keys, of probability times gradient. */
-INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t valid, const uint8_t *keep_mask, float log_sum, float sum)
+INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t valid, const uint8_t *keep_mask,
+                                 float log_sum, float sum)
 {
     if (keep_mask) apply_mask(g, keep_mask, valid);
     if (valid == KEYS) {
@@ -128,16 +129,18 @@ INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t v
 /* The two implementations. keep_mask: [length, length] flags of dropout, or null; probabilities that stay are scaled by
    factor. log_sums: [length]. work: float32_workspace_floats() or bfloat16_workspace_floats() float32 numbers. */
 int64_t float32_workspace_floats(const Shape *s);
-void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                     void *y, float *log_sums, float *work);
-void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                      const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work);
+void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                     float factor, void *y, float *log_sums, float *work);
+void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                      float factor, const void *y, const void *y_grad, const float *log_sums, void *qkv_grad,
+                      float *work);
 int64_t bfloat16_workspace_floats(const Shape *s);
 #ifdef HAS_BF16_DOT
-void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                      void *y, float *log_sums, float *work);
-void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                       const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work);
+void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                      float factor, void *y, float *log_sums, float *work);
+void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                       float factor, const void *y, const void *y_grad, const float *log_sums, void *qkv_grad,
+                       float *work);
 #endif
 
 #endif

@@ -19,18 +19,21 @@ static int64_t backward_workspace_floats(const Shape *s)
     return half * (4 * even + 2 * s->length + 8 * KEYS) + s->length + QUERIES * KEYS / 2 * 7;
 }
 
-int64_t bfloat16_workspace_floats(const Shape *s) { return max_int64(forward_workspace_floats(s), backward_workspace_floats(s)); }
+int64_t bfloat16_workspace_floats(const Shape *s)
+{
+    return max_int64(forward_workspace_floats(s), backward_workspace_floats(s));
+}
 
 #ifdef HAS_BF16_DOT
 
-_Static_assert(QUERIES % 2 == 0 && KEYS % ATTENTION_NR == 0, "pairs of queries, and tiles of keys, are padded_length");
+_Static_assert(QUERIES % 2 == 0 && KEYS % ATTENTION_NR == 0, "queries come in full pairs, and keys in full tiles");
 
 typedef uint32_t pair;
 
 /* c[rows, ATTENTION_NR] = scale times, or +=, a[rows, 2 k] b[2 k, ATTENTION_NR]; a's pair (i, j) is at i * a_row +
    j * a_column. */
-INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b, int64_t b_row,
-                 float *c, int64_t c_row, const int accumulates, float scale)
+INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
+                         int64_t b_row, float *c, int64_t c_row, const int accumulates, float scale)
 {
     __m512 sums[ATTENTION_MR][2];
 #pragma GCC unroll 16
@@ -60,35 +63,38 @@ INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row
 
 /* c[m, n] = scale times, or +=, a[m, 2 k] b[2 k, n], n a multiple of ATTENTION_NR. */
 INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
-                    float *c, const int accumulates, float scale)
+                       float *c, const int accumulates, float scale)
 {
     for (int64_t column = 0; column < n; column += ATTENTION_NR) {
         int64_t i = 0;
         for (; i + ATTENTION_MR <= m; i += ATTENTION_MR)
-            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates, scale);
+            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n,
+                         accumulates, scale);
         for (; i + 4 <= m; i += 4)
-            micro_kernel(4, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates, scale);
+            micro_kernel(4, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates,
+                         scale);
         for (; i < m; i++)
-            micro_kernel(1, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates, scale);
+            micro_kernel(1, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates,
+                         scale);
     }
 }
 
 /* The left matrix is in rows, which are 2 k long. */
 static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b, float *c,
-                                                   float scale)
+                                                float scale)
 {
     gemm_block(m, n, k, a, k, 1, b, c, 0, scale);
 }
 
 static __attribute__((noinline)) void gemm_add_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
-                                                       float *c)
+                                                    float *c)
 {
     gemm_block(m, n, k, a, k, 1, b, c, 1, 1.0f);
 }
 
 /* The left matrix is interleaved, [k, m]: its columns are the product's rows. */
 static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
-                                                          float *c)
+                                                       float *c)
 {
     gemm_block(m, n, k, a, 1, m, b, c, 1, 1.0f);
 }
@@ -98,8 +104,8 @@ INLINE __m512i round_pairs(__m512 low, __m512 high) { return (__m512i)_mm512_cvt
 /* The pairs (low[j], high[j]), rounded to bfloat16. */
 INLINE __m512i interleave_rounded(__m512 low, __m512 high)
 {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, round_pairs(low, high));
 }
 
@@ -120,8 +126,8 @@ INLINE void interleave_two_rows(const float *x, int has_second, pair *y)
 }
 
 /* Copies a head's rows [count, padded] from position first on; zeros follow the last row and each row's numbers. */
-static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t head, int64_t first, int64_t count, int which,
-                      pair *y)
+static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t head, int64_t first, int64_t count,
+                      int which, pair *y)
 {
     uint16_t *to = (uint16_t *)y;
     for (int64_t t = first; t < first + count; t++, to += s->padded) {
@@ -150,14 +156,15 @@ static void transpose(const pair *restrict x, int64_t half, pair *restrict y)
             for (int64_t lane = i; lane < i + LANES; lane++) y[j * KEYS + lane] = x[lane * half + j];
 }
 
-void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                      void *y, float *log_sums, float *work)
+void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                      float factor, void *y, float *log_sums, float *work)
 {
     const int64_t padded = s->padded, half = padded / 2, all = round_up(s->length, KEYS) * half;
     const float scale = scale_of(s->width);
     pair *keys = (pair *)work, *values = keys + all, *queries = values + all, *block = queries + QUERIES * half;
     pair *p_rows = block + KEYS * half;
-    float *out = (float *)(p_rows + QUERIES * KEYS / 2), *scores = out + QUERIES * padded, *tops = scores + QUERIES * KEYS;
+    float *out = (float *)(p_rows + QUERIES * KEYS / 2), *scores = out + QUERIES * padded,
+          *tops = scores + QUERIES * KEYS;
     float *sums = tops + QUERIES;
     for (int64_t first = 0; first < s->length; first += KEYS) {
         load_rows(s, qkv, sample, head, first, KEYS, KEY, block);
@@ -193,15 +200,18 @@ void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t h
     }
 }
 
-void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                       const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work)
+void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                       float factor, const void *y, const void *y_grad, const float *log_sums, void *qkv_grad,
+                       float *work)
 {
     const int64_t padded = s->padded, half = padded / 2, even = round_up(s->length, 2), all = even * half;
     const int64_t block_elements = KEYS * half;
     const float scale = scale_of(s->width);
     pair *queries = (pair *)work, *queries_interleaved = queries + all, *out_grad = queries_interleaved + all;
-    pair *out_grad_interleaved = out_grad + all, *block = out_grad_interleaved + all, *keys = block + block_elements, *keys_transposed = keys + block_elements;
-    pair *values_transposed = keys_transposed + block_elements, *p_interleaved = values_transposed + block_elements, *g_interleaved = p_interleaved + QUERIES * KEYS / 2;
+    pair *out_grad_interleaved = out_grad + all, *block = out_grad_interleaved + all, *keys = block + block_elements,
+         *keys_transposed = keys + block_elements;
+    pair *values_transposed = keys_transposed + block_elements, *p_interleaved = values_transposed + block_elements,
+         *g_interleaved = p_interleaved + QUERIES * KEYS / 2;
     pair *g_rows = g_interleaved + QUERIES * KEYS / 2;
     float *queries_grad = (float *)(g_rows + QUERIES * KEYS / 2), *keys_grad = queries_grad + s->length * padded;
     float *values_grad = keys_grad + KEYS * padded, *scores = values_grad + KEYS * padded;
@@ -226,9 +236,10 @@ void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t 
         load_rows(s, qkv, sample, head, first, KEYS, VALUE, block);
         transpose(block, half, values_transposed);
         poll_mpi();
-        memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad); /* and values_grad */
+        memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad);                          /* and values_grad */
         for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) { /* low is even */
-            const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low, pairs = (count + 1) / 2;
+            const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low,
+                          pairs = (count + 1) / 2;
             gemm_rows(count, KEYS, half, queries + low * half, keys_transposed, scores, scale);
             gemm_rows(count, KEYS, half, out_grad + low * half, values_transposed, scores_grad, factor);
             for (int64_t i = 0; i < count; i++) {
@@ -248,11 +259,13 @@ void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t 
         }
         for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
-            store_scaled(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
+            store_scaled(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type,
+                         s->width);
             store_scaled(values_grad + at, factor, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
+        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type,
+                     s->width);
 }
 #endif

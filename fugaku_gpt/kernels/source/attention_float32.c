@@ -10,8 +10,8 @@ INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, fl
 }
 
 /* c[rows, ATTENTION_NR] = or += a[rows, k] b[k, ATTENTION_NR]; a's element (i, j) is at i * a_row + j * a_column. */
-INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
-                 float *c, int64_t c_row, int accumulates)
+INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                         int64_t b_row, float *c, int64_t c_row, int accumulates)
 {
     vec sums[ATTENTION_MR][2];
 #pragma GCC unroll 16
@@ -39,30 +39,33 @@ INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_ro
 
 /* c[m, n] = or += a[m, k] b[k, n], n a multiple of ATTENTION_NR. Each sum has the same order in every tile. */
 INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
-                    int64_t b_row, float *c, int64_t c_row, int accumulates)
+                       int64_t b_row, float *c, int64_t c_row, int accumulates)
 {
     for (int64_t column = 0; column < n; column += ATTENTION_NR) {
         const float *factor = b + column;
         int64_t i = 0;
         for (; i + ATTENTION_MR <= m; i += ATTENTION_MR)
-            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, accumulates);
+            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row,
+                         accumulates);
         for (; i + 2 <= m; i += 2)
-            micro_kernel(2, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, accumulates);
+            micro_kernel(2, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row,
+                         accumulates);
         for (; i < m; i++)
-            micro_kernel(1, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row, accumulates);
+            micro_kernel(1, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row,
+                         accumulates);
     }
 }
 
 /* c = or += a b, with contiguous rows. */
 static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
-                                                   float *c, int accumulates)
+                                                float *c, int accumulates)
 {
     gemm_block(m, n, k, a, k, 1, b, n, c, n, accumulates);
 }
 
 /* c[m, n] += aT b, where a is [k, m]. */
 static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
-                                                          float *c)
+                                                       float *c)
 {
     gemm_block(m, n, k, a, 1, m, b, n, c, n, 1);
 }
@@ -91,8 +94,8 @@ static int64_t forward_workspace_floats(const Shape *s)
     return s->padded * (2 * round_up(s->length, KEYS) + 2 * QUERIES + KEYS) + QUERIES * (KEYS + 2);
 }
 
-void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                     void *y, float *log_sums, float *work)
+void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                     float factor, void *y, float *log_sums, float *work)
 {
     const int64_t padded = s->padded, all = round_up(s->length, KEYS) * padded;
     const float scale = scale_of(s->width);
@@ -119,7 +122,8 @@ void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t he
             for (int64_t i = from; i < count; i++) {
                 const int64_t valid = min_int64(KEYS, low + i + 1 - first);
                 const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
-                online_softmax_row(scores + (i - from) * KEYS, valid, mask_row, tops + i, sums + i, out + i * padded, padded);
+                online_softmax_row(scores + (i - from) * KEYS, valid, mask_row, tops + i, sums + i, out + i * padded,
+                                   padded);
             }
             gemm_rows(count - from, padded, KEYS, scores, values + first * padded, out + from * padded, 1);
         }
@@ -135,14 +139,17 @@ static int64_t backward_workspace_floats(const Shape *s)
     return s->padded * (3 * s->length + 7 * KEYS) + s->length + 2 * QUERIES * KEYS;
 }
 
-void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask, float factor,
-                      const void *y, const void *y_grad, const float *log_sums, void *qkv_grad, float *work)
+void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
+                      float factor, const void *y, const void *y_grad, const float *log_sums, void *qkv_grad,
+                      float *work)
 {
     const int64_t padded = s->padded, all = s->length * padded, block_elements = KEYS * padded;
     const float scale = scale_of(s->width);
     float *queries = work, *out_grad = queries + all, *queries_grad = out_grad + all;
-    float *keys = queries_grad + all, *values = keys + block_elements, *keys_transposed = values + block_elements, *values_transposed = keys_transposed + block_elements;
-    float *keys_grad = values_transposed + block_elements, *values_grad = keys_grad + block_elements, *row = values_grad + block_elements;
+    float *keys = queries_grad + all, *values = keys + block_elements, *keys_transposed = values + block_elements,
+          *values_transposed = keys_transposed + block_elements;
+    float *keys_grad = values_transposed + block_elements, *values_grad = keys_grad + block_elements,
+          *row = values_grad + block_elements;
     float *scores = row + block_elements, *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
     for (int64_t t = 0; t < s->length; t++) {
         float *grad = out_grad + t * padded, sum = 0.0f;
@@ -170,7 +177,8 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
             for (int64_t i = 0; i < count; i++) {
                 const int64_t valid = min_int64(KEYS, low + i + 1 - first);
                 const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
-                softmax_backward_row(scores + i * KEYS, scores_grad + i * KEYS, valid, mask_row, log_sums[low + i], sums[low + i]);
+                softmax_backward_row(scores + i * KEYS, scores_grad + i * KEYS, valid, mask_row, log_sums[low + i],
+                                     sums[low + i]);
             }
             gemm_add_columns(KEYS, padded, count, scores, out_grad + low * padded, values_grad);
             gemm_add_columns(KEYS, padded, count, scores_grad, queries + low * padded, keys_grad);
@@ -184,7 +192,11 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         }
     }
     for (int64_t t = 0; t < s->length; t++)
-        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type, s->width);
+        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type,
+                     s->width);
 }
 
-int64_t float32_workspace_floats(const Shape *s) { return max_int64(forward_workspace_floats(s), backward_workspace_floats(s)); }
+int64_t float32_workspace_floats(const Shape *s)
+{
+    return max_int64(forward_workspace_floats(s), backward_workspace_floats(s));
+}

@@ -88,7 +88,8 @@ EXPORT void gelu(const void *x, void *y, int64_t n, int type, int approximate, i
 }
 
 /* x_grad [n] from y_grad and x. */
-EXPORT void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int approximate, int threads)
+EXPORT void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int approximate,
+                          int threads)
 {
     gelu_blocks(x, y_grad, x_grad, n, type, approximate, threads);
 }

@@ -24,15 +24,15 @@
 #endif
 #define NR_VECTORS 3
 #define NR (NR_VECTORS * LANES)
-#define KC 768 /* units */
-#define JR_PANELS 2                      /* panels of b that stay in the L2 cache at depth KC; twice as many at half the depth */
-#define MC_PANELS 16                     /* panels of a that are packed at a time: MC = MC_PANELS * MR */
-#define NC (64 * NR) /* columns whose panels of b are packed at a time */
-#define ACC_ROWS (128 * MR)      /* rows of accumulators that are rounded after several blocks of k: they stay in a cache */
-#define PRIVATE_PANELS 16                /* panels of b that a thread packs at a time for itself */
-#define PREFETCH_INTERVAL 32                     /* units of a micro-kernel per prefetched cache line */
-#define CACHE_LINE 64                      /* bytes */
-#define PREFETCH_ROWS 8                      /* rows that packing prefetches ahead */
+#define KC 768               /* units */
+#define JR_PANELS 2          /* panels of b that stay in the L2 cache at depth KC; twice as many at half the depth */
+#define MC_PANELS 16         /* panels of a that are packed at a time: MC = MC_PANELS * MR */
+#define NC (64 * NR)         /* columns whose panels of b are packed at a time */
+#define ACC_ROWS (128 * MR)  /* rows of accumulators that are rounded after several blocks of k: they stay in a cache */
+#define PRIVATE_PANELS 16    /* panels of b that a thread packs at a time for itself */
+#define PREFETCH_INTERVAL 32 /* units of a micro-kernel per prefetched cache line */
+#define CACHE_LINE 64        /* bytes */
+#define PREFETCH_ROWS 8      /* rows that packing prefetches ahead */
 /* Distances between panels: no multiples of a page, or all panels would map to the same few sets of a cache. */
 #define A_PANEL (MR * KC + LANES)
 #define B_PANEL (NR * KC + LANES)
@@ -85,8 +85,8 @@ INLINE void pack_unit(const char *x, int64_t stride, int64_t size, int64_t j, in
 }
 
 /* Packs `count` columns into adjacent panels [panels, units, width], `panel` floats apart, padded with zeros. */
-INLINE void pack_panels(const char *x, int64_t stride, int64_t size, int64_t k, int64_t count, const int64_t width, float *to,
-                int64_t panel)
+INLINE void pack_panels(const char *x, int64_t stride, int64_t size, int64_t k, int64_t count, const int64_t width,
+                        float *to, int64_t panel)
 {
     const int64_t units = size == 4 ? k : (k + 1) / 2, in_unit = size == 4 ? 1 : 2;
     const int64_t full_panels = count / width, rest = count % width;
@@ -106,7 +106,8 @@ INLINE void pack_panels(const char *x, int64_t stride, int64_t size, int64_t k, 
 /* Whether the rows of a, of [k] elements, can be read in place: they are contiguous and consist of full units. */
 INLINE int is_packed_layout(const Matrix *a, int64_t k)
 {
-    return a->column_stride == 1 && (int64_t)a->x % 4 == 0 && a->row_stride * a->item_size % 4 == 0 && k * a->item_size % 4 == 0;
+    return a->column_stride == 1 && (int64_t)a->x % 4 == 0 && a->row_stride * a->item_size % 4 == 0 &&
+           k * a->item_size % 4 == 0;
 }
 
 /* Packs panels of a: `count` rows from `row`, `k` elements from `column`; if a is read in place, only the last panel
@@ -217,8 +218,9 @@ INLINE Prefetch prefetch_of(const Matrix *side, int64_t row, int64_t column, int
 {
     const int by_rows = side->column_stride == 1;
     if (rows <= 0 || columns <= 0) return (Prefetch){0};
-    return (Prefetch){element(side, row, column), by_rows ? rows : columns, (by_rows ? side->row_stride : side->column_stride) * side->item_size,
-                  (by_rows ? columns : rows) * side->item_size, 0};
+    return (Prefetch){element(side, row, column), by_rows ? rows : columns,
+                      (by_rows ? side->row_stride : side->column_stride) * side->item_size,
+                      (by_rows ? columns : rows) * side->item_size, 0};
 }
 
 /* Prefetches one more cache line. */
@@ -235,8 +237,9 @@ INLINE void prefetch_next(Prefetch *next)
 
 /* c = or, with `accumulates`, c += start + a b for one panel of a, whose unit (i, j) is at i a_row + j a_column, and one
    panel of b, both of `units` units; `start` [NR] may be null. With `rounds` the sums are stored rounded to bfloat16. */
-INLINE void micro_kernel(const int type, const int rounds, const int accumulates, int64_t units, const float *a, const int64_t a_row,
-                 const int64_t a_column, const float *b, const float *start, OutputTile c, Prefetch *next)
+INLINE void micro_kernel(const int type, const int rounds, const int accumulates, int64_t units, const float *a,
+                         const int64_t a_row, const int64_t a_column, const float *b, const float *start, OutputTile c,
+                         Prefetch *next)
 {
     vec sums[MR][NR_VECTORS];
 #pragma GCC unroll 16
@@ -280,20 +283,25 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
     }
 }
 
-typedef void MicroKernel(int64_t units, const float *a, int64_t a_row, const float *b, const float *start, OutputTile c, Prefetch *next);
+typedef void MicroKernel(int64_t units, const float *a, int64_t a_row, const float *b, const float *start, OutputTile c,
+                         Prefetch *next);
 
-#define MICRO_KERNEL(name, type, rounds, accumulates, a_row, a_column)                                                                   \
-    static void name(int64_t units, const float *a, int64_t row, const float *b, const float *start, OutputTile c, Prefetch *next) \
-    {                                                                                                                     \
-        (void)row;                                                                                                        \
-        micro_kernel(type, rounds, accumulates, units, a, a_row, a_column, b, start, c, next);                                           \
+#define MICRO_KERNEL(name, type, rounds, accumulates, a_row, a_column)                                                 \
+    static void name(int64_t units, const float *a, int64_t row, const float *b, const float *start, OutputTile c,     \
+                     Prefetch *next)                                                                                   \
+    {                                                                                                                  \
+        (void)row;                                                                                                     \
+        micro_kernel(type, rounds, accumulates, units, a, a_row, a_column, b, start, c, next);                         \
     }
-#define MICRO_KERNELS(name, type, rounds)                                                                                      \
-    MICRO_KERNEL(set_rows_##name, type, rounds, 0, row, 1)                                                                        \
-    MICRO_KERNEL(set_columns_##name, type, rounds, 0, 1, MR)                                                                    \
-    MICRO_KERNEL(add_rows_##name, type, rounds, 1, row, 1)                                                                        \
+#define MICRO_KERNELS(name, type, rounds)                                                                              \
+    MICRO_KERNEL(set_rows_##name, type, rounds, 0, row, 1)                                                             \
+    MICRO_KERNEL(set_columns_##name, type, rounds, 0, 1, MR)                                                           \
+    MICRO_KERNEL(add_rows_##name, type, rounds, 1, row, 1)                                                             \
     MICRO_KERNEL(add_columns_##name, type, rounds, 1, 1, MR)
-#define KERNEL_NAMES(name) {{set_rows_##name, set_columns_##name}, {add_rows_##name, add_columns_##name}}
+#define KERNEL_NAMES(name)                                                                                             \
+    {                                                                                                                  \
+        {set_rows_##name, set_columns_##name}, { add_rows_##name, add_columns_##name }                                 \
+    }
 MICRO_KERNELS(32, FLOAT32, 0)
 #ifdef HAS_BF16_DOT
 MICRO_KERNELS(16, BFLOAT16, 0)
@@ -340,7 +348,8 @@ static int row_threads(int64_t rows, int64_t columns, int prefer_rows, int threa
     int best = 1;
     for (int candidate = 1; candidate <= threads; candidate++) {
         if (threads % candidate) continue;
-        const int64_t column_threads = threads / candidate, most = (rows + candidate - 1) / candidate * ((columns + column_threads - 1) / column_threads);
+        const int64_t column_threads = threads / candidate,
+                      most = (rows + candidate - 1) / candidate * ((columns + column_threads - 1) / column_threads);
         if (prefer_rows ? most <= fewest : most < fewest) {
             fewest = most;
             best = candidate;
@@ -355,12 +364,13 @@ static PanelRange panel_range_of(int64_t rows, int64_t columns, int prefer_rows,
     const int by_rows = row_threads(rows, columns, prefer_rows, threads), by_columns = threads / by_rows;
     const int row = thread % by_rows, column = thread / by_rows;
     return (PanelRange){rows * row / by_rows, rows * (row + 1) / by_rows, columns * column / by_columns,
-                  columns * (column + 1) / by_columns};
+                        columns * (column + 1) / by_columns};
 }
 
 /* A tile that c cuts off. (Denormal numbers are rounded to bfloat16 here, and flushed to zero in full tiles.) */
-static void edge_kernel(MicroKernel *store_kernel, int64_t rows, int64_t columns, int rounds, int accumulates, int64_t units, const float *a,
-                         int64_t a_row, const float *b, const float *start, OutputTile c, Prefetch *next)
+static void edge_kernel(MicroKernel *store_kernel, int64_t rows, int64_t columns, int rounds, int accumulates,
+                        int64_t units, const float *a, int64_t a_row, const float *b, const float *start, OutputTile c,
+                        Prefetch *next)
 {
     float sums[MR * NR];
     store_kernel(units, a, a_row, b, start, (OutputTile){sums, NR, 0, 0}, next);
@@ -384,15 +394,15 @@ INLINE OutputTile output_tile(const Gemm *p, int64_t row, int64_t column)
 
 /* Column panels [first, last) of c, at most 2 JR_PANELS, by row panels [row, end). `packed_a` and `packed_b` are the
    first packed panels of each. */
-static void macro_kernel(const Gemm *p, KBlock kb, const float *packed_a, int64_t row, int64_t end, const float *packed_b,
-                           int64_t first, int64_t last, Prefetch *a_next, Prefetch *b_next)
+static void macro_kernel(const Gemm *p, KBlock kb, const float *packed_a, int64_t row, int64_t end,
+                         const float *packed_b, int64_t first, int64_t last, Prefetch *a_next, Prefetch *b_next)
 {
     const int has_bias = p->bias && kb.first == 0, of_columns = p->a.column_stride != 1;
-    MicroKernel *full_kernel = KERNELS[p->type][kb.rounds][kb.accumulates][of_columns], *store_kernel = KERNELS[p->type][0][0][of_columns];
+    MicroKernel *full_kernel = KERNELS[p->type][kb.rounds][kb.accumulates][of_columns],
+                *store_kernel = KERNELS[p->type][0][0][of_columns];
     float starts[2 * JR_PANELS * NR] = {0.0f};
     if (has_bias)
-        memcpy(starts, p->bias + first * NR,
-               min_int64((last - first) * NR, p->n - first * NR) * sizeof *starts);
+        memcpy(starts, p->bias + first * NR, min_int64((last - first) * NR, p->n - first * NR) * sizeof *starts);
     for (int64_t i = row; i < end; i++) {
         const int64_t rows = p->m - i * MR;
         const int in_place = p->a_in_place && rows >= MR;
@@ -406,8 +416,8 @@ static void macro_kernel(const Gemm *p, KBlock kb, const float *packed_a, int64_
             if (rows >= MR && columns >= NR)
                 full_kernel(kb.units, a, a_row, b, start, c, next);
             else
-                edge_kernel(store_kernel, min_int64(MR, rows), min_int64(NR, columns), kb.rounds, kb.accumulates, kb.units, a,
-                             a_row, b, start, c, next);
+                edge_kernel(store_kernel, min_int64(MR, rows), min_int64(NR, columns), kb.rounds, kb.accumulates,
+                            kb.units, a, a_row, b, start, c, next);
         }
     }
 }
@@ -429,7 +439,7 @@ static KBlock k_block_of(const Gemm *p, int64_t first)
 {
     const int64_t k = min_int64(kc_of(p), p->k - first);
     return (KBlock){first, k, p->type == BFLOAT16 ? (k + 1) / 2 : k, p->accumulates || first > 0,
-                  p->c_type == BFLOAT16 && first + k == p->k};
+                    p->c_type == BFLOAT16 && first + k == p->k};
 }
 
 INLINE int64_t jr_panels_of(KBlock kb) { return kb.units > KC / 2 ? JR_PANELS : 2 * JR_PANELS; }
@@ -448,7 +458,8 @@ static void gemm_row_panels(const Gemm *p, KBlock kb, PanelRange range, const fl
 {
     const int64_t most = jr_panels_of(kb), panels = range.column_last - range.column_first;
     for (int64_t panel_group = range.first; panel_group < range.last; panel_group += MC_PANELS) {
-        const int64_t last = min_int64(panel_group + MC_PANELS, range.last), row = panel_group * MR, end = min_int64(last * MR, p->m);
+        const int64_t last = min_int64(panel_group + MC_PANELS, range.last), row = panel_group * MR,
+                      end = min_int64(last * MR, p->m);
         const int64_t next_end = min_int64(min_int64(last + MC_PANELS, range.last) * MR, p->m);
         Prefetch a_next = {0};
         pack_a(&p->a, p->a_in_place, row, kb.first, end - row, kb.k, p->packed_a);
@@ -456,7 +467,7 @@ static void gemm_row_panels(const Gemm *p, KBlock kb, PanelRange range, const fl
         for (int64_t jr = 0; jr < panels; jr += most) {
             poll_mpi();
             macro_kernel(p, kb, p->packed_a, panel_group, last, packed_b + jr * B_PANEL, range.column_first + jr,
-                           range.column_first + min_int64(jr + most, panels), &a_next, &b_next);
+                         range.column_first + min_int64(jr + most, panels), &a_next, &b_next);
         }
     }
 }
@@ -484,7 +495,8 @@ static void gemm_shared_b(const Gemm *p, int64_t column, int thread, int threads
     const int64_t row_panels = (p->m + MR - 1) / MR, column_panels = (n + NR - 1) / NR;
     const int64_t panel = column_panels * thread / threads, end = column_panels * (thread + 1) / threads;
     const int64_t from = column + panel * NR, to = min_int64(column + end * NR, p->n);
-    PanelRange range = panel_range_of(row_panels, column_panels, row_panels * MR >= column_panels * NR, thread, threads);
+    PanelRange range =
+        panel_range_of(row_panels, column_panels, row_panels * MR >= column_panels * NR, thread, threads);
     const float *packed_b = p->packed_b + range.column_first * B_PANEL;
     range.column_first += column / NR;
     range.column_last += column / NR;
@@ -526,8 +538,8 @@ EXPORT int lanes(void) { return LANES; }
 /* c [m, n] = or += a [m, k] b [k, n] + bias [n]. Rows or columns of a and of b are contiguous, and the rows of c. The
    bias is float32. c is float32, or bfloat16 if a and b are, and then it is not accumulated into. */
 EXPORT void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column,
-                     int type, const float *bias, void *c, int64_t c_row, int c_type, int accumulates, int64_t m, int64_t n,
-                     int64_t k, float *work, int threads)
+                 int type, const float *bias, void *c, int64_t c_row, int c_type, int accumulates, int64_t m, int64_t n,
+                 int64_t k, float *work, int threads)
 {
     const int64_t size = type == BFLOAT16 ? 2 : 4, c_size = c_type == BFLOAT16 ? 2 : 4;
     const int defers = defers_rounding(k, type, c_type);
@@ -540,8 +552,8 @@ EXPORT void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, 
         const Matrix local_a = {(const char *)a + row * a_row * size, a_row, a_column, size};
         const Matrix local_b = {b, b_row, b_column, size};
         void *local_c = (char *)c + row * c_row * c_size;
-        Gemm p = {local_a, local_b,  min_int64(step, m - row), n,    k, bias, local_c, c_row, type,
-                     c_type, accumulates, is_packed_layout(&local_a, k),  sums, 0, packed_a, packed_b};
+        Gemm p = {local_a, local_b,     min_int64(step, m - row),      n,    k, bias,     local_c, c_row, type,
+                  c_type,  accumulates, is_packed_layout(&local_a, k), sums, 0, packed_a, packed_b};
         p.packed_a += thread * MC_PANELS * A_PANEL;
         if (p.a_in_place) {
             p.packed_b += thread * PRIVATE_PANELS * B_PANEL;

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-#define ROW_BLOCK 64 /* rows whose gradients of weight and bias are summed before they are added to the rest: fewer roundings */
+#define ROW_BLOCK                                                                                                      \
+    64 /* rows whose gradients of weight and bias are summed before they are added to the rest: fewer roundings */
 
 /* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
 INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
@@ -68,7 +69,8 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t partition = 0; partition < threads; partition++) {
         float *restrict row = work + partition * 6 * width, *restrict grad = row + width;
-        float *block_weight_sums = grad + width, *block_bias_sums = block_weight_sums + width, *sums = block_bias_sums + width;
+        float *block_weight_sums = grad + width, *block_bias_sums = block_weight_sums + width,
+              *sums = block_bias_sums + width;
         const int64_t end = (partition + 1) * rows_per_partition < n ? (partition + 1) * rows_per_partition : n;
         for (int64_t i = partition * rows_per_partition; i < end; i++) {
             const float mean = means[i], scale = scales[i];
@@ -90,7 +92,8 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
 #pragma omp simd
             for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * projection) * scale;
             store_scaled(row, 1.0f, x_grad, i * width, type, width);
-            if ((i - partition * rows_per_partition) % ROW_BLOCK == ROW_BLOCK - 1) add_and_clear(sums, block_weight_sums, 2 * width);
+            if ((i - partition * rows_per_partition) % ROW_BLOCK == ROW_BLOCK - 1)
+                add_and_clear(sums, block_weight_sums, 2 * width);
         }
         add_and_clear(sums, block_weight_sums, 2 * width);
     }

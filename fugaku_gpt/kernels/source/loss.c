@@ -64,8 +64,8 @@ static void scaled_softmax_row(void *x, int64_t at, int64_t columns, int type, f
 
 /* The maximum of each of n rows of logits, which start every `row` elements (-FLT_MAX for empty rows), and the sum of
    exp(logit - maximum). */
-EXPORT void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t row, int type, float *largest, float *sums,
-                      int threads)
+EXPORT void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t row, int type, float *largest,
+                      float *sums, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i++) {
@@ -84,7 +84,7 @@ EXPORT void loss_gradient(void *logits, int64_t n, int64_t columns, int64_t row,
 
 /* Both at once, for rows that no other rank shares: writes log_sums [n]. */
 EXPORT void loss_full_rows(void *logits, int64_t n, int64_t columns, int64_t row, int type, float *log_sums,
-                               float scale, int wants_gradient, int threads)
+                           float scale, int wants_gradient, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i++) {

@@ -17,7 +17,8 @@ EXPORT void accumulate(float *restrict sums, const uint16_t *restrict x, int64_t
 }
 
 /* sums [count] += rows of x, which are row_stride apart */
-INLINE void add_row_block(float *restrict sums, const uint16_t *x, int64_t rows, int64_t row_stride, const int64_t count)
+INLINE void add_row_block(float *restrict sums, const uint16_t *x, int64_t rows, int64_t row_stride,
+                          const int64_t count)
 {
     float partial[COLUMN_BLOCK] = {0.0f};
     for (int64_t i = 0; i < rows; i++) {

@@ -1,4 +1,4 @@
-"""Scripts in, findings out: the rules run, ``# noqa`` comments are heeded, folders are searched for scripts."""
+"""The lint engine: it searches folders for scripts, runs the rules and applies ``# noqa`` comments."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fugaku_gpt.pjm.lint.sites import ANY, AUTO, FUGAKU, looks_like_fugaku
 from fugaku_gpt.pjm.script import PjmScript
 
 STDIN = "-"
-_MAX_SCRIPT_BYTES = 1 << 20  # files above are passed over in folders: no job script is so long
+_MAX_SCRIPT_BYTES = 1 << 20  # larger files in folders are skipped: no job script is that long
 _COMMAND = re.compile(rb"^(?![ \t\r\v\f]*(?:#|\r?$))(?!\xef\xbb\xbf#)", re.MULTILINE)
-_ALL_IDS = ""  # the beginning of every id
+_ALL_IDS = ""  # the prefix of every id
 _NOQA_COMMENT = re.compile(
     r"#[ \t]*noqa(-file)?(?![\w-])(?:[ \t]*(:)[ \t]*(PJM\d*(?:[ \t]*[, \t][ \t]*PJM\d*)*)?)?", re.IGNORECASE
 )
@@ -27,15 +27,15 @@ _NOQA_COMMENT = re.compile(
 
 @dataclass(frozen=True)
 class LintFinding:
-    """What is wrong at one place.
+    """A finding of a rule at one position in a script.
 
     Attributes:
-        id, title: of the rule.
+        id, title: id and title of the rule.
         severity: ``error``, ``warning`` or ``info``.
-        line, column: from 1.
-        message: what is there.
-        fix: what to write instead.
-        lowered: why this is not the error that the rule names; empty where it is what it is.
+        line, column: position, from 1.
+        message: description of the finding.
+        fix: how to correct it.
+        downgraded: why an error of the rule is shown as a warning; empty if it is not.
     """
 
     id: str
@@ -50,7 +50,7 @@ class LintFinding:
 
 @dataclass(frozen=True)
 class FileReport:
-    """The findings of one file, in order of lines; ``site`` is the one that it was taken for."""
+    """The findings of one file, in order of lines; ``site`` is the site that its rules were chosen for."""
 
     path: str
     findings: Tuple[LintFinding, ...]
@@ -59,13 +59,13 @@ class FileReport:
 
 @dataclass(frozen=True)
 class Linter:
-    """How scripts are checked.
+    """Checks scripts against rules.
 
     Attributes:
-        rules: default: all.
-        limits: of the site's groups; default: those that come with the package.
-        site: ``fugaku``, ``any``, or ``auto``: each script is taken for what it looks like.
-        strict: whether errors that may be none are errors.
+        rules: rules to check; default: all.
+        limits: limits of the site's groups; default: those that come with the package.
+        site: ``fugaku``, ``any``, or ``auto``, which decides for each script by its directives.
+        strict: whether errors that would be downgraded to warnings are shown as errors.
     """
 
     rules: Sequence[Rule] = field(default_factory=all_rules)
@@ -98,7 +98,7 @@ class Linter:
         """Check a file, or the standard input for ``-``.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         if path == STDIN:
             content = sys.stdin.buffer.read()
@@ -108,10 +108,10 @@ class Linter:
 
 
 def find_scripts(paths: Sequence[str]) -> Iterator[str]:
-    """Files as they are named, and in folders those with a directive in force, in order of their names.
+    """Yield the files among ``paths`` and, of each folder, the files with a directive in force, sorted by name.
 
-    So generators of scripts, documents and logs that merely quote ``#PJM`` lines are passed over in folders, and so are
-    hidden files and folders, links to folders and files of more than one MiB.
+    Generators of scripts, documents and logs that merely quote ``#PJM`` lines are thus skipped in folders, and so are
+    hidden files and folders, links to folders, and files of more than one MiB.
     """
     for path in paths:
         if path == STDIN or not os.path.isdir(path):
@@ -131,16 +131,16 @@ def _is_script(path: str) -> bool:
             return False
         content = Path(path).read_bytes()
     except OSError:
-        return False  # in a folder that is searched, what cannot be read is no script
+        return False  # in a folder, an unreadable file is not a script
     if b"#PJM" not in content or b"\0" in content:
         return False
-    head = _COMMAND.search(content)  # so that only the lines above the first command are read twice
+    head = _COMMAND.search(content)  # only the lines above the first command are then parsed twice
     text = (content[: head.start()] if head else content).decode("utf-8", "surrogateescape")
     return bool(read_script(text).directives)
 
 
 def _silenced_ids(script: PjmScript) -> Dict[int, Set[str]]:
-    """Line → beginnings of ids that are not wanted there; line 0 is the whole file."""
+    """Return line → prefixes of the ids that are suppressed there; line 0 stands for the whole file."""
     silenced: Dict[int, Set[str]] = {}
     for number, line in enumerate(script.lines, 1):
         if "noqa" not in line and "NOQA" not in line:

@@ -1,4 +1,4 @@
-"""What a script asks for, worked out once for all rules. What a placeholder or a variable stands for is unknown."""
+"""The facts about a script, computed once for all rules. The value of a placeholder or variable is unknown."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.pjm.values import Elapse, NodeShape, has_placeholder
 
 _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
-# forms of placeholders beyond those of the parser: {name} of Python, %(name)s, __NAME__, NAME and N/A in words
+# placeholders that the parser does not know: Python's {name}, %(name)s, __NAME__, %NAME%, ***, ???, ...
 _PLACEHOLDER_FORMS = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
-Value = TypeVar("T")
+Value = TypeVar("Value")
 
 
 def is_unfilled(value: Optional[str]) -> bool:
-    """Whether a value that should be a number, shape or time is still to be filled in."""
+    """Whether a value that should be a number, shape or time is a placeholder that is still to be filled in."""
     if value is None:
         return False
     return has_placeholder(value) or bool(_PLACEHOLDER_FORMS.search(value)) or bool(_WORD.fullmatch(value.strip()))
 
 
 def printable(value: object) -> str:
-    """A value for a message: one line, no control characters, not too long."""
+    """Format a value for a message: one line, no control characters, at most 60 characters."""
     text = str(value)
     text = "".join(
         mark if mark.isprintable() else mark.encode("unicode_escape", "surrogatepass").decode() for mark in text[:200]
@@ -46,13 +46,13 @@ def printable(value: object) -> str:
 
 
 class Facts:
-    """One script, for the rules.
+    """The facts about one script that rules use.
 
     Attributes:
-        script: as ``pjsub`` reads it.
-        limits: of the site.
-        fugaku: whether the script is for Fugaku.
-        file: its name, empty for standard input.
+        script: the parsed script.
+        limits: limits of the site.
+        is_fugaku: whether the script is for Fugaku.
+        file: name of the file, empty for standard input.
     """
 
     def __init__(self, script: PjmScript, limits: SiteLimits, is_fugaku: bool, file: str = "") -> None:
@@ -64,24 +64,24 @@ class Facts:
         self.mpi = script.mpi
         self.llio = script.llio
 
-    # where things stand
+    # positions
 
     @cached_property
     def top(self) -> int:
-        """The line for what is missing: the first directive."""
+        """The line of the first directive, for findings about something missing."""
         return self.script.directives[0].line if self.script.directives else 1
 
     def line_of(self, *names: str) -> int:
-        """The line of the first of these options or keys that is given, such as ``resources.node``."""
+        """Return the line of the first of these options or keys that is given, such as ``resources.node``."""
         return next((self.script.option_lines[name] for name in names if name in self.script.option_lines), self.top)
 
     def position(self, name: str, text: str = "") -> Tuple[int, int]:
-        """Line and column of an option's or key's value."""
+        """Return line and column of the value of an option or key."""
         line = self.line_of(name)
         return line, self.column(line, text or name.rpartition(".")[2])
 
     def column(self, line: int, text: str) -> int:
-        """Where ``text`` stands in a line, 1 where it does not."""
+        """Return the column of ``text`` in a line; 1 if it is not there."""
         content = self.script.lines[line - 1] if 0 < line <= len(self.script.lines) else ""
         return max(0, content.find(text)) + 1
 
@@ -89,7 +89,7 @@ class Facts:
 
     @cached_property
     def group(self) -> Optional[str]:
-        """The resource group, the site's default where none is named; None where it is still to be filled in."""
+        """The resource group, or the site's default if none is named; None if it is a placeholder."""
         value = self.resources.get("rscgrp")
         if value is None:
             return self.limits.default_group if "rscgrp" not in self.resources and self.is_fugaku else None
@@ -97,37 +97,37 @@ class Facts:
 
     @cached_property
     def group_limits(self) -> Optional[GroupLimits]:
-        """What the data file knows of the group, on Fugaku."""
+        """The limits of the group on Fugaku, from the data file."""
         return self.limits.groups.get(self.group) if self.is_fugaku and self.group else None
 
     @cached_property
     def node_shape(self) -> Optional[NodeShape]:
-        """``node=``; None where missing, unreadable or open."""
+        """The value of ``node=``; None if missing, invalid or a placeholder."""
         return _read(parse_node, self.resources.get("node"))
 
     @cached_property
     def nodes(self) -> Optional[int]:
-        """Nodes in all, where the script says so."""
+        """The total number of nodes, if the script gives it."""
         return self.node_shape.count if self.node_shape else None
 
     @cached_property
     def elapse(self) -> Optional[Elapse]:
-        """``elapse=``; None where missing, unreadable or open."""
+        """The value of ``elapse=``; None if missing, invalid or a placeholder."""
         return _read(parse_elapse, self.resources.get("elapse"))
 
     @cached_property
     def proc(self) -> Optional[int]:
-        """``--mpi proc=``."""
+        """The value of ``--mpi proc=``."""
         return _read(parse_count, self.mpi.get("proc"))
 
     @cached_property
     def max_ranks_per_node(self) -> Optional[int]:
-        """``--mpi max-proc-per-node=``."""
+        """The value of ``--mpi max-proc-per-node=``."""
         return _read(parse_count, self.mpi.get("max-proc-per-node"))
 
     @cached_property
     def ranks_per_node(self) -> Optional[int]:
-        """Processes on each node (End-user's Guide, table 2.28); one where nothing is said, None where open."""
+        """Processes on each node (End-user's Guide, table 2.28); one by default, None if unknown."""
         if "max-proc-per-node" in self.mpi:
             return self.max_ranks_per_node or None
         if "proc" not in self.mpi:
@@ -138,22 +138,22 @@ class Facts:
 
     @cached_property
     def ranks(self) -> Optional[int]:
-        """Processes in all."""
+        """The total number of processes."""
         if "proc" in self.mpi:
             return self.proc
         return self.nodes * self.ranks_per_node if self.nodes and self.ranks_per_node else None
 
     def knob(self, name: str) -> Optional[int]:
-        """A power knob's value; None where missing or unreadable."""
+        """Return the value of a power knob; None if missing or invalid."""
         return _read(parse_count, self.resources.get(name))
 
     def size(self, values: Mapping[str, Optional[str]], name: str) -> Optional[int]:
-        """A size in bytes; None where missing, unreadable or open."""
+        """Return a size in bytes; None if missing, invalid or a placeholder."""
         return _read(parse_size, values.get(name))
 
     @cached_property
     def directive_environment(self) -> Dict[str, str]:
-        """``-x``: variable → value."""
+        """Variables of ``-x``: name → value."""
         values: Mapping[str, Any] = self.script.options.get("environment", {})
         return {name: value or "" for name, value in values.items()}
 
@@ -161,19 +161,19 @@ class Facts:
 
     @cached_property
     def is_shell(self) -> bool:
-        """Whether the body is a shell's; Python and Perl can be job scripts too."""
+        """Whether the body is a shell script; Python and Perl can be job scripts too."""
         first = self.script.lines[0] if self.script.lines else ""
         return not first.startswith("#!") or bool(_SHELLS.match(first))
 
     @cached_property
     def body_text(self) -> str:
-        """From the first command on; empty where there is none, or where it is no shell's."""
+        """The text from the first command on; empty if there is none, or if the script is not a shell script."""
         start = self.script.body_line
         return "\n".join(self.script.lines[start - 1 :]) if start and self.is_shell else ""
 
     @cached_property
     def body(self) -> Body:
-        """The commands."""
+        """The parsed body of the script."""
         return scan_commands(self.body_text, self.script.body_line)
 
     @property
@@ -183,7 +183,7 @@ class Facts:
 
     @cached_property
     def assignments(self) -> List[Assignment]:
-        """Variables: first those of ``-x``, then those that the commands set."""
+        """Assignments of variables: first those of ``-x``, then those of the commands."""
         line = self.script.option_lines.get("environment", self.top)
         given = [
             Assignment(
@@ -202,7 +202,7 @@ class Facts:
         return given + assignments_of(self.commands)
 
     def assignments_to(self, name: str) -> List[Assignment]:
-        """All assignments of one variable."""
+        """Return all assignments to one variable."""
         return self._assignments_by_name.get(name, [])
 
     @cached_property
@@ -214,7 +214,7 @@ class Facts:
 
     @cached_property
     def constants(self) -> Dict[str, str]:
-        """Variables whose value is sure, and those that PJM sets."""
+        """Values of variables that are certain, including those that PJM sets."""
         constants = constants_of(self.assignments)
         for name, value in (
             ("PJM_NODE", self.nodes),
@@ -226,7 +226,7 @@ class Facts:
         return constants
 
     def sole_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
-        """A variable's number and its last assignment, where all its assignments agree on one."""
+        """Return a variable's number and its last assignment, if all its assignments agree on one number."""
         items = self.assignments_to(name)
         if not items:
             return None
@@ -235,7 +235,7 @@ class Facts:
         return None if numbers or number is None else (number, items[-1])
 
     def sole_text(self, name: str) -> Optional[Tuple[str, Assignment]]:
-        """A variable's value and last assignment, where it has but one."""
+        """Return a variable's value and last assignment, if it has only one value."""
         items = self.assignments_to(name)
         texts = {resolve(item.value, self.constants) for item in items}
         text = texts.pop() if len(texts) == 1 else None
@@ -243,11 +243,11 @@ class Facts:
 
     @cached_property
     def launches(self) -> List[Launch]:
-        """Calls of ``mpiexec``."""
+        """The calls of ``mpiexec``."""
         return launches_of(self.commands, self.constants)
 
     def find_uses(self, pattern: "re.Pattern[str]") -> Iterator[Tuple[Command, Tuple[int, int]]]:
-        """Commands in whose words, values or redirections ``pattern`` is found, and where; one hit per command."""
+        """Yield the commands that match ``pattern`` in a word, value or redirection, with the position of the match."""
         if not pattern.search(self.body_text):
             return
         for command in self.commands:

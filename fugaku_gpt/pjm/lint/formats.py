@@ -1,4 +1,4 @@
-"""Findings as text, JSON and SARIF 2.1.0."""
+"""Output formats of findings: text, JSON and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
-    """``FILE:LINE:COLUMN: ID severity: message`` and the fix, then a line that sums up."""
+    """Format each finding as ``FILE:LINE:COLUMN: ID severity: message`` and its fix, then a summary line."""
     lines: List[str] = []
     downgraded = 0
     for report in reports:
@@ -46,7 +46,7 @@ def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
 
 
 def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
-    """One object: files with their findings, counts, and the date of the limits."""
+    """Format one JSON object: files with their findings, counts, and the date of the limits."""
     data = {
         "version": 1,
         "limits": {"site": limits.site, "date": limits.date},
@@ -76,7 +76,7 @@ def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
 
 
 def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteLimits) -> str:
-    """A SARIF 2.1.0 log with one run, for code-scanning services and editors."""
+    """Format a SARIF 2.1.0 log with one run, for code-scanning services and editors."""
     indices = {rule.id: index for index, rule in enumerate(rules)}
     run = {
         "tool": {
@@ -111,7 +111,7 @@ def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteL
 
 
 def explain(rule: Rule) -> str:
-    """A rule in full."""
+    """Describe a rule in full."""
     sites = "scripts for Fugaku" if rule.fugaku_only else "scripts for any PJM site"
     lines = [
         f"{rule.id} {rule.severity}: {rule.title}",
@@ -127,12 +127,12 @@ def explain(rule: Rule) -> str:
 
 
 def explain_not_decided(id: str) -> str:
-    """Why an id of the reference has no rule."""
+    """Explain why an id of the reference has no rule."""
     return f"{id}: no rule checks this; {NOT_DECIDED[id]}\n"
 
 
 def rule_rows(rules: Iterable[Rule]) -> List[Dict[str, str]]:
-    """The list of rules."""
+    """Return one row for each rule."""
     return [
         {"id": rule.id, "severity": rule.severity, "site": "fugaku" if rule.fugaku_only else "any", "title": rule.title}
         for rule in rules
@@ -140,7 +140,7 @@ def rule_rows(rules: Iterable[Rule]) -> List[Dict[str, str]]:
 
 
 def count_severities(reports: Iterable[FileReport]) -> "Counter[str]":
-    """Findings of each severity."""
+    """Count the findings of each severity."""
     return Counter(finding.severity for report in reports for finding in report.findings)
 
 
@@ -161,10 +161,10 @@ def _uri(path: str) -> str:
 
 
 def _without_surrogates(text: str) -> str:
-    """Without the surrogates that stand for bytes which are no UTF-8."""
+    """Replace the surrogates that stand for bytes which are not UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _printable(text: str) -> str:
-    """For a terminal: no control characters either, since file names may hold any."""
+    """Escape text for a terminal: file names may hold control characters."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in _without_surrogates(text))

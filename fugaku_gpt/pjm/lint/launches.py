@@ -1,4 +1,4 @@
-"""What a script's commands set and start: variables, and the calls of ``mpiexec``."""
+"""Finds the variables that a script's commands set, and their calls of ``mpiexec``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIX_COMMANDS = {
     "time", "env", "nohup", "exec", "command", "numactl", "timeout", "stdbuf", "fapp", "fipp", "xospastop", "nice",
     "strace", "eval",
 }  # fmt: skip
-# options of mpiexec and how many words they take; others are taken for flags
+# options of mpiexec that take a value; options that are not listed count as flags
 _OPTIONS_WITH_VALUE = (
     "n", "np", "c", "stdin", "x", "H", "host", "hostfile", "machinefile", "vcoordfile", "wdir", "wd", "app", "npernode",
     "ppn", "map-by", "bind-to", "env", "f", "configfile",
@@ -26,10 +26,10 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 class Assignment(NamedTuple):
-    """A variable's value.
+    """An assignment to a variable.
 
-    ``exported``: processes started later see it. ``scoped``: holds for one command alone. ``nested``: as
-    :class:`Command`. ``directive``: from a ``-x`` of the directives.
+    ``exported``: processes started later see it. ``scoped``: it holds for one command only. ``nested``: see
+    :class:`Command`. ``directive``: it comes from ``-x`` of the directives.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Assignment(NamedTuple):
 class Launch(NamedTuple):
     """A call of ``mpiexec``.
 
-    ``processes``: how many it asks for; None where not said or not known, ``stated`` tells which. ``outputs``: option
-    and path of where output goes. ``program``: the words of what each process runs. ``several``: it starts several
-    programs (``:``).
+    ``processes``: number of processes; None if not given or unknown. ``count_word``: the word with the number, None if
+    not given. ``outputs``: options that redirect output, with their paths. ``program``: command line of each process.
+    ``has_several_programs``: it starts several programs, separated by ``:``.
     """
 
     command: Command
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
 
 
 def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
-    """All variables that the commands set, in order."""
+    """Return all assignments of the commands, in order."""
     assignments: List[Assignment] = []
     exported: Set[str] = set()
     for command in commands:
@@ -97,7 +97,7 @@ def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
 
 
 def _scoped_assignments(command: Command) -> Iterator[Assignment]:
-    """``env A=b ...`` and ``mpiexec -x A=b``."""
+    """Yield the assignments of ``env A=b ...`` and ``mpiexec -x A=b``."""
     argv = command.argv
     for before, word in zip(argv, argv[1:]):
         if command.name == "env" or before.text in ("-x", "-env", "-export"):
@@ -109,7 +109,7 @@ def _scoped_assignments(command: Command) -> Iterator[Assignment]:
 
 
 def constants_of(assignments: Sequence[Assignment]) -> Dict[str, str]:
-    """Variables that are set once, to a plain text, whatever the script does."""
+    """Return the variables that are set exactly once, unconditionally, to plain text."""
     values: Dict[str, str] = {}
     dropped: Set[str] = set()
     for assignment in assignments:
@@ -127,7 +127,7 @@ def constants_of(assignments: Sequence[Assignment]) -> Dict[str, str]:
 
 
 def resolve(text: str, constants: Mapping[str, str]) -> Optional[str]:
-    """``text`` with ``$NAME`` put in; None where something in it is not known."""
+    """Expand each ``$NAME`` in ``text``; None if a part of it is unknown."""
     if "$" not in text and "`" not in text:
         return text
 
@@ -139,7 +139,7 @@ def resolve(text: str, constants: Mapping[str, str]) -> Optional[str]:
 
 
 def constant_number(text: Optional[str], constants: Mapping[str, str]) -> Optional[int]:
-    """The number that a word stands for, if that is sure."""
+    """Return the number that a word expands to; None if it is not certain."""
     resolved = resolve(text, constants) if text is not None else None
     if resolved is None or not re.fullmatch(r"[0-9]{1,12}", resolved.strip()):
         return None
@@ -147,7 +147,7 @@ def constant_number(text: Optional[str], constants: Mapping[str, str]) -> Option
 
 
 def launches_of(commands: Sequence[Command], constants: Mapping[str, str]) -> List[Launch]:
-    """The calls of ``mpiexec`` and ``mpirun``, also behind ``time``, ``numactl``, profilers or a variable."""
+    """Return the calls of ``mpiexec`` and ``mpirun``, also behind ``time``, ``numactl``, profilers or a variable."""
     launches: List[Launch] = []
     for command in commands:
         argv = _expand_first_word(command.argv, constants)
@@ -158,7 +158,7 @@ def launches_of(commands: Sequence[Command], constants: Mapping[str, str]) -> Li
 
 
 def _expand_first_word(argv: Sequence[Word], constants: Mapping[str, str]) -> Sequence[Word]:
-    """A first word that is a variable, as the words in it: ``$MPIRUN -n 4 ./a``."""
+    """Expand the first word if it is a variable, as in ``$MPIRUN -n 4 ./a``."""
     if not argv or not argv[0].raw.startswith("$"):
         return argv
     text = resolve(argv[0].text, constants)

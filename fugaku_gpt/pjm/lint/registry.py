@@ -1,4 +1,4 @@
-"""Rules and what they find: one small function per rule, registered under its id with what ``--explain`` prints."""
+"""The registry of rules: one small function per rule, registered under its id with the text that ``--explain`` prints."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WARNING = "warning"
 INFO = "info"
 SEVERITIES = (INFO, WARNING, ERROR)  # in rising order
 
-# Why an error is shown as a warning unless --strict is given; the policy stands in the package's docstring.
+# Why an error is shown as a warning unless --strict is given; the package's docstring describes the policy.
 DATED = "dated"
 COMMAND_LINE = "command-line"
 RUNS = "runs"
 UNSURE = "unsure"
 DOWNGRADE_REASONS: Dict[str, str] = {
     DATED: "it depends on limits of the site, which change with time",
-    COMMAND_LINE: "the command line of pjsub can mend it",
+    COMMAND_LINE: "the command line of pjsub can correct it",
     RUNS: "pjsub accepts it and the job runs, though not as written",
     UNSURE: "the manuals do not say that pjsub refuses it",
 }
@@ -31,14 +31,14 @@ DOWNGRADE_REASONS: Dict[str, str] = {
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule says about one place.
+    """One match of a rule.
 
     Attributes:
-        line, column: from 1.
-        message: with the value in question.
-        fix: empty for the rule's own.
-        because: one of :data:`REASONS`: an error that may be none; empty where it is sure.
-        severity: in place of the rule's own.
+        line, column: position, from 1.
+        message: description, with the value in question.
+        fix: how to correct it; empty for the rule's own text.
+        downgrade: why an error is shown as a warning, one of :data:`DOWNGRADE_REASONS`; empty if it is certain.
+        severity: replaces the severity of the rule; empty for the rule's own.
     """
 
     line: int
@@ -51,17 +51,17 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """A rule.
 
     Attributes:
         id: ``PJM`` and three digits.
-        severity: of the reference's table; a :class:`Hit` may say less.
-        title: what is wrong, in a few words.
-        why: what happens to the job.
-        fix: what to write instead.
-        source: the manual and section that says so.
-        fugaku_only: whether it says nothing of other PJM sites.
-        check: yields what it finds.
+        severity: severity in the reference's table; a :class:`Hit` may lower it.
+        title: the mistake in a few words.
+        why: the effect on the job.
+        fix: how to correct it.
+        source: manual and section.
+        fugaku_only: whether it applies only to scripts for Fugaku.
+        check: function that yields the matches.
     """
 
     id: str
@@ -92,17 +92,17 @@ def rule(
 
 
 def all_rules() -> List[Rule]:
-    """Every rule, by id."""
+    """Return every rule, sorted by id."""
     from fugaku_gpt.pjm.lint import rules  # noqa: F401  fills RULES
 
     return [RULES[id] for id in sorted(RULES)]
 
 
 def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> List[Rule]:
-    """The rules whose ids begin with one of ``select`` (all, where empty) and with none of ``ignore``.
+    """Return the rules whose ids begin with one of ``select`` (all if empty) and with none of ``ignore``.
 
     Raises:
-        UsageError: a word that is the beginning of no rule's id.
+        UsageError: no rule's id begins with one of these prefixes.
     """
     rules = all_rules()
     selected: Set[str] = _matching_ids(select, rules, "--select") if select else {rule.id for rule in rules}
@@ -121,10 +121,10 @@ def _matching_ids(prefixes: Iterable[str], rules: Sequence[Rule], option: str) -
 
 
 def find_rule(id: str) -> Rule:
-    """The rule of that id.
+    """Return the rule with this id.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such rule.
     """
     rules = all_rules()
     matching_rule = RULES.get(id.upper())
@@ -138,17 +138,17 @@ def _unknown_id_message(id: str, rules: Sequence[Rule]) -> str:
     similar = [rule_id for rule_id in ids if rule_id.startswith(id.upper()[:5])][:3] or close_matches(
         id.upper(), ids, cutoff=0.6
     )
-    message = "no rule is called so"
-    return message + (f"; near: {', '.join(similar)}" if similar else "; `fugaku-gpt job lint --rules` lists all")
+    message = "there is no such rule"
+    return message + (f"; similar: {', '.join(similar)}" if similar else "; `fugaku-gpt job lint --rules` lists all")
 
 
 def close_matches(word: str, candidates: Iterable[str], cutoff: float = 0.75) -> List[str]:
-    """Up to three known words that look like ``word``, the nearest first."""
+    """Return up to three candidates that resemble ``word``, the closest first."""
     return difflib.get_close_matches(word[:100], list(candidates), 3, cutoff)
 
 
 def severity_of(checked_rule: Rule, hit: Hit, strict: bool) -> str:
-    """The severity that is shown: an error that may be none is a warning, unless all are wanted."""
+    """Return the severity to show: an uncertain error is a warning, unless ``strict``."""
     severity = hit.severity or checked_rule.severity
     if severity == ERROR and hit.downgrade and not strict:
         return WARNING
@@ -156,5 +156,5 @@ def severity_of(checked_rule: Rule, hit: Hit, strict: bool) -> str:
 
 
 def is_at_least(severity: str, threshold: Optional[str]) -> bool:
-    """Whether a severity reaches a threshold."""
+    """Whether a severity reaches the threshold."""
     return threshold is not None and SEVERITIES.index(severity) >= SEVERITIES.index(threshold)

@@ -1,8 +1,8 @@
-"""The commands of a shell script, well enough to see what is started with what: total, and never executed.
+"""A scanner for the commands of a shell script. It executes nothing and never fails.
 
-It knows words and quotes, comments, continuation lines, here-documents, lists (``&&``, ``||``, ``;``, ``|``, ``&``),
-redirections, assignments and the nesting of compound commands. What it cannot follow (``eval``, functions' callers,
-what a substitution yields) stays text. An unclosed quote or bracket is taken as a plain character.
+It handles words and quotes, comments, continuation lines, here-documents, lists (``&&``, ``||``, ``;``, ``|``, ``&``),
+redirections, assignments and the nesting of compound commands. What it cannot follow (``eval``, callers of functions,
+results of substitutions) stays text. An unclosed quote or bracket is treated as a plain character.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<
 _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 _CLOSERS = {"fi", "done", "esac", "}"}
 _LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
-_MAX_FAILURES = 8  # unclosed brackets that are looked for to the end of the file; keeps the scan linear
+_MAX_FAILURES = 8  # searches for closing brackets up to the end of the file; the limit keeps the scan linear
 
 
 class Word(NamedTuple):
     """A word of a command.
 
-    ``text`` is without quotes, expansions kept as written; ``raw`` is as written; ``line`` and ``column`` from 1.
+    ``text``: without quotes, expansions as written. ``raw``: as written. ``line``, ``column``: position, from 1.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Word(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """``NAME=value`` in front of a command, or alone."""
+    """An assignment ``NAME=value``, before a command or alone."""
 
     name: str
     value: Word
@@ -55,9 +55,9 @@ class Setting(NamedTuple):
 class Command(NamedTuple):
     """One simple command.
 
-    ``name``: last part of the path of what is started; empty for assignments alone.
-    ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run not at all,
-    or often. ``background``: ends in ``&``.
+    ``argv``: the command and its arguments. ``name``: file name of the command; empty for assignments alone.
+    ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run never or
+    repeatedly. ``background``: ends in ``&``.
     """
 
     line: int
@@ -71,14 +71,14 @@ class Command(NamedTuple):
 
 
 class Body(NamedTuple):
-    """``commands`` in order; ``inside``: lines that lie within a here-document, a string or another long word."""
+    """The body of a script: its commands in order, and the lines inside a here-document, string or other long word."""
 
     commands: Tuple[Command, ...]
     enclosed_lines: Set[int]
 
 
 def scan_commands(text: str, first_line: int = 1) -> Body:
-    """The commands of ``text``, whose first line has the number ``first_line``. Never raises."""
+    """Scan ``text``, whose first line has the number ``first_line``. Never raises."""
     return _Scanner(text, first_line).run()
 
 
@@ -93,7 +93,7 @@ class _Scanner:
         self.depth = 0
         self.parens = 0
         self.failures = 0
-        self.here_documents: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
+        self.heredocs: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
         self.after_and_or = False
         self._new_command()
         self._new_word()
@@ -117,7 +117,7 @@ class _Scanner:
             token = match(text, self.position)
             assert token is not None  # `other` takes any character
             kind, raw = token.lastgroup, token.group()
-            if kind == "gap" or kind == "plain":  # most tokens, so without _add
+            if kind == "gap" or kind == "plain":  # most tokens are of these kinds, so _add is not called
                 if self.word_at is None:
                     self.word_at = (self.line, self.position - self.line_start + 1)
                 word = token[1]
@@ -136,7 +136,7 @@ class _Scanner:
             elif kind == "newline":
                 self._end_command()
                 self._advance(raw)
-                if self.here_documents:
+                if self.heredocs:
                     self._skip_documents()
                 idle = _IDLE_LINES.match(text, self.position)
                 if idle:
@@ -198,7 +198,7 @@ class _Scanner:
         self._new_word()
         if self.redirect:
             if self.redirect in ("<<", "<<-"):
-                self.here_documents.append((word.text, self.redirect == "<<-"))
+                self.heredocs.append((word.text, self.redirect == "<<-"))
             self.redirections.append((self.redirect, word))
             self.redirect = ""
         elif not self.argv:
@@ -222,7 +222,7 @@ class _Scanner:
         elif word.raw in _CLOSERS:
             self.depth = max(0, self.depth - 1)
         if word.raw not in _LEADERS:
-            self.argv.append(word)  # `for x in ...`, `case x in`: the words that follow are no command
+            self.argv.append(word)  # `for x in ...`, `case x in`: the words that follow are not a command
         else:
             self.command_at = None
 
@@ -269,7 +269,7 @@ class _Scanner:
         self.position += len(raw)
 
     def _array_or_arithmetic(self) -> bool:
-        """``NAME=(...)`` and ``((...))`` are one word each."""
+        """Scan ``NAME=(...)`` or ``((...))`` as one word; return whether there is one."""
         array = self.word_at is not None and self.raws[-1].endswith("=")
         arithmetic = self.word_at is None and not self.argv and self.text.startswith("((", self.position)
         if not (array or arithmetic) or self.failures >= _MAX_FAILURES:
@@ -283,13 +283,13 @@ class _Scanner:
         return True
 
     def _skip_documents(self) -> None:
-        for delimiter, tabs in self.here_documents:
+        for delimiter, tabs in self.heredocs:
             pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter) + r"\r?$", re.MULTILINE)
             match = pattern.search(self.text, self.position)
             first = self.line
             self._advance(self.text[self.position : match.end() if match else len(self.text)])
             self.enclosed_lines.update(range(first, self.line + 1))
-        self.here_documents = []
+        self.heredocs = []
 
 
 def _unescape(text: str) -> str:
@@ -297,7 +297,7 @@ def _unescape(text: str) -> str:
 
 
 def _end_of_expansion(text: str, position: int, level: int) -> int:
-    """Position after the end of what opens at ``position`` (``$(``, ``${``, a double quote or a back-tick), or -1."""
+    """Return the end of what opens at ``position`` (``$(``, ``${``, a double quote or a backtick), or -1."""
     if level > 40:
         return -1
     opening = text[position]

@@ -1,4 +1,4 @@
-"""For which site a script is written: rules for Fugaku must keep silent about jobs of other PJM sites."""
+"""Decides for which site a script is written: rules for Fugaku must not apply to jobs of other PJM sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fugaku_gpt.pjm.values import has_placeholder
 AUTO = "auto"
 FUGAKU = "fugaku"
 ANY = "any"
-# Fugaku has none of these; Flow, Wisteria, Genkai, ITO, HOKUSAI and the K computer have
+# resources that Fugaku does not have, but Flow, Wisteria, Genkai, ITO, HOKUSAI or the K computer do
 _FOREIGN_RESOURCES = ("gpu", "vnode", "vnode-core", "vnode-mem", "core-mem")
 _K_OPTIONS = frozenset(option.name for option in OPTIONS if option.era == "k")
 _K_SETUP = "/system/Env_base"  # read by every script of the K computer
@@ -19,9 +19,9 @@ _K_SETUP = "/system/Env_base"  # read by every script of the K computer
 def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
     """Whether the directives fit Fugaku.
 
-    In this order: a resource unit decides; power knobs and ``PJM_LLIO_GFSCACHE`` mean Fugaku; virtual nodes, GPUs,
-    ``--omp``, file staging and the K computer's set-up file mean another site; a resource group decides where its name
-    is known, and another name means another site; a script that names none of these is taken for one of Fugaku.
+    The checks in this order: a resource unit decides; power knobs and ``PJM_LLIO_GFSCACHE`` mean Fugaku; virtual nodes,
+    GPUs, ``--omp``, file staging and the K computer's set-up file mean another site; a resource group of Fugaku means
+    Fugaku, and any other group another site; a script with none of these counts as a script for Fugaku.
     """
     if not script.directives:
         return False
@@ -42,5 +42,5 @@ def looks_like_fugaku(script: PjmScript, limits: SiteLimits) -> bool:
 
 
 def has_staging(script: PjmScript) -> bool:
-    """Whether options of the K computer and FX10 are given: file staging, or that there shall be none."""
+    """Whether options of the K computer and FX10 are given: file staging, or the option that turns it off."""
     return not _K_OPTIONS.isdisjoint(script.options) or "use-rankdir" in script.mpi

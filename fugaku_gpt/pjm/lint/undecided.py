@@ -1,4 +1,4 @@
-"""What the linter does not decide: ids of the reference without a rule, and what each rule leaves open."""
+"""The limits of the linter: ids of the reference without a rule, and the cases that each rule leaves undecided."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM003": "what pjsub does with such a word: public scripts with –x seem to have run, without the option",
     "PJM005": "custom resources of a site: a key of -L that resembles no known one is taken for one; other sites' own "
     "options",
-    "PJM006": "scripts of the K computer and FX10 themselves: told, not judged",
+    "PJM006": "scripts of the K computer and FX10 themselves: reported as info only",
     "PJM007": "whether the script serves several schedulers on purpose",
     "PJM010": "a -s or -S on the command line",
     "PJM012": "whether pjsub really refuses it: public scripts hold --no-check-directory",
@@ -29,7 +29,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM022": "on which volume the job is submitted and where your home is; volumes hidden behind links and variables",
     "PJM030": "groups that the data file does not know; limits of your own project; the greatest shape along each axis",
     "PJM031": "which shapes a group takes along each axis",
-    "PJM032": "how a shape is rounded along each axis: the least is told",
+    "PJM032": "how a shape is rounded along each axis: the minimum is reported",
     "PJM040": "an elapse= on the command line; groups that the data file does not know",
     "PJM041": "bare numbers above 360 and M:SS above 72 minutes are taken as they stand",
     "PJM043": "whether the program catches the signal itself",
@@ -42,7 +42,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM062": "thread counts set in several places to several values, or worked out by the shell; threads that are no "
     "OpenMP",
     "PJM063": "binding by other means, such as rank files and numactl",
-    "PJM065": "counts that the shell works out; several calls of mpiexec that share the nodes (only too many is told)",
+    "PJM065": "counts that the shell works out; several calls of mpiexec that share the nodes (only an excess is reported)",
     "PJM066": "an --mpi on the command line",
     "PJM067": "values set in several places",
     "PJM071": "output paths made from variables that are set elsewhere",

@@ -72,11 +72,16 @@ def best_layouts(
             break
     configs = [config for config, _ in chosen]
     predictions = predict_rows(space.machine, layout_rows(space, configs), list(map(unmodelled_settings, configs)))
-    ranked = [_describe_layout(space, config, prediction, trainer_bytes) for (config, trainer_bytes), prediction in zip(chosen, predictions)]
+    ranked = [
+        _describe_layout(space, config, prediction, trainer_bytes)
+        for (config, trainer_bytes), prediction in zip(chosen, predictions)
+    ]
     return ranked, dropped
 
 
-def _describe_layout(space: SearchSpace, config: RunConfig, prediction: Prediction, trainer_bytes: Optional[int]) -> RankedLayout:
+def _describe_layout(
+    space: SearchSpace, config: RunConfig, prediction: Prediction, trainer_bytes: Optional[int]
+) -> RankedLayout:
     row = prediction.row
     node_box = choose_node_box(row.nodes, config.job.shape) if uses_torus(space) else None
     rank_map = choose_rank_map(node_box, config.layout, row.ranks_per_node) if node_box is not None else None
@@ -101,7 +106,10 @@ def compare_components(first: Prediction, second: Prediction) -> List[Dict[str, 
     """Seconds of each component of two layouts and their difference; the iteration is last."""
     lines = [(name, first.components[name].value, second.components[name].value) for name in TIME_COMPONENTS]
     lines.append(("iteration", first.seconds.value, second.seconds.value))
-    return [{"part": name, "first": seconds, "second": other_seconds, "difference": seconds - other_seconds} for name, seconds, other_seconds in lines]
+    return [
+        {"part": name, "first": seconds, "second": other_seconds, "difference": seconds - other_seconds}
+        for name, seconds, other_seconds in lines
+    ]
 
 
 def explain_ranking(first: Prediction, second: Prediction) -> str:
@@ -111,9 +119,16 @@ def explain_ranking(first: Prediction, second: Prediction) -> str:
     """
     batches = [prediction.row.global_batch for prediction in (first, second)]
     seconds_per_sequence = first.seconds.value / batches[0], second.seconds.value / batches[1]
-    gains = [(second.components[name].value / batches[1] - first.components[name].value / batches[0], name) for name in TIME_COMPONENTS]
+    gains = [
+        (second.components[name].value / batches[1] - first.components[name].value / batches[0], name)
+        for name in TIME_COMPONENTS
+    ]
     gains.sort(reverse=True)
-    gain_texts = [(gain, f"{name} {gain * batches[0]:+.3g} s") for gain, name in gains if abs(gain) > 0.005 * seconds_per_sequence[0]]
+    gain_texts = [
+        (gain, f"{name} {gain * batches[0]:+.3g} s")
+        for gain, name in gains
+        if abs(gain) > 0.005 * seconds_per_sequence[0]
+    ]
     ahead = [text for gain, text in gain_texts if gain > 0]
     behind = [text for gain, text in reversed(gain_texts) if gain < 0]
     saving = 1 - seconds_per_sequence[0] / seconds_per_sequence[1]

@@ -26,9 +26,13 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
             (layouts.ranking, "tab:blue", "fits"),
         ):
             indices = _thin_out(indices)
-            axes.scatter(layouts.memory[indices], layouts.seconds[indices], s=6, color=colour, label=label, linewidths=0)
+            axes.scatter(
+                layouts.memory[indices], layouts.seconds[indices], s=6, color=colour, label=label, linewidths=0
+            )
         frontier = layouts.frontier()
-        axes.plot(layouts.memory[frontier], layouts.seconds[frontier], color="tab:red", marker="o", ms=3, label="frontier")
+        axes.plot(
+            layouts.memory[frontier], layouts.seconds[frontier], color="tab:red", marker="o", ms=3, label="frontier"
+        )
         axes.axvline(capacity, color="black", linestyle=":", label=f"memory of a {machine.memory_of}")
         if len(layouts.ranking):
             best = layouts.ranking[0]

@@ -60,7 +60,7 @@ class RankMap:
     group_hops: int
     stage_hops: int
 
-    def node_of(self, rank: int) -> BoxSides:
+    def node_of(self, rank: int) -> Tuple[int, int, int]:
         """Coordinates of a rank's node."""
         x, y, z = (int(coordinate) for coordinate in self.path[rank // self.ranks_per_node])
         return x, y, z
@@ -75,7 +75,7 @@ class RankMap:
 
 
 def choose_node_box(nodes: int, shape: str = "") -> Optional[NodeBox]:
-    """The box that wastes the fewest nodes, and among equals the one closest to a cube; None if no box has ``nodes`` nodes.
+    """The box that wastes the fewest nodes, among equals the one closest to a cube; None if no box has ``nodes`` nodes.
 
     A torus is allocated in whole units (see :mod:`fugaku_gpt.machine.fugaku`). Up to 384 nodes, a mesh is used where a
     torus would be rounded up.
@@ -104,10 +104,11 @@ def choose_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int
         for axes in itertools.permutations(range(3)):
             steps = _boustrophedon(counts, axes) * np.array(unit)
             hops = np.abs(np.diff(steps, axis=0)).sum(axis=1)
-            # groups per step of the path: several where a node holds several; then chains may start inside a node
+            # a node may hold several groups; then replicas may start inside a node
             groups_per_step = max(1, ranks_per_node // tp)
-            within = np.arange(1, len(steps)) * groups_per_step % pp != 0  # steps from stage to stage, not to the next replica
-            farthest = int(hops[within].max()) if within.any() else 0
+            # steps from stage to stage, not to the next replica
+            within_replica = np.arange(1, len(steps)) * groups_per_step % pp != 0
+            farthest = int(hops[within_replica].max()) if within_replica.any() else 0
             candidates.append((farthest, sum(unit), int(hops.sum()), unit, axes))
     if not candidates:  # a group's nodes form no box that divides this one
         unit, axes, spread = (1, 1, 1), (0, 1, 2), 1
@@ -117,10 +118,10 @@ def choose_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int
     steps = _boustrophedon(counts, axes) * np.array(unit)
     members = _boustrophedon(unit, axes)
     path = (steps[:, None, :] + members[None, :, :]).reshape(-1, 3)
-    return _with_hops(node_box, layout, ranks_per_node, path)
+    return _build_rank_map(node_box, layout, ranks_per_node, path)
 
 
-def _with_hops(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int, path: "np.ndarray") -> RankMap:
+def _build_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int, path: "np.ndarray") -> RankMap:
     ranks = np.arange(layout.ranks)
     nodes = ranks // ranks_per_node
     coordinates = path[nodes].reshape(layout.dp, layout.pp, layout.tp, 3)
@@ -165,5 +166,6 @@ def _boxes(nodes: int, container: Sequence[int] = ()) -> Iterator[BoxSides]:
 def _allocated_nodes(box: BoxSides, unit: Sequence[int]) -> int:
     """Number of nodes of a box when it is rounded up to whole units, in the best orientation of the unit."""
     return min(
-        math.prod(-(-side // unit_side) * unit_side for side, unit_side in zip(box, turned)) for turned in itertools.permutations(unit)
+        math.prod(-(-side // unit_side) * unit_side for side, unit_side in zip(box, turned))
+        for turned in itertools.permutations(unit)
     )

@@ -29,7 +29,8 @@ LAYOUT_COLUMNS = (
     "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
     "sequence_parallel",
 )  # fmt: skip
-SHAPE_COLUMNS = ("nodes", "ranks_per_node", "dp", "tp", "pp", "global_batch")  # layouts that are equal in these are variants
+# layouts that are equal in these are variants of each other
+SHAPE_COLUMNS = ("nodes", "ranks_per_node", "dp", "tp", "pp", "global_batch")
 FLAG_COLUMNS = ("recompute", "sequence_parallel")
 _BATCH_SIZE = 100_000  # layouts costed at once
 _MAX_LAYOUTS = 10_000_000  # layouts: a gigabyte of columns
@@ -43,9 +44,9 @@ class SearchSpace:
         config: the run; the search varies its layout, micro-batch, recompute, ranks per node and nodes, and leaves
             all other settings as they are.
         hardware: value of a row's column ``hardware``.
-        torch: the PyTorch build, such as 1.10; empty where none is given.
-        nodes: (fewest, most).
-        ranks_per_node: to choose from.
+        torch: the PyTorch build, such as 1.10; empty if none is given.
+        nodes: (fewest, most) nodes.
+        ranks_per_node: numbers of ranks per node to choose from.
         batches: global batches to choose from.
     """
 
@@ -103,7 +104,7 @@ class CostedLayouts:
 def candidate_layouts(space: SearchSpace, rules: Sequence[LayoutRule] = ()) -> Columns:
     """Every layout that the settings of a run allow together; stages and chunks hold equally many layers.
 
-    ``recompute`` is none or full: what ``selective`` does is not in the cost model.
+    ``recompute`` is none or full; the cost model does not cover ``selective``.
 
     Args:
         rules: further conditions. Each is applied as soon as its columns exist, in the given order.
@@ -125,16 +126,18 @@ def candidate_layouts(space: SearchSpace, rules: Sequence[LayoutRule] = ()) -> C
     columns = apply_rules(_select(columns, (ranks % columns["ranks_per_node"] == 0) & (nodes >= low) & (nodes <= high)))
     columns = _with_divisors(columns, "micro_batch", columns["global_batch"] // columns["dp"])
     columns = apply_rules(_select(columns, _fits_ramps(training, columns["dp"] * columns["micro_batch"])))
-    columns = apply_rules(_with_divisors(columns, "chunks", np.where(columns["pp"] > 1, model.layers // columns["pp"], 1)))
+    columns = apply_rules(
+        _with_divisors(columns, "chunks", np.where(columns["pp"] > 1, model.layers // columns["pp"], 1))
+    )
     columns = apply_rules(_cross(columns, "recompute", (0, 1)))
     columns = _cross(columns, "zero", (0, 1))
     columns = apply_rules(_select(columns, (columns["zero"] == 0) | (columns["dp"] > 1)))
     columns = _cross(columns, "sequence_parallel", (0, 1))
-    cut = (columns["tp"] > 1) & (model.seq_len % columns["tp"] == 0)
+    can_split_sequence = (columns["tp"] > 1) & (model.seq_len % columns["tp"] == 0)
     for length in (training.seq_ramp_start, training.seq_ramp_increment):
         if length is not None:
-            cut &= length % columns["tp"] == 0
-    columns = apply_rules(_select(columns, (columns["sequence_parallel"] == 0) | cut))
+            can_split_sequence &= length % columns["tp"] == 0
+    columns = apply_rules(_select(columns, (columns["sequence_parallel"] == 0) | can_split_sequence))
     return {name: columns[name] for name in LAYOUT_COLUMNS}
 
 
@@ -182,7 +185,7 @@ def measured_range_rules(fitted: FittedModel) -> List[LayoutRule]:
     rules = [between("chunks", 1, 1), between("sequence_parallel", 0, 0)]
     if "pipeline_distance" in fitted.values:  # the tables have distant stages only
         rules.append(LayoutRule(frozenset(("pp", "dp")), lambda columns: (columns["pp"] == 1) | (columns["dp"] == 1)))
-    seen = fitted.input_ranges
+    ranges = fitted.input_ranges
 
     def on_nodes(ranks: int, least: int, most: int) -> LayoutRule:
         def meets_range(columns: Columns) -> "np.ndarray":
@@ -192,9 +195,13 @@ def measured_range_rules(fitted: FittedModel) -> List[LayoutRule]:
 
         return LayoutRule(frozenset(("nodes", "ranks_per_node")), meets_range)
 
-    rules += [on_nodes(*ranks_and_nodes) for ranks_and_nodes in seen.get(RANKS_ON_NODES, ())]
-    rules += [between(name, *seen[name]) for name in NUMERIC_INPUTS if name in LAYOUT_COLUMNS and name in seen]
-    return rules + [among(name, list(map(int, seen[name]))) for name in CATEGORICAL_INPUTS if name in LAYOUT_COLUMNS and name in seen]
+    rules += [on_nodes(*ranks_and_nodes) for ranks_and_nodes in ranges.get(RANKS_ON_NODES, ())]
+    rules += [between(name, *ranges[name]) for name in NUMERIC_INPUTS if name in LAYOUT_COLUMNS and name in ranges]
+    return rules + [
+        among(name, list(map(int, ranges[name])))
+        for name in CATEGORICAL_INPUTS
+        if name in LAYOUT_COLUMNS and name in ranges
+    ]
 
 
 def layout_run(space: SearchSpace, columns: Columns, index: int) -> RunConfig:
@@ -274,7 +281,11 @@ def _plain_schedule(schedule: str) -> str:
 
 
 def _tensor_ranks(model: ModelConfig) -> List[int]:
-    return [ranks for ranks in divisors_of(model.heads) if model.ffn_size % ranks == 0 and model.padded_vocab(ranks) % ranks == 0]
+    return [
+        ranks
+        for ranks in divisors_of(model.heads)
+        if model.ffn_size % ranks == 0 and model.padded_vocab(ranks) % ranks == 0
+    ]
 
 
 def _fits_ramps(training: TrainingConfig, share: "np.ndarray") -> "np.ndarray":
@@ -296,11 +307,11 @@ def _cross(columns: Columns, name: str, values: Sequence[int]) -> Columns:
 
 def _with_divisors(columns: Columns, name: str, dividends: "np.ndarray") -> Columns:
     """Every entry with every divisor of its own entry of ``dividends`` [N]."""
-    numbers, which = np.unique(dividends, return_inverse=True)
+    numbers, number_of_entry = np.unique(dividends, return_inverse=True)
     divisors = [divisors_of(int(number)) for number in numbers]
     counts = np.array([len(entry) for entry in divisors], dtype=np.int64)
-    first = np.cumsum(counts) - counts  # of each number, in all divisors one after the other
-    counts, first = counts[which], first[which]
+    first = np.cumsum(counts) - counts  # index of the first divisor of each number in the list of all divisors
+    counts, first = counts[number_of_entry], first[number_of_entry]
     crossed = _repeat(columns, counts)
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     flat = np.array([divisor for entry in divisors for divisor in entry], dtype=np.int64)
@@ -316,8 +327,8 @@ def _repeat(columns: Columns, counts: "np.ndarray") -> Columns:
     return {key: np.repeat(column, counts) for key, column in columns.items()}
 
 
-def _select(columns: Columns, chosen: "np.ndarray") -> Columns:
-    return {name: column[chosen] for name, column in columns.items()}
+def _select(columns: Columns, mask: "np.ndarray") -> Columns:
+    return {name: column[mask] for name, column in columns.items()}
 
 
 def _column(space: SearchSpace, columns: Columns, batch: slice) -> "Callable[[str], np.ndarray]":
@@ -336,8 +347,12 @@ def _column(space: SearchSpace, columns: Columns, batch: slice) -> "Callable[[st
         "tcmalloc": float(node.tcmalloc),
         "retention_off": float(node.retention_state == 0),
     }
-    batch_columns["vocab"] = vocab if model.padded_vocab_size is None else np.full(count, float(model.padded_vocab_size))
+    batch_columns["vocab"] = (
+        vocab if model.padded_vocab_size is None else np.full(count, float(model.padded_vocab_size))
+    )
     batch_columns["stage_stride"] = batch_columns["tp"]  # order tp,pp,dp
     batch_columns["processes"] = batch_columns["nodes"] * batch_columns["ranks_per_node"]
-    batch_columns["micro_batches"] = batch_columns["global_batch"] / (batch_columns["dp"] * batch_columns["micro_batch"])
+    batch_columns["micro_batches"] = batch_columns["global_batch"] / (
+        batch_columns["dp"] * batch_columns["micro_batch"]
+    )
     return lambda name: batch_columns[name] if name in batch_columns else np.full(count, float(fixed_values[name]))

@@ -19,7 +19,11 @@ _NEGLIGIBLE_SHARE = 0.02  # share below which nothing is reported
 
 
 def find_waste(
-    config: RunConfig, machine: Machine, row: ConfigRow, node_box: Optional[NodeBox] = None, rank_map: Optional[RankMap] = None
+    config: RunConfig,
+    machine: Machine,
+    row: ConfigRow,
+    node_box: Optional[NodeBox] = None,
+    rank_map: Optional[RankMap] = None,
 ) -> List[str]:
     """One line for each waste of more than 2 %, with its size; empty if there is none.
 

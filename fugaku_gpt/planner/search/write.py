@@ -35,7 +35,9 @@ def with_rank_map(best: RankedLayout, file: Path) -> RunConfig:
     config, node_box = best.config, best.node_box
     if node_box is None:
         return config
-    job = replace(config.job, shape=node_box.shape, allocation=config.job.allocation or node_box.allocation, rank_map="")
+    job = replace(
+        config.job, shape=node_box.shape, allocation=config.job.allocation or node_box.allocation, rank_map=""
+    )
     if best.rank_map is not None and not config.layout.hierarchical_sum:
         job = replace(job, rank_map_file=str(file))
     return replace(config, job=job)

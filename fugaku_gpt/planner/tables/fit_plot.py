@@ -1,4 +1,4 @@
-"""The picture of a fit: what was predicted for rows that were left out of it, against what they measured."""
+"""Plots a fit: predictions for rows that were left out of it against their measurements."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ _MARKS = "osD^v<>pPX*"
 
 
 def draw_fit(refit: Refit, by: str, file: Path) -> None:
-    """Seconds and memory, predicted against measured, with a mark for each table; what died of memory is crossed.
+    """Draws seconds and memory, predicted against measured, with a mark for each table; runs that ran out of memory are
+    crossed.
 
-    A run that died has no reading, or none that means much: it stands at the memory that there is, as high as the
-    fullest stage was predicted to be, so that it is right above the line.
+    A run that ran out of memory has no reading, or none that means much. It is drawn at the capacity of the hardware
+    and at the predicted memory of the fullest stage, so a correct prediction lies above the line.
 
     Args:
         by: how rows were left out, one of :data:`fugaku_gpt.planner.tables.fitting.GROUPS`.
 
     Raises:
-        UsageError: as :func:`fugaku_gpt.plotting.picture`.
+        UsageError: see :func:`fugaku_gpt.plotting.picture`.
     """
     machine = refit.machine
-    tables = list(dict.fromkeys(table_name(prediction.row.id) for prediction in [*refit.seconds[by], *refit.memory[by]]))
+    tables = list(
+        dict.fromkeys(table_name(prediction.row.id) for prediction in [*refit.seconds[by], *refit.memory[by]])
+    )
     styles = {
         table: {"color": f"C{number % 10}", "marker": _MARKS[number % len(_MARKS)], "label": table}
         for number, table in enumerate(tables)
     }
     with picture(file, 2, (12, 5.5)) as (left, right):
         timed = [prediction for prediction in refit.seconds[by] if not prediction.repeated]
-        points = [(prediction, prediction.measured.seconds or 0.0, prediction.predicted, interval_factor(prediction, refit)) for prediction in timed]
+        points = [
+            (prediction, prediction.measured.seconds or 0.0, prediction.predicted, interval_factor(prediction, refit))
+            for prediction in timed
+        ]
         _draw(left, points, styles)
         left.set(xlabel="measured seconds per iteration", ylabel="predicted, with 80 % intervals")
         left.set_title(f"{machine.name}: left out by {by}")
@@ -59,8 +65,10 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         right.legend(handles=[handles[table] for table in tables if table in handles], fontsize=7, ncol=2)
 
 
-def _draw(axes: Any, points: Sequence[Tuple[LeftOutPrediction, float, float, float]], styles: Dict[str, Dict[str, str]]) -> None:
-    """Points (row, measured, predicted, factor of its interval)."""
+def _draw(
+    axes: Any, points: Sequence[Tuple[LeftOutPrediction, float, float, float]], styles: Dict[str, Dict[str, str]]
+) -> None:
+    """Draws points (left-out row, measured, predicted, factor of its interval)."""
     drawn_values: List[float] = []
     for prediction, measured, predicted, reach in points:
         drawn_values += [measured, predicted]

@@ -1,7 +1,7 @@
-"""A machine's constants from measured rows, and how far off the models are on rows that they were not fitted to.
+"""Fits a machine's constants to measured rows, and measures the models' errors on rows that were left out of the fit.
 
-Residuals are logarithms of predicted over measured. Runs that died of memory count too: as a figure that should have
-come out above what the machine has, and runs that did not as one that should not.
+Residuals are logarithms of predicted over measured. Runs that ran out of memory count too: their predicted memory
+should exceed the capacity of the machine, and that of all other runs should not.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ GROUPS: Dict[str, Callable[[ConfigRow], object]] = {
     "configuration": lambda row: row.run_key,
     "table": lambda row: table_name(row.id),
 }
-_ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that died after their first iteration
-_LEFT_OUT_ROUNDS = 6  # from the fit to all rows it is a short way
-_LEFT_OUT_ENOUGH = 1e-4
-_LEAST_BEYOND = 0.01  # of intervals outside of the rows' hull, for each factor of e
+_ESTIMATED = 0.25  # weight of rows that their tables call estimated, or that failed after their first iteration
+_LEFT_OUT_MAX_ROUNDS = 6  # the search begins at the fit to all rows, which is close
+_LEFT_OUT_TOLERANCE = 1e-4
+_LEAST_BEYOND_SPREAD = 0.01  # least growth of intervals outside of the fitted ranges, for each factor of e
 
 MeasuredRow = Tuple[ConfigRow, Measurement]
 
 
 @dataclass(frozen=True)
 class LeftOutPrediction:
-    """What a model that never saw a row says of it.
+    """A row, and its prediction by a model that was fitted without it.
 
     Args:
-        predicted: in the row's unit; of memory what the reading shows.
-        peak: memory of the fullest stage; of seconds the same as ``predicted``.
-        width: standard deviation of the prediction's logarithm that the constants' own widths make.
-        beyond: how far the row lies outside of the hull of those that the model saw.
-        repeated: an earlier table shows this very measurement.
+        predicted: prediction in the row's unit; for memory, the value that a reading would show.
+        peak: memory of the fullest stage; for seconds the same as ``predicted``.
+        width: standard deviation of the prediction's logarithm due to the widths of the constants.
+        distance: distance of the row from the ranges of the rows that the model was fitted to, in logarithms.
+        repeated: whether an earlier table has the same measurement.
     """
 
     row: ConfigRow
@@ -56,45 +56,50 @@ class LeftOutPrediction:
 
 @dataclass(frozen=True)
 class _FitProblem:
-    """Misfits of one model to rows, as a function of the logarithms of its free constants."""
+    """Residuals of one model on rows, as a function of the logarithms of its free constants."""
 
     fitted: FittedModel
     measured_rows: Tuple[MeasuredRow, ...]
     work: Work
     predict: Callable[[Work, Mapping[str, float]], Tuple["np.ndarray", "np.ndarray"]]
-    target: "np.ndarray"  # [N] logarithms of what was measured, NaN where nothing was
+    target: "np.ndarray"  # [N] logarithms of measured values, NaN if there is none
     weight: "np.ndarray"  # [N]
-    capacity: "np.ndarray"  # [N] memory of the row's hardware
-    died: "np.ndarray"  # [N] of memory
-    repeated: "np.ndarray"  # [N] an earlier row is the same measurement: judged, but not fitted to twice
-    of_memory: bool  # what died has to come out above its room, what lived below
-    memory: "Optional[_FitProblem]" = None  # of a model of time that asks how full the memory is
+    capacity: "np.ndarray"  # [N] memory capacity of the row's hardware
+    out_of_memory: "np.ndarray"  # [N] whether the run ran out of memory
+    repeated: "np.ndarray"  # [N] whether an earlier row is the same measurement: scored, but not fitted twice
+    of_memory: bool  # a model of memory: runs without enough memory have to exceed their capacity, all others not
+    memory: "Optional[_FitProblem]" = None  # for a model of time that depends on how full the memory is
 
     def select(self, mask: "np.ndarray") -> "_FitProblem":
         return replace(
             self,
-            measured_rows=tuple(measured_row for measured_row, is_selected in zip(self.measured_rows, mask) if is_selected),
+            measured_rows=tuple(
+                measured_row for measured_row, is_selected in zip(self.measured_rows, mask) if is_selected
+            ),
             work=self.work.select(mask),
             target=self.target[mask],
             weight=self.weight[mask],
             capacity=self.capacity[mask],
-            died=self.died[mask],
+            out_of_memory=self.out_of_memory[mask],
             repeated=self.repeated[mask],
         )
 
     @property
     def distinct(self) -> "_FitProblem":
-        """Each measurement once."""
+        """The problem with each measurement once."""
         return self.select(~self.repeated)
 
     @property
     def initial_values(self) -> "np.ndarray":
-        """Logarithms of the free constants as the machine has them."""
+        """Logarithms of the free constants in the machine's file."""
         logarithms: "np.ndarray" = np.log([constant.value for constant in self.fitted.free_constants])
         return logarithms
 
     def constants(self, values: "np.ndarray") -> Dict[str, float]:
-        return {**self.fitted.values, **dict(zip((constant.name for constant in self.fitted.free_constants), np.exp(values)))}
+        return {
+            **self.fitted.values,
+            **dict(zip((constant.name for constant in self.fitted.free_constants), np.exp(values))),
+        }
 
     def outcome(self, values: "np.ndarray") -> Tuple["np.ndarray", "np.ndarray"]:
         return self.predict(self.work, self.constants(values))
@@ -104,12 +109,12 @@ class _FitProblem:
         is_measured = ~np.isnan(self.target)
         log_errors = np.where(is_measured, np.log(predicted) - np.where(is_measured, self.target, 0.0), 0.0)
         log_margins = np.log(self.capacity / peak) if self.of_memory else np.zeros_like(log_errors)
-        wrong_side = np.maximum(0.0, np.where(self.died, log_margins, -log_margins))
+        wrong_side = np.maximum(0.0, np.where(self.out_of_memory, log_margins, -log_margins))
         residuals: "np.ndarray" = np.concatenate([log_errors * np.sqrt(self.weight), wrong_side]) / self.fitted.spread
         return residuals
 
     def with_fullness(self, memory_values: "np.ndarray") -> "_FitProblem":
-        """With the fullness that these logarithms of the memory model's constants give."""
+        """The problem with the fullness that follows from these logarithms of the memory model's constants."""
         assert self.memory is not None
         _, peak = self.memory.predict(self.work, self.memory.constants(memory_values))
         return replace(self, work=replace(self.work, fullness=peak / self.capacity))
@@ -120,7 +125,7 @@ class _FitProblem:
         misfit = self.distinct.misfit
         if start is None:
             return fit_least_squares(misfit, prior, width)
-        return fit_least_squares(misfit, prior, width, start, _LEFT_OUT_ROUNDS, _LEFT_OUT_ENOUGH)
+        return fit_least_squares(misfit, prior, width, start, _LEFT_OUT_MAX_ROUNDS, _LEFT_OUT_TOLERANCE)
 
     def widths(self, solution: Fit) -> "np.ndarray":
         """Standard deviations [N] of the predictions' logarithms."""
@@ -133,7 +138,9 @@ class _FitProblem:
         values = iter(np.exp(solution.values))
         rows = [row for row, _ in self.distinct.measured_rows]
         constants = tuple(
-            replace(constant, value=float(next(values)), width=float(next(widths))) if constant.prior_width > 0 else constant
+            replace(constant, value=float(next(values)), width=float(next(widths)))
+            if constant.prior_width > 0
+            else constant
             for constant in self.fitted.constants
         )
         return replace(
@@ -157,14 +164,14 @@ def log_slopes(outcome: "Callable[[np.ndarray], np.ndarray]", values: "np.ndarra
 
 
 def check_complete(machine: Machine) -> None:
-    """Refuse a machine whose file, written by hand, lacks what the models need.
+    """Refuses a machine whose handwritten file lacks facts or constants that the models need.
 
     Raises:
-        UsageError: it is of ``plan probe``, or facts or constants are missing.
+        UsageError: the file was written by ``plan probe``, or facts or constants are missing.
     """
     if machine.probed is not None:
         raise UsageError(
-            f"machine {machine.name}: its file is of `plan probe` and tells of runs of our own trainer, not of rows; "
+            f"machine {machine.name}: its file is from `plan probe` and describes runs of our own trainer, not rows; "
             "`plan time RUN.yaml --machine FILE.yaml` reads it"
         )
     missing = [f"facts {name}" for name in FACTS if name not in machine.facts]
@@ -175,9 +182,9 @@ def check_complete(machine: Machine) -> None:
 
 
 def time_problem(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> _FitProblem:
-    """Rows with measured seconds; a measurement that stands in several tables is fitted to once.
+    """The fitting problem of rows with measured seconds; a measurement in several tables is fitted once.
 
-    How full the memory is, where that counts, is what the machine's model of memory says.
+    If the model depends on how full the memory is, that comes from the machine's model of memory.
     """
     chosen = [measured_row for measured_row in measured_rows if measured_row[1].seconds]
 
@@ -193,7 +200,7 @@ def time_problem(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> _Fit
         target=np.log([measured.seconds or np.nan for _, measured in chosen]),
         weight=np.array([1.0 if measured.status == "ok" else _ESTIMATED for _, measured in chosen]),
         capacity=_capacities(machine, chosen),
-        died=np.zeros(len(chosen), dtype=bool),
+        out_of_memory=np.zeros(len(chosen), dtype=bool),
         repeated=_mark_repeated(chosen, lambda measured: measured.seconds),
         of_memory=False,
     )
@@ -204,9 +211,13 @@ def time_problem(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> _Fit
 
 
 def memory_problem(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> _FitProblem:
-    """Rows with measured memory, and rows of which it is known whether memory was enough."""
-    judged = [measured_row for measured_row in measured_rows if measured_row[1].out_of_memory or measured_row[1].status == "ok"]
-    chosen = [(row, _in_unit(row, measured, machine.memory_unit)) for row, measured in judged]
+    """The fitting problem of rows with measured memory, and of rows that are known to have had enough memory or not."""
+    scored = [
+        measured_row
+        for measured_row in measured_rows
+        if measured_row[1].out_of_memory or measured_row[1].status == "ok"
+    ]
+    chosen = [(row, _in_unit(row, measured, machine.memory_unit)) for row, measured in scored]
 
     def predict(work: Work, constants: Mapping[str, float]) -> Tuple["np.ndarray", "np.ndarray"]:
         return footprint(work, constants, machine.facts, machine.memory_unit, machine.memory_of == "node")
@@ -220,18 +231,18 @@ def memory_problem(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> _F
         target=np.log(readings),
         weight=np.ones(len(chosen)),
         capacity=_capacities(machine, chosen),
-        died=np.array([measured.out_of_memory for _, measured in chosen], dtype=bool),
+        out_of_memory=np.array([measured.out_of_memory for _, measured in chosen], dtype=bool),
         repeated=_mark_repeated(chosen, lambda measured: (measured.memory, measured.out_of_memory)),
         of_memory=True,
     )
 
 
 def _in_unit(row: ConfigRow, measured: Measurement, unit: str) -> Measurement:
-    """With its memory in a machine's unit, and without one where the row's is not known."""
-    own = unit_of(row.mem_unit, unit)
-    if measured.memory is None or own == unit:
+    """The measurement with its memory in the given unit, and without memory if the row's unit is not known."""
+    row_unit = unit_of(row.mem_unit, unit)
+    if measured.memory is None or row_unit == unit:
         return measured
-    return replace(measured, memory=measured.memory * UNIT_BYTES[own] / UNIT_BYTES[unit] if own else None)
+    return replace(measured, memory=measured.memory * UNIT_BYTES[row_unit] / UNIT_BYTES[unit] if row_unit else None)
 
 
 def _capacities(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> "np.ndarray":
@@ -239,7 +250,7 @@ def _capacities(machine: Machine, measured_rows: Sequence[MeasuredRow]) -> "np.n
 
 
 def _mark_repeated(measured_rows: Sequence[MeasuredRow], reading: Callable[[Measurement], Any]) -> "np.ndarray":
-    """For each row whether an earlier one is of its configuration and read the same."""
+    """True [N] if an earlier row has the same configuration and reading."""
     seen_keys = set()
     repeated = np.zeros(len(measured_rows), dtype=bool)
     for index, (row, measured) in enumerate(measured_rows):
@@ -251,11 +262,11 @@ def _mark_repeated(measured_rows: Sequence[MeasuredRow], reading: Callable[[Meas
 
 
 def predict_left_out(problem: _FitProblem, by: str, start: "np.ndarray") -> List[LeftOutPrediction]:
-    """Each row predicted by a fit that saw neither its group nor, in whatever table, a run that its group has.
+    """Predicts each row by a fit without its group and without the runs of that group in other tables.
 
     Args:
         by: one of :data:`GROUPS`.
-        start: the fit to all rows.
+        start: values of the fit to all rows.
     """
     keys = [GROUPS[by](row) for row, _ in problem.measured_rows]
     predictions: Dict[int, LeftOutPrediction] = {}
@@ -263,44 +274,61 @@ def predict_left_out(problem: _FitProblem, by: str, start: "np.ndarray") -> List
         in_group = np.array([group_key == key for group_key in keys])
         group_runs = {row.run_key for (row, _), is_member in zip(problem.measured_rows, in_group) if is_member}
 
-        def outside_group(subset: _FitProblem, key: object = key, runs: "Set[Tuple[object, ...]]" = group_runs) -> "np.ndarray":
+        def outside_group(
+            subset: _FitProblem, key: object = key, runs: "Set[Tuple[object, ...]]" = group_runs
+        ) -> "np.ndarray":
             return np.array([GROUPS[by](row) != key and row.run_key not in runs for row, _ in subset.measured_rows])
 
         rest = problem.select(outside_group(problem))
         fitted = rest.fit(start)
-        seen = input_ranges_of([row for row, _ in rest.measured_rows])
+        ranges = input_ranges_of([row for row, _ in rest.measured_rows])
         group_problem = problem.select(in_group)
         memory = problem.memory
         if memory is not None:
-            group_problem = group_problem.with_fullness(memory.select(outside_group(memory)).fit(memory.initial_values).values)
+            group_problem = group_problem.with_fullness(
+                memory.select(outside_group(memory)).fit(memory.initial_values).values
+            )
         predicted, peak = group_problem.outcome(fitted.values)
         widths = group_problem.widths(fitted)
         for index, row_index in enumerate(np.flatnonzero(in_group)):
             row, measured = group_problem.measured_rows[index]
-            numbers = (float(predicted[index]), float(peak[index]), float(widths[index]), extrapolation_distance(extrapolated_inputs(row, seen)))
-            predictions[int(row_index)] = LeftOutPrediction(row, measured, *numbers, repeated=bool(group_problem.repeated[index]))
+            numbers = (
+                float(predicted[index]),
+                float(peak[index]),
+                float(widths[index]),
+                extrapolation_distance(extrapolated_inputs(row, ranges)),
+            )
+            predictions[int(row_index)] = LeftOutPrediction(
+                row, measured, *numbers, repeated=bool(group_problem.repeated[index])
+            )
     return [predictions[index] for index in range(len(keys))]
 
 
 def interval_spread(rows: Sequence[LeftOutPrediction]) -> float:
-    """The spread which, with each prediction's own width, makes 80 % intervals hold 80 % of the rows."""
+    """The spread for which, together with each prediction's width, 80 % intervals cover 80 % of the rows."""
     return _least_covering(rows, lambda spread: [np.hypot(prediction.width, spread) for prediction in rows])
 
 
 def beyond_spread(rows: Sequence[LeftOutPrediction], spread: float) -> float:
-    """What intervals have to grow by for each factor of e outside of the rows' hull to hold 80 % of the rows there.
+    """The growth of intervals for each factor of e outside of the fitted ranges that covers 80 % of the rows there.
 
     Args:
-        rows: all outside of the hull of those that they were predicted from.
-        spread: of :func:`interval_spread`.
+        rows: rows that all lie outside of the ranges of the rows that they were predicted from.
+        spread: the result of :func:`interval_spread`.
     """
-    growth = _least_covering(rows, lambda more: [total_width(prediction.width, spread, more, prediction.distance) for prediction in rows])
-    return max(_LEAST_BEYOND, growth)
+    growth = _least_covering(
+        rows, lambda more: [total_width(prediction.width, spread, more, prediction.distance) for prediction in rows]
+    )
+    return max(_LEAST_BEYOND_SPREAD, growth)
 
 
-def _least_covering(rows: Sequence[LeftOutPrediction], widths: Callable[[float], Sequence[float]], share: float = 0.8) -> float:
-    """The least number with whose widths (of logarithms, a row each) 80 % intervals hold ``share`` of the rows."""
-    log_errors = np.array([abs(np.log(prediction.predicted / (prediction.measured.seconds or np.nan))) for prediction in rows])
+def _least_covering(
+    rows: Sequence[LeftOutPrediction], widths: Callable[[float], Sequence[float]], share: float = 0.8
+) -> float:
+    """The least argument of ``widths`` for which 80 % intervals cover ``share`` of the rows."""
+    log_errors = np.array(
+        [abs(np.log(prediction.predicted / (prediction.measured.seconds or np.nan))) for prediction in rows]
+    )
     low, high = 0.0, 3.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -311,7 +339,7 @@ def _least_covering(rows: Sequence[LeftOutPrediction], widths: Callable[[float],
 
 @dataclass(frozen=True)
 class Refit:
-    """A machine fitted anew, and what its models say of rows that were left out of the fit."""
+    """A refitted machine, and the predictions of its models for rows that were left out of the fit."""
 
     machine: Machine
     seconds: Dict[str, List[LeftOutPrediction]]
@@ -319,13 +347,13 @@ class Refit:
 
 
 def refit(machine: Machine, measured_rows: Sequence[MeasuredRow], groups: Sequence[str] = tuple(GROUPS)) -> Refit:
-    """Both models of a machine fitted to rows, each with its error on left-out groups.
+    """Fits both models of a machine to rows, and predicts left-out groups with each.
 
-    Intervals are set by the rows left out by configuration, and how they grow outside of the rows' hull by those left
-    out by table that lie there, where these are among the groups.
+    The rows left out by configuration set the width of intervals; the rows left out by table that lie outside of the
+    fitted ranges set its growth there, if these are among the groups.
 
     Raises:
-        UsageError: as :func:`check_complete`.
+        UsageError: see :func:`check_complete`.
     """
     check_complete(machine)
     memory = memory_problem(machine, measured_rows)
@@ -336,13 +364,13 @@ def refit(machine: Machine, measured_rows: Sequence[MeasuredRow], groups: Sequen
     seconds_out = {by: predict_left_out(time, by, time_fit.values) for by in groups}
     memory_out = {by: predict_left_out(memory, by, memory_fit.values) for by in groups}
     time_fitted = time.fitted_by(time_fit)
-    judged = {
+    scored = {
         by: [prediction for prediction in rows if prediction.measured.status == "ok" and not prediction.repeated]
         for by, rows in seconds_out.items()
     }
-    if "configuration" in judged:
-        time_fitted = replace(time_fitted, interval_spread=interval_spread(judged["configuration"]))
-    outside_ranges = [prediction for prediction in judged.get("table", []) if prediction.distance > 0]
+    if "configuration" in scored:
+        time_fitted = replace(time_fitted, interval_spread=interval_spread(scored["configuration"]))
+    outside_ranges = [prediction for prediction in scored.get("table", []) if prediction.distance > 0]
     if outside_ranges:
         time_fitted = replace(time_fitted, beyond_spread=beyond_spread(outside_ranges, time_fitted.interval_spread))
     return Refit(replace(machine, time=time_fitted), seconds_out, memory_out)

@@ -1,8 +1,8 @@
-"""Memory of configurations of the kind that the tables measure, from what is to be held and a machine's constants.
+"""Memory of configurations as the tables measure it, from the counted work and a machine's constants.
 
-Two figures: what the tables' readings are of (the first stage's rank, or a node of such ranks), and the highest of all
-stages, which decides whether the run fits. The last stage holds few micro-batches but the logits, so a card can die
-there while the reading on the first stage looks safe.
+There are two figures: the reading in the tables (of a rank of the first stage, or of a node of such ranks), and the
+highest memory of all stages, which decides whether the run fits. The last stage holds few micro-batches but the logits,
+so an accelerator can run out of memory there while the reading on the first stage looks safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from fugaku_gpt.machine.constants import UNIT_BYTES
 from fugaku_gpt.planner.tables.work import Work
 
-# they stand in every machine's file, others in some
+# constants that every machine's file has; some files have others
 MEMORY_CONSTANTS = (
     "weight_bytes",
     "state_bytes",
@@ -27,7 +27,7 @@ MEMORY_CONSTANTS = (
 
 
 def unit_of(text: str, default: str) -> Optional[str]:
-    """The unit that such a text as ``MiB (node)`` begins with; None where it is not known."""
+    """The unit at the beginning of a text such as ``MiB (node)``; None if it is not known."""
     unit = (text.split() or [default])[0]
     return unit if unit in UNIT_BYTES else None
 
@@ -35,7 +35,7 @@ def unit_of(text: str, default: str) -> Optional[str]:
 def footprint(
     work: Work, constants: Mapping[str, float], facts: Mapping[str, float], unit: str, of_node: bool
 ) -> Tuple["np.ndarray", "np.ndarray"]:
-    """Memory [N] that a reading shows, and memory [N] of the fullest stage, in ``unit``."""
+    """Memory [N] in a reading, and memory [N] of the fullest stage, in ``unit``."""
     c = constants
     item = facts["item_bytes"]
     shards = np.where(work.sharded > 0, work.replicas, 1.0)

@@ -1,4 +1,4 @@
-"""Predictions for rows: seconds with an 80 % interval, memory, whether it fits, and which inputs are guessed at."""
+"""Predictions for rows: seconds with an 80 % interval, memory, whether it fits, and the extrapolated inputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fugaku_gpt.planner.tables.work import count_work
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one row.
+    """The predictions of a machine's models for one row.
 
     Args:
-        seconds: per iteration; ``parts`` of each of its parts.
-        memory: what a reading of the row's kind shows, in ``memory_unit``, which is the row's own where that is known,
-            else the machine's; ``peak`` that of the fullest stage.
-        extrapolated: the inputs that no fitted row is like.
+        seconds: seconds per iteration; ``components`` are the seconds of its components.
+        memory: memory in a reading of the row's kind, in ``memory_unit``, which is the row's own unit if it is known,
+            else the machine's; ``peak`` is the memory of the fullest stage.
+        extrapolated: the inputs that lie outside of the fitted rows' ranges.
     """
 
     row: ConfigRow
@@ -44,9 +44,9 @@ class Prediction:
 
 
 def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | RefusedRow]":
-    """A prediction or a refusal for each line of a CSV, in its order.
+    """A prediction or a refusal for each line of a CSV, in the order of the lines.
 
-    Only the columns of :class:`fugaku_gpt.planner.tables.rows.Row` are read: a configuration, not what it measured.
+    Only the columns of :class:`fugaku_gpt.planner.tables.rows.ConfigRow` are read: the configuration, not measurements.
     """
     machines = [load_machine(name) for name in machine_names()]
     predictions: "List[Optional[Prediction | RefusedRow]]" = [None] * len(table)
@@ -71,14 +71,16 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
     return [prediction for prediction in predictions if prediction is not None]
 
 
-def predict_rows(machine: Machine, rows: Sequence[ConfigRow], unmodelled: Sequence[Sequence[ExtrapolatedInput]] = ()) -> List[Prediction]:
-    """A prediction for each row, all of this machine.
+def predict_rows(
+    machine: Machine, rows: Sequence[ConfigRow], unmodelled: Sequence[Sequence[ExtrapolatedInput]] = ()
+) -> List[Prediction]:
+    """A prediction for each row, all of which are for this machine.
 
     Args:
-        further: of each row what no row of any machine has and its columns do not tell.
+        unmodelled: for each row, settings that no row of any machine has and that its columns do not show.
 
     Raises:
-        UsageError: as :func:`fugaku_gpt.planner.tables.fitting.check_complete`.
+        UsageError: see :func:`fugaku_gpt.planner.tables.fitting.check_complete`.
     """
     if not rows:
         return []
@@ -93,11 +95,19 @@ def predict_rows(machine: Machine, rows: Sequence[ConfigRow], unmodelled: Sequen
         return seconds_by_component(work, constants, machine.facts)
 
     counts_stage_distance, ranges = "pipeline_distance" in machine.time.values, machine.time.input_ranges
-    outside, rule_based = [extrapolated_inputs(row, ranges) for row in rows], [rule_based_inputs(row, counts_stage_distance, ranges) for row in rows]
+    outside, rule_based = (
+        [extrapolated_inputs(row, ranges) for row in rows],
+        [rule_based_inputs(row, counts_stage_distance, ranges) for row in rows],
+    )
     if unmodelled:
         rule_based = [[*inputs, *extra] for inputs, extra in zip(rule_based, unmodelled)]
-    distances, rule_distances = (np.array(list(map(extrapolation_distance, inputs))) for inputs in (outside, rule_based))
-    components, deviations = component_seconds(machine.time.values), log_widths(component_seconds, machine.time, distances, rule_distances)
+    distances, rule_distances = (
+        np.array(list(map(extrapolation_distance, inputs))) for inputs in (outside, rule_based)
+    )
+    components, deviations = (
+        component_seconds(machine.time.values),
+        log_widths(component_seconds, machine.time, distances, rule_distances),
+    )
     total = np.sum([components[name] for name in TIME_COMPONENTS], axis=0)
     predictions = []
     for index, row in enumerate(rows):
@@ -109,7 +119,10 @@ def predict_rows(machine: Machine, rows: Sequence[ConfigRow], unmodelled: Sequen
             Prediction(
                 row=row,
                 seconds=Estimate.from_log_width(iteration_seconds, float(deviations[TOTAL][index])),
-                components={name: Estimate.from_log_width(float(components[name][index]), float(deviations[name][index])) for name in TIME_COMPONENTS},
+                components={
+                    name: Estimate.from_log_width(float(components[name][index]), float(deviations[name][index]))
+                    for name in TIME_COMPONENTS
+                },
                 memory=float(reading[index]) * scale,
                 peak=float(peak[index]) * scale,
                 memory_unit=unit,

@@ -1,7 +1,7 @@
-"""Rows of measured, failed or wanted configurations: what is read of them, and why some are refused.
+"""Reads rows of measured, failed or planned configurations, and refuses rows that no run can have.
 
-The columns are those of ``benchmarks/reference/measurements.csv``. A :class:`Row` holds what is known before a run and
-nothing else: measured seconds, memory and status are kept apart in :class:`Measured`, which predictions never get.
+The columns are those of ``benchmarks/reference/measurements.csv``. A :class:`ConfigRow` holds only what is known before
+a run; measured seconds, memory and status are in a :class:`Measurement`, which predictions never see.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FLAGS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0"
 class ConfigRow:
     """One configuration, as far as it is known before it runs.
 
-    ``processes`` are all ranks; ``zero`` is the ZeRO stage; ``freq_ghz`` the clock, 0 where none is given;
-    ``retention`` is the retention state of Fugaku's cores, None where it was left alone.
+    ``processes`` is the number of ranks; ``zero`` is the ZeRO stage; ``freq_ghz`` is the clock, 0 if it is not given;
+    ``retention`` is the retention state of Fugaku's cores, None if it was not set.
     """
 
     id: str
@@ -55,38 +55,40 @@ class ConfigRow:
     tcmalloc: bool
     retention: Optional[int]
     mem_unit: str
-    chunks: int = 1  # virtual stages of each pipeline stage; no table has them, nor what follows
+    chunks: int = 1  # virtual stages of each pipeline stage; no table has this column or the following ones
     sequence_parallel: bool = False
     order: str = MEASURED_ORDER
 
     @property
     def micro_batches(self) -> int:
-        """Of one replica in one iteration."""
+        """Number of micro-batches of one replica in one iteration."""
         return self.global_batch // (self.dp * self.micro_batch)
 
     @property
     def stage_stride(self) -> int:
-        """Ranks from a stage to its neighbour."""
+        """Number of ranks from a stage to its neighbour."""
         sizes = {"tp": self.tp, "dp": self.dp}
         axes = self.order.split(",")
         return math.prod(sizes[axis] for axis in axes[: axes.index("pp")])
 
     @property
     def configuration_key(self) -> Tuple[object, ...]:
-        """Equal for rows that are the same run by all that is known of them, whatever table they stand in. The
-        vocabulary is left out: one table rounds what another gives in full."""
+        """A key that is equal for rows of the same configuration in different tables.
+
+        The vocabulary is left out, because one table rounds what another gives in full.
+        """
         left_out = ("id", "vocab", "mem_unit", "dtype")
         return tuple(getattr(self, field.name) for field in fields(self) if field.name not in left_out)
 
     @property
     def run_key(self) -> Tuple[object, ...]:
-        """The configuration whatever the hardware is called: kinds of one machine differ in their memory alone."""
+        """The configuration without the kind of hardware: kinds of one machine differ in their memory alone."""
         return (*self.configuration_key[1:], self.hardware.partition("-")[0])
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run of a configuration gave: seconds per iteration, memory in the row's own unit, how it ended."""
+    """The result of a run: seconds per iteration, memory in the row's own unit, and the status at its end."""
 
     seconds: Optional[float]
     memory: Optional[float]
@@ -99,17 +101,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class RefusedRow:
-    """A row that no run can have, with the reason."""
+    """A row that cannot be used, with the reason."""
 
     id: str
     reason: str
 
 
 def read_table(path: Path) -> List[Dict[str, str]]:
-    """The rows of a CSV with a header line, values as they stand.
+    """The rows of a CSV with a header line, with unchanged values.
 
     Raises:
-        UsageError: no such file, or columns are missing.
+        UsageError: the file cannot be read, or columns are missing.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets begin a file with a mark
@@ -124,12 +126,12 @@ def read_table(path: Path) -> List[Dict[str, str]]:
         raise UsageError(f"{path}: columns are missing: {', '.join(missing)}; found: {', '.join(header) or 'none'}")
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
-        raise UsageError(f"{path}: columns stand twice: {', '.join(twice)}; keep one of each")
+        raise UsageError(f"{path}: columns occur twice: {', '.join(twice)}; keep one of each")
     return [{key: str(value) for key, value in row.items()} for row in rows]
 
 
 def parse_row(cells: Mapping[str, str]) -> "ConfigRow | RefusedRow":
-    """One line of such a CSV as a configuration, or why it cannot be one."""
+    """Parses one line of such a CSV as a configuration, or says why it is refused."""
     name = cells["id"].strip()
     if _MORE_CELLS in cells:
         return RefusedRow(name, "more cells than the header has columns: they may be shifted")
@@ -156,7 +158,7 @@ def _integer(cells: Mapping[str, str], key: str) -> int:
 
 
 def _number(text: str) -> Optional[float]:
-    """Finite, or None."""
+    """The finite number that a text holds, else None."""
     try:
         number = float(text)
     except ValueError:
@@ -194,9 +196,9 @@ def _optional(cells: Mapping[str, str]) -> Dict[str, object]:
 
 
 def torch_series(version: str) -> str:
-    """The series of a PyTorch version, such as 1.10 of 1.10.2+cpu: rows are told by it.
+    """The series of a PyTorch version, such as 1.10 for 1.10.2+cpu, by which rows are distinguished.
 
-    A spreadsheet makes 1.1 of 1.10; nobody ran these trainers on PyTorch 1.1.
+    A spreadsheet turns 1.10 into 1.1; nobody ran these trainers on PyTorch 1.1.
     """
     numbers = version.lower().lstrip("v").partition("+")[0].split(".")
     series = ".".join(numbers[:2])
@@ -204,7 +206,7 @@ def torch_series(version: str) -> str:
 
 
 def invalid_reason(row: ConfigRow) -> Optional[str]:
-    """Why no run can have this shape; None where it can."""
+    """The reason why no run can have this shape; None if one can."""
     ranks = row.nodes * row.ranks_per_node
     if row.processes != ranks:
         return f"ranks {row.processes} are not nodes {row.nodes} * ranks per node {row.ranks_per_node} = {ranks}"
@@ -225,7 +227,7 @@ def invalid_reason(row: ConfigRow) -> Optional[str]:
 
 
 def parse_measurement(cells: Mapping[str, str]) -> Measurement:
-    """What was measured; for fitting and scoring alone."""
+    """Parses the measured columns, which are for fitting and scoring alone."""
 
     def number(key: str) -> Optional[float]:
         value = _number(cells.get(key, "").strip())
@@ -235,12 +237,12 @@ def parse_measurement(cells: Mapping[str, str]) -> Measurement:
 
 
 def table_name(identity: str) -> str:
-    """The table that a row stands in: its name without the last part."""
+    """The name of the table that a row is from: its id without the last component."""
     return identity.rpartition(".")[0] or identity
 
 
 def parse_measured_rows(table: Sequence[Mapping[str, str]]) -> List[Tuple[ConfigRow, Measurement]]:
-    """Rows that are configurations, each with what was measured."""
+    """Parses the rows that are not refused, each with its measurement."""
     measured_rows = []
     for cells in table:
         row = parse_row(cells)

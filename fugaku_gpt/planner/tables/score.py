@@ -1,4 +1,4 @@
-"""How good predictions are: errors, order within a table, the best row, intervals, deaths of memory."""
+"""Scores predictions: errors, order within a table, the best row, intervals, runs that ran out of memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FIGURES = (
     "oom_found",
     "false_alarms",
 )
-PAIR_GAP = 0.02  # measured times nearer to each other than this have no order
+PAIR_GAP = 0.02  # measured times that are closer to each other than this have no order
 
 
 @dataclass(frozen=True)
 class TimedRow:
-    """One row's predicted and measured seconds, and its table; ``repeated``: an earlier table shows it too."""
+    """One row's predicted and measured seconds, and its table; ``repeated`` says that an earlier table has it too."""
 
     table: str
     predicted: float
@@ -48,16 +48,18 @@ class TimedRow:
 
     @property
     def is_within_interval(self) -> bool:
-        """Whether its interval holds what was measured."""
+        """True if the predicted interval contains the measured seconds."""
         return self.low <= self.measured <= self.high
 
 
 @dataclass(frozen=True)
 class TimeScore:
-    """Errors, as shares of the measured value, and ``held`` are of the rows that repeat no other; order is of all.
+    """Figures of merit of predicted seconds.
 
-    ``tau`` (Kendall's tau-b) is the mean over tables of three rows and more, None where there is none; ``best_costs``
-    is how much more the row predicted to be best takes than the best, at worst over tables.
+    Errors, as shares of the measured value, and ``coverage`` (the share of rows within their interval) are for rows
+    that repeat no other row; figures of order are for all rows. ``tau`` (Kendall's tau-b) is the mean over tables of
+    three rows and more, None if there is none. ``best_costs`` is by how much the row that is predicted to be the
+    fastest is slower than the fastest, for the worst table.
     """
 
     rows: int
@@ -72,7 +74,7 @@ class TimeScore:
 def score_times(rows: Sequence[TimedRow]) -> TimeScore:
     """The figures of merit of predicted seconds."""
     distinct = [row for row in rows if not row.repeated]
-    off = np.array([abs(row.predicted / row.measured - 1) for row in distinct])
+    errors = np.array([abs(row.predicted / row.measured - 1) for row in distinct])
     tables: Dict[str, List[TimedRow]] = {}
     for row in rows:
         tables.setdefault(row.table, []).append(row)
@@ -88,8 +90,8 @@ def score_times(rows: Sequence[TimedRow]) -> TimeScore:
         costs = max(costs, chosen.measured / min(row.measured for row in members) - 1)
     return TimeScore(
         rows=len(distinct),
-        median=float(np.median(off)),
-        p90=float(np.quantile(off, 0.9)),
+        median=float(np.median(errors)),
+        p90=float(np.quantile(errors, 0.9)),
         tau=float(np.mean(taus)) if taus else None,
         pairs_in_order=ordered_pairs / all_pairs if all_pairs else None,
         best_costs=costs,
@@ -98,16 +100,21 @@ def score_times(rows: Sequence[TimedRow]) -> TimeScore:
 
 
 def _distinct(rows: Sequence[TimedRow]) -> List[TimedRow]:
-    """Rows with one prediction, which are one configuration measured again, as one row with the mean of what they
-    measured: no model can order them."""
+    """Merges rows with the same prediction into one row with their mean measurement.
+
+    They are one configuration that was measured several times, and no model can order them.
+    """
     same: Dict[float, List[TimedRow]] = {}
     for row in rows:
         same.setdefault(row.predicted, []).append(row)
-    return [replace(same_rows[0], measured=float(np.mean([row.measured for row in same_rows]))) for same_rows in same.values()]
+    return [
+        replace(same_rows[0], measured=float(np.mean([row.measured for row in same_rows])))
+        for same_rows in same.values()
+    ]
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> Optional[float]:
-    """Kendall's tau-b, which leaves ties out; None where one of the two has no order at all."""
+    """Kendall's tau-b, which leaves ties out; None if one of the two sequences has only ties."""
     agreement, firsts, seconds = 0, 0, 0
     for (a, b), (c, d) in combinations(list(zip(first, second)), 2):
         first_sign, second_sign = int(np.sign(a - c)), int(np.sign(b - d))
@@ -118,7 +125,7 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> Optional[flo
 
 
 def pairs_in_order(rows: Sequence[TimedRow]) -> Tuple[int, int]:
-    """Pairs predicted in their order, and pairs that have one."""
+    """The number of pairs that are predicted in their order, and the number of pairs that have an order."""
     ordered = pairs = 0
     for first, second in combinations(rows, 2):
         if abs(first.measured - second.measured) <= PAIR_GAP * min(first.measured, second.measured):
@@ -129,19 +136,26 @@ def pairs_in_order(rows: Sequence[TimedRow]) -> Tuple[int, int]:
 
 
 def score_figures(refit: Refit, by: str) -> Dict[str, Any]:
-    """The columns :data:`FIGURES` for rows left out by ``by``. Errors are shares; rows that did not end well, and those
-    that their tables call estimated, are not counted among the errors of time. ``held_outside`` is of rows outside of
-    the hull of those that they were predicted from, ``repeats`` what :func:`repeats` says."""
+    """The columns :data:`FIGURES` for rows left out by ``by``.
+
+    Errors are shares; rows that did not end well, and those that their tables call estimated, are not counted among the
+    errors of time. ``held_outside`` is for rows outside of the ranges that they were predicted from, and ``repeats`` is
+    the result of :func:`repeat_deviation`.
+    """
     machine = refit.machine
     timed = [prediction for prediction in refit.seconds[by] if prediction.measured.status == "ok"]
     score = score_times([_timed_row(prediction, refit) for prediction in timed])
-    outside_ranges = [_timed_row(prediction, refit) for prediction in timed if prediction.distance > 0 and not prediction.repeated]
+    outside_ranges = [
+        _timed_row(prediction, refit) for prediction in timed if prediction.distance > 0 and not prediction.repeated
+    ]
     noise = repeat_deviation(timed)
     distinct = [prediction for prediction in refit.memory[by] if not prediction.repeated]
-    memory = [prediction for prediction in distinct if prediction.measured.memory and not prediction.measured.out_of_memory]
+    memory = [
+        prediction for prediction in distinct if prediction.measured.memory and not prediction.measured.out_of_memory
+    ]
     errors = np.array([abs(prediction.predicted / (prediction.measured.memory or np.nan) - 1) for prediction in memory])
-    died = [prediction for prediction in distinct if prediction.measured.out_of_memory]
-    lived = [prediction for prediction in distinct if not prediction.measured.out_of_memory]
+    out_of_memory = [prediction for prediction in distinct if prediction.measured.out_of_memory]
+    enough_memory = [prediction for prediction in distinct if not prediction.measured.out_of_memory]
     baseline = _baseline_error([prediction for prediction in timed if not prediction.repeated], by)
     full = {id(prediction): prediction.peak > machine.capacity(prediction.row.hardware) for prediction in distinct}
     return {
@@ -160,27 +174,35 @@ def score_figures(refit: Refit, by: str) -> Dict[str, Any]:
         "memory_rows": len(memory),
         "memory_median": round(float(np.median(errors)), 4) if memory else None,
         "memory_p90": round(float(np.quantile(errors, 0.9)), 4) if memory else None,
-        "oom_found": f"{sum(full[id(prediction)] for prediction in died)} of {len(died)}",
-        "false_alarms": f"{sum(full[id(prediction)] for prediction in lived)} of {len(lived)}",
+        "oom_found": f"{sum(full[id(prediction)] for prediction in out_of_memory)} of {len(out_of_memory)}",
+        "false_alarms": f"{sum(full[id(prediction)] for prediction in enough_memory)} of {len(enough_memory)}",
     }
 
 
 def repeat_deviation(rows: Sequence[LeftOutPrediction]) -> Optional[float]:
-    """Standard deviation of the logarithm of seconds among measurements of one configuration, over all that were
-    measured more than once; None where none was. No model that knows configurations alone can do better."""
+    """Standard deviation of the logarithm of seconds among repeated measurements of a configuration; None without any.
+
+    No model that knows configurations alone can do better.
+    """
     same: Dict[object, List[float]] = {}
     for prediction in rows:
         if not prediction.repeated and prediction.measured.seconds:
             same.setdefault(prediction.row.run_key, []).append(math.log(prediction.measured.seconds))
-    again = [np.array(logs) for logs in same.values() if len(logs) > 1]
-    free = sum(len(logs) - 1 for logs in again)
-    return math.sqrt(sum(float(np.sum((logs - logs.mean()) ** 2)) for logs in again) / free) if free else None
+    repeated_logs = [np.array(logs) for logs in same.values() if len(logs) > 1]
+    degrees_of_freedom = sum(len(logs) - 1 for logs in repeated_logs)
+    return (
+        math.sqrt(sum(float(np.sum((logs - logs.mean()) ** 2)) for logs in repeated_logs) / degrees_of_freedom)
+        if degrees_of_freedom
+        else None
+    )
 
 
 def interval_factor(prediction: LeftOutPrediction, refit: Refit) -> float:
-    """The factor by which the 80 % interval of predicted seconds goes up and down."""
+    """The factor from predicted seconds to the upper end of their 80 % interval, and from the lower end to them."""
     time = refit.machine.time
-    return float(np.exp(NORMAL_80 * total_width(prediction.width, time.interval_spread, time.beyond_spread, prediction.distance)))
+    return float(
+        np.exp(NORMAL_80 * total_width(prediction.width, time.interval_spread, time.beyond_spread, prediction.distance))
+    )
 
 
 def _timed_row(prediction: LeftOutPrediction, refit: Refit) -> TimedRow:
@@ -190,21 +212,20 @@ def _timed_row(prediction: LeftOutPrediction, refit: Refit) -> TimedRow:
 
 
 def _baseline_error(rows: Sequence[LeftOutPrediction], by: str) -> Optional[float]:
-    """Median error if every row ran at the median FLOP/s of a device that the rows outside its group ran at; None where
-    there is one group."""
+    """Median error if every row ran at the median FLOP/s of the rows outside its group; None for a single group."""
     keys = [GROUPS[by](prediction.row) for prediction in rows]
     seconds = np.array([prediction.measured.seconds for prediction in rows], dtype=float)
     rates = np.array([_flops(prediction.row) for prediction in rows]) / seconds
-    off = []
+    errors = []
     for index, key in enumerate(keys):
         other_rates = [rate for rate, other_key in zip(rates, keys) if other_key != key]
         if other_rates:
-            off.append(abs(_flops(rows[index].row) / float(np.median(other_rates)) / seconds[index] - 1))
-    return float(np.median(off)) if off else None
+            errors.append(abs(_flops(rows[index].row) / float(np.median(other_rates)) / seconds[index] - 1))
+    return float(np.median(errors)) if errors else None
 
 
 def _flops(row: ConfigRow) -> float:
-    """FLOPs of an iteration per rank, recomputing counted."""
+    """FLOPs of an iteration per rank, including recomputation."""
     h, s = row.hidden, row.seq_len
     factor = 96 if row.recompute else 72
     logits = 6 * row.vocab / (factor * row.layers * h)

@@ -1,7 +1,8 @@
-"""What a rank has to do and to hold for each of N configurations, counted before any machine is known.
+"""Counts the work and the memory of a rank for each of N configurations, independent of any machine.
 
 Symbols: b sequences of s tokens in a micro-batch, h hidden, a heads, V vocabulary, l layers, t tensor-parallel ranks, p
-stages, m micro-batches. One pass of a layer forward is the unit of work: a backward pass is two, recomputing is one.
+stages, m micro-batches. A forward pass of a layer is the unit of work: a backward pass counts as two, recomputing as
+one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import numpy as np
 from fugaku_gpt.planner.tables.rows import ConfigRow
 
 FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # of every machine
-GPU_TILES = ((256, 128), (128, 256))  # of a matrix product's result on a GPU: cuBLAS's largest, which large products get
+GPU_TILES = ((256, 128), (128, 256))  # of a product's result on a GPU: cuBLAS's largest, which large products use
 
 
 @dataclass(frozen=True)
 class Work:
-    """Arrays [N], one entry per configuration; of one rank and one micro-batch unless said otherwise.
+    """Arrays [N] with one entry per configuration, for one rank and one micro-batch unless a comment says otherwise.
 
-    ``layer_`` is of one layer, forward, backward and, where the run does so, recomputing. FLOPs with ``_tiled`` are
-    stretched by the tiles of a product that do no useful work. Element counts are of the trained type.
+    ``layer_`` counts one layer: forward, backward and, if the run recomputes, recomputing. FLOPs include the tiles of a
+    product that do no useful work. Elements have the type that is trained in.
     """
 
     layers_per_stage: "np.ndarray"
     stages: "np.ndarray"
-    chunks: "np.ndarray"  # virtual stages of each
+    chunks: "np.ndarray"  # virtual stages of each stage
     micro_batches: "np.ndarray"
     ranks: "np.ndarray"
     ranks_per_node: "np.ndarray"
@@ -36,11 +37,11 @@ class Work:
     stage_stride: "np.ndarray"  # ranks from a stage to its neighbour
     recompute: "np.ndarray"
     sharded: "np.ndarray"  # 1 where ZeRO cuts the optimiser's state over the replicas, else 0
-    clock_ghz: "np.ndarray"  # 0: the machine's own
+    clock_ghz: "np.ndarray"  # 0: the machine's base clock
     tcmalloc: "np.ndarray"
     retention_off: "np.ndarray"
     builds: Tuple[str, ...]
-    passes: "np.ndarray"  # of a layer, in forward passes
+    passes: "np.ndarray"  # work of a layer, in forward passes
     layer_flops: "np.ndarray"  # dense products
     layer_attention_flops: "np.ndarray"
     pass_elements: "np.ndarray"  # one pass: read and written outside of products and softmax
@@ -50,16 +51,16 @@ class Work:
     embedding_weights: "np.ndarray"
     head_flops: "np.ndarray"
     logits: "np.ndarray"  # elements
-    hidden_elements: "np.ndarray"  # b s h, with sequence parallelism a share of it: what goes from stage to stage
+    hidden_elements: "np.ndarray"  # message between stages: b s h, or a share of it with sequence parallelism
     reduced_elements: "np.ndarray"  # sent by a rank in all tensor-parallel sums of a layer
     reductions: "np.ndarray"  # of a layer, each weighed by log2 t
     gradient_elements: "np.ndarray"  # sent by a rank in the sum over replicas, per iteration
     saved_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
     saved_scores: "np.ndarray"
-    fullness: "np.ndarray"  # share of its memory that the fullest rank or node uses; 0 where nobody has said
+    fullness: "np.ndarray"  # share of its memory that the fullest rank or node uses; 0 if it was not computed
 
     def select(self, mask: "np.ndarray") -> "Work":
-        """The configurations that ``chosen`` [N] is true for."""
+        """The configurations for which ``mask`` [N] is true."""
         columns: Dict[str, Any] = {}
         for column in fields(self):
             value = getattr(self, column.name)
@@ -71,10 +72,10 @@ class Work:
 
 
 def count_work(rows: Sequence[ConfigRow], facts: Mapping[str, float]) -> Work:
-    """What each of the rows is to do.
+    """Counts the work of each row.
 
     Args:
-        facts: the machine's; see :class:`fugaku_gpt.machine.constants.Machine`.
+        facts: the machine's facts; see :class:`fugaku_gpt.machine.constants.Machine`.
     """
 
     def column(name: str) -> "np.ndarray":
@@ -85,15 +86,27 @@ def count_work(rows: Sequence[ConfigRow], facts: Mapping[str, float]) -> Work:
     return count_work_of_columns(column, tuple(row.torch for row in rows), facts)
 
 
-def count_work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[str, ...], facts: Mapping[str, float]) -> Work:
-    """The same of columns: ``column`` gives floats [N] of a name of :class:`Row`, or of ``retention_off``."""
+def count_work_of_columns(
+    column: Callable[[str], "np.ndarray"], builds: Tuple[str, ...], facts: Mapping[str, float]
+) -> Work:
+    """Counts the work of rows that are given as columns.
+
+    Args:
+        column: returns floats [N] for a field of :class:`ConfigRow`, or for ``retention_off``.
+        builds: PyTorch series of the rows: one for each row, or one for all.
+        facts: the machine's facts.
+    """
     h, a, b, s, t, p, vocab = map(column, ("hidden", "heads", "micro_batch", "seq_len", "tp", "pp", "vocab"))
     layers, d, recompute = column("layers") / p, column("dp"), column("recompute")
-    shares = np.where(column("sequence_parallel") > 0, t, 1.0)  # of what lies between the cut layers
+    shares = np.where(
+        column("sequence_parallel") > 0, t, 1.0
+    )  # shares of the activations between tensor-parallel layers
     passes = 3 + recompute
     units, tokens, head_width = int(facts["tile_units"]), b * s, h / a
     scores = b * a * s * s / t
-    padded_elements = scores * (1 + head_width / GPU_TILES[0][1]) / 2  # products without tensor cores: each score's sum and its write
+    padded_elements = (
+        scores * (1 + head_width / GPU_TILES[0][1]) / 2
+    )  # products without tensor cores: the sum and the write of each score
     sums = 2 * (passes - 1) * (t > 1)  # two in each pass, one pass forward and one back; recomputing sums again
     wide = facts["item_bytes"] >= 4
     return Work(
@@ -138,7 +151,7 @@ def count_work_of_columns(column: Callable[[str], "np.ndarray"], builds: Tuple[s
 def _layer_flops(
     tokens: "np.ndarray", h: "np.ndarray", t: "np.ndarray", passes: "np.ndarray", units: int
 ) -> "np.ndarray":
-    """Of the four weight matrices of a layer, (inner, outer) below: forward and recomputing, and twice backward."""
+    """FLOPs of the four weight matrices of a layer, (inner, outer) below: forward, recomputing, and twice backward."""
     total = np.zeros_like(h)
     for inner, outer in ((h, 3 * h / t), (h / t, h), (h, 4 * h / t), (4 * h / t, h)):
         total += (passes - 2) * _product_flops(tokens, outer, inner, units)
@@ -147,9 +160,9 @@ def _layer_flops(
 
 
 def _product_flops(rows: "np.ndarray", columns: "np.ndarray", inner: "np.ndarray", units: int) -> "np.ndarray":
-    """FLOPs of a product with a result of rows x columns, stretched to whole waves of tiles over the units.
+    """FLOPs of a product with a result of rows x columns, rounded up to full waves of tiles over the units.
 
-    A GPU cuts the result into tiles and hands them out in waves: 448 tiles on 108 units take as long as 540.
+    A GPU cuts the result into tiles and schedules them in waves: 448 tiles on 108 units take as long as 540.
     """
     useful: "np.ndarray" = 2 * rows * columns * inner
     if not units:

@@ -1,4 +1,4 @@
-"""The factors of the local time model from steps of our trainer, and how far off it is on steps that were left out."""
+"""Fits the factors of the local time model to steps of our trainer, and measures its errors on left-out steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fugaku_gpt.planner.trainer.seconds import RunCost, measured_flops, prior_co
 from fugaku_gpt.records.run import OK, RunDirectory
 from fugaku_gpt.records.summary import summarise
 
-_LEAST_SAMPLES = 5  # iterations of a run that is fitted to; the first two do not count
-_LEAST_SPREAD = 0.02  # steps of the same run on a quiet machine
+_LEAST_SAMPLES = 5  # least number of iterations of a run, without the first two
+_LEAST_SPREAD = 0.02  # least spread: steps of the same run on a quiet machine
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class LeftOutRun:
-    """What a fit to all other runs says of one."""
+    """A run, and its prediction by a fit to all other runs."""
 
     name: str
     measured: float
@@ -42,7 +42,7 @@ class LeftOutRun:
 
     @property
     def relative_error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted over measured, minus 1."""
         return self.predicted / self.measured - 1.0
 
 
@@ -52,7 +52,7 @@ def probe_step_runs(probed: ProbeResults) -> List[MeasuredRun]:
 
 
 def usable_runs(directories: Sequence[Path], probed: ProbeResults) -> Tuple[List[MeasuredRun], List[str]]:
-    """Run directories of our trainer on this machine as runs to fit to, and why others are none.
+    """Run directories of our trainer that a fit can use, and the reasons why others cannot be used.
 
     Raises:
         UsageError: a file of a run is damaged.
@@ -80,27 +80,27 @@ def _usable_run(path: Path, probed: ProbeResults) -> "MeasuredRun | str":
     ranks = environment.get("ranks") or [{}]
     threads = ranks[0].get("threads")
     if not threads:
-        return "does not tell the threads of its ranks"
+        return "does not record the threads of its ranks"
     summary = summarise(config, run.metrics("iteration"), [])
     if summary["samples"] < _LEAST_SAMPLES or "timed_batch" in summary:
         return f"fewer than {_LEAST_SAMPLES} iterations are logged, or none of the full batch"
-    # runs from before there were compiled kernels say nothing of them
+    # runs from before there were compiled kernels do not record them
     compiled = bool((environment.get("precision") or {}).get("compiled", False))
     config = replace(config, node=replace(config.node, threads_per_rank=int(threads), compiled_kernels=compiled))
     return MeasuredRun(str(path), config, float(summary["seconds_per_iteration"]))
 
 
 def refit_local(machine: Machine, runs: Sequence[MeasuredRun]) -> Tuple[Machine, List[LeftOutRun]]:
-    """A probed machine with its constants fitted to the probe's steps and to other runs."""
+    """Fits the constants of a probed machine to the probe's steps and to other runs."""
     assert machine.probed is not None
     fitted, left_out = fit_local(machine.probed, [*probe_step_runs(machine.probed), *runs])
     return replace(machine, time=fitted), left_out
 
 
 def fit_local(probed: ProbeResults, runs: Sequence[MeasuredRun]) -> Tuple[FittedModel, List[LeftOutRun]]:
-    """The model's constants by these runs, and each run as a fit to the others predicts it.
+    """Fits the model's constants to runs, and predicts each run by a fit to the others.
 
-    Intervals are those that hold 80 % of the runs left out, and no narrower than the probe's own spread.
+    Intervals cover 80 % of the left-out runs, and are no narrower than the probe's own spread.
     """
     prior = prior_constants()
     spread = max(_LEAST_SPREAD, probe_spread(probed))
@@ -112,7 +112,11 @@ def fit_local(probed: ProbeResults, runs: Sequence[MeasuredRun]) -> Tuple[Fitted
     left_out = []
     for index, run in enumerate(runs):
         other_indices = [other for other in range(len(runs)) if other != index]
-        partial_fit = _fit(prior, [costs[index] for index in other_indices], target[other_indices], full_fit.values) if other_indices else full_fit
+        partial_fit = (
+            _fit(prior, [costs[index] for index in other_indices], target[other_indices], full_fit.values)
+            if other_indices
+            else full_fit
+        )
         predicted = costs[index].seconds(_named_values(prior, partial_fit.values))
         left_out.append(LeftOutRun(run.name, run.seconds, predicted))
     log_errors = sorted(abs(math.log(prediction.predicted / prediction.measured)) for prediction in left_out)
@@ -133,7 +137,7 @@ def fit_local(probed: ProbeResults, runs: Sequence[MeasuredRun]) -> Tuple[Fitted
 
 
 def machine_from_probe(probed: ProbeResults, memory_bytes: int) -> Tuple[Machine, List[LeftOutRun]]:
-    """The machine at hand, its constants fitted to the probe's steps."""
+    """The probed machine, with constants fitted to the probe's steps."""
     fitted, left_out = fit_local(probed, probe_step_runs(probed))
     machine = Machine(
         name=LOCAL,
@@ -156,7 +160,9 @@ def machine_from_probe(probed: ProbeResults, memory_bytes: int) -> Tuple[Machine
 
 
 def _named_values(prior: FittedModel, values: "np.ndarray") -> Mapping[str, float]:
-    values_by_name: Dict[str, float] = dict(zip((constant.name for constant in prior.constants), (float(v) for v in np.exp(values))))
+    values_by_name: Dict[str, float] = dict(
+        zip((constant.name for constant in prior.constants), (float(v) for v in np.exp(values)))
+    )
     return values_by_name
 
 

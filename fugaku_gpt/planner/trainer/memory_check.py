@@ -1,8 +1,7 @@
-"""Whether a run fits the memory of its nodes, and the refusal of one that does not: before ``train``, a job, a sweep's
-row.
+"""Checks that a run fits into the memory of its nodes, before ``train``, a job or a row of a sweep.
 
-A limit is that of everything that runs on a node. The smallest of those that are known counts, less the margin at which
-the memory guard would end the run.
+A limit applies to everything that runs on a node. The smallest known limit counts, minus the margin at which the memory
+guard would end the run.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory, memory_of_run
 
 @dataclass(frozen=True)
 class NodeLimits:
-    """Where a run is to run.
+    """The nodes for which a run is planned, and the limits of their memory.
 
     Attributes:
-        limits: (bytes that ranks of a node may use, who says so); empty: none is known.
-        framework: what a rank takes there before it has a model.
-        cores: of a node.
-        more_nodes: whether there are more than the run has.
+        limits: (bytes that the ranks of a node may use, source of the limit); empty if none is known.
+        framework: memory of a rank there before it has a model.
+        cores: number of cores of a node.
+        has_more_nodes: whether there are more nodes than the run uses.
     """
 
     limits: Tuple[Tuple[int, str], ...]
@@ -38,11 +37,11 @@ class NodeLimits:
     has_more_nodes: bool = True
 
     def run_memory(self, config: RunConfig) -> RunMemory:
-        """Of a run there."""
+        """Memory of a run on these nodes."""
         return memory_of_run(config, self.framework, cores=self.cores)
 
     def smallest_limit(self, config: RunConfig) -> Optional[Tuple[int, str]]:
-        """The smallest limit, the run's own among them, less the guard's margin; None where none is known."""
+        """The smallest limit, including the run's own, minus the guard's margin; None if no limit is known."""
         limits = list(self.limits)
         for text, key in ((config.node.memory_limit, "node.memory_limit"), (config.job.node_memory, "job.node_memory")):
             if text and not (key == "job.node_memory" and config.job.scheduler == "local"):
@@ -56,23 +55,25 @@ class NodeLimits:
 
 
 def local_node_limits(torch: str = "") -> NodeLimits:
-    """The machine that this program runs on.
+    """The limits of the machine that this program runs on.
 
     Args:
-        torch: version of PyTorch; default: what is installed there.
+        torch: version of PyTorch; default: the installed one.
     """
     limits = ((local.memory_limit(), "this machine"),)
-    return NodeLimits(limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), has_more_nodes=False)
+    return NodeLimits(
+        limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), has_more_nodes=False
+    )
 
 
 def refuse_too_large(config: RunConfig, node_limits: NodeLimits, ranks: Optional[Sequence[int]] = None) -> None:
-    """Refuse a run that does not fit, unless ``node.memory_check`` is off.
+    """Refuses a run that does not fit, unless ``node.memory_check`` is off.
 
     Args:
-        ranks: those on the node that is judged; default: the fullest by ``node.ranks_per_node`` and ``job.rank_map``.
+        ranks: ranks on the node to check; default: the fullest node by ``node.ranks_per_node`` and ``job.rank_map``.
 
     Raises:
-        UsageError: it does not; says by how much, and the smallest change that would.
+        UsageError: the run does not fit; the message has the missing memory and the smallest change that helps.
     """
     limit = node_limits.smallest_limit(config) if config.node.memory_check else None
     if limit is None:
@@ -84,28 +85,30 @@ def refuse_too_large(config: RunConfig, node_limits: NodeLimits, ranks: Optional
     needed = memory.bytes_of_node if stages is None else memory.bytes_of_ranks(stages)
     if needed <= size:
         return
-    from fugaku_gpt.planner.trainer.shrink import smallest_change  # ten thousand ranks that fit need not read it
+    from fugaku_gpt.planner.trainer.shrink import smallest_change  # ten thousand ranks that fit need not import it
 
     count = len(stages) if stages is not None else config.ranks_per_node
-    if memory.bytes_of_node <= size:  # but not with so many of its ranks on a node
+    if memory.bytes_of_node <= size:  # but not with this number of its ranks on a node
         remedy = f"it would fit with {_ranks_text(config.ranks_per_node)} on a node, as job.nodes has it"
     else:
-        change = smallest_change(_with_ranks_per_node(config, count), node_limits.run_memory, size, node_limits.has_more_nodes)
+        change = smallest_change(
+            _with_ranks_per_node(config, count), node_limits.run_memory, size, node_limits.has_more_nodes
+        )
         remedy = f"the smallest change that fits: {' '.join(set_options(change))}" if change else "no change of it fits"
     raise UsageError(
-        f"this run needs {needed // MIB} MiB of a node for {_ranks_text(count)}, of up to {memory.bytes_of_rank // MIB} MiB "
-        f"(stage {memory.peak_stage}); there are {size // MIB} MiB ({source}); "
-        f"{remedy}; `fugaku-gpt plan memory` shows the parts, --set node.memory_check=false goes on all the same"
+        f"this run needs {needed // MIB} MiB of a node for {_ranks_text(count)}, of up to "
+        f"{memory.bytes_of_rank // MIB} MiB (stage {memory.peak_stage}); there are {size // MIB} MiB ({source}); "
+        f"{remedy}; `fugaku-gpt plan memory` shows the parts, --set node.memory_check=false continues all the same"
     )
 
 
 def set_options(change: Sequence[Tuple[str, str]]) -> List[str]:
-    """``--set key=value`` for each."""
+    """The change as options ``--set key=value``."""
     return [f"--set {key}={value}" for key, value in change]
 
 
 def _with_ranks_per_node(config: RunConfig, ranks_per_node: int) -> RunConfig:
-    """The run on nodes with so many ranks, where it can be cut so."""
+    """The run with this number of ranks per node; unchanged if it cannot be divided that way."""
     if ranks_per_node == config.ranks_per_node or config.layout.ranks % ranks_per_node:
         return config
     job = replace(config.job, nodes=config.layout.ranks // ranks_per_node)
@@ -117,11 +120,11 @@ def _ranks_text(count: int) -> str:
 
 
 def _installed_torch() -> str:
-    if "torch" in sys.modules:  # a rank: what reads metadata is dozens of modules more
+    if "torch" in sys.modules:  # in a rank: reading metadata would import dozens of modules
         return str(sys.modules["torch"].__version__)
     from importlib import metadata
 
     try:
         return metadata.version("torch")
-    except metadata.PackageNotFoundError:  # a login node
+    except metadata.PackageNotFoundError:  # on a login node
         return ""

@@ -1,4 +1,4 @@
-"""The nodes that a run is planned for, where these are not this machine: from a machine's data file."""
+"""Memory limits of nodes of other machines, from their data files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ A64FX = "A64FX"
 
 
 def machine_node_limits(name: str, torch: str = "") -> NodeLimits:
-    """A machine by name or file; ``local`` is this one.
+    """The limits of a machine by name or file; ``local`` is this machine.
 
     Args:
-        torch: version of PyTorch, for this machine and others that were probed; default: what was found there.
+        torch: version of PyTorch, for this machine and others that were probed; default: the version that the probe ran
+            with.
 
     Raises:
-        UsageError: there is no such machine, its memory is not that of nodes, or it does not tell builds apart.
+        UsageError: there is no such machine, its memory is not that of nodes, or its rows do not distinguish builds.
     """
     if name == LOCAL:
         return local_node_limits(torch)
@@ -29,15 +30,17 @@ def machine_node_limits(name: str, torch: str = "") -> NodeLimits:
     if machine.memory_of != "node":
         raise UsageError(f"--machine {name}: its memory is that of accelerators; this trainer runs on a node's cores")
     if torch and machine.probed is None:
-        raise UsageError(f"--torch {torch}: memory on {name} is by rows of other trainers, which tell no builds apart")
+        raise UsageError(
+            f"--torch {torch}: memory on {name} is from rows of other trainers, which do not distinguish builds"
+        )
     return hardware_node_limits(machine, next(iter(machine.hardware)), torch)
 
 
 def hardware_node_limits(machine: Machine, hardware: str, torch: str = "") -> NodeLimits:
-    """Nodes of a machine whose memory is that of nodes, and of one kind of its hardware.
+    """The limits of one kind of hardware of a machine whose memory is that of nodes.
 
-    What a rank takes before it has a model is that of the PyTorch that was probed there; where other trainers' rows are
-    all there is, it is theirs.
+    The memory of a rank before it has a model is that of the PyTorch that was probed there; without a probe, it is that
+    of other trainers' rows.
     """
     unit, values = UNIT_BYTES[machine.memory_unit], machine.memory.values
     size, system = int(machine.capacity(hardware) * unit), int(values.get("system", 0.0) * unit)
@@ -54,10 +57,10 @@ def hardware_node_limits(machine: Machine, hardware: str, torch: str = "") -> No
 
 
 def job_node_limits(config: RunConfig, torch: str = "") -> NodeLimits:
-    """The nodes of a job, as far as its scheduler says what they are.
+    """The limits of a job's nodes, as far as its scheduler determines them.
 
     Raises:
-        UsageError: as :func:`place_of_machine`.
+        UsageError: see :func:`machine_node_limits`.
     """
     if config.job.scheduler == "slurm":
         return NodeLimits((), framework_of(torch), 1)
@@ -65,10 +68,10 @@ def job_node_limits(config: RunConfig, torch: str = "") -> NodeLimits:
 
 
 def refuse_job_too_large(config: RunConfig) -> None:
-    """Refuse the job of a run that does not fit its nodes, where these are known.
+    """Refuses the job of a run that does not fit its nodes, if these are known.
 
     Raises:
-        UsageError: as :func:`fugaku_gpt.planner.trainer.memory_check.refuse_too_large`.
+        UsageError: see :func:`fugaku_gpt.planner.trainer.memory_check.refuse_too_large`.
     """
     if config.node.memory_check:
         refuse_too_large(config, job_node_limits(config))

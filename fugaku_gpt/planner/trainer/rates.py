@@ -1,8 +1,8 @@
-"""Seconds of an operation of any size from those that ``plan probe`` has measured.
+"""Seconds of an operation of any size, interpolated between the sizes that ``plan probe`` has measured.
 
-Rates of products are means of the nearest measured shapes in logarithms of rows, inner and columns, nearer ones
-counting more; passes and messages lie on straight lines between measured sizes in double logarithms. Beyond the
-measured sizes the last rate is kept, and the size is named as extrapolated.
+Rates of products are weighted means of the nearest measured shapes in logarithms of rows, inner and columns; passes and
+messages lie on straight lines between measured sizes in double logarithms. Beyond the measured sizes the last rate is
+used, and the size is reported as extrapolated.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from fugaku_gpt.machine.probed import COMPILED_ATTENTION, OPTIMISER_PASSES, Prob
 from fugaku_gpt.planner.extrapolation import ExtrapolatedInput, extrapolation_distance
 
 _NEAREST = 6
-_BEYOND_CACHES = 2**20  # elements or bytes from which on time grows as the size does
+_BEYOND_CACHES = 2**20  # elements or bytes above which time is proportional to size
 _SLACK_FACTOR = 2.0  # a size within this factor of the measured ones is as good as measured
 
 
 class ProbeRates:
-    """Of runs of so many ranks and threads.
+    """Rates for runs with a number of ranks and threads.
 
     Attributes:
-        ranks: that the operations were measured on at once: as many as have cores of their own.
+        ranks: number of ranks that measured the operations at once, which is at most those that have their own cores.
     """
 
     def __init__(self, probed: ProbeResults, ranks: int, threads: int) -> None:
         self._probed = probed
-        self._extrapolated: Dict[Tuple[str, str], List[ExtrapolatedInput]] = {}  # by what it is of, and what was measured
+        # by (operation or setting, what was measured)
+        self._extrapolated: Dict[Tuple[str, str], List[ExtrapolatedInput]] = {}
         self.threads = threads
         measured_ranks = sorted({product.ranks for product in probed.products})
         if not measured_ranks:
             raise UsageError(_missing_message("products"))
         at_once = max(1, min(ranks, probed.cores // threads))
-        alike = [count for count in measured_ranks if probed.threads[count] == threads] or measured_ranks
-        self.ranks = min(alike, key=lambda count: (abs(math.log(count / at_once)), -count))
+        candidates = [count for count in measured_ranks if probed.threads[count] == threads] or measured_ranks
+        self.ranks = min(candidates, key=lambda count: (abs(math.log(count / at_once)), -count))
         if probed.threads[self.ranks] != threads:
-            measured_threads = ", ".join(str(number) for number in sorted({probed.threads[count] for count in measured_ranks}))
+            measured_threads = ", ".join(
+                str(number) for number in sorted({probed.threads[count] for count in measured_ranks})
+            )
             distance = abs(math.log(threads / probed.threads[self.ranks]))
             self._note("node.threads_per_rank", str(threads), measured_threads, distance)
         self._world = ranks
@@ -50,7 +53,7 @@ class ProbeRates:
 
     @property
     def extrapolated(self) -> Tuple[str, ...]:
-        """What was looked up beyond what was measured, in words: one line for each kind."""
+        """Descriptions of the sizes and settings beyond the measured ones, one line for each kind."""
         lines = []
         for (subject, measured), inputs in self._extrapolated.items():
             texts = list(dict.fromkeys(extrapolated.text for extrapolated in inputs))
@@ -60,8 +63,10 @@ class ProbeRates:
 
     @property
     def distance(self) -> float:
-        """How far beyond the measurements this is; see :mod:`fugaku_gpt.planner.extrapolation`."""
-        return extrapolation_distance([max(inputs, key=lambda extrapolated: extrapolated.distance) for inputs in self._extrapolated.values()])
+        """Distance of these sizes and settings from the measured ones; see :mod:`fugaku_gpt.planner.extrapolation`."""
+        return extrapolation_distance(
+            [max(inputs, key=lambda extrapolated: extrapolated.distance) for inputs in self._extrapolated.values()]
+        )
 
     def product(self, dtype: str, kind: str, batch: int, rows: int, inner: int, columns: int) -> float:
         """Seconds of a product, or of a batch of them."""
@@ -83,31 +88,37 @@ class ProbeRates:
         return self._product_seconds[key]
 
     def has_compiled(self, dtype: str) -> bool:
-        """Whether attention by compiled kernels was measured: the build has them."""
-        measured = {timing.kind for timing in self._probed.products if timing.dtype == dtype and timing.ranks == self.ranks}
+        """True if attention by compiled kernels was measured, that is, if the build has them."""
+        measured = {
+            timing.kind for timing in self._probed.products if timing.dtype == dtype and timing.ranks == self.ranks
+        }
         return measured.issuperset(COMPILED_ATTENTION)
 
     def elementwise(self, dtype: str, name: str, elements: int) -> float:
-        """Seconds of a pass over so many elements."""
+        """Seconds of an elementwise pass over this number of elements."""
         if elements <= 0:
             return 0.0
         pass_dtype = "float32" if name in OPTIMISER_PASSES else dtype
         key = ("pass", name, pass_dtype)
         if key not in self._lines:
             rows = [
-                timing for timing in self._probed.passes if timing.name == name and timing.dtype == pass_dtype and timing.ranks == self.ranks
+                timing
+                for timing in self._probed.passes
+                if timing.name == name and timing.dtype == pass_dtype and timing.ranks == self.ranks
             ]
-            self._lines[key] = _log_line([(timing.elements, timing.seconds) for timing in rows], f"pass {name} ({pass_dtype})")
+            self._lines[key] = _log_line(
+                [(timing.elements, timing.seconds) for timing in rows], f"pass {name} ({pass_dtype})"
+            )
         return self._interpolate(key, elements, f"elements of {name} in {pass_dtype}")
 
     def message(self, operation: str, group: int, size: int) -> float:
-        """Seconds of a communication in groups of so many ranks; ``size`` in bytes."""
+        """Seconds of a communication in groups of ``group`` ranks; ``size`` in bytes."""
         if group == 1 or size <= 0:
             return 0.0
         timings = [timing for timing in self._probed.messages if timing.operation == operation]
         if not timings:
             raise UsageError(
-                f"the machine file tells no {operation} between ranks: probe with `plan probe --ranks {self._world}`"
+                f"the machine file has no {operation} between ranks: probe with `plan probe --ranks {self._world}`"
             )
         world, measured = min(
             {(timing.ranks, timing.group) for timing in timings},
@@ -127,10 +138,10 @@ class ProbeRates:
         if operation == SEND or measured == group:
             return seconds
         self._note("ranks of a group", str(group), str(measured), abs(math.log(group / measured)))
-        return seconds * math.log2(2 * group) / math.log2(2 * measured)  # as trees grow
+        return seconds * math.log2(2 * group) / math.log2(2 * measured)  # trees grow with the logarithm
 
     def overhead(self, dtype: str, backward: bool) -> float:
-        """Seconds of one pass through a layer that has next to no work, operations of the smallest size included."""
+        """Seconds of one pass through a layer with next to no work, including its operations of the smallest size."""
         name = "layer_backward" if backward else "layer"
         for timing in self._probed.passes:
             if (timing.name, timing.dtype, timing.ranks) == (name, dtype, self.ranks):
@@ -138,7 +149,7 @@ class ProbeRates:
         raise UsageError(_missing_message(f"{name} in {dtype}"))
 
     def _measured_products(self, kind: str, dtype: str) -> Tuple["np.ndarray", "np.ndarray"]:
-        """Shapes [N, 3] and rates [N] of one kind, in logarithms."""
+        """Shapes [N, 3] in binary logarithms and rates [N] in natural logarithms of one kind of product."""
         if (kind, dtype) not in self._products:
             rows = [
                 timing
@@ -158,7 +169,9 @@ class ProbeRates:
         log_size = math.log(size)
         if log_size > sizes[-1]:
             if log_size > sizes[-1] + math.log(_SLACK_FACTOR) and sizes[-1] < math.log(_BEYOND_CACHES):
-                self._note(subject, str(size), str(round(math.exp(sizes[-1]))) + " at most", float(log_size - sizes[-1]))
+                self._note(
+                    subject, str(size), str(round(math.exp(sizes[-1]))) + " at most", float(log_size - sizes[-1])
+                )
             return math.exp(seconds[-1] + log_size - sizes[-1])
         return math.exp(float(np.interp(log_size, sizes, seconds)))
 
@@ -174,7 +187,7 @@ def _missing_message(missing: str) -> str:
 
 
 def _log_line(points: Sequence[Tuple[int, float]], subject: str) -> Tuple["np.ndarray", "np.ndarray"]:
-    """Logarithms of sizes, ascending, and of seconds."""
+    """Logarithms of the sizes, ascending, and of their seconds."""
     if not points:
         raise UsageError(_missing_message(subject))
     ordered: List[Tuple[int, float]] = sorted(points)

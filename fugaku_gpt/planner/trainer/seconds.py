@@ -1,10 +1,11 @@
 """Seconds of an iteration of our own trainer on a machine that ``plan probe`` has measured.
 
 Each chunk of the pipeline costs its matrix products, its passes over memory, an overhead for each layer and the sums
-over tensor-parallel ranks, by what the probe says of their shapes; the pipeline's schedule is then run on these times
-(``layout/schedule_times.py``). Ranks that have more threads than there are cores cannot be faster than their work
-shared out to the cores. Sums over replicas, the optimiser and a constant come once per iteration. A few factors on all
-of this, near 1, are fitted to steps of the trainer itself (``local_fitting.py``).
+over tensor-parallel ranks, at the rates that the probe has measured for their shapes; the pipeline's schedule is then
+simulated with these times (``layout/schedule_times.py``). If ranks have more threads than there are cores, they cannot
+be faster than their total work divided by the cores. Sums over replicas, the optimiser and a constant occur once per
+iteration. A few factors on all of this, close to 1, are fitted to steps of the trainer
+(``planner/trainer/fitting.py``).
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ TIME_COMPONENTS = (
     "optimiser",
     "fixed",
 )
-_WORLD_BYTES = 48  # of the one sum over all ranks
+_WORLD_BYTES = 48  # bytes of the single sum over all ranks
 # name: (prior, its width in logarithms, meaning)
 CONSTANTS: Mapping[str, Tuple[float, float, str]] = {
     "products": (1.0, 0.1, "matrix products, as a multiple of what the probe timed by themselves"),
     "passes": (1.0, 0.2, "passes over memory, as a multiple of what the probe timed by themselves"),
-    "overhead": (0.9, 0.4, "of the time of a layer with next to no work, what comes on top of products and passes"),
+    "overhead": (0.9, 0.4, "share of the time of a layer with next to no work that is added to products and passes"),
     "tensor_sums": (1.0, 0.3, "sums over tensor-parallel ranks, as a multiple of what the probe timed"),
     "sends": (1.0, 0.5, "messages between stages, as a multiple of what the probe timed"),
     "exposed": (0.8, 0.3, "sums over replicas that computing does not hide, as a multiple of what the probe timed"),
@@ -52,7 +53,7 @@ CONSTANTS: Mapping[str, Tuple[float, float, str]] = {
 
 
 def prior_constants() -> FittedModel:
-    """The model's constants before any step is seen."""
+    """The model's constants before it is fitted to any step."""
     constants = tuple(
         Constant(name, meaning, prior, width, prior, width) for name, (prior, width, meaning) in CONSTANTS.items()
     )
@@ -61,11 +62,11 @@ def prior_constants() -> FittedModel:
 
 @dataclass(frozen=True)
 class LocalPrediction:
-    """What the model says of a run.
+    """The predicted time of a run.
 
     Attributes:
-        seconds: per iteration; ``parts`` of each of :data:`PARTS`, which add up to it.
-        extrapolated: what lies outside of what the probe has measured.
+        seconds: seconds per iteration; ``components`` has each of :data:`TIME_COMPONENTS`, which add up to it.
+        extrapolated: the sizes and settings that the probe has not measured.
     """
 
     seconds: Estimate
@@ -75,7 +76,7 @@ class LocalPrediction:
 
 @dataclass(frozen=True)
 class _PassSeconds:
-    """Of one pass of one micro-batch through one chunk, before the factors."""
+    """Seconds of one pass of one micro-batch through one chunk, before the factors."""
 
     products: float
     passes: float
@@ -90,20 +91,21 @@ class _PassSeconds:
 
 
 class RunCost:
-    """A run's work in seconds by kind; cheap to ask again with other constants.
+    """A run's work in seconds by kind, which is cheap to evaluate again with other constants.
 
     Attributes:
-        extrapolated: see :class:`LocalPrediction`; ``distance`` is how far that is.
+        extrapolated: see :class:`LocalPrediction`; ``distance`` is the distance from the measured sizes.
     """
 
     def __init__(self, config: RunConfig, probed: ProbeResults) -> None:
-        """
+        """Counts the work of a run and looks up its rates.
+
         Raises:
-            UsageError: the run is for more than one node, or the probe tells too little.
+            UsageError: the run is for more than one node, or the probe lacks an operation.
         """
         layout = config.layout
         if config.job.nodes != 1:
-            raise UsageError(f"job.nodes: {config.job.nodes}: the local machine's file is of one node; valid: 1")
+            raise UsageError(f"job.nodes: {config.job.nodes}: the local machine's file describes one node; valid: 1")
         self._layout, self._micro_batches = layout, config.micro_batches
         self._threads = config.node.threads_per_rank or max(1, probed.cores // layout.ranks)
         config = replace(config, node=replace(config.node, threads_per_rank=self._threads))
@@ -117,7 +119,8 @@ class RunCost:
         self._weights = [self._tally_seconds(work.weights) for work in works]
         self._send = rates.message(SEND, 2, message_bytes(config)) if layout.pp > 1 else 0.0
         self._schedules = [
-            schedule(layout.schedule, stage, layout.pp, self._micro_batches, layout.chunks) for stage in range(layout.pp)
+            schedule(layout.schedule, stage, layout.pp, self._micro_batches, layout.chunks)
+            for stage in range(layout.pp)
         ]
         ends = [self._end_seconds(count_stage_work(config, stage)) for stage in range(layout.pp)]
         self._replicas = max(end[0] for end in ends)
@@ -128,7 +131,7 @@ class RunCost:
         self.extrapolated, self.distance = rates.extrapolated, rates.distance
 
     def seconds_by_component(self, c: Mapping[str, float]) -> Dict[str, float]:
-        """Seconds of an iteration by part, with these constants."""
+        """Seconds of an iteration by component, with these constants."""
         forward = [chunk.total(c) for chunk in self._forward]
         backward = [chunk.total(c) for chunk in self._backward]
         stages = range(self._layout.pp)
@@ -139,11 +142,15 @@ class RunCost:
         busy = slowest.total(c)
         makespan = simulate(self._schedules, timing).makespan if self._layout.pp > 1 else busy
         sums = max(c["tensor_sums"] * stage.sums for stage in by_stage)
-        # of all ranks' work each core does its share; waiting for messages takes no core
+        # each core does its share of all ranks' work; waiting for messages takes no core
         mean = sum(stage.computing(c) for stage in by_stage) / len(by_stage)
         oversubscription = self._oversubscription * c["shared_cores"] if self._oversubscription > 1 else 1.0
         optimiser = c["optimiser"] * self._optimiser
-        shared = max(0.0, oversubscription * mean + sums - makespan) + (oversubscription - 1) * optimiser if self._oversubscription > 1 else 0.0
+        shared = (
+            max(0.0, oversubscription * mean + sums - makespan) + (oversubscription - 1) * optimiser
+            if self._oversubscription > 1
+            else 0.0
+        )
         return {
             "compute": c["products"] * slowest.products,
             "memory_bound": c["passes"] * slowest.passes,
@@ -157,7 +164,7 @@ class RunCost:
         }
 
     def seconds(self, c: Mapping[str, float]) -> float:
-        """Of an iteration."""
+        """Seconds of an iteration, with these constants."""
         return sum(self.seconds_by_component(c).values())
 
     def _stage_seconds(self, stage: int) -> _PassSeconds:
@@ -186,7 +193,7 @@ class RunCost:
         )
 
     def _end_seconds(self, work: StageWork) -> Tuple[float, float, float, float]:
-        """Seconds of sums over replicas, of the token embedding's, of those over tensor-parallel ranks, and of the
+        """Seconds of sums over replicas, of the token embedding's sum, of sums over tensor-parallel ranks, and of the
         optimiser."""
         rates, layout = self._rates, self._layout
         replicas = sum(rates.message(operation, layout.dp, size) for operation, size in work.replicas)
@@ -197,13 +204,13 @@ class RunCost:
 
 
 def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
-    """Seconds per iteration and of each part, with 80 % intervals, on a probed machine.
+    """Seconds per iteration and of each component, with 80 % intervals, on a probed machine.
 
     Raises:
-        UsageError: the machine's file has no section ``probed``, or it tells too little of this run.
+        UsageError: the machine's file has no section ``probed``, or the section lacks an operation of this run.
     """
     if machine.probed is None:
-        raise UsageError(f"machine {machine.name}: its file is not of `plan probe`; valid: a file that is, or local")
+        raise UsageError(f"machine {machine.name}: its file is not from `plan probe`; valid: a file that is, or local")
     cost = RunCost(config, machine.probed)
     fitted = machine.time
     components = cost.seconds_by_component(fitted.values)
@@ -214,17 +221,19 @@ def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
     deviations = log_widths(component_seconds, fitted, cost.distance)
     return LocalPrediction(
         seconds=Estimate.from_log_width(sum(components.values()), float(deviations[TOTAL])),
-        components={name: Estimate.from_log_width(value, float(deviations[name])) for name, value in components.items()},
+        components={
+            name: Estimate.from_log_width(value, float(deviations[name])) for name, value in components.items()
+        },
         extrapolated=cost.extrapolated,
     )
 
 
 def probe_spread(probed: ProbeResults) -> float:
-    """Spread of one figure of the probe: the median of those of its products and steps."""
+    """Spread of a figure of the probe: the median over its products and steps."""
     spreads = sorted([product.spread for product in probed.products] + [step.spread for step in probed.steps])
     return spreads[len(spreads) // 2] if spreads else 0.0
 
 
 def measured_flops(probed: ProbeResults) -> float:
-    """FLOP/s of all cores: the best rate of a product of any type, times the ranks that made it at once."""
+    """FLOP/s of all cores: the best rate of a product of any type, times the ranks that measured it at once."""
     return max(product.ranks * product.flops / product.seconds for product in probed.products)

@@ -1,22 +1,22 @@
-"""The smallest change of a run that makes it fit.
+"""Finds the smallest change of a run that makes it fit into memory.
 
-Smallest is what slows an iteration least, by this table, in percent of its time. It need not be exact: only the order
-counts, and what is far apart here is far apart on every machine that rows are from.
+The smallest change is the one that slows an iteration least according to this table, in percent of its time. The table
+need not be exact, because only the order counts: large differences here are large on every machine that was measured.
 
-* ``layout.zero=1``: 0. A sum and a gathering move the bytes of the all-reduce that they replace, and each replica steps
-  its share only (Rajbhandari et al. 2020, section 7).
+* ``layout.zero=1``: 0. Reduce-scatter and all-gather move the bytes of the all-reduce that they replace, and each
+  replica updates its share only (Rajbhandari et al. 2020, section 7).
 * ``layout.sequence_parallel``: 0. The same for the sums of tensor parallelism (Korthikanti et al. 2022, section 4.2.2).
-* ``checkpoint.asynchronous=false``: 1. The run waits while a checkpoint is written, once in many iterations.
-* ``training.recompute=selective``: 2. Flags of attention dropout are drawn again; no product is.
-* ``training.micro_batch``: 3 each time it is halved, for smaller products; and what the bubble gains.
-* ``training.recompute=full``: 33, one more forward pass beside the three that an iteration is; with a budget, by which
-  each stage recomputes as little as fits, times the largest share of a stage's layers that are recomputed then.
+* ``checkpoint.asynchronous=false``: 1. The run waits while a checkpoint is written, which is rare.
+* ``training.recompute=selective``: 2. Masks of attention dropout are drawn again; no product is recomputed.
+* ``training.micro_batch``: 3 each time it is halved, for smaller products; plus the change of the bubble.
+* ``training.recompute=full``: 33, one more forward pass in addition to the three of an iteration; with a budget, with
+  which each stage recomputes as little as fits, times the largest share of recomputed layers of a stage.
 * ``layout.tp``: 15 each time it is doubled, for sums in the middle of each layer.
-* ``layout.pp``: 5 each time it is doubled, and what the bubble of equal stages grows.
-* ``job.nodes``: 1000 each time they are doubled: that is another job.
+* ``layout.pp``: 5 each time it is doubled, plus the growth of the bubble of equal stages.
+* ``job.nodes``: 1000 each time it is doubled, since that is another job.
 
-Each changed setting counts 0.1 more, so that of equals the shorter list wins. The number of ranks stays the same as
-long as replicas make room for tp and pp.
+Each changed setting costs 0.1 more, so that the shorter list wins among equals. The number of ranks stays the same as
+long as tp and pp can grow at the expense of replicas.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory
 Change = Tuple[Tuple[str, str], ...]  # (dotted key, value as in ``--set``)
 MemoryModel = Callable[[RunConfig], RunMemory]
 
-_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of tp and pp
+_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of tp, pp and nodes
 _BUDGET = "budget"
 _FULL = 33.0
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Factors of tp, pp and nodes, what replicas are divided by, and the cost."""
+    """Factors of tp, pp and nodes, the divisor of replicas, and the cost."""
 
     tp: int
     pp: int
@@ -67,12 +67,12 @@ class _Choice:
 
 
 def smallest_change(config: RunConfig, memory: MemoryModel, limit: int, more_nodes: bool = True) -> Optional[Change]:
-    """The settings to change, in the order of the schema; () where it fits as it is; None where nothing helps.
+    """The settings to change, in the order of the schema; () if the run already fits; None if no change helps.
 
     Args:
-        memory: of a run where it is to run.
+        memory: returns the memory of a run on its nodes.
         limit: bytes of a node.
-        more_nodes: whether the run may have more than now.
+        more_nodes: whether the run may use more nodes than it does.
     """
     if _fits(config, memory, limit):
         return ()
@@ -89,7 +89,7 @@ def smallest_change(config: RunConfig, memory: MemoryModel, limit: int, more_nod
         candidate = _apply_choice(config, choice)
         if problems_of(candidate, lambda _: ""):
             continue
-        if choice.recompute == _BUDGET:  # what it costs is known once the budget is
+        if choice.recompute == _BUDGET:  # the cost depends on the budget
             budgeted = _largest_budget(candidate, memory, limit)
             if budgeted is not None:
                 extra_cost = _FULL * (_recomputed_share(budgeted) - _least_share(config))
@@ -100,7 +100,7 @@ def smallest_change(config: RunConfig, memory: MemoryModel, limit: int, more_nod
 
 
 def changes_between(config: RunConfig, other: RunConfig) -> Change:
-    """What to set so that one run becomes another."""
+    """The settings that turn one run into another."""
     changes = []
     for section in ("model", "layout", "training", "data", "checkpoint", "node", "job"):
         current, changed = getattr(config, section), getattr(other, section)
@@ -125,12 +125,12 @@ def _setting_text(value: object) -> str:
 def _fits(config: RunConfig, memory: MemoryModel, limit: int) -> bool:
     try:
         return memory(config).bytes_of_node <= limit
-    except UsageError:  # a budget of recompute that some stage cannot keep
+    except UsageError:  # a budget of recompute that is too small for some stage
         return False
 
 
 def _grids(config: RunConfig) -> Iterator[_Grid]:
-    """The factors that the model can be cut by."""
+    """The factors of tp, pp and nodes that the model allows."""
     model, layout = config.model, config.layout
     for tp in _FACTORS:
         if model.heads % (layout.tp * tp) or model.ffn_size % (layout.tp * tp):
@@ -142,7 +142,7 @@ def _grids(config: RunConfig) -> Iterator[_Grid]:
             nodes = tp * pp // replica_divisor
             cost = 15.0 * math.log2(tp) + 5.0 * math.log2(pp) + 1000.0 * math.log2(nodes)
             yield _Grid(tp, pp, nodes, replica_divisor, cost)
-    for nodes in _FACTORS[1:]:  # the same ranks, fewer of them on each
+    for nodes in _FACTORS[1:]:  # the same ranks, with fewer ranks on each node
         if config.ranks_per_node % nodes == 0:
             yield _Grid(1, 1, nodes, 1, 1000.0 * math.log2(nodes))
 
@@ -161,8 +161,18 @@ def _choices(config: RunConfig, grids: List[_Grid]) -> Iterator[_Choice]:
                 for sequence_parallel in (False, True) if not layout.sequence_parallel and tp > 1 else (False,):
                     for synchronous_checkpoint in (False, True) if copies else (False,):
                         for recompute, extra_cost in _recompute_options(config):
-                            changed = sum((zero, sequence_parallel, synchronous_checkpoint, bool(extra_cost), micro_batch != divisors[0]))
-                            changed += sum(factor > 1 for factor in (grid.tp, grid.pp, grid.nodes, grid.replica_divisor))
+                            changed = sum(
+                                (
+                                    zero,
+                                    sequence_parallel,
+                                    synchronous_checkpoint,
+                                    bool(extra_cost),
+                                    micro_batch != divisors[0],
+                                )
+                            )
+                            changed += sum(
+                                factor > 1 for factor in (grid.tp, grid.pp, grid.nodes, grid.replica_divisor)
+                            )
                             yield _Choice(
                                 cost + synchronous_checkpoint + extra_cost + 0.1 * changed,
                                 grid,
@@ -180,14 +190,14 @@ def _bubble(config: RunConfig, pp: int, dp: int, micro_batch: int) -> float:
 
 
 def _recompute_options(config: RunConfig) -> List[Tuple[str, float]]:
-    """(what to recompute, cost): as it is first."""
+    """(value of ``training.recompute``, cost): the first leaves it unchanged."""
     training = config.training
     options = [("", 0.0)]
     if training.recompute == "none" and config.model.attention_dropout > 0:
         options.append(("selective", 2.0))
     if training.recompute != "full" or training.recompute_layers is not None:
         options += [(_BUDGET, _FULL * _least_share(config)), ("full", _FULL)]
-    elif training.recompute_budget_mib is not None:  # a smaller one
+    elif training.recompute_budget_mib is not None:  # a smaller budget
         options += [(_BUDGET, _FULL * _least_share(config))]
     return options
 
@@ -197,7 +207,7 @@ def _least_share(config: RunConfig) -> float:
 
 
 def _recomputed_share(config: RunConfig) -> float:
-    """Of the stage that recomputes most."""
+    """Share of recomputed layers in the stage that recomputes most."""
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     counts: Dict[int, List[str]] = {}
@@ -227,12 +237,14 @@ def _apply_choice(config: RunConfig, choice: _Choice) -> RunConfig:
         job = replace(job, nodes=job.nodes * grid.nodes, shape="", strict="")
         if layout.ranks == config.layout.ranks and node.ranks_per_node is not None:
             node = replace(node, ranks_per_node=node.ranks_per_node // grid.nodes)
-    checkpoint = replace(config.checkpoint, asynchronous=config.checkpoint.asynchronous and not choice.synchronous_checkpoint)
+    checkpoint = replace(
+        config.checkpoint, asynchronous=config.checkpoint.asynchronous and not choice.synchronous_checkpoint
+    )
     return replace(config, layout=layout, training=training, node=node, job=job, checkpoint=checkpoint)
 
 
 def _may_fit(config: RunConfig, grid: _Grid, memory: MemoryModel, limit: int) -> bool:
-    """Whether anything fits with these factors: with all that saves memory."""
+    """True if a run with these factors fits when every other change that saves memory is made."""
     tp, dp = config.layout.tp * grid.tp, config.layout.dp // grid.replica_divisor
     parallel = tp > 1 and config.model.seq_len % tp == 0
     for recompute in [kind for kind, _ in _recompute_options(config) if kind != _BUDGET]:
@@ -243,7 +255,7 @@ def _may_fit(config: RunConfig, grid: _Grid, memory: MemoryModel, limit: int) ->
 
 
 def _largest_budget(config: RunConfig, memory: MemoryModel, limit: int) -> Optional[RunConfig]:
-    """The run with the largest budget of recompute, in whole MiB, that fits; None where none does."""
+    """The run with the largest budget of recompute, in whole MiB, that fits; None if none does."""
 
     def with_budget(size: Optional[float], kind: str = "full") -> RunConfig:
         return replace(config, training=replace(config.training, recompute=kind, recompute_budget_mib=size))

@@ -1,7 +1,8 @@
-"""What a rank of our own trainer does in one iteration, counted by operation and shape: a function of the run alone.
+"""Counts the operations of a rank of our own trainer in one iteration by kind and shape, from the run alone.
 
 Symbols: b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, V padded vocabulary, t tensor-parallel
-ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
+ranks; with sequence parallelism a rank has r = s / t tokens of each sequence between tensor-parallel layers, otherwise
+r = s.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Iterator, List, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
-    Blocks,
+    AttentionTiling,
     attention_tiling,
     enough_heads_for_threads,
     head_slots,
@@ -39,13 +40,13 @@ from fugaku_gpt.machine.probed import (
 
 @dataclass
 class Tally:
-    """How often what is done.
+    """Number of operations of each kind and shape.
 
     Attributes:
-        products: by (kind, batch, rows, inner, columns).
-        passes: by (name, elements).
-        messages: by (operation, bytes), of tensor parallelism.
-        layers, layers_back: passes through a layer, forward and backward, whose overhead is counted by itself.
+        products: matrix products by (kind, batch, rows, inner, columns).
+        passes: elementwise passes by (name, elements).
+        messages: messages of tensor parallelism by (operation, bytes).
+        layers, layers_back: passes through a layer, forward and backward, whose overhead is counted separately.
     """
 
     products: "Counts[Tuple[str, int, int, int, int]]" = field(default_factory=Counter)
@@ -55,19 +56,19 @@ class Tally:
     layers_back: int = 0
 
     def add_product(self, kind: str, rows: int, inner: int, columns: int, batch: int = 1, times: int = 1) -> None:
-        """``times`` products [rows, inner][inner, columns], or batches of them."""
+        """Adds ``times`` products [rows, inner][inner, columns], or batches of them."""
         self.products[kind, batch, rows, inner, columns] += times
 
     def add_elementwise(self, name: str, elements: int, times: int = 1) -> None:
-        """``times`` passes over so many elements."""
+        """Adds ``times`` passes over ``elements`` elements."""
         self.passes[name, elements] += times
 
     def add_message(self, operation: str, size: int, times: int = 1) -> None:
-        """``times`` messages of so many bytes."""
+        """Adds ``times`` messages of ``size`` bytes."""
         self.messages[operation, size] += times
 
     def add(self, other: "Tally", times: int = 1) -> None:
-        """All that another counts, so many times."""
+        """Adds all counts of another tally, multiplied by ``times``."""
         for own_counts, other_counts in (
             (self.products, other.products),
             (self.passes, other.passes),
@@ -81,10 +82,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """One micro-batch through one chunk of the pipeline.
+    """Operations of one micro-batch in one chunk of the pipeline.
 
     Attributes:
-        weights: what of the backward pass a schedule may put off.
+        weights: the part of the backward pass that a schedule may defer.
     """
 
     chunk: Chunk
@@ -95,12 +96,13 @@ class ChunkWork:
 
 @dataclass(frozen=True)
 class StageWork:
-    """Once per iteration on a rank of one stage, after its pipeline.
+    """Operations once per iteration on a rank of one stage, after its pipeline.
 
     Attributes:
-        replicas: (operation, bytes) of each sum over replicas, and of the gatherings of parameters.
-        tied: bytes of the token embedding's sum with the other end of the pipeline; 0 where there is none.
-        whole: bytes of the gradients that tensor-parallel ranks sum under sequence parallelism; 0 without.
+        replicas: (operation, bytes) of each sum over replicas and each all-gather of parameters.
+        tied_bytes: bytes of the tied token embedding's sum with the other end of the pipeline; 0 without one.
+        replicated_bytes: bytes of the gradients of replicated parameters, which tensor-parallel ranks sum under
+            sequence parallelism; 0 without it.
     """
 
     replicas: Tuple[Tuple[str, int], ...]
@@ -110,10 +112,10 @@ class StageWork:
 
 
 def count_chunk_work(config: RunConfig, compiled: bool = False) -> List[ChunkWork]:
-    """Of each chunk in the order of the forward pass.
+    """Counts the work of each chunk, in the order of the forward pass.
 
     Args:
-        compiled: there are compiled kernels, which compute attention where the run's type and threads are for it.
+        compiled: whether there are compiled kernels, which compute attention if the run's type and threads allow it.
     """
     heads = config.model.heads // config.layout.tp
     splits_heads = enough_heads_for_threads(config.training.micro_batch, heads, config.node.threads_per_rank or 1)
@@ -135,12 +137,12 @@ def count_chunk_work(config: RunConfig, compiled: bool = False) -> List[ChunkWor
 
 
 def message_bytes(config: RunConfig) -> int:
-    """Of hidden states, or their gradient, between stages."""
+    """Bytes of a message of hidden states, or of their gradient, between stages."""
     return ITEM_BYTES[config.training.dtype] * _tokens_between_layers(config) * config.model.hidden
 
 
 def count_stage_work(config: RunConfig, stage: int) -> StageWork:
-    """Sums of gradients, optimiser, and what else an iteration ends with."""
+    """Counts the end of an iteration: sums of gradients and the optimiser."""
     layout, training = config.layout, config.training
     flat = flat_layout_of(config, stage)
     item = ITEM_BYTES[training.dtype]
@@ -171,7 +173,7 @@ def count_stage_work(config: RunConfig, stage: int) -> StageWork:
 
 
 def _tokens_between_layers(config: RunConfig) -> int:
-    """Tokens of a micro-batch between the cut layers."""
+    """Tokens of a micro-batch that a rank has between tensor-parallel layers."""
     shares = config.layout.tp if config.layout.sequence_parallel else 1
     return config.training.micro_batch * config.model.seq_len // shares
 
@@ -201,7 +203,7 @@ def _layer(config: RunConfig, recompute: str, compiled: bool, forward: Tally, ba
 
 
 def _layer_forward(config: RunConfig, tally: Tally) -> None:
-    """But for attention between its linear layers."""
+    """Counts the forward pass of a layer except for attention."""
     model, t = config.model, config.layout.tp
     h, f = model.hidden, model.ffn_size
     tokens, elements = config.training.micro_batch * model.seq_len, _tokens_between_layers(config) * h
@@ -223,17 +225,17 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
 
 
 def _layer_backward(config: RunConfig, tally: Tally) -> None:
-    """But for attention between its linear layers."""
+    """Counts the backward pass of a layer except for attention."""
     model, t = config.model, config.layout.tp
     h, f = model.hidden, model.ffn_size
     tokens, elements = config.training.micro_batch * model.seq_len, _tokens_between_layers(config) * h
     tally.layers_back += 1
-    tally.add_elementwise("layer_norm", elements, 2)  # done again, as GELU is: what they make is not kept
+    tally.add_elementwise("layer_norm", elements, 2)  # recomputed like GELU: their results are not saved
     tally.add_elementwise(f"gelu_{model.gelu}", tokens * f // t)
     tally.add_elementwise("layer_norm_backward", elements, 2)
     tally.add_elementwise("add", elements, 2)  # where the residual's two gradients meet
     if model.dropout:
-        tally.add_elementwise("add", elements, 2)  # times the mask that was kept
+        tally.add_elementwise("add", elements, 2)  # times the saved mask
     for inner, outer in _linears(config):
         tally.add_product(INPUT, tokens, outer, inner)
         tally.add_elementwise("sum_of_rows", tokens * outer)
@@ -241,7 +243,7 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
     tally.add_elementwise(f"gelu_{model.gelu}_backward", tokens * f // t)
     if t > 1:
         size = ITEM_BYTES[config.training.dtype] * tokens * h
-        if config.layout.sequence_parallel:  # what was gathered is not kept
+        if config.layout.sequence_parallel:  # gathered tensors are not saved
             tally.add_message(ALL_GATHER, size, 4)
             tally.add_message(REDUCE_SCATTER, size, 2)
         else:
@@ -249,24 +251,26 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
 
 
 def _linears(config: RunConfig) -> Tuple[Tuple[int, int], ...]:
-    """(inputs, outputs) of a rank's part of the matrices of a layer."""
+    """(inputs, outputs) of a rank's shards of the matrices of a layer."""
     h, f, t = config.model.hidden, config.model.ffn_size, config.layout.tp
     return (h, 3 * h // t), (h // t, h), (h, f // t), (f // t, h)
 
 
 def _weight_products(config: RunConfig, tally: Tally) -> None:
-    """Gradients of a layer's weights."""
+    """Counts the products for the gradients of a layer's weights."""
     for inner, outer in _linears(config):
         tally.add_product(WEIGHT, outer, config.training.micro_batch * config.model.seq_len, inner)
 
 
-def _attention_blocks(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
-    """(heads whose products are one, queries, keys) of each block of a rank's attention. (A type that this build
-    computes in float32 is cut as float32 is.)"""
+def _attention_tiles(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
+    """(heads per batched product, queries, keys) of each tile of a rank's attention.
+
+    A type that this build computes in float32 is tiled like float32.
+    """
     model, samples = config.model, config.training.micro_batch
     heads, s = model.heads // config.layout.tp, model.seq_len
     narrow = config.training.dtype in SIXTEEN_BIT_DTYPES
-    tiling: Blocks = attention_tiling(s, samples, heads, narrow, config.node.threads_per_rank or 1)
+    tiling: AttentionTiling = attention_tiling(s, samples, heads, narrow, config.node.threads_per_rank or 1)
     for sample in range(0, samples, tiling.samples):
         for head in range(0, heads, tiling.heads):
             batch = min(tiling.samples, samples - sample) * min(tiling.heads, heads - head)
@@ -276,7 +280,7 @@ def _attention_blocks(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
 
 
 def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
-    """All in one; with the heads that threads could have taken which have none left."""
+    """Counts attention as one operation; heads for which threads are idle in the last round count as well."""
     model, threads = config.model, config.node.threads_per_rank or 1
     heads = head_slots(config.training.micro_batch, model.heads // config.layout.tp, threads)
     tally.add_product(kind, model.seq_len, model.head_size, model.seq_len, heads)
@@ -290,9 +294,9 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
     tally.add_elementwise("copy", elements, 6)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)  # the result scaled
-    for batch, queries, keys in _attention_blocks(config):
+    for batch, queries, keys in _attention_tiles(config):
         tally.add_product(SCORES, queries, d, keys, batch)
-        tally.add_elementwise("add", batch * queries * queries)  # what hides the future
+        tally.add_elementwise("add", batch * queries * queries)  # the causal mask
         tally.add_elementwise("softmax", batch * queries * keys)
         if model.attention_dropout:
             tally.add_elementwise("copy", batch * queries * keys, 2)
@@ -303,11 +307,12 @@ def _attention_backward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
     elements = config.training.micro_batch * model.seq_len * model.hidden // config.layout.tp
-    # as above but for the result, whose gradient comes; the query's scaled, and three back
+    # as in the forward pass except for the result, whose gradient arrives; the query's is scaled, and three are copied
+    # back
     tally.add_elementwise("copy", elements, 10)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)
-    for batch, queries, keys in _attention_blocks(config):
+    for batch, queries, keys in _attention_tiles(config):
         tally.add_product(SCORES, queries, d, keys, batch, 2)  # probabilities again, and their gradient
         tally.add_elementwise("add", batch * queries * queries)
         tally.add_product(KEYS, keys, queries, d, batch, 2)
@@ -346,7 +351,7 @@ def _embedding(config: RunConfig, forward: Tally, backward: Tally) -> None:
 
 
 def _head(config: RunConfig, forward: Tally, backward: Tally) -> None:
-    """Logits and loss, whose gradients are made in the forward pass."""
+    """Counts logits and loss, whose gradients are computed in the forward pass."""
     model, t = config.model, config.layout.tp
     tokens, h, columns = config.training.micro_batch * model.seq_len, model.hidden, config.padded_vocab // t
     forward.add_elementwise("layer_norm", _tokens_between_layers(config) * h)

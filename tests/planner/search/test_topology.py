@@ -169,11 +169,15 @@ def test_rules_thin_out_while_layouts_are_made_and_leave_what_meets_them_all(tex
 def test_parts_of_a_constraint_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be held whole can with a constraint, whose parts count as soon as they can be looked at."""
     of = wanted((1, 4), tuple(range(1, 200)))
-    kept = candidate_layouts(of, rules_of([parse_expression("recompute and GBS % 64 == 0 and TP == 2", "here", list(NAMES))]))
+    kept = candidate_layouts(
+        of, rules_of([parse_expression("recompute and GBS % 64 == 0 and TP == 2", "here", list(NAMES))])
+    )
     monkeypatch.setattr(topology, "_MAX_LAYOUTS", 4 * len(kept["dp"]))
     with pytest.raises(UsageError, match="give constraints, or fewer global batches"):
         candidate_layouts(of)
-    again = candidate_layouts(of, rules_of([parse_expression("recompute and GBS % 64 == 0 and TP == 2", "here", list(NAMES))]))
+    again = candidate_layouts(
+        of, rules_of([parse_expression("recompute and GBS % 64 == 0 and TP == 2", "here", list(NAMES))])
+    )
     assert _tuples(again) == _tuples(kept) != []
 
 
@@ -215,7 +219,9 @@ def test_what_the_measured_trainers_cannot_hold_may_be_ranked_for_this_one() -> 
 def test_the_winner_is_told_from_the_next_by_part() -> None:
     of, found = _at_512()
     (first, second), _ = best_layouts(of, found, 2)
-    lines: Dict[Any, Any] = {one["part"]: one["difference"] for one in compare_components(first.prediction, second.prediction)}
+    lines: Dict[Any, Any] = {
+        one["part"]: one["difference"] for one in compare_components(first.prediction, second.prediction)
+    }
     whole = lines.pop("iteration")
     assert whole < 0 and sum(lines.values()) == pytest.approx(whole)
     largest = min(lines, key=lambda part: lines[part])

@@ -35,7 +35,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tuple[List[RankedLayout
     return best, write_layouts(best, tmp_path_factory.mktemp("best"), "measure", 7)
 
 
-def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(written: Tuple[List[RankedLayout], List[Path]]) -> None:
+def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(
+    written: Tuple[List[RankedLayout], List[Path]],
+) -> None:
     best, files = written
     assert len(files) == 2 * len(best) + 1
     for number, one in enumerate(best, 1):

@@ -93,7 +93,7 @@ def test_memory_deaths_pull_the_peak_over_the_limit() -> None:
     machine = load_machine("v100")
     problem = memory_problem(machine, of_hardware("V100"))
     _, peak = problem.outcome(problem.fit().values)
-    assert list(peak > problem.capacity) == list(problem.died)
+    assert list(peak > problem.capacity) == list(problem.out_of_memory)
 
 
 def test_the_reference_rows_of_v100_are_met_when_left_out() -> None:

@@ -163,7 +163,7 @@ def test_a_table_that_cannot_be_read_as_one_is_a_usage_error(tmp_path: Path) -> 
         (b"", "columns are missing"),
         (text.replace(",", ";").encode(), "columns are missing"),
         (text.replace("hidden", "layers", 1).encode(), "columns are missing: hidden"),
-        (text.replace("remarks", "layers", 1).encode(), "columns stand twice: layers"),
+        (text.replace("remarks", "layers", 1).encode(), "columns occur twice: layers"),
         (text.encode("utf-16"), "cannot be read as CSV"),
     ):
         odd.write_bytes(content)

@@ -40,7 +40,9 @@ def test_the_change_that_is_named_fits_and_is_valid(config: RunConfig, share: fl
     here = place(0)
     base = BASE.private_bytes + BASE.shared_bytes
     needed = here.run_memory(config).bytes_of_node
-    limit = base * config.ranks_per_node + int(share * (needed - BASE.private_bytes * config.ranks_per_node - BASE.shared_bytes))
+    limit = base * config.ranks_per_node + int(
+        share * (needed - BASE.private_bytes * config.ranks_per_node - BASE.shared_bytes)
+    )
     change = smallest_change(config, here.run_memory, limit, more_nodes)
     if needed <= limit:
         assert change == ()
@@ -55,7 +57,9 @@ def test_the_change_that_is_named_fits_and_is_valid(config: RunConfig, share: fl
 
 
 def change_of(limit_mib: float, *overrides: str, preset: str = "1.3b") -> Optional[Change]:
-    return smallest_change(load_run_config(preset=preset, overrides=overrides), place(0).run_memory, int(limit_mib * 2**20))
+    return smallest_change(
+        load_run_config(preset=preset, overrides=overrides), place(0).run_memory, int(limit_mib * 2**20)
+    )
 
 
 def test_changes_come_in_the_order_of_what_they_cost() -> None:

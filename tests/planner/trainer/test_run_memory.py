@@ -14,7 +14,7 @@ from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.kernels.matmul_tiling import panel_bytes
+from fugaku_gpt.kernels.matmul_tiling import gemm_workspace_bytes
 from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.flat import flat_elements, flat_layout_of
 from fugaku_gpt.layout.grid import coordinates_of
@@ -39,7 +39,7 @@ def test_lasting_categories_are_a_trainer_s_tensors(dtype: str, rollback: str) -
     config = tiny_config(*more)
     trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
     trainer.step()
-    held, (told,) = trainer.held_bytes(), memory_of_run(config).stages
+    held, (told,) = trainer.memory_by_category(), memory_of_run(config).stages
     assert told["weights"] == held["weights"] and told["gradients"] == held["gradients"]
     # a gap of alignment before the token embedding belongs to no run of the optimiser
     assert 0 <= told["optimiser"] - held["optimiser"] <= 0.005 * told["optimiser"]
@@ -234,5 +234,5 @@ def test_the_memory_that_compiled_products_keep_counts_where_there_may_be_such(d
         return memory_of_run(config, replace(framework_of(), **fields)).stages[0]["base"]
 
     without = base("node.compiled_kernels=false")
-    assert base() - without == panel_bytes(50304, later, 2)
+    assert base() - without == gemm_workspace_bytes(50304, later, 2)
     assert base(multiplies=False) == base("model.seq_len=32") == without  # another machine, and rows that are too few

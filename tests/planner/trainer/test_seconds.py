@@ -111,7 +111,9 @@ def test_attention_costs_what_the_probe_measured_of_compiled_kernels_where_it_di
     seconds = {}
     for compiled in (False, True):
         tally = whole(config, compiled)
-        fast = sum(2.0 * n * b * r * i * c for (kind, b, r, i, c), n in tally.products.items() if kind in COMPILED_ATTENTION)
+        fast = sum(
+            2.0 * n * b * r * i * c for (kind, b, r, i, c), n in tally.products.items() if kind in COMPILED_ATTENTION
+        )
         seconds[compiled] = 8 * (flops(tally) - fast / 2) / FLOPS
         parts = RunCost(config, even_machine(compiled=compiled)).seconds_by_component(ONES)
         assert parts["compute"] == pytest.approx(seconds[compiled])
@@ -244,7 +246,7 @@ def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsy
     assert cli([*words, "--machine", str(file), "--out", str(out)]) == 0
     caught = capsys.readouterr()
     assert len(json.loads(caught.out)) == 2 and "another processor, not on the machine of the file" in caught.err
-    assert "does not tell the threads of its ranks" in caught.err
+    assert "does not record the threads of its ranks" in caught.err
     assert 1.2 < load_machine(str(out)).time.values["products"] <= 1.4  # two runs against what was taken for likely
 
 
@@ -268,7 +270,9 @@ def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cann
     config = run("layout.dp=2")
     seconds = RunCost(config, even_machine()).seconds(prior_constants().values)
     settings = (*SHAPE, *BATCH, "layout.dp=2")
-    machine, left_out = machine_from_probe(replace(even_machine(), steps=(StepTiming("one", settings, seconds, 0.01),)), 2**34)
+    machine, left_out = machine_from_probe(
+        replace(even_machine(), steps=(StepTiming("one", settings, seconds, 0.01),)), 2**34
+    )
     assert len(left_out) == 1 and machine.hardware == {"local": 2**14}
     found = predict_run(config, machine)
     assert found.seconds.value == pytest.approx(seconds, rel=0.01)

@@ -1,4 +1,4 @@
-"""How long the job may run (PJM040 to PJM044)."""
+"""Rules for the time limit (PJM040 to PJM044)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
         message = f"elapse={text} is {_duration_text(first)}, below the least of {group.name}, {_duration_text(group.min_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
     elif group.name.startswith("spot-"):
-        return  # PJM042 speaks
+        return  # PJM042 reports it
     elif group.max_elapse and first is not None and first > group.max_elapse:
         message = f"elapse={text} is {_duration_text(first)}, above the most of {group.name}, {_duration_text(group.max_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
@@ -167,7 +167,7 @@ def _slurm_seconds(text: str) -> int:
 
 
 def _duration_text(seconds: int) -> str:
-    """``90 s``, ``10 minutes``, ``24 hours``; what is no whole number of these as ``H:MM:SS``."""
+    """Format ``90 s``, ``10 minutes`` or ``24 hours``; anything else as ``H:MM:SS``."""
     if seconds < 120:
         return f"{seconds} s"
     if seconds % 3600 == 0:

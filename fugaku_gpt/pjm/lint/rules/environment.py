@@ -1,4 +1,4 @@
-"""What the job expects of its surroundings (PJM094 to PJM097)."""
+"""Rules for the environment that the job expects (PJM094 to PJM097)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HARMLESS_COMMANDS = (
     "echo",
     "printf",
     "deactivate",
-)  # commands that a missing value does no harm to
+)  # commands that a missing value does not harm
 _ID_WITH_BRACKETS = re.compile(r"\d+\[[-\d,]+\]")
 _PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjsig")
 

@@ -1,4 +1,4 @@
-"""Options that shut each other out, or need each other (PJM010 to PJM016)."""
+"""Rules for options that exclude or need each other (PJM010 to PJM016)."""
 
 from __future__ import annotations
 

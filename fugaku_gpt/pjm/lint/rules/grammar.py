@@ -1,4 +1,4 @@
-"""Whether ``pjsub`` reads the lines at all (PJM001 to PJM009)."""
+"""Rules for lines that ``pjsub`` may not read (PJM001 to PJM009)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, is_s
     suggestions = close_matches(key, keys, cutoff=0.8)
     custom = name == "resources"
     if custom and not suggestions:
-        return  # a site's custom resource, for all that can be told
+        return  # it may be a custom resource of the site
     fix = _suggest(suggestions)
     downgrade = "" if facts.is_fugaku else UNSURE
     yield Hit(line, f"{option} has no key {printable(key)}", facts.column(line, key), fix, downgrade=downgrade)
@@ -174,7 +174,7 @@ def k_era(facts: Facts) -> Iterator[Hit]:
         if option is not None and option.name == "mpi" and item.key == "use-rankdir":
             word = "use-rankdir"
         if word:
-            idle = word == "--no-stging"  # today's machines are seen to take it: it asks for nothing
+            idle = word == "--no-stging"  # today's machines accept it: it requests nothing
             message = f"{word} is an option of the K computer and FX10"
             fix = "remove it: nothing is staged" if idle else ""
             severity = "" if facts.is_fugaku and not idle else INFO
@@ -234,7 +234,7 @@ def _spellings() -> "list[str]":
 
 
 def _as_key(option: str) -> "list[str]":
-    """``--node-mem`` is no option, but a key of -L."""
+    """Suggest the option that has this key: ``--node-mem`` is not an option, but a key of -L."""
     word = option.lstrip("-")
     return [
         f"{option_with_key.spellings[0]} {word}=..."

@@ -1,4 +1,4 @@
-"""Who runs the job, under what name, in which resource group, on which volumes (PJM013, PJM020 to PJM023, 098, 099)."""
+"""Rules for job name, group, resource group and volumes (PJM013, PJM020 to PJM023, PJM098, PJM099)."""
 
 from __future__ import annotations
 

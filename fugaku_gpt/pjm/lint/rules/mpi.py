@@ -1,4 +1,4 @@
-"""How many processes, where, and whether ``mpiexec`` agrees (PJM060, 061, 063 to 066)."""
+"""Rules for the number and placement of processes, and for ``mpiexec`` (PJM060, PJM061, PJM063 to PJM066)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many nodes, of what shape, in which group (PJM030 to PJM034)."""
+"""Rules for the number and shape of nodes (PJM030 to PJM034)."""
 
 from __future__ import annotations
 

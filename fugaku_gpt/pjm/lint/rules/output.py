@@ -1,4 +1,4 @@
-"""Where output goes (PJM070 to PJM072)."""
+"""Rules for output files (PJM070 to PJM072)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def crowded_folder(facts: Facts) -> Iterator[Hit]:
 
 
 def _is_spread(facts: Facts, path: str) -> bool:
-    """Whether a path may hold ``%/``: itself, in a variable that it names, or in one that is set elsewhere."""
+    """Whether a path may contain ``%/``: directly, through a variable, or through a variable that is set elsewhere."""
     waiting, seen = [path], set()
     while waiting:
         text = waiting.pop()

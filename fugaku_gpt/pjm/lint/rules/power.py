@@ -1,4 +1,4 @@
-"""The power knobs of a Fugaku node (PJM050 to PJM055)."""
+"""Rules for the power knobs of a Fugaku node (PJM050 to PJM055)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SOURCE = "Fugaku user guide 1.52, PowerControlFunction"
 
 
 def _range_text(values: Sequence[int]) -> str:
-    """The values of a knob as messages say them: 0 or 1, 0 to 9."""
+    """Format the values of a knob for messages: 0 or 1, 0 to 9."""
     return f"{values[0]} to {values[-1]}" if len(values) > 2 else " or ".join(str(value) for value in values)
 
 
 def _all_states() -> str:
-    """The values of all power knobs but the clock; knobs with the same values are listed together."""
+    """List the values of all power knobs except the clock; knobs with the same values are listed together."""
     by_values: Dict[Tuple[int, ...], List[str]] = {}
     for knob, values in KNOB_VALUES.items():
         if knob != "freq":

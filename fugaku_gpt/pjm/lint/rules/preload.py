@@ -1,4 +1,4 @@
-"""Preloaded libraries and large pages (PJM090 to PJM093)."""
+"""Rules for preloaded libraries and large pages (PJM090 to PJM093)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
     for item in facts.assignments_to("LD_PRELOAD"):
         extends = item.append or bool(_PREVIOUS_VALUE.search(item.value))
         replaces = not extends and item.value not in _EMPTY
-        branches = before is not None and item.nested and before.nested  # of one condition, perhaps
+        branches = before is not None and item.nested and before.nested  # perhaps two branches of one condition
         if before is not None and replaces and item.value != before.value and not branches:
             message = f"LD_PRELOAD={printable(item.value)} drops {printable(before.value)} of line {before.line}"
             yield Hit(item.line, message, item.column)

@@ -1,4 +1,4 @@
-"""Layered storage and memory (PJM080 to PJM085)."""
+"""Rules for layered storage and memory (PJM080 to PJM085)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fugaku_gpt.pjm.values import parse_limit, parse_size
 _USABLE = 25 * 10**9  # bytes of a node's memory that programs can count on
 _MANY_NODES = 64
 _SOURCE = "Fugaku user guide 1.52, LayeredStorageAndLLIO"
-# ${PJM_LOCALTMP:-/tmp} and ${PJM_LOCALTMP+...} do without
+# ${PJM_LOCALTMP:-/tmp} and ${PJM_LOCALTMP+...} also work without temporary space
 _USES = {
     key: re.compile(r"\$(?:" + variable + r"\b|\{" + variable + r"\})")
     for key, variable in (("localtmp-size", "PJM_LOCALTMP"), ("sharedtmp-size", "PJM_SHAREDTMP"))
@@ -177,7 +177,7 @@ def unguarded_copy(facts: Facts) -> Iterator[Hit]:
 
 
 def _copying_word(launch: Launch) -> Optional[Word]:
-    """The word that copies into $PJM_LOCALTMP, also inside ``sh -c '...'``; None where none does."""
+    """Return the word that copies into $PJM_LOCALTMP, also inside ``sh -c '...'``; None if there is none."""
     program = launch.program
     if not program or not any(_LOCAL.search(word.raw) for word in program):
         return None

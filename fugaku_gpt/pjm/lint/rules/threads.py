@@ -1,4 +1,4 @@
-"""Threads of each process (PJM062 and PJM067)."""
+"""Rules for the threads of each process (PJM062 and PJM067)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def threads(facts: Facts) -> Iterator[Hit]:
     nodes, ranks = facts.nodes, facts.ranks
     for launch in facts.launches:
         if launch.count_word is not None and launch.processes != ranks:
-            return  # PJM065 speaks, or the number is not known
+            return  # PJM065 reports it, or the number is unknown
     if facts.proc and nodes and facts.proc < nodes * ranks_per_node:
-        return  # a part of the nodes is empty anyhow
+        return  # some nodes have no process in any case
     total = count * ranks_per_node
     if total > CORES:
         message = f"{count} threads of {ranks_per_node} processes on each node are {total}, more than {CORES} cores"
