@@ -59,7 +59,7 @@ class Clock:
         self._inside = [0.0]  # of each open call, what calls inside it took
 
     def of(self, part: Callable[[], str], name: str) -> Callable[..., ContextManager[None]]:
-        """A scope for :func:`fugaku_gpt.comm.observed.inside`."""
+        """A scope for :func:`fugaku_gpt.comm.observed.scoped_call`."""
 
         @contextlib.contextmanager
         def timed(*its: Any, **named: Any) -> Iterator[None]:

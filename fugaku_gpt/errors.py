@@ -7,7 +7,7 @@ from typing import Dict
 EXIT_OK = 0
 EXIT_RUN_FAILED = 1
 EXIT_USAGE = 2
-EXIT_FINDINGS = 3  # a check has found what it looks for, at or above --fail-on
+EXIT_FINDINGS = 3  # a check has findings, at or above --fail-on
 EXIT_RESUME = 75  # a run has stopped before its end and can be resumed (EX_TEMPFAIL of sysexits.h)
 EXIT_CODES: Dict[int, str] = {
     EXIT_OK: "The command did what it was asked to do.",
@@ -43,7 +43,7 @@ class CheckpointError(UsageError):
 
 
 class CallsDisagree(FugakuGptError):
-    """Ranks are about to make different calls on one communicator; found where ``node.check_collectives`` is on."""
+    """Ranks are about to make different calls on one communicator; detected if ``node.check_collectives`` is on."""
 
 
 class RunFailed(FugakuGptError):

@@ -1,4 +1,4 @@
-"""Reads JSON files that carry a ``version``: what can be wrong with them is checked, and told, in one place."""
+"""Reads JSON files that carry a ``version``, and reports in one place whatever can be wrong with them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Checkpoint:
         try:
             total = read_into(shard.descriptor, shard.plan.tensors[index], piece)
         except (OSError, NotSafetensors) as error:
-            raise CheckpointError(f"{self.path / file.name}: {_why(error)}") from None
+            raise CheckpointError(f"{self.path / file.name}: {_reason_of(error)}") from None
         if total != file.crc32[index]:
             raise CheckpointError(f"{self.path / file.name}: {damage_message(entry)}")
         if not straight:
@@ -178,14 +178,14 @@ def open_shard(checkpoint: Path, file: DataFile) -> Tuple[int, FilePlan]:
             raise CheckpointError(f"{path}: {size:,} bytes long, not {file.bytes:,}: cut short or another's")
         descriptor = file_system.open_to_read(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: {_why(error)}") from None
+        raise CheckpointError(f"{path}: {_reason_of(error)}") from None
     try:
         plan = read_plan(descriptor, size)
         if zlib.crc32(plan.header.content) != file.header_crc32 or len(plan.entries) != len(file.crc32):
             raise NotSafetensors("its header is damaged, or it is not this checkpoint's")
     except (OSError, NotSafetensors) as error:
         file_system.close(descriptor)
-        raise CheckpointError(f"{path}: {_why(error)}") from None
+        raise CheckpointError(f"{path}: {_reason_of(error)}") from None
     return descriptor, plan
 
 
@@ -194,7 +194,7 @@ def damage_message(entry: Entry) -> str:
     return f"damaged: {entry}: its CRC-32 is another"
 
 
-def _why(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "missing"
     if isinstance(error, OSError):

@@ -100,7 +100,9 @@ def read_header(descriptor: int, length: int) -> Header:
     try:
         table = json.loads(text.decode("utf-8"))
         table.pop(_METADATA, None)
-        items = sorted((_item(name, begin, values) for name, values in table.items()), key=lambda info: info.offset)
+        items = sorted(
+            (_tensor_info(name, begin, values) for name, values in table.items()), key=lambda info: info.offset
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotSafetensors("its header is damaged, or it is no safetensors file") from None
     end = begin
@@ -113,7 +115,7 @@ def read_header(descriptor: int, length: int) -> Header:
     return Header(size_bytes + text, tuple(items), length)
 
 
-def _item(name: str, begin: int, values: Mapping[str, Any]) -> TensorInfo:
+def _tensor_info(name: str, begin: int, values: Mapping[str, Any]) -> TensorInfo:
     dtype, shape, (first, stop) = values["dtype"], tuple(values["shape"]), values["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, first, stop)) or first > stop:
         raise ValueError(name)

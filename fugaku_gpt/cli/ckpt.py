@@ -106,8 +106,8 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
     for checkpoint in (candidate for path in paths for candidate in retention.checkpoints_at(path)):
         problems = retention.verify_checkpoint(checkpoint, deep=not fast)
         damaged = [{"checkpoint": str(checkpoint), "verdict": "damaged", "problem": problem} for problem in problems]
-        sound = {"checkpoint": str(checkpoint), "verdict": "lengths and headers are right" if fast else "whole"}
-        rows += damaged or [sound]
+        intact = {"checkpoint": str(checkpoint), "verdict": "lengths and headers are right" if fast else "whole"}
+        rows += damaged or [intact]
     click.echo(render_rows(("checkpoint", "verdict", "problem"), rows, form), nl=False)
     return EXIT_FINDINGS if any("problem" in row for row in rows) else EXIT_OK
 
@@ -126,8 +126,8 @@ def export(path: Path, out: Path) -> None:
     from fugaku_gpt.formulas.parameters import size_name
 
     checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
-    for name, why in rejected:
-        click.echo(f"fugaku-gpt: warning: {name} is left out: {why}", err=True)
+    for name, reason in rejected:
+        click.echo(f"fugaku-gpt: warning: {name} is left out: {reason}", err=True)
     if checkpoint is None:
         raise CheckpointError(f"{path}: none of its checkpoints is complete")
     model = export_gpt2(checkpoint, out)

@@ -56,13 +56,13 @@ def list_(form: str) -> None:
     for file in profile_files().values():
         profile = resolve(str(file))
         location = location_of(profile)
-        where = "in a tar file" if location.state == "by a job" else _relative(location.folder)
+        location_text = "in a tar file" if location.state == "by a job" else _relative(location.folder)
         rows.append(
             {
                 "name": profile.name,
                 "pytorch": profile.expected.torch or None,
                 "python": profile.python_version or None,
-                "where": where,
+                "where": location_text,
                 "made": location.state,
                 "note": profile.note or None,
             }
@@ -144,9 +144,9 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     from fugaku_gpt.environments.registry import require_created, resolve
 
     profile = resolve(name, at.absolute() if at is not None else None)
-    where = f" --at {shlex.quote(str(at))}" if at is not None else ""
-    require_created(profile, f"fugaku-gpt env create {name}{where}")
-    mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{where} --again"
+    at_text = f" --at {shlex.quote(str(at))}" if at is not None else ""
+    require_created(profile, f"fugaku-gpt env create {name}{at_text}")
+    mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{at_text} --again"
     if form == "table":
         click.echo(f"{profile.name}: {_relative(Path(profile.python))}", err=True)
     checks = check_environment(profile, mend)
@@ -207,8 +207,8 @@ def kernels(compiler: Optional[str], again: bool) -> None:
         click.echo(
             f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True
         )
-    how = f"compiled by {compiled.target}" if compiled.target else "compiled"
-    click.echo(f"kernels: {how}, in {_relative(compiled.file)}")
+    compiler_text = f"compiled by {compiled.target}" if compiled.target else "compiled"
+    click.echo(f"kernels: {compiler_text}, in {_relative(compiled.file)}")
 
 
 def _write_recipe(

@@ -232,7 +232,7 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
 
 def _submission_text(submission: "SubmittedSweep", out: Path, command: List[str], resume: bool) -> str:
     lines = [f"{len(submission.standings)} runs: {len(submission.job_ids)} submitted now, {submission.remaining} left"]
-    lines += [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
+    lines += [f"{name}: not taken: {reason}" for name, reason in submission.refused.items()]
     before = [standing for standing in submission.standings if standing.run.name not in submission.job_ids]
     earlier_counts = _status_counts(before)
     lines += [f"of the others: {earlier_counts}"] if before else []

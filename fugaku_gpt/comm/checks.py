@@ -1,7 +1,7 @@
-"""Debug runs: calls are compared between the ranks before they are made (``node.check_collectives``).
+"""Compares calls between the ranks before they are made, in debug runs (``node.check_collectives``).
 
-What a rank is about to call travels as text of a fixed length on a communicator of its own, so that ranks that make
-different calls still understand each other here. A rank that makes no call at all is waited for: the watchdog's case.
+Each rank sends its next call as text of a fixed length on a separate communicator, so that ranks that make different
+calls still understand each other. A rank that makes no call at all is waited for; that is the watchdog's case.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CallCheck:
         self._message: Optional[MessageCheck] = None
 
     def before(self, operation: str, signature: str, peer: Optional[int]) -> None:
-        """A call is about to be made: a collective is compared at once, waiting for all ranks; a sender tells its
-        receiver, who compares when it takes the message (:meth:`message`).
+        """Check a call that is about to be made. A collective is compared at once, waiting for all ranks; a sender
+        sends its description to the receiver, which compares when it takes the message (:meth:`message`).
 
         Args:
-            signature: data type and shape, of a message also its iteration, that must agree; the line that calls need not.
+            signature: data type and shape, and of a message its iteration; they must agree. The calling line need not.
             peer: the other rank of a message, or a broadcast's root.
 
         Raises:
@@ -59,7 +59,7 @@ class CallCheck:
             self._collective(f"{operation} of {signature}" + (f" from {peer}" if peer is not None else ""), site)
 
     def message(self) -> Optional["MessageCheck"]:
-        """Of the receive that was begun last."""
+        """Take the check of the receive that was started last, if any."""
         message, self._message = self._message, None
         return message
 
@@ -73,7 +73,7 @@ class CallCheck:
         ranks_by_call: Dict[str, List[int]] = {}
         for rank, text in zip(self._members, texts):
             ranks_by_call.setdefault(text.replace("\n", " at "), []).append(rank)
-        calls = "; ".join(f"rank {spans(ranks)}: {call}" for call, ranks in ranks_by_call.items())
+        calls = "; ".join(f"rank {spans(ranks)}: {text}" for text, ranks in ranks_by_call.items())
         raise CallsDisagree(f"communicator {self._name}: the ranks do not make the same call: {calls}")
 
 
@@ -97,7 +97,7 @@ class MessageCheck:
         self._peer = peer
 
     def compare(self, blocking: bool) -> bool:
-        """Whether the sender's word has come; it is compared then.
+        """Whether the sender's description has arrived; it is then compared.
 
         Raises:
             CallsDisagree: it sends another shape or type than this rank expects.
@@ -110,14 +110,15 @@ class MessageCheck:
         if sent_signature != self._signature:
             receiver, sender = self._check._members[self._check._handle.Get_rank()], self._check._members[self._peer]
             raise CallsDisagree(
-                f"communicator {self._check._name}: rank {receiver} waits for a message of {self._signature} at {self._site}, "
+                f"communicator {self._check._name}: rank {receiver} waits for a message of {self._signature} "
+                f"at {self._site}, "
                 f"but rank {sender} sends {sent_signature} at {site}"
             )
         return True
 
 
 def _caller() -> str:
-    """``file:line`` of whoever called into this package."""
+    """The ``file:line`` of the call into this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == _PACKAGE_DIR:
         frame = frame.f_back

@@ -90,7 +90,8 @@ class Communicator:
         return Communicator(group, name, self._recorder, self._max_elements, self._shares_cores, self._checks)
 
     def unchecked(self) -> "Communicator":
-        """The same group, whose calls are not compared: ranks may come to them in another order than to others'."""
+        """This group without comparison of its calls: ranks may reach them in different orders relative to other
+        groups."""
         self._checks, self._check = False, None
         return self
 
@@ -225,8 +226,8 @@ class Communicator:
         return json.loads(data.numpy().tobytes().decode("utf-8"))
 
     def abort(self, code: int) -> None:
-        """End every rank of the job; does not return where there are others. What this one has said last gets a moment:
-        a launcher that is ended may not have passed it on (seen: MPICH's, on busy cores)."""
+        """End every rank of the job; does not return if there are others. A short pause lets this rank's last output
+        through: a launcher that is ended may not have forwarded it (seen: MPICH's, on busy cores)."""
         if self._handle is not None:
             time.sleep(_ABORT_GRACE_SECONDS)
             self._handle.Abort(code)
@@ -239,8 +240,8 @@ class Communicator:
     def _wait(self, request: MPI.Request) -> None:
         """Wait for a collective to end.
 
-        MPI libraries wait by spinning, which on a core that another rank needs costs that rank its turn: two ranks too
-        many made an iteration a hundred times slower. So ranks that share cores look now and then and sleep in between.
+        MPI libraries wait by spinning, which on a shared core takes time from another rank: two ranks too many made an
+        iteration a hundred times slower. So ranks that share cores poll and sleep in between.
         """
         before = time.perf_counter()
         if not self._shares_cores and not MULTI_STEP:
@@ -248,8 +249,8 @@ class Communicator:
         else:
             pause = _FIRST_PAUSE_SECONDS
             while not request.Test():
-                for request in tuple(MULTI_STEP):
-                    request.done()
+                for chained in tuple(MULTI_STEP):
+                    chained.done()
                 if self._shares_cores:
                     time.sleep(pause)
                     pause = min(_PAUSES_GROW * pause, _LONGEST_PAUSE_SECONDS)
@@ -281,7 +282,7 @@ class Communicator:
             world_rank = self._members[peer] if peer is not None else -1
             slot = self._recorder.enter(self._group, operation, dtype, shape, blocking or is_compared, world_rank)
         if self._check is not None:
-            # one message too many is taken for the next one of its shape: the iteration tells them apart in the end
+            # an extra message would pass for the next one of its shape: the iteration distinguishes them
             step = self._recorder.step if self._recorder is not None and operation in DIRECTIONS else -1
             iteration = f" in iteration {step}" if step >= 0 else ""
             self._check.before(operation, f"{dtype} {list(shape)}{iteration}", peer)

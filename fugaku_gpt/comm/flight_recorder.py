@@ -55,11 +55,11 @@ _ENTERED, _WAITED, _LEFT, _STATE = _SIZE - 4, _SIZE - 3, _SIZE - 2, _SIZE - 1
 # a kind of call: where its calls are counted; its peer, communicator, operation and data type as the record has them,
 # with zeros for what differs; its shape
 _Kind = Tuple[int, int, int, int, int, int, int]
-_KINDS = 4096  # as many are kept ready: lengths of texts may go on and on
+_KINDS = 4096  # most kinds that are cached: lengths of texts are unlimited
 
 
 class FlightRecorder:
-    """This rank's mark_phase and last calls in a memory-mapped file, which the kernel keeps when the process is killed.
+    """This rank's progress and last calls in a memory-mapped file, which the kernel keeps when the process is killed.
 
     One thread writes: the one that calls MPI. The watchdog's thread reads :attr:`beats`, and writes its own few bytes.
 
@@ -97,7 +97,7 @@ class FlightRecorder:
         self.mark_phase(START_UP)
 
     def group(self, name: str, members: Sequence[int], rank: int) -> int:
-        """Record a communicator; returns the number that :meth:`enter` wants.
+        """Record a communicator; returns its number for :meth:`enter`.
 
         Args:
             members: world ranks, by rank in it.
@@ -132,10 +132,10 @@ class FlightRecorder:
         blocking: bool,
         peer: int = -1,
     ) -> int:
-        """Record that this rank is about to begin a call; returns its number.
+        """Record that this rank is about to start a call; returns the call's number.
 
         Args:
-            blocking: whether it does not go on before the call has ended.
+            blocking: whether the rank waits for the end of the call before it continues.
             peer: world rank of the other end of a message, or of a broadcast's root.
         """
         ordinal = self._ordinal = self._ordinal + 1
@@ -199,7 +199,7 @@ class FlightRecorder:
             self._free.append((8 * self._pinned.pop(ordinal) - pinned_at()) // RECORD.size)
 
     def watched(self, timeout: float, dumped: bool) -> None:
-        """For the watchdog's thread: that the process lives, and whether its stacks are written."""
+        """Record, from the watchdog's thread, that the process is alive and whether its stacks are written."""
         WATCH.pack_into(self._map, WATCH_OFFSET, time.time(), timeout, dumped)
 
     def sync(self) -> None:
@@ -207,7 +207,7 @@ class FlightRecorder:
         os.fsync(self._descriptor)
 
     def _record_at(self, ordinal: int) -> int:
-        """Of an outstanding call's record; below 0 where its end was recorded long ago."""
+        """Position of an outstanding call's record; below 0 if its end was recorded long ago."""
         if self._ordinal - ordinal < SLOTS:
             return _RING + ordinal % SLOTS * _SIZE
         return self._pinned.get(ordinal, -1)
@@ -293,7 +293,7 @@ class FlightRecorder:
         return counter
 
     def _site(self) -> int:
-        """The line outside this package that has led here."""
+        """The index of the line outside this package that called into it."""
         frame: Optional[FrameType] = sys._getframe(2)
         while frame is not None:
             # numbers as keys, and no line number: both need memory that is in no cache by now
@@ -321,7 +321,7 @@ class FlightRecorder:
         return index
 
     def _text(self, text: str) -> int:
-        """Place of a text in the table of names; 0 where it does not fit, which readers show as unknown."""
+        """Index of a text in the table of names; 0 if it does not fit, which readers show as unknown."""
         data = text.encode("utf-8")
         slots = -(-len(data) // NAME_SIZE)
         if self._names_used + slots > NAMES:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from fugaku_gpt.comm.communicator import Communicator
-from fugaku_gpt.comm.hierarchical_comm import HierarchicalComm, hierarchical_comm
+from fugaku_gpt.comm.hierarchical import HierarchicalComm, hierarchical_comm
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.grid import Coordinates, coordinates_of, dp_group, embedding_group, pp_group, tp_group
 
 
 class ProcessGrid:
-    """This rank's place and groups.
+    """This rank's coordinates and groups.
 
     Attributes:
         world: all ranks.
@@ -19,8 +19,8 @@ class ProcessGrid:
         tp: the ranks that share each layer with this one.
         pp: the pipeline's stages, in order.
         dp: the ranks that hold the same weights as this one.
-        replicas: the same, as the sums over them are done: ``dp`` itself, or node first; alike on all ranks.
-        why_flat: why they are not summed node first although the layout says so; else empty.
+        replicas: the communicator for sums over them: ``dp`` itself, or a hierarchical one; the same kind on all ranks.
+        why_flat: why sums are not hierarchical although the layout asks for it; otherwise empty.
         embedding: the first and the last stage of a pipeline, which both hold the token embedding; elsewhere a group
             of one.
     """
@@ -29,10 +29,10 @@ class ProcessGrid:
         """Collective over ``world``: one split per axis, whatever the number of groups.
 
         Args:
-            node: number of this rank's node; default: found out.
+            node: number of this rank's node; default: detected.
 
         Raises:
-            ValueError: the world has not as many ranks as the layout.
+            ValueError: the world and the layout have different numbers of ranks.
         """
         if world.size != layout.ranks:
             raise ValueError(f"a layout of {layout.ranks} ranks was given {world.size} ranks")

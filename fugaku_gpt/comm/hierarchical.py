@@ -1,10 +1,10 @@
-"""Sums over replicas in two steps: within each node, where memory is shared, then between nodes, with the part that
-each of the node's replicas holds. What crosses the network is then 1 / (replicas on a node) of a flat sum's per rank.
+"""Sums over replicas in two steps: within each node, where memory is shared, then between nodes, each replica of a node
+with its share. Per rank, the network then carries 1 / (replicas on a node) of the data of a flat sum.
 
-The steps of one sum follow each other without anybody waiting: each is started when the one before it is seen to have
-ended. Each step is started in the order of the sums and has a communicator of its own, so that the order on each
-communicator is the same on all of its ranks, whenever they look. They look in every wait, whatever it is for: nobody
-waits for a step that a rank which waits elsewhere has not started.
+The steps of one sum follow each other without blocking: each is started when the previous one is seen to have ended.
+Steps are started in the order of the sums, and each step has its own communicator, so that the order on each
+communicator is the same on all of its ranks, whenever they poll. Every wait polls, whatever it waits for: no rank waits
+for a step that a rank waiting elsewhere has not started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fugaku_gpt.comm.pending import MULTI_STEP, Pending
 
 
 class ChainedRequest:
-    """Communications of which each starts when the one before it has ended; used like :class:`Pending`."""
+    """Communications that each start when the previous one has ended; used like :class:`Pending`."""
 
     def __init__(self, steps: List[Callable[[], Pending]], previous: Optional["ChainedRequest"]) -> None:
         self._steps = steps
@@ -29,7 +29,7 @@ class ChainedRequest:
         self.done()
 
     def done(self) -> bool:
-        """Whether all of them have ended; starts the next one where its turn has come, and does not wait."""
+        """Whether all of them have ended; starts the next one when it is due, and does not wait."""
         while self._current is None or self._current.done():
             if self._begun == len(self._steps):
                 self._previous = None
@@ -52,25 +52,25 @@ class ChainedRequest:
             self.done()
 
     def _wait_for_progress(self) -> None:
-        """Wait for what keeps this chain from going on."""
+        """Wait for whatever blocks this chain."""
         if self._current is not None and not self._current.done():
             self._current.wait()
         elif self._previous is not None and self._is_blocked():
             self._previous._until(self._begun + 1)
 
     def _is_blocked(self) -> bool:
-        """Whether the next step's turn has not come: the sum before this one has such a step and has not begun it."""
+        """Whether the next step is not due yet: the previous sum has the same step and has not started it."""
         if self._previous is None or self._begun == len(self._steps):
             return False
         return self._previous._begun <= self._begun < len(self._previous._steps)
 
 
 class HierarchicalComm:
-    """The replicas as nodes of equally many; sums and gatherings of a communicator, in two steps.
+    """Replicas on nodes with equally many each; offers a communicator's sums and gathers, in two steps.
 
     Attributes:
         size: replicas.
-        nodes: that these lie on.
+        nodes: number of nodes that hold them.
         rank: this one's place in the order of shares: within a node first.
     """
 
@@ -131,8 +131,8 @@ class HierarchicalComm:
 def hierarchical_comm(
     dp: Communicator, world: Communicator, node: Optional[int] = None
 ) -> Tuple[Optional[HierarchicalComm], str]:
-    """The replicas of ``dp`` by nodes, or None and why not: for all groups of replicas of the world alike.
-    Collective over ``world``.
+    """A hierarchical communicator for the replicas of ``dp``, or None and the reason; all groups of replicas of the
+    world get the same answer. Collective over ``world``.
 
     All groups have the same numbers of nodes and of replicas on each, and the same share for the same replica. The
     two ends of a pipeline, which add up their shares of the token embedding's gradient, count on that.
@@ -159,5 +159,5 @@ def hierarchical_comm(
     world.all_reduce(shares, "max")
     if not torch.equal(shares[0], -shares[1]):
         return None, "replicas of different weights lie on nodes in different ways"
-    # which of these comes first differs from rank to rank: no rank may wait for others before it begins one
+    # their order differs from rank to rank: no rank may wait for others before it starts one
     return HierarchicalComm(within.unchecked(), across), ""

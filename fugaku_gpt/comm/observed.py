@@ -1,4 +1,4 @@
-"""Something around every call in which this process may wait for others, for as long as somebody wants to see them."""
+"""Wraps every call in which this process may wait for other ranks, while a profile is taken."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CALLS = (
 
 @contextlib.contextmanager
 def calls_in_scope(scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
-    """Every such call is made scoped_call a ``scope`` of its own. Before and afterwards the calls are as they were: nothing
-    is asked in them."""
+    """Make every such call inside a ``scope`` of its own. Before and afterwards the calls are unchanged, at no
+    cost."""
     with contextlib.ExitStack() as replaced:
         for owner, names in CALLS:
             for name in names:
@@ -43,8 +43,8 @@ def calls_in_scope(scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scoped_call(owner: Any, name: str, scope: Callable[..., ContextManager[Any]]) -> Iterator[None]:
-    """Have a function of a class or module called scoped_call a ``scope``, which is told its arguments. (Here, and not where
-    it is used: the line that has made a call is looked for outside of this package.)"""
+    """Make calls of a function of a class or module inside a ``scope``, which receives their arguments. (This is in
+    this package because the line that made a call is searched for outside of it.)"""
     inherited = name not in vars(owner)
     function = getattr(owner, name)
 

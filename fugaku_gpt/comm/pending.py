@@ -1,4 +1,4 @@
-"""Communications that are under way, and who looks after them."""
+"""Communications in progress, and how they are driven forward."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _PAUSE_SECONDS = 1e-3
 
 
 class Pending:
-    """Communications that were started together and are not known to have ended.
+    """Communications that were started together and have not been seen to end.
 
-    The tensors that they read and write must not be touched before :meth:`wait`. MPI libraries without a thread of
-    their own only make progress inside calls: whoever computes meanwhile looks now and then with :meth:`done`.
-    """
+    The tensors that they read and write must not be touched before :meth:`wait`. MPI libraries without a progress
+    thread only make progress inside calls: code that computes meanwhile calls :meth:`done` now and then."""
 
     def __init__(
         self,
@@ -32,7 +31,7 @@ class Pending:
         buffer: Any,
         message: Optional[MessageCheck] = None,
     ) -> None:
-        """``message``: what is to be compared before the requests are looked at."""
+        """``message``: a check that must succeed before the requests are tested."""
         self._group = group
         self._message = message
         self._requests = requests
@@ -64,13 +63,13 @@ class Pending:
             self._group._wait(self._requests[-1])
 
     def _is_compared(self, blocking: bool) -> bool:
-        """Whether what a message is said to be is what it should be, or need not be compared."""
+        """Whether a message has been compared with its description, or need not be."""
         message, self._message = self._message, None
         if message is None:
             return True
         try:
             compared = message.compare(blocking)
-        except CallsDisagree:  # nobody takes this message any more, but MPI still puts it where it was told to
+        except CallsDisagree:  # this message is no longer wanted, but MPI still writes it into its buffer
             OUTSTANDING.discard(self)
             _REFUSED.append(self._buffer)
             raise
@@ -80,30 +79,32 @@ class Pending:
 
 
 class MultiStepRequest(Protocol):
-    """Communications of which each is started when the one before it has ended."""
+    """Communications that are each started when the previous one has ended."""
 
     def done(self) -> bool:
-        """Whether all have ended; starts the next one where its turn has come."""
+        """Whether all have ended; starts the next one when it is due."""
 
 
 OUTSTANDING: Set[Pending] = set()
 _REFUSED: List[Any] = []
-# whoever waits for anything looks after these: another rank may be waiting for the next step of one
+# every wait polls these: another rank may be waiting for the next step of one
 MULTI_STEP: Set[MultiStepRequest] = set()
 
 
 class BackgroundProgress:
-    """Lets MPI get on while this rank computes: long kernels of ours call :attr:`poll` now and then, in the thread
-    that calls MPI. Without, it gets on between operators only, which may be tens of milliseconds apart. Nothing is
-    begun there, the next step of a sum neither: reports of hangs compare the lines at which ranks begin their calls.
+    """Lets MPI make progress while this rank computes: long native kernels call :attr:`poll` now and then, in the
+    thread that calls MPI. Without it, MPI makes progress between operators only, which may be tens of milliseconds
+    apart. Nothing is started there, not even the next step of a sum: reports of hangs compare the lines at which ranks
+    start their calls.
 
     Attributes:
-        poll: looks after what is under way. Raises nothing, since a kernel could not pass it on: see :meth:`check`.
+        poll: tests the communications in progress. It raises nothing, since a kernel could not pass it on: see
+        :meth:`check`.
     """
 
     def __init__(self) -> None:
-        # Python may raise what a signal asks for as soon as a function is entered, before its first statement. A
-        # generator that goes on is inside its `try` from the beginning.
+        # Python may raise a signal's exception as soon as a function is entered, before its first statement. A
+        # generator that resumes is inside its `try` from the start.
         self._poller = self._poll_forever()
         next(self._poller)
         self.poll: Callable[[], None] = functools.partial(next, self._poller, None)
@@ -111,13 +112,13 @@ class BackgroundProgress:
         self._failed: Optional[BaseException] = None
 
     def check(self) -> None:
-        """Raise what :attr:`poll` has met, once."""
+        """Raise the exception that :attr:`poll` has caught, once."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
 
     def pop_seconds(self) -> float:
-        """Of this process's time that it has taken since this was asked last."""
+        """Seconds of this process's time that polling has taken since the last call of this method."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -127,7 +128,7 @@ class BackgroundProgress:
                 while True:
                     yield
                     if OUTSTANDING and self._failed is None:
-                        self._test_outstanding()  # whose variables end with it: a generator would keep a message alive
+                        self._test_outstanding()  # a function: the generator's variables would keep a message alive
             except GeneratorExit:
                 raise
             except BaseException as error:  # a second signal's KeyboardInterrupt too
@@ -136,7 +137,7 @@ class BackgroundProgress:
     def _test_outstanding(self) -> None:
         before = time.perf_counter()
         for pending in tuple(OUTSTANDING):
-            if not pending.done():  # looking after one that is not done moves the others too
+            if not pending.done():  # testing one that is not done makes progress on the others too
                 break
         self._seconds += time.perf_counter() - before
 
@@ -145,8 +146,8 @@ BACKGROUND = BackgroundProgress()  # one for the process, as the kernels are
 
 
 def finish_outstanding(limit: float = 5.0) -> None:
-    """Wait, for so many seconds at most, until MPI has done what was started and never waited for: it must not write
-    into memory that is gone, nor be finalised in the midst of it. Runs at the end of the process."""
+    """Wait at most ``limit`` seconds until MPI has finished what was started and never waited for: it must not write
+    into freed memory, nor be finalised meanwhile. Runs at the end of the process."""
     deadline = time.monotonic() + limit
     while [pending for pending in (*MULTI_STEP, *OUTSTANDING) if not pending.done()] and time.monotonic() < deadline:
         time.sleep(_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""How MPI adds up a tensor's elements, 16-bit floating-point types included, which most MPI libraries cannot.
+"""Defines how MPI sums a tensor's elements, including 16-bit floating-point types, which most MPI libraries cannot sum.
 
 16-bit types travel as int16. Their sum is an operation of our own, whose body adds in PyTorch (in NumPy where PyTorch
 cannot look at memory as another type, before 1.8): at 8 million elements some ten times faster than a cast to float32,
@@ -16,7 +16,7 @@ from fugaku_gpt.comm.mpi import MPI
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-_sums: Dict[torch.dtype, MPI.Op] = {}  # made when first wanted, kept until the process ends
+_sums: Dict[torch.dtype, MPI.Op] = {}  # created on first use, kept until the process ends
 
 
 def operation_for(operation: str, dtype: torch.dtype) -> MPI.Op:
@@ -62,7 +62,7 @@ def _adder(dtype: torch.dtype) -> Callable[[Any, Any, MPI.Datatype], None]:
 
     def add_by_numpy(incoming: Any, total: Any, _: MPI.Datatype) -> None:
         if dtype == torch.float16:
-            with np.errstate(over="ignore", invalid="ignore"):  # infinities are found where they are looked for
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller checks for infinities
                 np.frombuffer(total, dtype=np.float16)[:] += np.frombuffer(incoming, dtype=np.float16)
             return
         ours = np.frombuffer(total, dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""Joining the job: all of its ranks as one communicator, and what MPI library it is."""
+"""Joins the job: all of its ranks as one communicator, and facts about the MPI library."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ def unapplied_settings(job: JobSample) -> Dict[str, str]:
     remarks = {}
     for toggle in job.environment.get("toggles", []):
         if not toggle["applied"]:
-            remarks[f"node.{toggle['name']}"] = (
-                f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
-            )
+            remarks[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
     allocators = {str(rank.get("allocator", "")) for rank in job.environment.get("ranks", [])}
     preloaded = sorted(allocator for allocator in allocators if "tcmalloc" in allocator)
     if job.config is not None and not job.config.node.tcmalloc and preloaded:

@@ -1,9 +1,9 @@
-"""What this PyTorch can do, found by trying it. No other room asks, and none compares version strings.
+"""Probes this PyTorch by trying it. No other room does, and none compares version strings.
 
-What the rest of the package calls is profiled_range here. Each file is one question: which operations 16-bit types have
-(``probes``), whether there is a fused AdamW (``adamw``), how a backward pass begins (``backward``), how operators are
-seen running (``profiler``), what there is to report of this build (``build``). Where ranks could find different answers
-they agree on one (``kernel_choices``).
+This file names what the rest of the package calls. Each module answers one question: which operations 16-bit types have
+(``probes``), whether there is a fused AdamW (``adamw``), how a backward pass starts (``backward``), how operators are
+profiled (``profiler``), what to report about this build (``build``). Where ranks could come to different answers, they
+agree on one (``kernel_choices``).
 """
 
 from __future__ import annotations

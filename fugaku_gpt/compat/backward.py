@@ -1,4 +1,4 @@
-"""The backward pass from a gradient that is at hand."""
+"""Runs a backward pass from a given gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 def backward(y: torch.Tensor, gradient: Optional[torch.Tensor] = None) -> None:
     """Run the backward pass from ``y`` on, whose gradient is ``gradient``, [of y's shape]; default: 1, of a scalar.
 
-    PyTorch's own way of handing a gradient in compares the two shapes by its compiler's symbolic ones: to import these,
-    and sympy with them, takes each rank a third of a second and some tens of MiB.
+    PyTorch's own way of passing a gradient compares the two shapes by its compiler's symbolic shapes; importing these,
+    and sympy with them, costs each rank a third of a second and some tens of MiB.
 
     Raises:
         RuntimeError: ``y`` needs no gradient.

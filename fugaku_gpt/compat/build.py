@@ -1,4 +1,4 @@
-"""What this build is."""
+"""Describes this build of PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def flush_denormals() -> bool:
 
 
 def build_facts() -> Dict[str, Any]:
-    """What this build is: version, linear-algebra library, the instruction set that its kernels use, threads."""
+    """Facts about this build: version, linear-algebra library, instruction set of its kernels, threads."""
     shown = torch.__config__.show()
     backends = getattr(torch, "backends", None)
     capability = getattr(getattr(backends, "cpu", None), "get_cpu_capability", None)

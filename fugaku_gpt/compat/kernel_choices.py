@@ -1,4 +1,4 @@
-"""What the ranks of a run have agreed on: it counts in place of what this process's own probes say."""
+"""The choices of kernels on which the ranks of a run have agreed; they override this process's own probes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass
 class KernelChoices:
-    """All ranks of a run round alike only if all do the same, and its next start only if it does the same again.
+    """Choices that all ranks of a run share, and its later starts as well: only then do all round alike.
 
     Attributes:
         in_float32: number type of training → what is computed in float32 nevertheless.

@@ -1,4 +1,4 @@
-"""Which operations this build computes in a 16-bit type, precisely and fast enough; the others are computed in float32,
+"""Probes which operations this build computes in a 16-bit type precisely and fast enough; the others run in float32,
 with casts before and after. Each is tried once, forward and backward."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fugaku_gpt.compat.backward import backward
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 
 WIDE_DTYPES = (torch.float32, torch.float64)
-TOLERANCE_ROUNDINGS = 4.0  # roundings of a 16-bit type by which a kernel may be off
+TOLERANCE_ROUNDINGS = 4.0  # roundings of a 16-bit type by which a result may be off
 _MAX_SLOWDOWN = 3.0  # times as long as float32
 
 _GELU_HAS_APPROXIMATE = True
@@ -32,8 +32,8 @@ def builtin_gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-# operations that are tried for each 16-bit type, with inputs for the trial; the sums in them have so many equal terms
-# that a kernel which adds up in 16 bits is found out
+# operations that are tried for each 16-bit type, with inputs for the trial; their sums have enough equal terms to
+# expose a kernel that accumulates in 16 bits
 _Trial = Tuple[Callable[..., torch.Tensor], Callable[[], Sequence[torch.Tensor]]]
 TRIALS: Dict[str, _Trial] = {
     "linear": (F.linear, lambda: (_ones(600, 600), _ones(8, 600), _ones(8))),
@@ -67,13 +67,13 @@ def _ones(*shape: int) -> torch.Tensor:
 
 
 def probe_input(*shape: int) -> torch.Tensor:
-    """Float32 numbers for a trial, from -1 to 1, without a pattern that a kernel could profit from."""
+    """Float32 numbers for a trial, from -1 to 1, without a pattern that would favour a kernel."""
     return torch.arange(float(math.prod(shape))).sin().view(shape)
 
 
 def has_kernel(operation: str, dtype: torch.dtype) -> bool:
-    """Whether an operation is computed in a type: what was agreed on; before that, whether this build computes it and
-    its gradients to that type's precision, and not much slower than in float32."""
+    """Whether an operation is computed in a type: as the ranks agreed, or before that, whether this build computes it
+    and its gradients to that type's precision, and not much slower than in float32."""
     if dtype in WIDE_DTYPES:
         return True
     if dtype in RANK_CONSENSUS.in_float32:
@@ -92,7 +92,7 @@ def operations_without_kernel(dtype: torch.dtype) -> List[str]:
 
 
 def choose_float32_operations(operations: Sequence[str], dtype: torch.dtype) -> None:
-    """From now on these and no others are computed in float32 when training in a type, whatever a clock says; see
+    """Choose the operations that are computed in float32 when training in a type, whatever their timing; see
     :class:`KernelChoices`."""
     RANK_CONSENSUS.in_float32[dtype] = frozenset(operations)
 
@@ -140,7 +140,7 @@ def _with_gradients(function: Callable[..., torch.Tensor], inputs: Sequence[torc
 
 
 def can_train(dtype: torch.dtype) -> bool:
-    """Whether this build adds, multiplies and copies tensors of a type; what it lacks besides is made up for."""
+    """Whether this build adds, multiplies and copies tensors of a type; other missing operations have substitutes."""
     try:
         x = torch.ones(3).to(dtype).requires_grad_()
         y = (x * x + x) * 2.0  # whose gradient has two terms that are added up

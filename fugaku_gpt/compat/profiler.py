@@ -1,4 +1,4 @@
-"""Seeing operators run."""
+"""Profiles operators."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 
 class OperatorCall(NamedTuple):
-    """Of an operator, a function of autograd or a :func:`named` part, as the profiler has seen it; seconds by its
-    clock."""
+    """A call of an operator, of an autograd function or of a :func:`profiled_range`, as the profiler recorded it;
+    seconds by its clock."""
 
     name: str
     thread: int
@@ -20,13 +20,13 @@ class OperatorCall(NamedTuple):
 
 
 def profiled_range(name: str) -> ContextManager[Any]:
-    """A part of what :func:`profiled` runs, which is seen by this name."""
+    """A range of code that :func:`profile_operators` records under this name."""
     scope: ContextManager[Any] = torch.autograd.profiler.record_function(name)
     return scope
 
 
 def profile_operators(run: Callable[[], None]) -> List[OperatorCall]:
-    """The calls that are made while something runs. Where :func:`has_profiler` is False there may be none.
+    """The calls that are made while ``run`` runs. If :func:`has_profiler` is False there may be none.
 
     The profiler is the one that all builds since 1.7 have, under one name or another, where this one still has it: what
     is compared between builds is measured alike, in nanoseconds. (What took its place counts microseconds in 1.10.)

@@ -57,7 +57,7 @@ def hang_report(path: Path) -> HangReport:
     flights = read_flights(directory.flight_dir)
     if not flights:
         raise UsageError(
-            f"{directory.flight_dir}: no flight recorders: the run came to no call, or node.flight_recorder is off"
+            f"{directory.flight_dir}: no flight recorders: no rank made a call, or node.flight_recorder is off"
         )
     moving = _moving_ranks(directory, flights) if directory.result() is None else []
     if moving:
@@ -103,8 +103,8 @@ def report_lines(report: HangReport) -> List[str]:
         stacks = f"; its Python stacks: {report.stacks[rank]}" if rank in report.stacks else ""
         lines.append(f"rank {rank} ran on {location}{stacks}")
     if hang.chain:
-        lines += ["", "who waits for whom:", *(f"  {line}" for line in hang.chain)]
-    lines += ["", "where the ranks are, those that came least far first:"]
+        lines += ["", "ranks that wait for others:", *(f"  {line}" for line in hang.chain)]
+    lines += ["", "positions of the ranks, the least advanced first:"]
     newest = max(position.since for position in hang.positions)
     lines += [f"  {_position_line(position, newest)}" for position in hang.positions]
     if hang.missing:

@@ -49,7 +49,7 @@ def diagnose(path: Path) -> Diagnosis:
             if hang.missing:
                 findings.insert(1, f"{describe_ranks(hang.missing)} left no record")
         else:
-            findings.append("no flight recorders: node.flight_recorder is off, or no rank came so far")
+            findings.append("no flight recorders: node.flight_recorder is off, or no rank made a call")
     return Diagnosis(result_text, last_iteration_line(directory), findings)
 
 

@@ -314,5 +314,5 @@ def _probe(profile: Profile, threads: int, names: Sequence[str]) -> Tuple[Option
         assert isinstance(facts, dict)
         return facts, ""
     last_lines = " / ".join(line.strip() for line in lines[-3:] if line.strip())[:200]
-    how = f"no answer in {PROBE_SECONDS:g} s" if outcome.timed_out else f"exit code {outcome.exit_code}"
-    return None, f"{how}: {last_lines}" if last_lines else how
+    ending = f"no answer in {PROBE_SECONDS:g} s" if outcome.timed_out else f"exit code {outcome.exit_code}"
+    return None, f"{ending}: {last_lines}" if last_lines else ending

@@ -155,7 +155,7 @@ class _PlanComparison:
             reference[name] if reference is not None else [None] * len(planned_calls)
         )
 
-        def agree(calls: int, plans: int) -> int:
+        def count_matching(calls: int, plans: int) -> int:
             """Count the calls from index ``calls`` on that match those planned from index ``plans`` on."""
             pairs = zip(made[calls:], planned_calls[plans:], labels[plans:])
             return sum(1 for _ in takewhile(lambda pair: _matches(pair[1], pair[0], pair[2]), pairs))
@@ -164,9 +164,9 @@ class _PlanComparison:
         repeated = index > 0 and _matches(planned_calls[index - 1], actual, labels[index - 1])
         if due is None and expected is not None and expected.site == actual.site:
             deviation = Deviation((rank,), ORDER, expected, actual, ())  # one line, another communicator
-        elif due is None or (repeated and agree(index + 1, index) >= agree(index, index + 1)):
+        elif due is None or (repeated and count_matching(index + 1, index) >= count_matching(index, index + 1)):
             deviation = Deviation((rank,), EXTRA_CALL, actual, None, ())
-        elif agree(index, index + 1):
+        elif count_matching(index, index + 1):
             deviation = Deviation((rank,), LEFT_OUT, due, None, ())
         elif (actual.operation, actual.site, actual.micro_batch) == (due.operation, due.site, due.micro_batch):
             deviation = Deviation((rank,), DISAGREE, due, actual, ())

@@ -99,14 +99,14 @@ def _between_members(flights: Mapping[int, Flight], rank: int, group_index: int)
         _CallHistory(flights[member], [call for call in calls if call.sequence >= first])
         for member, calls in calls_of_member.items()
     ]
-    for stretch in _in_order(histories):
-        sides = _sides(histories, stretch)
+    for stretch in _ordered_stretches(histories):
+        sides = _group_by_calls(histories, stretch)
         if len(sides) > 1:
             return _blame_side(flights, group.name, histories, stretch, sides)
     return None
 
 
-def _in_order(histories: Sequence[_CallHistory]) -> List[Stretch]:
+def _ordered_stretches(histories: Sequence[_CallHistory]) -> List[Stretch]:
     """All stretches, in the order in which ranks reached them."""
     order: Dict[Stretch, int] = {}
     for history in histories:
@@ -126,7 +126,9 @@ def _has_passed(history: _CallHistory, stretch: Stretch) -> bool:
     return stretch[0] < history.current_stretch[0] or (stretch[0] == history.current_stretch[0] and later)
 
 
-def _sides(histories: Sequence[_CallHistory], stretch: Stretch) -> Dict[Tuple[CallSignature, ...], List[_CallHistory]]:
+def _group_by_calls(
+    histories: Sequence[_CallHistory], stretch: Stretch
+) -> Dict[Tuple[CallSignature, ...], List[_CallHistory]]:
     """Group ranks by their calls in a stretch; a rank that is still in it joins a group that began with its calls."""
     sides: Dict[Tuple[CallSignature, ...], List[_CallHistory]] = {}
     unfinished = []

@@ -96,14 +96,14 @@ def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
     outcomes = [_diagnose_evidence(evidence) for evidence in _evidence_of_job(directory, job, records, status, history)]
     if len(outcomes) == 1:
         return outcomes[0]
-    if any(not verdict.status for verdict in outcomes):
-        ended = sum(1 for verdict in outcomes if verdict.status)
-        waiting = next(verdict for verdict in outcomes if not verdict.status)
+    if any(not outcome.status for outcome in outcomes):
+        ended = sum(1 for outcome in outcomes if outcome.status)
+        waiting = next(outcome for outcome in outcomes if not outcome.status)
         return replace(waiting, cause=f"{ended} of {len(outcomes)} sub-jobs have ended")
-    worst = min(outcomes, key=lambda verdict: _WORST_FIRST.index(verdict.status))
+    worst = min(outcomes, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     if worst.status == runs.OK:
         return worst
-    matching = sum(1 for verdict in outcomes if verdict.status == worst.status)
+    matching = sum(1 for outcome in outcomes if outcome.status == worst.status)
     return replace(worst, cause=f"{matching} of {len(outcomes)} sub-jobs: {worst.cause}")
 
 
@@ -321,8 +321,8 @@ def _time_advice(evidence: _Evidence) -> str:
         f" (now {format_duration(config.job.elapse)})" if config is not None and config.job.elapse is not None else ""
     )
     return (
-        f"raise job.elapse{current} or job.stop_margin, then `fugaku-gpt job resume`: it starts from the beginning, as there "
-        "is no checkpoint"
+        f"raise job.elapse{current} or job.stop_margin, then `fugaku-gpt job resume`: it begins anew, as there is no "
+        "checkpoint"
     )
 
 

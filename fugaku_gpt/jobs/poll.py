@@ -171,13 +171,13 @@ class _Schedulers:
 
     def __init__(self, make_scheduler: SchedulerFactory) -> None:
         self._make_scheduler = make_scheduler
-        self._made: Dict[str, Scheduler] = {}
+        self._by_name: Dict[str, Scheduler] = {}
 
     def get(self, name: str) -> Scheduler:
         """Return the scheduler with this name."""
-        if name not in self._made:
-            self._made[name] = self._make_scheduler(name)
-        return self._made[name]
+        if name not in self._by_name:
+            self._by_name[name] = self._make_scheduler(name)
+        return self._by_name[name]
 
 
 def _resolve_intents(
@@ -211,13 +211,13 @@ def _resolve_intents(
 
 def _poll_jobs(histories: Iterable[JobHistory], schedulers: _Schedulers) -> Dict[Tuple[str, str], JobStatus]:
     """Poll all jobs whose status may have changed: (scheduler, id of a job or sub-job) → status."""
-    asked: Dict[str, Dict[str, None]] = {}
+    job_ids_by_scheduler: Dict[str, Dict[str, None]] = {}
     for history in histories:
         for job in history.jobs:
             if _may_change(history, job.job_id):
-                asked.setdefault(job.scheduler, {})[job.job_id] = None
+                job_ids_by_scheduler.setdefault(job.scheduler, {})[job.job_id] = None
     answers: Dict[Tuple[str, str], JobStatus] = {}
-    for name, job_ids in asked.items():
+    for name, job_ids in job_ids_by_scheduler.items():
         reason = f"{name} does not answer for it"
         try:
             answer = schedulers.get(name).poll(list(job_ids))

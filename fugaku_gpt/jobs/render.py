@@ -33,7 +33,7 @@ _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are
 # between Slurm's signal and the time limit; the signal may come a minute early, which would stop a job of minutes at
 # its start
 _WARNING_SECONDS = 60
-_LAUNCHER = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
+_LAUNCHERS = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def render_job(
         autoescape=False,  # shell text: every value goes through `sh` or `directive`
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["directive"] = _directive
+    environment.filters["directive"] = _directive_value
     scheduler = config.job.scheduler
     context, notes = _context(config, profile)
     try:
@@ -174,12 +174,12 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         "ranks_per_node": config.ranks_per_node,
         "threads": threads,
         "own_ranks": job.scheduler == "local",
-        "elapse": _clock(job.elapse),
-        "elapse_min": _clock(job.elapse_min),
+        "elapse": _duration_text(job.elapse),
+        "elapse_min": _duration_text(job.elapse_min),
         "rank_map": job.rank_map,
         "open_files": node.open_files,
         "exit_resume": EXIT_RESUME,
-        "launcher": profile.launcher or _LAUNCHER[job.scheduler],
+        "launcher": profile.launcher or _LAUNCHERS[job.scheduler],
         "launcher_options": profile.launcher_options,
         "modules": profile.modules,
         "path": [folder for folder in profile.path if not inside(folder)],
@@ -191,19 +191,18 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         "variables": _variables(config, profile, threads),
     }
     if job.scheduler == "pjm":
-        context.update(_for_pjm(config, profile, notes))
+        context.update(_pjm_context(config, profile, notes))
     elif job.scheduler == "slurm":
-        context.update(_for_slurm(config, profile, notes))
+        context.update(_slurm_context(config, profile, notes))
     else:
-        context.update(_for_this_machine(config, profile, notes))
+        context.update(_local_context(config, profile, notes))
     libraries = [*([profile.tcmalloc] if node.tcmalloc else []), *profile.preload]
     context["preload"] = [
         f"{context['unpacked']}/{shlex.quote(path)}" if inside(path) else shlex.quote(path) for path in libraries
     ] + [shlex.quote(path) for path in node.preload]
     if job.chain > 1 and job.elapse is None and job.scheduler != "pjm":  # PJM has a note of its own
         notes.append(
-            "job.chain: no job.elapse: a link cannot see its end coming, and stops for the next one only where it is "
-            "told to"
+            "job.chain: no job.elapse: a link cannot foresee its end, and stops for the next one only if it is asked to"
         )
     if not profile.name and job.scheduler != "local":
         notes.append(f"no job.profile: the ranks use {profile.python}, which must be there on the nodes")
@@ -236,7 +235,7 @@ def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> D
     return variables
 
 
-def _for_pjm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
+def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     knobs = fugaku.power_knobs(node, job.nodes)
     if node.freq_mhz is None and node.eco_state is None:
@@ -248,18 +247,18 @@ def _for_pjm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str,
     if profile.launcher == "srun":
         raise ConfigError(f"{job.profile or 'profile'}: launcher: srun starts ranks under Slurm only; valid: mpiexec")
     suffixes = [job.allocation, job.strict]
-    elapse = _clock(job.elapse)
+    elapse = _duration_text(job.elapse)
     return {
         "knobs": knobs,
         "node": ":".join([job.shape or str(job.nodes), *(suffix for suffix in suffixes if suffix)]),
-        "elapse": f"{_clock(job.elapse_min)}-{elapse}" if job.elapse_min is not None else elapse,
+        "elapse": f"{_duration_text(job.elapse_min)}-{elapse}" if job.elapse_min is not None else elapse,
         "rank_map": job.rank_map.replace("bynode:", "bynode="),
         "unpacked": '"$PJM_LOCALTMP"',
         "sub_number": '"${PJM_BULKNUM:-0}"',
     }
 
 
-def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
+def _slurm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     for knob in NODE_KNOBS:
         value = getattr(node, knob.name)
@@ -294,7 +293,7 @@ def _for_slurm(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[st
     }
 
 
-def _for_this_machine(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
+def _local_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     if job.nodes != 1:
         raise ConfigError(f"job.nodes: {job.nodes}: the local scheduler has this one machine; valid: 1")
@@ -331,7 +330,7 @@ def _yaml_scalar(value: object) -> str:
     return "".join(character if " " <= character <= "~" else f"\\U{ord(character):08x}" for character in text)
 
 
-def _clock(seconds: Optional[float]) -> str:
+def _duration_text(seconds: Optional[float]) -> str:
     return format_duration(seconds) if seconds is not None else ""
 
 
@@ -340,7 +339,7 @@ def _slurm_size(size: str) -> str:
     return size[:-1] if size else ""
 
 
-def _directive(value: object) -> str:
+def _directive_value(value: object) -> str:
     """Quote a value for a directive line; nothing is expanded there, and it must stay one line.
 
     Raises:

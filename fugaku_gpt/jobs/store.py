@@ -121,7 +121,7 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
         if record is None:  # moved away in the meantime
             continue
         runs.append(record)
-        if started is not None and _is_over(record) and is_settled(fingerprint, started):
+        if started is not None and _is_final(record) and is_settled(fingerprint, started):
             entries[path] = (fingerprint, asdict(record))
     if started is not None and entries != indexed:
         with contextlib.suppress(OSError):  # a read-only store is listed as well
@@ -173,9 +173,9 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     if result is not None:
         status, reason = result.status, result.reason
     elif history is not None and (history.jobs or history.open):
-        verdict = _read_or_report(lambda: diagnose(directory.path), problems)
-        if verdict is not None:
-            status, reason = verdict.status or verdict.state or UNFINISHED, verdict.cause
+        outcome = _read_or_report(lambda: diagnose(directory.path), problems)
+        if outcome is not None:
+            status, reason = outcome.status or outcome.state or UNFINISHED, outcome.cause
     summary = result.summary if result is not None else {"seconds_per_iteration": last.get("seconds")}
     build = environment.get("build")
     job = history.jobs[-1] if history is not None and history.jobs else None
@@ -257,7 +257,7 @@ def _indexed_record(indexed: Entries, path: str, fingerprint: Fingerprint) -> Op
 _FIELD_NAMES = {record_field.name for record_field in fields(RunRecord)}
 
 
-def _is_over(record: RunRecord) -> bool:
+def _is_final(record: RunRecord) -> bool:
     """Whether the record depends on the run's files only: the state of a job comes from its scheduler."""
     return record.ended is not None and not record.problem
 

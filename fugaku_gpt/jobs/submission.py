@@ -124,14 +124,14 @@ def load_prepared(directory: Path) -> PreparedJob:
     if changed:
         file, script = shlex.quote(str(directory / "config.yaml")), shlex.quote(str(directory / SCRIPT))
         raise UsageError(
-            f"{directory / SCRIPT}: was made before {', '.join(changed)} was changed in config.yaml; make it again with "
-            f"`fugaku-gpt job render {file} --out {script}`"
+            f"{directory / SCRIPT}: was made before {', '.join(changed)} was changed in config.yaml; render it again "
+            f"with `fugaku-gpt job render {file} --out {script}`"
         )
     return PreparedJob(directory, config, SCRIPT, text, node_hours(config), ())
 
 
 def submissions(prepared: PreparedJob) -> List[Submission]:
-    """Return one submission for each link of the chain; the id of a previous link is written as ``<id of link N>``."""
+    """Return one submission for each link of the chain; ids that do not exist yet are ``<id of link N>``."""
     job = prepared.config.job
     return [
         Submission(
@@ -345,7 +345,7 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
 
 
 def _settings_changed_since(script: str, config: RunConfig) -> List[str]:
-    """Return the settings that have changed since the script was rendered; empty if the script does not record them."""
+    """Return the settings that have changed since the script was rendered; empty if the script has no settings."""
     try:
         scripted = settings_of(script)
     except ConfigError:  # edited on purpose

@@ -1,12 +1,12 @@
-"""Kernels of our own, in C, compiled once for the machine they run on; see ``source/``.
+"""Native C kernels, compiled once for the machine that they run on; see ``source/``.
 
-PyTorch's builds are compiled for many processors, and what a GPT step does beside its products in many small operators.
-These do it in few passes, with the vectors that this processor has (on A64FX, stock builds use its long vectors in
-products alone). Nothing needs them: where they are not compiled, or another processor's are, PyTorch's operators are
-used (``compat`` decides), which are also what they are compared with.
+PyTorch's builds are compiled for many processors, and do most of a GPT step besides matrix products in many small
+operators. These kernels need few passes over memory and use this processor's vectors (on A64FX, stock builds use its
+long vectors in matrix products only). They are optional: if they are not compiled, or for another processor, PyTorch's
+operators are used (``ops`` decides), which are also the reference in tests.
 
-``build`` compiles them (``fugaku-gpt env kernels``; every environment that is made here has them where there is a
-compiler); ``library`` loads them. No PyTorch here: tensors come as addresses.
+``build`` compiles them (``fugaku-gpt env kernels``; every environment created by ``env create`` has them if there is a
+compiler); ``library`` loads them. PyTorch is not imported here: tensors are passed as addresses.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""When compiled kernels compute attention, how it is cut into blocks where they do not (``model/causal_attention.py``),
-and what memory it needs while it runs."""
+"""Decides when native kernels compute attention, how it is tiled when they do not (``model/causal_attention.py``), and
+how much memory it needs while it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MIN_UTILISATION = 0.5  # of the threads' time, at least
-# of the kernels: queries and keys of a block; of a product's tile the columns, which are 8 to 32 by processor
+_MIN_UTILISATION = 0.5  # least share of the threads' time
+# the native kernels' queries and keys per block, and the most columns of a micro-kernel (8 to 32, by processor)
 _NATIVE_QUERIES, _NATIVE_KEYS, _MAX_TILE_COLUMNS = 96, 64, 32
-# by measurement: elements that the scores of one thread may have, and queries of a block
+# by measurement: the most elements of one thread's scores, and queries per block
 _SCORES_PER_THREAD = {True: 2**20, False: 2**18}  # of 16-bit types, of others
 _QUERIES_PER_BLOCK = {True: 128, False: 64}
-_MAX_BLOCKS_OF_16_BITS = 8  # gradients of keys are added up over so many blocks at most, each time rounded to 16 bits
+_MAX_BLOCKS_OF_16_BITS = 8  # most blocks over which gradients of keys are added up, rounded to 16 bits each time
 
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """One product's share of the work.
+    """The tiling of attention: which queries, samples and heads one batched product computes.
 
     Attributes:
-        queries: of a block.
-        samples, heads: of a group, whose products are one.
+        queries: queries per block.
+        samples, heads: samples and heads of a group, which one batched product computes.
         narrow: scores have 16 bits.
     """
 
@@ -36,7 +36,7 @@ class AttentionTiling:
 
 
 def attention_tiling(length: int, samples: int, heads: int, narrow: bool, threads: int) -> AttentionTiling:
-    """Sizes by which the scores stay in the caches of all threads.
+    """Chooses sizes for which the scores stay in the caches of all threads.
 
     Args:
         length: tokens of a sequence.
@@ -54,15 +54,15 @@ def attention_tiling(length: int, samples: int, heads: int, narrow: bool, thread
 
 
 def needs_separate_accumulator(tiling: AttentionTiling, length: int) -> bool:
-    """Whether products that are added to gradients are made in memory of their own: of several blocks, and not of 16
-    bits, where they would be rounded twice."""
+    """Whether products that are added to gradients need memory of their own: with several blocks, except in 16 bits,
+    where they would be rounded twice."""
     return not tiling.narrow and tiling.queries < length
 
 
 def attention_elements(tiling: AttentionTiling, length: int, width: int, has_dropout: bool) -> int:
-    """Elements that a backward pass has at one time: of a group the queries, keys, values, the gradient of the output,
-    those of the former three and, where sums are made apart, a part of one of these; one block's scores, their
-    gradients and, with dropout, flags as numbers; and its rows of the output.
+    """Elements that a backward pass holds at a time: a group's queries, keys, values, output gradient, the gradients of
+    the former three and, with a separate accumulator, another of these; one block's scores, their gradients and, with
+    dropout, its mask as numbers; and the block's rows of the output.
 
     Args:
         width: of a head.
@@ -73,20 +73,20 @@ def attention_elements(tiling: AttentionTiling, length: int, width: int, has_dro
 
 
 def enough_heads_for_threads(samples: int, heads: int, threads: int) -> bool:
-    """Whether the compiled kernels, whose threads take one head of a sample at a time, keep the threads busy. With far
-    fewer of them than threads, products that all threads share are faster."""
+    """Whether the native kernels, whose threads each take one head of a sample at a time, keep the threads busy. With
+    far fewer heads than threads, products that all threads share are faster."""
     return samples * heads >= _MIN_UTILISATION * head_slots(samples, heads, threads)
 
 
 def head_slots(samples: int, heads: int, threads: int) -> int:
-    """How many heads the threads could take in the time that they need for these."""
+    """Number of heads that the threads could compute in the time that they need for these."""
     return threads * -(-samples * heads // threads)
 
 
 def native_workspace_floats(length: int, width: int) -> int:
-    """float32 numbers that each thread of the compiled kernels needs at most: copies of a head's keys and values, or in
-    the backward pass of its queries, their gradients and the output's; and those of blocks of queries and of keys.
-    Where products are of 16 bits, two numbers take the place of one, but more is copied in two layouts.
+    """The most float32 numbers of workspace that each thread of the native kernels needs: copies of a head's keys and
+    values, or in the backward pass of its queries and of the gradients of queries and output; and those of blocks of
+    queries and keys. With 16-bit products two numbers take the space of one, but more is copied, in two layouts.
 
     Args:
         length: tokens of a sequence.

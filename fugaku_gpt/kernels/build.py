@@ -18,7 +18,7 @@ from fugaku_gpt.records.files import write_bytes_atomically
 
 SOURCE = Path(__file__).parent / "source"
 _COMPILERS = ("cc", "gcc", "clang")
-# No -ffast-math: what is no number must stay none, and gcc before 13 would flush denormals of whoever loads the library
+# No -ffast-math: NaN must stay NaN, and gcc before 13 would flush denormals in the process that loads the library
 _OPTIONS = (
     "-std=gnu11",
     "-O3",
@@ -29,7 +29,7 @@ _OPTIONS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
 )
-# what tells one kind of processor from another in /proc/cpuinfo
+# the lines of /proc/cpuinfo that distinguish kinds of processors
 _PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
 _TIMEOUT_SECONDS = 300.0  # seconds of a compiler
 
@@ -39,8 +39,8 @@ class CompiledLibrary(NamedTuple):
 
     Attributes:
         file: the library.
-        target: what the compiler was asked for besides the options that are always there.
-        refused: what it said to the better targets that were tried first; "" where the best one did.
+        target: options for this processor, besides those that are always used.
+        refused: errors of the better targets that were tried first; "" if the best one worked.
     """
 
     file: Path
@@ -54,11 +54,11 @@ def sources() -> List[Path]:
 
 
 def library_file(prefix: Optional[Path] = None) -> Path:
-    """Where the library of these sources for this kind of processor is, or would be: one that was compiled from others,
-    or for another kind, has another name.
+    """The file of the library of these sources for this kind of processor, whether or not it exists. A library of other
+    sources, or for another kind of processor, has another name.
 
     Args:
-        prefix: of the environment; default: this Python's.
+        prefix: prefix of the environment; default: this Python's.
     """
     kind = hashlib.sha256(repr((platform.machine(), _OPTIONS, _targets())).encode())
     for file in sorted(SOURCE.iterdir()):
@@ -77,7 +77,7 @@ def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = Non
     """Compile the library for this processor and put it in its place; one that is there is replaced.
 
     Args:
-        compiler: its command, with options if it needs some; default: the first of cc, gcc and clang on PATH.
+        compiler: command of the compiler, with options if needed; default: the first of cc, gcc and clang on PATH.
 
     Raises:
         UsageError: there is no compiler, it cannot compile this, or the place cannot be written.
@@ -126,7 +126,7 @@ def _targets() -> List[Sequence[str]]:
 
 
 def _run(command: Sequence[str], folder: str) -> str:
-    """What a command that failed has said; of one that did its work nothing."""
+    """Run a command; returns the output of one that failed, and "" for one that succeeded."""
     try:
         completed = subprocess.run(
             command,

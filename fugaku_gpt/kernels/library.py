@@ -1,4 +1,4 @@
-"""Load the compiled kernels, and call them."""
+"""Loads the native kernels' library and declares its functions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CALLBACK_TYPE: Any = ctypes.CFUNCTYPE(None)
 
 
 class Library:
-    """The kernels. Tensors are addresses of elements, which are contiguous but where distances are asked for, or None
-    where there is none; nothing is checked."""
+    """The native kernels. Tensors are addresses of their elements, or None if absent; they are contiguous unless
+    strides are passed. Nothing is checked."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._attention_workspace_floats = loaded.attention_workspace_floats
@@ -75,8 +75,8 @@ class Library:
         self.loss_full_rows.restype = None
 
     def set_progress_callback(self, function: Optional[Callable[[], None]], seconds: float) -> None:
-        """Long kernels call the function from the thread that calls them, each time when so many seconds are over, or
-        nothing. What it raises is lost."""
+        """Have long kernels call a function at most every ``seconds``, from the thread that called the kernel; None:
+        call nothing. Exceptions of the function are lost."""
         callback_pointer = _CALLBACK_TYPE(function) if function is not None else _CALLBACK_TYPE()
         self._set_progress_callback(callback_pointer, int(seconds * 1e9))
         self._callback = callback_pointer  # must live as long as it may be called
@@ -86,27 +86,27 @@ class Library:
         return float(self._sum_of_squares(x, n, threads))
 
     def lanes(self) -> int:
-        """float32 numbers of a vector that they were compiled for."""
+        """float32 numbers of a vector register that the kernels were compiled for."""
         return int(self._lanes())
 
     def supports_gemm(self, kind: int) -> bool:
-        """Whether matrices of this type (``FLOAT32``, ``BFLOAT16``) are multiplied."""
+        """Whether :attr:`gemm` supports a type (``FLOAT32``, ``BFLOAT16``)."""
         return bool(self._supports_gemm(kind))
 
     def gemm_workspace_floats(
         self, rows: int, columns: int, inner: int, kind: int, kind_of_result: int, threads: int
     ) -> int:
-        """float32 numbers of memory that a product needs."""
+        """float32 numbers of workspace for a matrix product."""
         return int(self._gemm_workspace_floats(rows, columns, inner, kind, kind_of_result, threads))
 
     def attention_workspace_floats(self, length: int, width: int) -> int:
-        """float32 numbers of memory that each thread of attention needs."""
+        """float32 numbers of workspace per thread of attention."""
         return int(self._attention_workspace_floats(length, width))
 
 
 @functools.lru_cache(maxsize=None)
 def load_library(file: Optional[Path] = None) -> Optional[Library]:
-    """The kernels that were compiled for this processor, once PyTorch is imported; None where there are none, or where
+    """The kernels that were compiled for this processor, once PyTorch is imported; None if there are none, or if
     PyTorch has loaded no OpenMP runtime that they can share.
 
     Args:

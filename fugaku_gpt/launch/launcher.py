@@ -296,7 +296,7 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
 
 def _version_text(path: Path) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [str(path), "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -306,4 +306,4 @@ def _version_text(path: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return done.stdout.decode("utf-8", "replace")
+    return process.stdout.decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""Which samples a replica reads, how many and how much of each: pure functions of the samples consumed and the
-iteration, so any layout reads the same global batch.
+"""Computes which samples a replica reads, how many, and how many tokens of each, as pure functions of the samples
+consumed and the iteration, so that every layout reads the same global batch.
 
-Samples are numbered. ``consumed`` counts those that are behind: used, or left out by ``training.skip_samples``. Of the
-samples that are not left out, number ``used`` (counted from 0) is used by all layouts in the same place; dropout is
-keyed by that count, so that the samples of one micro-batch follow one another there.
+Samples are numbered. ``consumed`` counts the samples that are done: used, or skipped by ``training.skip_samples``.
+Every layout uses the ``used``-th sample that is not skipped (counted from 0) at the same position; dropout is keyed by
+that count, in which the samples of one micro-batch are consecutive.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fugaku_gpt.config.schema import RunConfig
 
 
 def first_sample(config: RunConfig, used: int, micro_batch: int, dp_rank: int) -> int:
-    """The first of the ``training.micro_batch`` consecutive samples of one micro-batch of one replica, counted without
-    those that are left out.
+    """The first of the ``training.micro_batch`` consecutive samples of one micro-batch of one replica, not counting
+    skipped samples.
 
     Args:
-        used: samples that all earlier iterations have used.
+        used: number of samples used by all earlier iterations.
         micro_batch: index within the iteration, from 0.
         dp_rank: the replica.
     """
@@ -27,7 +27,7 @@ def first_sample(config: RunConfig, used: int, micro_batch: int, dp_rank: int) -
 
 
 def global_batch(config: RunConfig, consumed: int) -> int:
-    """Samples of the iteration that begins when ``consumed`` samples are behind.
+    """Number of samples in the iteration that begins after ``consumed`` samples.
 
     From ``training.ramp_start`` in steps of ``ramp_increment``, each for an equal share of ``ramp_samples``, to the
     full size: Megatron-LM's meaning of its option --rampup-batch-size.
@@ -37,7 +37,7 @@ def global_batch(config: RunConfig, consumed: int) -> int:
 
 
 def sequence_length(config: RunConfig, iteration: int) -> int:
-    """Tokens of each sample in an iteration, counted from 0: the same ramp over ``training.seq_ramp_iterations``.
+    """Tokens per sample in an iteration, counted from 0: the same kind of ramp over ``training.seq_ramp_iterations``.
 
     Shorter samples are the beginnings of the same samples (Li et al. 2022, "The Stability-Efficiency Dilemma", sequence
     length warm-up).
@@ -53,8 +53,8 @@ def sequence_length(config: RunConfig, iteration: int) -> int:
 
 
 def batch_sizes(config: RunConfig) -> List[Tuple[int, int]]:
-    """(global batch, sequence length) of the run's iterations, each once, in the order in which they come; the last is
-    the full size, in which a run validates even where no iteration gets there."""
+    """The (global batch, sequence length) pairs of the run's iterations, each once, in order. The last is the full
+    size, which validation uses even if no iteration reaches it."""
     full = (config.training.global_batch, config.model.seq_len)
     left_out = SkippedSamples(config.training.skip_samples)
     sizes: Dict[Tuple[int, int], None] = {}  # keeps their order
@@ -76,7 +76,7 @@ def _ramp(full: int, start: Optional[int], increment: Optional[int], length: Opt
 
 
 class SkippedSamples:
-    """The samples that a run leaves out (``training.skip_samples``), as disjoint ranges in order."""
+    """The samples that a run skips (``training.skip_samples``), as disjoint ranges in order."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         """``texts``: such as "1000-1999", or one number; may overlap, in any order."""
@@ -88,20 +88,20 @@ class SkippedSamples:
                 ranges.append([first, end])
         self._ends = [end for _, end in ranges]
         self._firsts = [first for first, _ in ranges]
-        # [k]: how many are left out before range k; the last: all of them
+        # [k]: number of samples skipped before range k; the last entry counts all of them
         self._before = [0]
         for first, end in ranges:
             self._before.append(self._before[-1] + end - first)
         self._first_used = [first - before for first, before in zip(self._firsts, self._before)]
 
     def count_used(self, consumed: int) -> int:
-        """How many of the first ``consumed`` samples are not left out."""
+        """Number of samples among the first ``consumed`` that are not skipped."""
         k = bisect_right(self._ends, consumed)
         within = max(0, consumed - self._firsts[k]) if k < len(self._firsts) else 0
         return consumed - self._before[k] - within
 
     def number(self, used: int) -> int:
-        """The number of the sample before which ``used`` samples are used."""
+        """The number of the sample that follows ``used`` used samples."""
         return used + self._before[bisect_right(self._first_used, used)]
 
 

@@ -1,11 +1,11 @@
-"""Where a rank's tensors lie in its flat parameters and gradients, and how these are cut for sums over replicas.
+"""Lays out a rank's tensors in its flat parameters and gradients, and cuts these into buckets for sums over replicas.
 
-Order: first the tensors that are cut over tensor-parallel ranks, in reverse order of their use in the forward pass,
-which is the order in which the backward pass finishes their gradients; then those that every such rank holds whole,
-which under sequence parallelism are summed over these ranks before the replicas; last the token embedding, whose
-gradient the last stage of a pipeline shares with the first. It has buckets of its own, which both stages cut alike, and
-both add up what the sums over replicas have left: two terms, whose sum is the same on both to the last bit, in whatever
-order an MPI library has taken each stage's replicas.
+Order: first the tensors that are split over tensor-parallel ranks, in reverse order of their use in the forward pass,
+which is the order in which the backward pass finishes their gradients; then the replicated tensors, whose gradients are
+summed over tensor-parallel ranks before replicas under sequence parallelism; last the token embedding, whose gradient
+the last pipeline stage shares with the first. The embedding has its own buckets, which both stages cut alike. Both
+stages add the results of the sums over replicas: two terms, whose sum is bit-identical on both, in whatever order the
+MPI library reduced each stage's replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PlacedTensor:
 
     @property
     def span(self) -> slice:
-        """Its range of elements."""
+        """The range of its elements."""
         return slice(self.start, self.start + self.size)
 
 
@@ -67,7 +67,7 @@ class FlatLayout:
     embedding: slice
 
     def owned(self, shard: int, shards: int) -> List[OptimizerShard]:
-        """What one of ``shards`` ranks owns of every bucket; with one shard, everything."""
+        """The range that one of ``shards`` ranks owns in every bucket; with one shard, everything."""
         if shards == 1:
             everything = slice(0, self.elements)
             return [OptimizerShard(everything, everything, everything)]
@@ -87,8 +87,8 @@ class FlatLayout:
         return owned_ranges
 
     def tied(self, shards: int) -> List[slice]:
-        """Where a rank finds the sum over replicas of its share of the token embedding's gradient, or, with one shard,
-        of all of it; empty where this stage has none."""
+        """Ranges that hold the sum over replicas of this rank's share of the token embedding's gradient, or of all of
+        it with one shard; empty if this stage has no embedding."""
         if self.embedding.start == self.embedding.stop:
             return []
         if shards == 1:
@@ -98,12 +98,12 @@ class FlatLayout:
 
 
 def is_sharded(config: RunConfig) -> bool:
-    """Whether each replica keeps and steps its share only (ZeRO)."""
+    """Whether each replica stores and updates only its share (ZeRO)."""
     return config.layout.zero == 1 and config.layout.dp > 1
 
 
 def shards_of(config: RunConfig) -> int:
-    """In how many equal parts each bucket of a run is cut."""
+    """Number of equal shards of each bucket of a run."""
     return config.layout.dp if is_sharded(config) or config.layout.hierarchical_sum else 1
 
 
@@ -159,7 +159,7 @@ def flat_layout(
 
 
 def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:
-    """As many elements as :func:`flat_layout_of` has for a stage of these chunks; no tensor is placed."""
+    """Number of elements that :func:`flat_layout_of` has for a stage of these chunks, without placing any tensor."""
     item, shards = ITEM_BYTES[config.training.dtype], shards_of(config)
     step = ALIGNMENT_BYTES // item
     layer, table, other_embeddings, head = _aligned_elements(config.model, config.layout.tp, step)
@@ -174,8 +174,8 @@ def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:
 
 @lru_cache(maxsize=256)
 def _aligned_elements(model: ModelConfig, tp: int, step: int) -> Tuple[int, int, int, int]:
-    """Elements, gaps of alignment included, of a layer, the token embedding, what else the first chunk begins with, and
-    the last LayerNorm."""
+    """Elements, with alignment gaps, of a layer, of the token embedding, of the other tensors at the start of the first
+    chunk, and of the last LayerNorm."""
     single_layer = Chunk(0, 0, range(1), True, True)
     layer = table = other_embeddings = head = 0
     for spec in chunk_tensors(replace(model, layers=1), tp, single_layer):

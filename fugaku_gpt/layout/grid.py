@@ -1,4 +1,4 @@
-"""rank ↔ (dp, pp, tp), and the groups of ranks that talk to each other.
+"""Maps ranks to coordinates (dp, pp, tp) and back, and lists the groups of ranks that communicate.
 
 The order of the axes says which ranks are neighbours. Usual is ``tp,pp,dp``: tensor-parallel ranks are neighbours,
 pipeline stages come next, replicas are farthest apart.
@@ -28,7 +28,7 @@ class Coordinates:
 
 
 def coordinates_of(rank: int, layout: LayoutConfig, order: str = TP_PP_DP) -> Coordinates:
-    """The place of a rank in the grid.
+    """The coordinates of a rank in the grid.
 
     Args:
         order: the axes, fastest first; one of ``ORDERS``.
@@ -43,7 +43,7 @@ def coordinates_of(rank: int, layout: LayoutConfig, order: str = TP_PP_DP) -> Co
 
 
 def rank_of(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> int:
-    """The rank that sits at a place of the grid; the inverse of :func:`coordinates_of`."""
+    """The rank at coordinates of the grid; the inverse of :func:`coordinates_of`."""
     strides = strides_of(layout, order)
     return coordinates.dp * strides["dp"] + coordinates.pp * strides["pp"] + coordinates.tp * strides["tp"]
 
@@ -75,7 +75,7 @@ def embedding_group(coordinates: Coordinates, layout: LayoutConfig, order: str =
 
 
 def strides_of(layout: LayoutConfig, order: str) -> Dict[str, int]:
-    """By axis, how far apart its neighbours' ranks are.
+    """The distance between the ranks of neighbours along each axis.
 
     Raises:
         ValueError: there is no such order.

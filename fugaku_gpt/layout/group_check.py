@@ -1,4 +1,4 @@
-"""Every rank's own view of its groups, made from its number, and the proof that all members of a group share it."""
+"""Computes every rank's own view of its groups from its number, and proves that all members of a group agree."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class GridError(ValueError):
     """A grid of ranks that does not fit together.
 
     Attributes:
-        rank: one that shows it.
-        communicator: where.
-        position: of the first thing that differs: in the rank's operations on this communicator; for a deadlock, in all
-            of the rank's communications; -1 where it is the group itself.
+        rank: a rank that shows the problem.
+        communicator: the communicator on which it does.
+        position: position of the first difference in the rank's operations on this communicator; for a deadlock, in all
+            of the rank's communications; -1 if the group itself is wrong.
     """
 
     def __init__(self, rank: int, communicator: str, position: int, problem: str) -> None:
@@ -40,7 +40,7 @@ class GridError(ValueError):
 
 
 def groups_of(plan: SequencePlan) -> Mapping[str, GroupOf]:
-    """By kind of communicator, but for the world, the function by which a rank finds its group."""
+    """Maps each kind of communicator except the world to the function by which a rank finds its group."""
     nodes = plan.nodes
     if not plan.is_hierarchical or nodes is None:
         return GROUPS
@@ -48,8 +48,8 @@ def groups_of(plan: SequencePlan) -> Mapping[str, GroupOf]:
     def on_node(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
         return node_groups(coordinates, layout, order, nodes)[0]
 
-    def across(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-        return node_groups(place, layout, order, nodes)[1]
+    def across(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        return node_groups(coordinates, layout, order, nodes)[1]
 
     return {**GROUPS, NODE: on_node, ACROSS_NODES: across, NODE_GATHER: on_node, ACROSS_NODES_GATHER: across}
 
@@ -57,7 +57,7 @@ def groups_of(plan: SequencePlan) -> Mapping[str, GroupOf]:
 def checked_groups(
     coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan, groups: Mapping[str, GroupOf]
 ) -> Dict[str, List[Tuple[int, ...]]]:
-    """By kind of communicator, the group of each rank.
+    """Lists the group of each rank, by kind of communicator.
 
     Raises:
         GridError: members of a group do not agree on it, or it is not where it should be.
@@ -72,7 +72,7 @@ def checked_groups(
 def _groups(
     kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan
 ) -> List[Tuple[int, ...]]:
-    """The group of each rank as the rank itself sees it, once all members are found to agree."""
+    """The group of each rank as the rank itself sees it, after a check that all members agree."""
     views: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # each group once, however many ranks see it
     claimed: Dict[Tuple[int, ...], List[int]] = {}
     view_of_rank = []
@@ -95,7 +95,7 @@ def _groups(
 def _check_positions(
     kind: str, view: Sequence[int], coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan
 ) -> None:
-    """The members of a group sit along its axis, in order, and share the other two coordinates."""
+    """Check that the members of a group are along its axis, in order, and share the other two coordinates."""
     first, last = coordinates_of_ranks[view[0]], plan.layout.pp - 1
     if kind in (NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER):
         expected = [replace(first, dp=position) for position in sorted(coordinates_of_ranks[rank].dp for rank in view)]
@@ -105,15 +105,16 @@ def _check_positions(
     else:
         expected = [replace(first, **{kind: position}) for position in range(getattr(plan.layout, kind))]
     if [coordinates_of_ranks[rank] for rank in view] != expected:
-        problem = f"its group {abbreviated(view)} is not the ranks along {kind} from {expected[0]} to {expected[-1]}, in order"
+        range_of_ranks = f"from {expected[0]} to {expected[-1]}, in order"
+        problem = f"its group {abbreviated(view)} is not the ranks along {kind} {range_of_ranks}"
         raise GridError(view[0], kind, -1, problem)
 
 
 def _check_two_steps(
     on_node: str, across: str, members: Mapping[str, List[Tuple[int, ...]]], plan: SequencePlan
 ) -> None:
-    """The two steps of a sum by nodes first bring all replicas together: each group across has one rank of each node,
-    all at the same place there; or there is one step for all."""
+    """The two steps of a hierarchical sum combine all replicas: each group across nodes has one rank of each node, at
+    the same position on every node; or there is a single step for all."""
     assert plan.nodes is not None
     for replicas in dict.fromkeys(members["dp"]):
         if all(len(members[kind][rank]) == 1 for kind in (on_node, across) for rank in replicas):
@@ -124,10 +125,13 @@ def _check_two_steps(
         for view in dict.fromkeys(members[across][rank] for rank in replicas):
             reached = sorted(other for rank in view for other in members[on_node][rank])
             if reached != sorted(replicas) or len({members[on_node][rank].index(rank) for rank in view}) > 1:
-                problem = f"with its group {abbreviated(view)} it meets {abbreviated(reached)}; its replicas are {abbreviated(replicas)}"
+                problem = (
+                    f"with its group {abbreviated(view)} it meets {abbreviated(reached)}; "
+                    f"its replicas are {abbreviated(replicas)}"
+                )
                 raise GridError(view[0], across, -1, problem)
 
 
 def abbreviated(ranks: Sequence[int]) -> str:
-    """The first of many ranks."""
+    """Names the first of many ranks."""
     return ", ".join(map(str, ranks[:6])) + (f", ... ({len(ranks)} ranks)" if len(ranks) > 6 else "")

@@ -1,4 +1,5 @@
-"""What forward passes keep for the backward passes, in bytes, and how much of it a stage has to recompute to fit.
+"""Computes the bytes of activations that forward passes keep for backward passes, and how much of them a stage must
+recompute to fit.
 
 The formulas count what this implementation keeps, tensor by tensor, as Korthikanti et al. 2022 ("Reducing Activation
 Recomputation in Large Transformer Models", section 4) do for theirs; a test holds them equal to the tensors that
@@ -38,13 +39,13 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
 _MIB = 2.0**20
 
-# of each chunk micro-batches in flight, and those whose gradients of weights are put off; the chunk that goes backward
+# for each chunk: micro-batches in flight, and deferred weight gradients; then the chunk in its backward pass
 PipelineState = Tuple[Tuple[int, ...], Tuple[int, ...], Optional[int]]
 RecomputeKinds = Union[Sequence[str], Mapping[int, str]]  # layer → ``none``, ``selective`` or ``full``
 
 
 def layer_bytes(config: RunConfig, kind: str) -> int:
-    """What one layer keeps of one micro-batch on one rank, its input included.
+    """Bytes that one layer keeps of one micro-batch on one rank, its input included.
 
     Elements, without recomputing:
 
@@ -72,8 +73,9 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
 
 
 def _norm_bytes(config: RunConfig) -> int:
-    """What a LayerNorm keeps besides its input: mean and deviation of each token; in 16 bits, where it computes them
-    again, its weight and bias in float32. Compiled kernels for 16 bits keep the former and the weight: what is more."""
+    """Bytes that a LayerNorm keeps besides its input: mean and deviation of each token; in 16 bits, where it recomputes
+    them, its weight and bias in float32. Native kernels for 16 bits keep the statistics and the weight; the larger size
+    counts."""
     model, t = config.model, config.layout.tp
     item = ITEM_BYTES[config.training.dtype]
     r = model.seq_len // t if config.layout.sequence_parallel else model.seq_len
@@ -84,7 +86,7 @@ def _norm_bytes(config: RunConfig) -> int:
 
 
 def core_bytes(config: RunConfig) -> int:
-    """What the attention core of one layer keeps of one micro-batch between its inputs and its output.
+    """Bytes that the attention core of one layer keeps of one micro-batch between its inputs and its output.
 
     The probabilities are computed again; with dropout one byte says of each whether it is kept, b a s s / t bytes.
     """
@@ -95,8 +97,8 @@ def core_bytes(config: RunConfig) -> int:
 
 
 def freed_before_core(config: RunConfig, compiled: bool) -> int:
-    """What the backward pass of a layer has freed when it comes to the attention core: all that lies behind it, but
-    the output of the core itself where compiled kernels need it."""
+    """Bytes that the backward pass of a layer has freed when it reaches the attention core: everything after the core,
+    except its output if native kernels need it."""
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     r = s // t if config.layout.sequence_parallel else s
@@ -106,10 +108,10 @@ def freed_before_core(config: RunConfig, compiled: bool) -> int:
 
 
 def deferred_weight_grad_bytes(config: RunConfig) -> int:
-    """What the gradients of one layer's weights need of one micro-batch, where a schedule puts them off: of the four
-    cut layers input and output's gradient.
+    """Bytes that deferred gradients of one layer's weights need for one micro-batch: inputs and output gradients of the
+    four tensor-parallel layers.
 
-    With sequence parallelism those that are gathered for it are kept whole.
+    With sequence parallelism, tensors that are gathered for this stay gathered.
     """
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
@@ -119,8 +121,8 @@ def deferred_weight_grad_bytes(config: RunConfig) -> int:
 
 
 def _deferred_before_core(config: RunConfig) -> int:
-    """Of :func:`deferred_weight_grad_bytes`, what is put off when the backward pass comes to the attention core: of all cut layers but
-    the first."""
+    """The part of :func:`deferred_weight_grad_bytes` that exists when the backward pass reaches the attention core:
+    that of all tensor-parallel layers but the first."""
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
     inside = (model.hidden + 2 * model.ffn_size) // t
@@ -128,7 +130,7 @@ def _deferred_before_core(config: RunConfig) -> int:
 
 
 def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
-    """What a chunk keeps of one micro-batch besides its layers.
+    """Bytes that a chunk keeps of one micro-batch besides its layers.
 
     * Output, b r h, until its backward pass; of the last chunk the input of the last LayerNorm.
     * Embedding: the token ids, and b s flags where the table is cut; the mask of dropout; and where there is a
@@ -195,7 +197,7 @@ def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str
 def peak_activation_bytes(
     config: RunConfig, chunks: Sequence[Chunk], kinds: RecomputeKinds, states: AbstractSet[PipelineState]
 ) -> int:
-    """The most that a stage keeps at any moment of a step, what a layer needs while it is recomputed included.
+    """The most bytes that a stage keeps at any time of a step, including what a layer needs while it is recomputed.
 
     Args:
         chunks: the stage's, in order.
@@ -206,14 +208,14 @@ def peak_activation_bytes(
 
 
 class PeakActivationBytes:
-    """:func:`peak_activation_bytes` for a run of many stages: chunks that are alike are counted once."""
+    """Computes :func:`peak_activation_bytes` for a run of many stages: equal chunks are counted once."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._sizes: Dict[object, Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]] = {}
 
     def __call__(self, chunks: Sequence[Chunk], kinds: RecomputeKinds, states: AbstractSet[PipelineState]) -> int:
-        """As :func:`peak_activation_bytes`."""
+        """Compute the same as :func:`peak_activation_bytes`."""
         defers_weight_grads = any(any(deferred) for _, deferred, _ in states)
         key = (defers_weight_grads, memory_shape(chunks, kinds))
         if key not in self._sizes:
@@ -230,7 +232,7 @@ class PeakActivationBytes:
 
 
 def memory_shape(chunks: Sequence[Chunk], kinds: RecomputeKinds) -> Hashable:
-    """Equal for stages whose chunks keep the same.
+    """A key that is equal for stages whose chunks keep the same amount.
 
     Args:
         kinds: of each of their layers.
@@ -241,8 +243,8 @@ def memory_shape(chunks: Sequence[Chunk], kinds: RecomputeKinds) -> Hashable:
 def _chunk_sizes(
     config: RunConfig, chunks: Sequence[Chunk], kinds: RecomputeKinds, defers_weight_grads: bool
 ) -> List[Tuple[int, int, int]]:
-    """Of each chunk the bytes that it keeps of a micro-batch which has gone forward, those for gradients of its weights
-    that are put off, and what its backward pass needs above that.
+    """Three sizes in bytes for each chunk: activations of a micro-batch after its forward pass, tensors for its
+    deferred weight gradients, and what its backward pass needs above that.
 
     Args:
         kinds: of each of its layers.
@@ -269,9 +271,9 @@ def _chunk_sizes(
 
 
 def pipeline_states(config: RunConfig, stage: int) -> FrozenSet[PipelineState]:
-    """The states that a stage goes through in a step: of each of its chunks how many micro-batches have gone forward
-    and not yet all the way back, of how many gradients of weights are put off, and which chunk is going back (by its
-    place on the stage). Where there is one chunk and nothing is put off, only the fullest."""
+    """The states of a stage during a step: for each of its chunks, the number of micro-batches in flight and of
+    deferred weight gradients, and the chunk in its backward pass (by its index on the stage), if any. With one chunk
+    and nothing deferred, only the fullest state."""
     layout = config.layout
     return _pipeline_states(layout.schedule, stage, layout.pp, config.micro_batches, layout.chunks)
 
@@ -300,7 +302,7 @@ def _pipeline_states(kind: str, stage: int, stages: int, micro_batches: int, chu
 
 
 def _recompute_plans(config: RunConfig, chunks: Sequence[Chunk]) -> Iterator[Dict[int, str]]:
-    """What to recompute of a stage's layers, from nothing to the most that is allowed."""
+    """Yields what to recompute in a stage's layers, from nothing to the most that is allowed."""
     longest = max(len(chunk.layers) for chunk in chunks)
     steps: List[Tuple[int, int]] = [(0, 0)]  # of each chunk: how many layers whole, how many of the next the flags
     if config.model.attention_dropout:  # there are none otherwise

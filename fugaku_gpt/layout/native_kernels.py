@@ -1,4 +1,4 @@
-"""Which runs may use the compiled kernels, by their configuration alone."""
+"""Decides from its configuration alone whether a run may use the native kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _NATIVE_DTYPES = ("float32", "bfloat16")
 
 
 def may_use_native_kernels(config: RunConfig) -> bool:
-    """Whether a run's type is one that compiled kernels compute in, and they may be used where they are there. (Of
-    attention that :func:`fugaku_gpt.kernels.attention_tiling.enough_heads_for_threads` says whether they are.)"""
+    """Whether native kernels support a run's number type and the run allows them. (For attention,
+    :func:`fugaku_gpt.kernels.attention_tiling.enough_heads_for_threads` decides whether they are used.)"""
     return config.node.compiled_kernels and config.training.dtype in _NATIVE_DTYPES

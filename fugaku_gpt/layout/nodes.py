@@ -1,5 +1,5 @@
-"""Which ranks share a node, and the groups over which replicas sum by nodes first: those that ``comm/hierarchical.py``
-makes of a replica group, as every rank can tell from its number."""
+"""Determines which ranks share a node, and the groups of hierarchical sums: those that ``comm/hierarchical.py`` makes
+of a replica group, computed from a rank's number alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER = "dp-node", "dp-across", "
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where ranks are: as many on each node.
+    """How ranks are placed: equally many on each node.
 
     Attributes:
         count: nodes.
@@ -64,11 +64,10 @@ def _candidates(number: int, ranks: int) -> Tuple[range, range]:
 def node_groups(
     coordinates: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes
 ) -> Tuple[List[int], List[int]]:
-    """The replicas on this rank's node, and those at this one's place on every node.
+    """The replicas on this rank's node, and those at this rank's position on every node.
 
-    Where the replicas are on one node only, one on each, or not equally many on all, or those of other weights are
-    spread in another way, they are summed at once, and a rank is alone in both groups.
-    """
+    If the replicas are on a single node, or one on each, or unequally many on the nodes, or if replicas of other
+    weights are distributed differently, they are summed in one step, and a rank is alone in both groups."""
     if not _is_uniform(layout, order, nodes):
         return [rank_of(coordinates, layout, order)], [rank_of(coordinates, layout, order)]
     replicas = tuple(dp_group(coordinates, layout, order))
@@ -78,7 +77,7 @@ def node_groups(
 
 @lru_cache(maxsize=64)
 def _is_uniform(layout: LayoutConfig, order: str, nodes: Nodes) -> bool:
-    """Whether the same replica has the same place in both groups, whatever part of the weights it holds."""
+    """Whether a replica has the same position in both groups for every part of the weights."""
     position_sets = set()
     for pp in range(layout.pp):
         for tp in range(layout.tp):
@@ -90,7 +89,7 @@ def _is_uniform(layout: LayoutConfig, order: str, nodes: Nodes) -> bool:
 
 @lru_cache(maxsize=1024)
 def _two_step_groups(replicas: Tuple[int, ...], nodes: Nodes) -> Dict[int, Tuple[Tuple[int, ...], Tuple[int, ...]]]:
-    """Of each of the ranks that hold the same weights, its two groups."""
+    """The two groups of each rank that holds the same weights."""
     ranks_by_node: Dict[int, List[int]] = {}
     for rank in replicas:
         ranks_by_node.setdefault(nodes.node_of(rank), []).append(rank)

@@ -1,5 +1,5 @@
-"""What communications are called, by the communicator, its flight recorder and the plan of a step alike, and how large
-one may be."""
+"""Names of communications, shared by the communicator, its flight recorder and the plan of a step, and their largest
+size."""
 
 from __future__ import annotations
 

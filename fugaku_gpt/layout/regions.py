@@ -45,7 +45,7 @@ def full_region(shape: Sequence[int]) -> Region:
 
 
 def intersection(region: Region, other: Region) -> Optional[Region]:
-    """What two regions of a tensor share, or None."""
+    """The intersection of two regions of a tensor, or None."""
     start = tuple(map(max, region.start, other.start))
     stop = tuple(map(min, region.stop, other.stop))
     if any(first >= last for first, last in zip(start, stop)):

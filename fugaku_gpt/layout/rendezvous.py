@@ -1,8 +1,8 @@
-"""The strictest message passing there is, without running anything: who can go on, when, and who waits for whom.
+"""Simulates the strictest message passing, without running anything: who can continue, when, and who waits for whom.
 
-A send completes only when its receive is posted, a collective only when every member is there. What cannot get stuck
-here cannot get stuck on any MPI library, which may only be kinder. Every step is looked at once, so the cost grows with
-the number of messages, not with waiting.
+A send completes only when its receive is posted, a collective only when every member is there. What cannot deadlock
+here cannot deadlock on any MPI library, which may only be more lenient. Every step is visited once, so the cost grows
+with the number of messages, not with waiting.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ PeerMessage = Tuple[int, Hashable]  # the participant at the other end, what is 
 
 
 class Mismatch(ValueError):
-    """Two ends of a message, or two members of a collective, do not say the same.
+    """Two ends of a message, or two members of a collective, do not match.
 
     Attributes:
-        participant, mine: who came second, and so was found out, and what it says.
-        other, theirs: who was there first, and what that one says.
-        sends: the second is the sender; None for a collective.
+        participant, actual: the participant that came second, and its message or operation.
+        other, expected: the participant that came first, and its message or operation.
+        is_send: whether the second is the sender; None for a collective.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Mismatch(ValueError):
         verb = {None: "has", True: "sends", False: "receives"}
         against = None if is_send is None else not is_send
         super().__init__(f"{participant} {verb[is_send]} {actual}, where {other} {verb[against]} {expected}")
-        self.participant, self.actual, self.other, self.expected, self.sends = (
+        self.participant, self.actual, self.other, self.expected, self.is_send = (
             participant,
             actual,
             other,
@@ -38,7 +38,8 @@ class Mismatch(ValueError):
 
 
 class Rendezvous:
-    """Participants that post and wait: whoever has posted waits, and is in ``runnable`` again when it may go on.
+    """Participants that post and wait: a participant that has posted waits, and is in ``runnable`` again when it may
+    continue.
 
     Attributes:
         runnable: participants that wait for nothing; all, at the start.
@@ -58,7 +59,8 @@ class Rendezvous:
     def exchange(
         self, participant: int, time: float, sends: Sequence[PeerMessage], receives: Sequence[PeerMessage]
     ) -> bool:
-        """Post all parts at once; whether all are met already. If not, ``participant`` will be in ``runnable`` when they are.
+        """Post all messages at once and return whether all are matched already. If not, ``participant`` will be in
+        ``runnable`` once they are.
 
         Raises:
             Mismatch: the next message of a pair is another one at the other end.
@@ -72,7 +74,7 @@ class Rendezvous:
         return not self.waiting[participant]
 
     def collective(self, participant: int, time: float, group: Hashable, members: int, operation: Hashable) -> bool:
-        """Join a collective of a group of so many members; as :meth:`exchange`.
+        """Join a collective of a group of ``members`` participants; returns as :meth:`exchange` does.
 
         Raises:
             Mismatch: another member is in another operation.
@@ -107,9 +109,9 @@ class Rendezvous:
         if other_message != message:
             raise Mismatch(participant, message, peer, other_message, is_send=is_send)
         completion = max(time, posted_at) + self._latency
-        for participant in (participant, peer):
-            if completion > self.clock[participant]:
-                self.clock[participant] = completion
-            self.waiting[participant] -= 1
+        for end in (participant, peer):
+            if completion > self.clock[end]:
+                self.clock[end] = completion
+            self.waiting[end] -= 1
         if not self.waiting[peer] and peer != participant:
             self.runnable.append(peer)

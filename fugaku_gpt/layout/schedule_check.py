@@ -1,8 +1,7 @@
-"""Pipeline schedules judged without running them: complete, in order, and free of deadlock.
+"""Checks pipeline schedules without running them: that they are complete, in order, and free of deadlock.
 
-The judgement is exact under the strictest message passing (``rendezvous.py``): every send waits for its receive, every
-exchange for all its parts. It is made from the lists of actions alone, whoever has made them.
-"""
+The check is exact under the strictest message passing (``rendezvous.py``): every send waits for its receive, every
+exchange for all its messages. It needs only the lists of actions, whatever made them."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class ScheduleReport:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
         actions: computations and exchanges of all stages.
@@ -92,7 +91,7 @@ def check_schedules(schedules: Sequence[Sequence[Action]], micro_batches: int, c
 
 
 class _Ledger:
-    """What one stage has, has done and still owes; all that its own list of actions shows."""
+    """Tracks what one stage has received, computed and still has to send, as its own list of actions shows it."""
 
     def __init__(self, stage: int, stages: int, micro_batches: int, chunks: int, defers_weight_grads: bool) -> None:
         """``defers_weight_grads``: gradients of weights are computations of their own."""

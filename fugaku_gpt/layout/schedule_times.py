@@ -24,12 +24,12 @@ PassTimes = Dict[type, List[float]]  # kind of pass → what it takes, by chunk
 
 @dataclass(frozen=True)
 class Timing:
-    """What things take; any one unit.
+    """Durations of passes and messages, in any one unit.
 
     Attributes:
         forward, backward: of one micro-batch through each chunk, by number of the chunk; one number is for all.
         latency: of a message, from when both ends have posted it.
-        weights: what of the backward pass is gradients of weights, which some schedules put off.
+        weights: the part of the backward pass that computes gradients of weights, which some schedules defer.
     """
 
     forward: Union[float, Sequence[float]] = 1.0
@@ -40,7 +40,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Times:
-    """How a step went.
+    """The timing of a simulated step.
 
     Attributes:
         makespan: from the start until the last stage is done.
@@ -118,7 +118,7 @@ def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) ->
 def _end_times_waiting_at_once(
     schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float
 ) -> List[float]:
-    """When each stage is done if every exchange is waited for at once."""
+    """When each stage ends if every exchange is waited for immediately."""
     rendezvous = Rendezvous(len(schedules), latency)
     done = [0] * len(schedules)
     while rendezvous.runnable:
@@ -144,7 +144,7 @@ def _end_times_waiting_at_once(
 def _end_times_waiting_on_use(
     schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float
 ) -> List[float]:
-    """When each stage is done if a receive is waited for where it is used."""
+    """When each stage ends if a receive is waited for by the computation that uses it."""
     stages, last = len(schedules), len(pass_times[Forward]) - 1
     posted: Dict[Tuple[str, int, int], float] = {}  # by the end that came first
     arrival: Dict[Tuple[str, int, int], float] = {}

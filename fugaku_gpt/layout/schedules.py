@@ -80,7 +80,7 @@ class BackwardWeight:
 
 @dataclass(frozen=True)
 class Message:
-    """What goes from one chunk to a neighbouring one.
+    """A tensor that one chunk sends to a neighbouring chunk.
 
     Attributes:
         kind: ``activation``, an output going forward, or ``gradient``, of an output, going backward.
@@ -97,7 +97,7 @@ class Message:
 
     @property
     def key(self) -> Tuple[str, int, int]:
-        """What it is, the same on both sides."""
+        """Identifies the message, the same on both sides."""
         return self.kind, self.micro_batch, self.chunk
 
 
@@ -119,7 +119,7 @@ Action = Union[Pass, Exchange]
 
 
 def schedule(kind: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Tuple[Action, ...]:
-    """What one stage does in one training step.
+    """The actions of one stage in one training step.
 
     Args:
         kind: one of ``KINDS``.
@@ -184,7 +184,7 @@ def stage_order(kind: str, stage: int, stages: int, micro_batches: int, chunks: 
 
 
 def _with_deferred_weights(order: Sequence[Pass], delay: int) -> List[Pass]:
-    """With the gradients of weights apart, so many micro-batches after their backward passes."""
+    """Insert the gradients of weights ``delay`` micro-batches after their backward passes."""
     passes: List[Pass] = []
     waiting: Deque[BackwardWeight] = deque()
     for step in order:
@@ -197,7 +197,7 @@ def _with_deferred_weights(order: Sequence[Pass], delay: int) -> List[Pass]:
 
 
 def describe(action: Union[Action, Message]) -> str:
-    """An action or a message for a reader."""
+    """Describes an action or a message in words."""
     if isinstance(action, Message):
         return f"{action.kind} of micro-batch {action.micro_batch} for chunk {action.chunk} (peer: stage {action.peer})"
     if isinstance(action, Exchange):

@@ -42,7 +42,7 @@ class Collective:
     Attributes:
         communicator: ``tp``, ``dp``, ``embedding`` or ``world``, see ``grid.py``; or one of ``nodes.py``.
         operation: one of ``operations.py``.
-        elements: numbers that this rank hands in: all of them for a sum, its share for a gathering.
+        elements: number of elements that this rank contributes: all of them for a sum, its share for a gather.
     """
 
     __slots__ = ("communicator", "operation", "elements")
@@ -53,8 +53,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Transfer:
-    """An exchange of the pipeline; each of its messages has so many elements. Peers are stages of the same replica, at
-    the same tensor-parallel position."""
+    """An exchange of the pipeline whose messages have ``elements`` elements each. Peers are stages of the same replica,
+    at the same tensor-parallel position."""
 
     __slots__ = ("exchange", "elements")
     exchange: Exchange
@@ -81,7 +81,7 @@ class SequencePlan:
         bucket_bytes: of one gradient sum.
         loss_tokens: tokens whose logits exist at one time.
         seq_len: tokens of a sequence, while they grow; default: the model's.
-        nodes: where the ranks are; matters only where replicas sum by nodes first.
+        nodes: placement of the ranks; matters only for hierarchical sums.
     """
 
     model: ModelConfig
@@ -100,10 +100,10 @@ class SequencePlan:
     loss_tokens: int = CHUNK_TOKENS
     seq_len: Optional[int] = None
     nodes: Optional[Nodes] = None
-    parts: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
+    model_chunks: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check it, and cut the model into :attr:`parts`, its chunks in order of the forward pass.
+        """Check it, and cut the model into :attr:`model_chunks`, its chunks in order of the forward pass.
 
         Raises:
             ValueError: a value that is not valid, and what would be.
@@ -130,7 +130,7 @@ class SequencePlan:
         schedule(self.schedule, 0, layout.pp, self.micro_batches, self.chunks)  # judges its own arguments
         usual = self.recompute[0] if len(set(self.recompute)) == 1 else "none"
         work = work_of(model, self.vocab, usual)
-        object.__setattr__(self, "parts", split_layers(model.layers, layout.pp, self.chunks, work, self.split))
+        object.__setattr__(self, "model_chunks", split_layers(model.layers, layout.pp, self.chunks, work, self.split))
 
     @property
     def vocab(self) -> int:
@@ -139,12 +139,12 @@ class SequencePlan:
 
     @property
     def is_hierarchical(self) -> bool:
-        """Whether replicas sum by nodes first, those of them that lie so."""
+        """Whether replicas sum within nodes first, where their placement allows it."""
         return self.layout.hierarchical_sum and self.layout.dp > 1
 
     @property
     def tokens(self) -> int:
-        """Of each sequence."""
+        """Number of tokens per sequence."""
         return self.seq_len if self.seq_len is not None else self.model.seq_len
 
     @property
@@ -153,7 +153,7 @@ class SequencePlan:
         return self.micro_batch * self.tokens * self.model.hidden
 
     def recompute_of(self, layer: int) -> str:
-        """What is recomputed of a layer."""
+        """How a layer is recomputed: ``none``, ``selective`` or ``full``."""
         return self.recompute[layer] if self.recompute else "none"
 
 
@@ -184,9 +184,10 @@ def plan_of(config: RunConfig) -> SequencePlan:
 
 
 def is_calibration_step(step: int) -> bool:
-    """Whether replicas communicate when all of them have finished computing, instead of meanwhile, in a step (counted
-    from 0 at each start of a run): that is timed in the second and again in the third, since MPI takes memory when so
-    much communicates at one time first (seen: up to five times as long), and rarely after that."""
+    """Whether a step (counted from 0 at each start of a run) times the communication of replicas by itself, after all
+    of them have finished computing, instead of overlapping it. That is the second step, the third, because MPI
+    allocates memory when so much is communicated at once for the first time (seen: up to five times as long), and a few
+    later ones."""
     return step in (1, 2) or (step > 0 and step % CALIBRATION_INTERVAL == 0)
 
 
@@ -202,8 +203,8 @@ def program(
     """All communications of a step, of any rank of one stage.
 
     Args:
-        on_node: replicas on each node, where they sum by nodes first; 1: they sum at once.
-        is_calibration: it is one of the steps in which the communication of replicas is timed (:func:`is_calibration_step`).
+        on_node: number of replicas on each node for hierarchical sums; 1: they are summed in one step.
+        is_calibration: the step times the communication of replicas by itself (:func:`is_calibration_step`).
     """
     stage_chunks = {chunk.index: chunk for chunk in plan.model_chunks if chunk.stage == stage}
     forward = {index: tuple(_forward(plan, chunk)) for index, chunk in stage_chunks.items()}
@@ -219,7 +220,8 @@ def program(
 
 
 def chunk_times(plan: SequencePlan) -> Timing:
-    """What each chunk takes for one micro-batch, in forward passes of a layer, by the operations of ``work_of``.
+    """The duration of each chunk's passes for one micro-batch, in forward passes of a layer, by the operations of
+    ``work_of``.
 
     The loss makes its gradients along with the logits, so all of its work is in the forward pass. Attention has no
     weights.
@@ -284,7 +286,7 @@ def _layer_forward(plan: SequencePlan) -> Iterable[Collective]:
 
 
 def _reduce_hidden(plan: SequencePlan) -> Collective:
-    """Of whole hidden states over tp: to every rank, or to each its share of the sequence."""
+    """The sum of full hidden states over tp: to every rank, or to each rank its share of the sequence."""
     return Collective("tp", REDUCE_SCATTER if plan.sequence_parallel else ALL_REDUCE, plan.activation)
 
 
@@ -297,7 +299,7 @@ def _after_backward(plan: SequencePlan, stage: int, on_node: int, is_calibration
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
-    if plan.sequence_parallel and tp > 1:  # what every rank holds whole has met its share of the sequence only
+    if plan.sequence_parallel and tp > 1:  # replicated tensors have gradients of this rank's share of the sequence only
         yield Collective("tp", ALL_REDUCE, flat.tp_replicated.stop - flat.tp_replicated.start)
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
@@ -322,7 +324,7 @@ def _after_backward(plan: SequencePlan, stage: int, on_node: int, is_calibration
 
 
 def _sum_over_replicas(plan: SequencePlan, elements: int, on_node: int) -> Iterable[Collective]:
-    """Of one bucket: to every replica, or to each its share."""
+    """The sum of one bucket over replicas: to every replica, or to each its share."""
     if on_node == 1:
         yield Collective("dp", REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements)
         return

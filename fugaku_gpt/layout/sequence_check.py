@@ -36,7 +36,7 @@ Programs = Callable[[int], Sequence[Communication]]
 
 @dataclass(frozen=True)
 class GridReport:
-    """What was checked.
+    """The extent of a check.
 
     Attributes:
         groups: by kind of communicator, how many of two ranks or more.
@@ -60,7 +60,7 @@ def check_grid(
     groups: Optional[Mapping[str, GroupOf]] = None,
     run_all: bool = False,
 ) -> GridReport:
-    """As :class:`GridCheck`, of one plan."""
+    """Check one plan, as :class:`GridCheck` does."""
     return GridCheck(plan, groups).check(plan, programs, run_all)
 
 
@@ -82,7 +82,7 @@ class GridCheck:
         self._members = checked_groups(self._coordinates, plan, groups if groups is not None else groups_of(plan))
 
     def check(self, plan: SequencePlan, programs: Optional[Programs] = None, run_all: bool = False) -> GridReport:
-        """Judge a step of a plan, of the same layout whatever the size of the batch.
+        """Check a step of a plan, which must have the same layout but may have any batch size.
 
         Args:
             programs: from a rank to its communications; default: :func:`sequence.program` of its place.
@@ -158,7 +158,7 @@ class _Grid:
         self._projections: Dict[Tuple[int, str], List[Tuple[str, int]]] = {}
 
     def add(self, steps: Sequence[Communication]) -> None:
-        """The program of the next rank."""
+        """Add the program of the next rank."""
         number = self._by_identity.get(id(steps))
         if number is None:
             number = self._by_value.setdefault(tuple(steps), len(self.classes))
@@ -181,8 +181,8 @@ class _Grid:
         return self.members["pp"][rank][stage]
 
     def has_uniform_stages(self, stages: int) -> bool:
-        """Whether the ranks of each stage have one program but for what replicas do among each other, which all
-        replicas of a rank do alike."""
+        """Whether the ranks of each stage have the same program, except for communication among replicas, which must be
+        the same for all replicas of a rank."""
         without_replicas = [
             tuple(
                 step
@@ -199,7 +199,7 @@ class _Grid:
         return all(len({self.class_of[rank] for rank in group}) == 1 for group in self.groups["dp"])
 
     def check_collectives(self, kind: str) -> None:
-        """On every communicator of a kind, all members do the same.
+        """Check that all members do the same on every communicator of a kind.
 
         Raises:
             GridError: one does not.
@@ -218,7 +218,7 @@ class _Grid:
                     raise GridError(rank, kind, position, problem)
 
     def check_pipelines(self) -> None:
-        """Every message is sent and received alike, in one order for each ordered pair of ranks.
+        """Check that every message is sent and received alike, in one order for each ordered pair of ranks.
 
         Raises:
             GridError: one is not.
@@ -264,7 +264,7 @@ class _Grid:
         return self._projections[key]
 
     def _messages(self, number: int, sends: bool) -> Dict[int, List[Hashable]]:
-        """By the other stage, what is sent to or received from it, in order."""
+        """The messages sent to, or received from, each other stage, in order."""
         messages: Dict[int, List[Hashable]] = {}
         for step in self.classes[number]:
             if isinstance(step, Transfer):
@@ -279,7 +279,7 @@ def _run(
     peer_of: Callable[[int, int], int],
     ranks: Sequence[int],
 ) -> None:
-    """Run participants, whose numbers as ranks are ``ranks``, to their end."""
+    """Run participants, whose rank numbers are ``ranks``, to their end."""
     done = [0] * len(programs)
     rendezvous = Rendezvous(len(programs))
     while rendezvous.runnable:
@@ -299,10 +299,11 @@ def _run(
     if stuck:
         steps, position = programs[stuck[0]], done[stuck[0]] - 1
         other_ranks = [
-            f"rank {ranks[participant]} at {done[participant] - 1}: {_describe(programs[participant][done[participant] - 1])}"
-            for participant in stuck[1:5]
+            f"rank {ranks[other]} at {done[other] - 1}: {_describe(programs[other][done[other] - 1])}"
+            for other in stuck[1:5]
         ]
-        problem = f"deadlock: it waits for ever in {_describe(steps[position])}; so does {'; '.join(other_ranks) or 'no other'}"
+        also = "; ".join(other_ranks) or "no other"
+        problem = f"deadlock: it waits for ever in {_describe(steps[position])}; so does {also}"
         raise GridError(ranks[stuck[0]], _communicator(steps[position]), position, problem)
 
 

@@ -1,8 +1,7 @@
-"""Which parts of which tensors a rank writes to a checkpoint, and which it needs from one: a function of its place.
+"""Determines which regions of which tensors a rank writes to a checkpoint and needs from one, from its coordinates.
 
-All is said in coordinates of the whole tensors, as ``layout/tensors.py`` names them, without the padding of the
-vocabulary: that depends on tensor parallelism, and stays zero. So what one layout has written, any other can read.
-"""
+All regions are in coordinates of the full tensors, as ``layout/tensors.py`` names them, without the padding of the
+vocabulary, which depends on tensor parallelism and stays zero. So any layout can read what another has written."""
 
 from __future__ import annotations
 
@@ -32,14 +31,15 @@ class ShardRegion:
 
 
 def logical_shapes(model: ModelConfig) -> Dict[str, Tuple[int, ...]]:
-    """Shape of each tensor as a checkpoint knows it."""
+    """Shape of each tensor in a checkpoint."""
     return {
         spec.name: spec.shape if spec.rows is None else (spec.rows, *spec.shape[1:]) for spec in model_tensors(model, 1)
     }
 
 
 def local_regions(layout: FlatLayout, tp: int, tp_rank: int, first: int, stop: int) -> Iterator[ShardRegion]:
-    """What elements [first, stop) of a rank's flat tensors are, in order; gaps and padding are nothing."""
+    """The regions of logical tensors in elements [first, stop) of a rank's flat tensors, in order; gaps and padding
+    have none."""
     for placed in layout.placed:
         begin = max(first, placed.start)
         end = min(stop, placed.start + _unpadded_elements(placed, tp, tp_rank))
@@ -53,10 +53,10 @@ def local_regions(layout: FlatLayout, tp: int, tp_rank: int, first: int, stop: i
 
 
 def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) -> List[ShardRegion]:
-    """What a rank writes; over all ranks of a layout that is each element of the model once.
+    """The regions that a rank writes; all ranks of a layout together write each element of the model once.
 
-    With ZeRO each replica writes what it owns; without, replicas hold the same, and each writes its share of it. What
-    tensor-parallel ranks hold alike the first of them writes, and the token embedding the first stage.
+    With ZeRO each replica writes what it owns; without it, replicas hold the same and each writes a share. Of what
+    tensor-parallel ranks replicate, the first rank writes; of the token embedding, the first stage.
 
     Args:
         shard: the rank's place among the replicas in the order of shares (``replicas.rank``).
@@ -83,7 +83,7 @@ def _is_writer(spec: TensorSpec, coordinates: Coordinates) -> bool:
 
 
 def _unpadded_elements(placed: PlacedTensor, tp: int, tp_rank: int) -> int:
-    """Elements of a rank's part of a tensor, counted from its beginning, that are no padding."""
+    """Number of leading elements of a rank's part of a tensor that are not padding."""
     spec = placed.spec
     if spec.rows is None:
         return placed.size

@@ -39,7 +39,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Work:
-    """What the ends of the model cost, in units of one transformer layer's work."""
+    """The work of the model's ends, in units of one transformer layer's work."""
 
     embedding: float = 0.0
     head: float = 0.0
@@ -124,7 +124,7 @@ def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
 
 
 def chunks_by_stage(chunks: Sequence[Chunk], stages: int) -> List[List[Chunk]]:
-    """Of each stage its chunks, in their order."""
+    """The chunks of each stage, in order."""
     chunks_of_stage: List[List[Chunk]] = [[] for _ in range(stages)]
     for chunk in chunks:
         chunks_of_stage[chunk.stage].append(chunk)
@@ -168,7 +168,7 @@ def _balanced(layers: int, stages: int, chunks: int, work: Work) -> List[int]:
 
 
 def _distribute(layers: int, before: Sequence[float], at_least: int) -> List[int]:
-    """``layers`` over places that have the work ``before`` already, the busiest place as idle as can be."""
+    """Distribute ``layers`` over holders that already have the work ``before``, with the least work for the busiest."""
     counts = [at_least] * len(before)
     waiting = [(at_least + more, -index) for index, more in enumerate(before)]
     heapq.heapify(waiting)

@@ -1,1 +1,1 @@
-"""Facts about hardware: of this machine, read at run time; and what a process knows and does about itself on it."""
+"""Facts about machines: data files, this machine as read at run time, and the limits and settings of this process."""

@@ -153,7 +153,7 @@ class ProbeResults:
         )
 
 
-_Timing = TypeVar("_Row", ProductTiming, PassTiming, MessageTiming, StepTiming)
+_Timing = TypeVar("_Timing", ProductTiming, PassTiming, MessageTiming, StepTiming)
 _TABLES: Dict[str, "Type[Any]"] = {
     "products": ProductTiming,
     "passes": PassTiming,

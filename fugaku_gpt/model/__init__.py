@@ -1,4 +1,4 @@
-"""The GPT: reads like a textbook, knows nothing of ranks."""
+"""The GPT: written to read like a textbook, with all knowledge of ranks left to ``parallel/``."""
 
 from fugaku_gpt.model.gpt import GPT, build_model, build_stage, named_parameters, recompute_of
 

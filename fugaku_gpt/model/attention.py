@@ -1,4 +1,4 @@
-"""Causal self-attention: the layer, and its definition as the judge of what computes it."""
+"""Causal self-attention: the layer, and its definition, by which the fast implementations are checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParalle
 def attend_naively(
     qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
 ) -> torch.Tensor:
-    """The definition: softmax(q kᵀ / √d, no future) v; arguments as those of :func:`causal_attention`."""
+    """Compute attention by its definition, softmax(q kᵀ / √d, no future) v; arguments: see :func:`causal_attention`."""
     shards, b, tokens, _, heads, d = qkv.shape
     s = shards * tokens
     q, k, v = qkv.permute(3, 1, 4, 0, 2, 5).reshape(3, b, heads, s, d).unbind(0)
@@ -33,10 +33,10 @@ def attend_naively(
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention: [b, s, h] → [b, s, h]; ``tp`` ranks have heads / tp heads each.
+    """Multi-head attention: [b, s, h] → [b, s, h]; each of the ``tp`` ranks has heads / tp heads.
 
-    Scores and probabilities ([s, s] for each head) are never kept for the backward pass; with ``recompute_core`` the
-    flags of their dropout are not either (Korthikanti et al. 2022, section 5).
+    Scores and probabilities ([s, s] for each head) are never saved for the backward pass; with ``recompute_core`` the
+    flags of their dropout are not saved either (Korthikanti et al. 2022, section 5).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CausalSelfAttention(nn.Module):
         recompute_core: bool = False,
         reference: bool = False,
     ) -> None:
-        """``reference``: attention is computed by its definition, which is the judge of what is faster."""
+        """Create the layer. With ``reference``, attention is computed by its definition, to check faster ways."""
         super().__init__()
         self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, 3, sequence_parallel)
         self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype, sequence_parallel)
@@ -63,7 +63,8 @@ class CausalSelfAttention(nn.Module):
         self._reference = reference
 
     def forward(self, x: torch.Tensor, first_sample: int, norm: Optional[Prepare] = None) -> torch.Tensor:
-        """``first_sample`` keys dropout; ``norm`` is done to the input, and again in the backward pass."""
+        """Apply the layer. ``first_sample`` keys dropout; ``norm`` is applied to the input, and again in the backward
+        pass."""
         b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
         heads, d = self._local_heads, self._model.head_size
         qkv = self.qkv(x, norm).view(-1, b, tokens, 3, heads, d)  # the first dimension is shards, or 1
@@ -80,7 +81,7 @@ class CausalSelfAttention(nn.Module):
         return self.out(y.reshape(shards * b, tokens, heads * d))
 
     def _keep_flags(self, b: int, s: int, first_sample: int) -> torch.Tensor:
-        """Flags of dropout [b, local heads, s, s], keyed by (sample, head of the whole model, position)."""
+        """Return the flags of dropout [b, local heads, s, s], keyed by (sample, head of the whole model, position)."""
         probability = self._model.attention_dropout
         heads, count = self._model.heads, self._local_heads * s * s
         flags = [

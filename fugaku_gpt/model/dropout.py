@@ -1,4 +1,4 @@
-"""Dropout whose mask depends on what is dropped, not on who computes it.
+"""Dropout whose mask depends on what is dropped, not on the rank that computes it.
 
 The mask of element i of a site is a pure function of (seed, site, i), with i counted over all samples ever consumed:
 the counter of a Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). A rank that holds
@@ -19,8 +19,8 @@ _PER_BLOCK = 16  # 16-bit draws in one Philox block of 256 bits
 def keep_mask(
     seed: int, site: int, first: int, count: int, probability: float
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Whether elements [first, first + count) of a site are kept; each is dropped with ``probability`` to within
-    2⁻¹⁷."""
+    """Return flags, True for each of the elements [first, first + count) of a site that is not dropped; each is dropped
+    with ``probability`` to within 2⁻¹⁷."""
     block, skip = divmod(first, _PER_BLOCK)
     generator = np.random.Philox(key=(site << 64) | (seed & (2**64 - 1)), counter=block)
     raw_draws = generator.random_raw(-(-(skip + count) // 4))
@@ -30,23 +30,23 @@ def keep_mask(
 
 
 def threshold(probability: float) -> int:
-    """Draws of 16 bits below this are dropped."""
+    """Return the number below which draws of 16 bits mean that an element is dropped."""
     return round(probability * 65536)
 
 
 def dropped_share(probability: float) -> float:
-    """The share of elements that is dropped, ``probability`` to within 2⁻¹⁷."""
+    """Return the share of elements that is dropped, ``probability`` to within 2⁻¹⁷."""
     return threshold(probability) / 65536.0
 
 
 def scaled_mask(keep_flags: np.ndarray, probability: float, like: torch.Tensor) -> torch.Tensor:
-    """The factors by which elements are multiplied: 0, or 1 / share kept, so that the mean does not change."""
+    """Return the factors of elements: 0 if dropped, else 1 / (1 - dropped share), so that the mean does not change."""
     scale = 1.0 / (1.0 - dropped_share(probability))
     return torch.from_numpy(keep_flags).to(like.dtype).mul_(scale)
 
 
 class KeyedDropout(nn.Module):
-    """Dropout on activations of consecutive samples: [b, s, h], or the ``shard`` of each that is here."""
+    """Dropout on activations of consecutive samples: [b, s, h], or this rank's ``shard`` of each sample."""
 
     def __init__(self, probability: float, seed: int, site: int, shard: Shard = UNSHARDED) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class KeyedDropout(nn.Module):
         self._shard = shard
 
     def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
-        """``first_sample`` is the number of the first of the b samples, counted from the start of training."""
+        """Apply dropout. ``first_sample``: number of the first of the b samples, counted from the start of training."""
         if self.probability == 0.0 or not self.training:
             return x
         return x * scaled_mask(self._keep_flags(x, first_sample), self.probability, x).view(x.shape)

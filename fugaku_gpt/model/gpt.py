@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019): pre-LayerNorm blocks, learned positions, output weights tied to the token embedding.
 
-Shapes: b sequences, s tokens, h hidden, V vocabulary. The ``tp`` that is handed down only reaches the layers that are
-cut. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]: this rank's part of each sequence.
+Shapes: b sequences, s tokens, h hidden, V vocabulary. ``tp`` is only passed down to the layers that tensor parallelism
+cuts. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]: this rank's part of each sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output
 
 
 class MLP(nn.Module):
-    """[b, s, h] → [b, s, h] through ffn_size; GELU is done again in the backward pass."""
+    """The MLP of a layer: [b, s, h] → [b, s, h] through ffn_size; GELU is computed again in the backward pass."""
 
     def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, sequence_parallel: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class MLP(nn.Module):
         self._gelu = ops.gelu_tanh if model.gelu == "tanh" else ops.gelu
 
     def forward(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        """``norm``: of the input, done again in the backward pass."""
+        """Apply the MLP to ``norm(x)``; ``norm`` is computed again in the backward pass."""
         return self.down(self.up(x, norm), self._gelu)
 
 
@@ -46,7 +46,7 @@ class TransformerBlock(nn.Module):
     """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the flags of attention
-    dropout) or ``full`` (the layer, of which only the input is kept).
+    dropout) or ``full`` (the layer, of which only the input is saved).
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """A run of layers of the model, or the whole of it.
+    """A chunk of consecutive layers of the model, or the whole model.
 
-    The first chunk takes token ids [b, s], others the hidden states [b, s, h] of the chunk before; the last gives the
-    sum of the tokens' losses, others hidden states. A last chunk that does not hold the embeddings has the token
-    embedding all the same, as the weights of its logits: ``shared`` where this rank has it already, its own otherwise.
+    The first chunk takes token ids [b, s], later ones the hidden states [b, s, h] of the chunk before; the last returns
+    the sum of the tokens' losses, earlier ones hidden states. A last chunk without the embeddings still has the token
+    embedding, as the weights of its logits: ``shared`` if this rank has it already, its own otherwise.
 
     Attributes:
-        gradient_scale: the last chunk's gradients are those of this times the loss (float16 loses small ones).
+        gradient_scale: factor of the loss for the last chunk's gradients (float16 loses small ones).
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class GPT(nn.Module):
         recompute: Sequence[str] = (),
         reference_attention: bool = False,
     ) -> None:
-        """``recompute`` of each layer of the model; default: ``none`` of any. ``reference_attention``: attention is
-        computed by its definition."""
+        """Create the chunk. ``recompute``: for each layer of the model, see :class:`TransformerBlock`; default:
+        ``none``. ``reference_attention``: attention is computed by its definition."""
         super().__init__()
         self.config = model
         self.chunk = chunk
@@ -130,7 +130,9 @@ class GPT(nn.Module):
             self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
         self.blocks = nn.ModuleDict(
             {
-                str(layer): TransformerBlock(model, tp, dtype, seed, layer, sequence_parallel, kinds[layer], reference_attention)
+                str(layer): TransformerBlock(
+                    model, tp, dtype, seed, layer, sequence_parallel, kinds[layer], reference_attention
+                )
                 for layer in chunk.layers
             }
         )
@@ -138,7 +140,7 @@ class GPT(nn.Module):
             self.final_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
 
     def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
-        """[b, s] int64, or [b, s, h] → [b, s, h], equal on every rank of ``tp`` but for sequence parallelism."""
+        """Return [b, s, h] of [b, s] int64 or [b, s, h], equal on every rank of ``tp`` unless sequence-parallel."""
         if self.chunk.has_embedding:
             positions = self.position_embedding.weight[self._shard.positions(x.shape[1])]
             x = self.token_embedding(self._shard.to_rank_order(x)) + positions
@@ -148,8 +150,8 @@ class GPT(nn.Module):
         return self.final_norm(x) if self.chunk.has_head else x
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
-        """Hidden states, or from the last chunk the sum over all b * s tokens of the cross-entropy of ``targets``
-        [b, s]; ``first_sample`` keys dropout."""
+        """Return hidden states, or from the last chunk the sum over all b * s tokens of the cross-entropy of
+        ``targets`` [b, s]; ``first_sample`` keys dropout."""
         x = self.hidden_states(x, first_sample)
         if not self.chunk.has_head:
             return x
@@ -164,8 +166,8 @@ class GPT(nn.Module):
         )
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[b, s] → [b, s, V / tp], this rank's part of the padded vocabulary; for tests and for looking at a whole
-        model."""
+        """Return the logits of [b, s] tokens as [b, s, V / tp], this rank's part of the padded vocabulary; for tests
+        and for inspecting a whole model."""
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
             x = self._shard.to_sample_order(gather(x, self._tp))
@@ -173,14 +175,14 @@ class GPT(nn.Module):
 
 
 def build_model(config: RunConfig, tp: Communicator, reference_attention: bool = False) -> GPT:
-    """The whole model of a run on this rank; see :func:`build_stage`."""
+    """Build the whole model of a run on this rank; see :func:`build_stage`."""
     chunks = split_layers(config.model.layers, 1)
     (model,) = build_stage(config, tp, chunks, recompute_of(config, chunks), reference_attention)
     return model
 
 
 def recompute_of(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
-    """What the backward pass computes again of each layer of the model."""
+    """Return what the backward pass computes again, for each layer of the model (:class:`TransformerBlock`)."""
     return recompute_of_layers(config, chunks)
 
 
@@ -191,12 +193,12 @@ def build_stage(
     recompute: Sequence[str] = (),
     reference_attention: bool = False,
 ) -> List[GPT]:
-    """The chunks that this rank holds, with their initial weights, this rank's slices of them.
+    """Build the chunks that this rank holds, with this rank's slices of the initial weights.
 
     Args:
-        recompute: what the backward pass computes again of each layer of the model (:func:`recompute_of`); default:
+        recompute: what the backward pass computes again, for each layer of the model (:func:`recompute_of`); default:
             nothing.
-        reference_attention: attention is computed by its definition, which is the judge of what is faster.
+        reference_attention: attention is computed by its definition, to check faster ways.
 
     Raises:
         ValueError: the module tree and ``layout.tensors`` disagree.
@@ -232,5 +234,5 @@ def build_stage(
 
 
 def named_parameters(models: Sequence[GPT]) -> Dict[str, nn.Parameter]:
-    """The parameters of a rank's chunks by name, each once."""
+    """Return the parameters of a rank's chunks by name, each once."""
     return {name: parameter for model in models for name, parameter in model.named_parameters()}

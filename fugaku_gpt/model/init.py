@@ -38,7 +38,7 @@ def fill_parameter(parameter: torch.Tensor, spec: TensorSpec, seed: int, tp_rank
 
 
 def _draw_block(spec: TensorSpec, seed: int, block: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    """[block rows, last dimension] of the whole tensor; vocabulary padding is zero."""
+    """Draw block number ``block``, [block rows, last dimension], of the whole tensor; vocabulary padding is zero."""
     digest = hashlib.sha256(f"{seed}/{spec.name}/{block}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     values = generator.standard_normal((_BLOCK_ROWS, spec.shape[-1]), dtype=np.float32)

@@ -13,5 +13,5 @@ class LayerNorm(nn.LayerNorm):
     """PyTorch's module, with weight, bias and their gradients in float32 where the rest is in 16 bits."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., h] → [..., h], of the same type."""
+        """Normalise [..., h] → [..., h], of the same type."""
         return ops.layer_norm(x, widened(self.weight), widened(self.bias), self.eps)

@@ -1,9 +1,9 @@
-"""Forget what a forward pass has computed, and compute it again when the backward pass comes by (Chen et al. 2016,
-"Training Deep Nets with Sublinear Memory Cost").
+"""Activation recomputation: a forward pass saves only its inputs, and the backward pass computes it again (Chen et al.
+2016, "Training Deep Nets with Sublinear Memory Cost").
 
-The second time gives the same to the last bit: dropout is a function of what is dropped (``dropout.py``), and the same
-kernels run on the same inputs. Collectives inside are called again, in the order of the backward pass, which is the
-same on every rank of a tensor-parallel group.
+The second time gives the same result to the last bit: dropout is a function of what is dropped (``dropout.py``), and
+the same kernels run on the same inputs. Collectives inside are called again, in the order of the backward pass, which
+is the same on every rank of a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fugaku_gpt import compat
 
 
 def recomputed(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """``function(*inputs)``, of which only the inputs are kept for the backward pass.
+    """Return ``function(*inputs)``, saving only the inputs for the backward pass.
 
     Gradients of parameters that the function uses are added to their ``main_grad`` (``parallel/gradient_path.py``) or
-    their ``.grad`` by the backward pass inside, each once, as without recomputing. That pass is only reached through
-    the inputs: where none of them wants a gradient (a layer on its own) everything is kept.
+    their ``.grad`` by the backward pass inside, each once, as without recomputation. That pass is only reached through
+    the inputs: if none of them requires a gradient (a layer on its own), everything is saved as usual.
     """
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return function(*inputs)

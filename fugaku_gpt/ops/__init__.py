@@ -1,8 +1,8 @@
-"""The operators that layers, losses and the optimiser are built from: our kernels where better, else PyTorch's.
+"""The operators of layers, losses and the optimiser: native kernels where they are better, otherwise PyTorch's.
 
-What the rest of the package calls is named here. Each file is one operator: products of matrices (``gemm``), GELU
+This file names what the rest of the package calls. Each module is one operator: matrix products (``gemm``), GELU
 (``activation``), LayerNorm (``normalization``), attention's softmax (``softmax``), sums of squares (``reductions``).
-``native`` calls our own kernels (``fugaku_gpt/kernels``), ``tensor_pool`` gives large tensors their memory, and
+``native`` calls the native kernels (``fugaku_gpt/kernels``), ``tensor_pool`` provides memory for large tensors, and
 ``in_float32`` computes what a 16-bit type has no good kernel for.
 """
 

@@ -68,18 +68,18 @@ class GeluByErf(torch.autograd.Function):
 
 
 def _normal_share(x: torch.Tensor) -> torch.Tensor:
-    """The share of a normal distribution below x."""
+    """The normal distribution function of x."""
     return torch.mul(x, math.sqrt(0.5)).erf_().add_(1.0).mul_(0.5)
 
 
 def uses_gelu_by_erf() -> bool:
-    """Whether the exact GELU is computed from the error function: what was agreed on; before that, whether PyTorch's
-    own is slow."""
+    """Whether the exact GELU is computed from the error function: as the ranks agreed, or before that, whether
+    PyTorch's own is slow."""
     return _gelu_is_slow() if RANK_CONSENSUS.gelu_by_erf is None else RANK_CONSENSUS.gelu_by_erf
 
 
 def choose_gelu_by_erf(by_erf: bool) -> None:
-    """From now on it is, or is not; see :class:`KernelChoices`."""
+    """Choose whether the exact GELU is computed from the error function; see :class:`KernelChoices`."""
     RANK_CONSENSUS.gelu_by_erf = by_erf
 
 
@@ -101,6 +101,6 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation, as in GPT-2's published weights (Hendrycks and Gimpel 2016, section 2)."""
     if native.has_native_gelu(x):
         return _native_gelu(x, True)
-    builtin = probes.builtin_gelu_tanh  # looked up here, where whoever measures it may have put another in its place
+    builtin = probes.builtin_gelu_tanh  # looked up here: the profiler may have replaced it
     y: torch.Tensor = builtin(x) if has_kernel("gelu_tanh", x.dtype) else InFloat32.apply(builtin, x)
     return y

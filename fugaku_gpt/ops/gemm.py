@@ -1,5 +1,5 @@
-"""Products of two matrices: by our own kernels where these are the better ones (``compiled``), and whether other
-float32 ones are oneDNN's."""
+"""Products of two matrices: by native kernels where these are faster (``native``), by oneDNN for some float32 products,
+otherwise by PyTorch."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _Operator = Callable[[torch.Tensor, torch.Tensor, Optional[torch.Tensor]], torch
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]."""
+    """Computes x weightᵀ + bias: [..., inputs], [outputs, inputs], [outputs] → [..., outputs]."""
     return _linear(x, weight, bias)
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x y: [..., inner], [inner, columns] → [..., columns]."""
+    """Computes x y: [..., inner], [inner, columns] → [..., columns]."""
     return _matmul(x, y)
 
 
 def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``out`` [rows, outputs], which becomes x weightᵀ: [rows, inputs], [outputs, inputs].
+    """Writes x weightᵀ into ``out`` [rows, outputs] and returns it: [rows, inputs], [outputs, inputs].
 
-    oneDNN writes into memory of its own choosing, and what it takes for a large result again and again leaves holes
-    (seen: 100 MiB of 124M's logits): it gets a part of the outputs at a time.
+    oneDNN allocates its results itself, and repeated large allocations leave holes (seen: 100 MiB for 124M's logits),
+    so it computes a block of the outputs at a time.
     """
     if native.has_native_matmul(x, weight.t(), out):
         return native.matmul_(out, x, weight.t())
@@ -52,9 +52,9 @@ def linear_into(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tor
 
 
 def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``out`` [rows, columns], which becomes x y: [rows, inner], [inner, columns].
+    """Writes x y into ``out`` [rows, columns] and returns it: [rows, inner], [inner, columns].
 
-    oneDNN gets a part of the inner dimension at a time: of all that it takes there is a copy.
+    oneDNN gets a block of the inner dimension at a time, because it copies its inputs.
     """
     if native.has_native_matmul(x, y, out):
         return native.matmul_(out, x, y)
@@ -69,13 +69,13 @@ def matmul_into(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Te
 
 
 def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in the same pass where it is computed in
-    the type of the sums and PyTorch's product is as fast as any."""
+    """Add x y to ``sums``: [rows, inner], [inner, columns], [rows, columns]; in one pass where the product has the type
+    of the sums and PyTorch's is as fast as any."""
     if native.has_native_matmul(x, y, sums, accumulate=True):
         native.matmul_(sums, x, y, accumulate=True)
         return
     if sums.dtype != x.dtype:
-        if has_kernel("matmul", x.dtype):  # a part at a time: what is added is in memory of its own
+        if has_kernel("matmul", x.dtype):  # a block at a time: the product is in memory of its own
             for block, rows in _row_blocks(sums, x, cast_rows(sums.shape[1])):
                 product = torch.matmul(rows, y)
                 if native.has_native_accumulate(product, block):
@@ -94,7 +94,7 @@ def add_product(sums: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def _row_blocks(first: torch.Tensor, second: torch.Tensor, rows: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """Parts of two matrices of equally many rows."""
+    """Splits two matrices with equally many rows into the same blocks of rows."""
     if first.shape[0] != second.shape[0]:
         raise RuntimeError(f"matrices of {first.shape[0]} and {second.shape[0]} rows do not belong together")
     return zip(first.split(rows), second.split(rows))
@@ -121,28 +121,28 @@ def _matmul_in_dtype(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _may_use_native_matmul(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether it is worth a look if [..., inner] and a matrix are multiplied by our kernel."""
+    """Whether the native kernel might multiply [..., inner] and a matrix, which saves the reshape for a closer look."""
     return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled() and native.uses_native_matmul()
 
 
 def _native_matmul(
     x: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """By our kernel; ``rows`` are those of x."""
+    """Multiplies by the native kernel; ``rows`` is x as a matrix."""
     out = pooled_empty((*x.shape[:-1], y.shape[1]), x.dtype)
     native.matmul_(out.view(-1, y.shape[1]), rows, y, bias)
     return out
 
 
 def _may_write_into_pool(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether PyTorch is told where to put the product of [..., inner] and a matrix. It is in blocks or not, which is
-    the process's allocator's: a sum is to be rounded alike beside each. (Layers of older builds round a product of
-    three dimensions before they add the bias; this does not.)"""
+    """Whether the product of [..., inner] and a matrix is written into a tensor from the pool. That does not depend on
+    whether the pool is in use, so that results are rounded alike with either allocator. (Layers of older builds round a
+    three-dimensional product before they add the bias; this does not.)"""
     return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled()
 
 
 def _matmul_into_pool(x: torch.Tensor, y: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """By the functions that PyTorch's layers call themselves, into a block where these are used."""
+    """Multiplies by the functions that PyTorch's layers call, into a tensor from the pool where it is used."""
     out = pooled_empty((*x.shape[:-1], y.shape[1]), x.dtype)
     rows, result = x.reshape(-1, x.shape[-1]), out.view(-1, y.shape[1])
     if bias is None:
@@ -158,8 +158,8 @@ _matmul = or_in_float32("matmul", _matmul_in_dtype)
 
 
 def _suits_onednn(x: torch.Tensor) -> bool:
-    """Whether a product with ``x`` is one for oneDNN, whose operators autograd is not to see, and which arrange the
-    weight anew for each call: that pays from some hundred rows on."""
+    """Whether oneDNN should compute a product with ``x``. Autograd must not see its operators, and they rearrange the
+    weight at each call, which pays from about a hundred rows on."""
     return (
         x.dtype == torch.float32
         and not torch.is_grad_enabled()
@@ -170,9 +170,9 @@ def _suits_onednn(x: torch.Tensor) -> bool:
 
 
 def _sums_suit_onednn(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether oneDNN makes a product x y [rows, inner], [inner, columns] that is added to something. It does not add,
-    so that this pays only beside an MKL that is slow on this processor: those of the builds whose oneDNN takes tensors
-    of its own (seen: 1.5 to 2.5 times slower; in newer builds MKL's product that adds is as fast)."""
+    """Whether oneDNN should compute a product x y [rows, inner], [inner, columns] that is added to something. oneDNN
+    cannot accumulate, so this pays only where MKL is slow on this processor: in the builds whose oneDNN takes opaque
+    tensors (seen: 1.5 to 2.5 times slower; in newer builds MKL's accumulating product is as fast)."""
     return (
         x.dtype == torch.float32
         and not torch.is_grad_enabled()
@@ -184,19 +184,19 @@ def _sums_suit_onednn(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def _onednn_matmul(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     operator = _onednn()
-    assert operator is not None  # or products would not be oneDNN's
+    assert operator is not None  # otherwise oneDNN would not have been chosen
     return operator(x, weight, bias)
 
 
 def uses_onednn_matmul() -> bool:
-    """Whether float32 products of layers are oneDNN's: what was agreed on; before that, whether this build can hand
-    them to it and would else use MKL's kernels on a processor that is not Intel's (seen: 5 to 25 % slower there with
-    AVX-512, on the whole faster without; in older builds less than half as fast, with it or without)."""
+    """Whether oneDNN computes float32 products of layers: as the ranks agreed, or before that, whether this build can
+    call it and would otherwise use MKL's kernels on a processor that is not Intel's (seen: MKL 5 to 25 % slower there
+    with AVX-512, mostly faster without; in older builds less than half as fast, with it or without)."""
     return _onednn_is_better() if RANK_CONSENSUS.products_by_onednn is None else RANK_CONSENSUS.products_by_onednn
 
 
 def choose_onednn_matmul(by_onednn: bool) -> None:
-    """From now on they are, or are not; see :class:`KernelChoices`."""
+    """Choose whether oneDNN computes float32 products of layers; see :class:`KernelChoices`."""
     RANK_CONSENSUS.products_by_onednn = by_onednn
 
 
@@ -209,13 +209,13 @@ def _onednn_is_better() -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether oneDNN computes a layer in float32 when it is asked by itself, and precisely."""
+    """Whether this build can call oneDNN directly for a float32 layer, with precise results."""
     return _onednn() is not None
 
 
 @functools.lru_cache(maxsize=None)
 def _onednn() -> Optional[_Operator]:
-    """How this build has oneDNN compute a layer in float32."""
+    """The function by which this build has oneDNN compute a float32 layer."""
     return next(
         (operator for operator in (_onednn_with_plain_tensors, _onednn_with_opaque_tensors) if _is_correct(operator)),
         None,
@@ -228,7 +228,8 @@ def _onednn_with_plain_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Opti
 
 
 def _onednn_with_opaque_tensors(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    """By the operator of older builds. What it takes and gives are copies: of many outputs a part at a time."""
+    """Computes a layer by the operator of older builds. It copies inputs and results, so large layers are split into
+    blocks."""
     rows, outputs = x.reshape(-1, x.shape[-1]), weight.shape[0]
     arranged = _to_onednn_layout(rows)
     if outputs <= 2 * _ONEDNN_SPLIT:
@@ -248,7 +249,7 @@ def _linear_of_opaque(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torc
 
 
 def _to_onednn_layout(x: torch.Tensor) -> torch.Tensor:
-    """A matrix in a tensor of oneDNN's, which transposes faster than PyTorch does."""
+    """Converts a matrix to oneDNN's opaque layout; oneDNN transposes faster than PyTorch."""
     if x.is_contiguous() or x.stride(0) != 1:
         return x.contiguous().to_mkldnn()
     return torch._mkldnn_transpose(x.t().contiguous().to_mkldnn(), 0, 1)

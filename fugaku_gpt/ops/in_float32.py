@@ -1,4 +1,4 @@
-"""Operations in float32 on tensors of a 16-bit type."""
+"""Runs operations in float32 on tensors of a 16-bit type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fugaku_gpt.compat.probes import WIDE_DTYPES, has_kernel
 
 
 def or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A function of tensors in their own type where ``operation`` has a kernel for it, otherwise with casts around."""
+    """Wraps a function of tensors: it runs in their own type if ``operation`` has a kernel for it, otherwise in float32
+    with casts."""
 
     def wrapper(x: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
         dtype = x.dtype
@@ -24,8 +25,8 @@ def or_in_float32(operation: str, function: Callable[..., torch.Tensor]) -> Call
 
 
 class InFloat32(torch.autograd.Function):
-    """A cheap operation in float32 of which the inputs are kept as they are; the backward pass computes it again, and
-    gives each a gradient of its type."""
+    """A cheap operation in float32 that saves its inputs in their own type. The backward pass recomputes it, and gives
+    each input a gradient of its type."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:

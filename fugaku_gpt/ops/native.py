@@ -1,4 +1,4 @@
-"""Our own compiled kernels, where they are there and do what they should (``kernels/``)."""
+"""Calls the native kernels (``kernels/``), where they are compiled and compute correct results."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ _NATIVE_TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
 def has_native_kernels() -> bool:
-    """Whether there are kernels for this processor that do what they should."""
+    """Whether there are kernels for this processor that compute correct results."""
     return _verified_library() is not None
 
 
 def uses_native_kernels() -> bool:
-    """Whether the kernels are used: what was agreed on; before that, whether there are any."""
+    """Whether the kernels are used: as the ranks agreed, or before that, whether there are any."""
     return RANK_CONSENSUS.compiled is not False and has_native_kernels()
 
 
 def choose_native_kernels(use: bool) -> None:
-    """From now on they are, where there are any, or are not; see :class:`KernelChoices`."""
+    """Choose whether native kernels are used, where there are any; see :class:`KernelChoices`."""
     RANK_CONSENSUS.compiled = use
 
 
 def set_progress_callback(function: Optional[Callable[[], None]], seconds: float) -> None:
-    """Long kernels (attention, a layer's product) call the function meanwhile, at most this often; None: no more."""
+    """Have long kernels (attention, a layer's product) call a function at most every ``seconds``; None: stop."""
     if uses_native_kernels():
         _library().set_progress_callback(function, seconds)
 
 
 def has_native_attention(qkv: torch.Tensor) -> bool:
-    """Whether attention of [parts, b, s / parts, 3, heads, d] is a kernel's."""
+    """True if the native kernels compute attention of [shards, b, s / shards, 3, heads, d]."""
     if qkv.dtype not in _NATIVE_TYPES or not uses_native_kernels():
         return False
     return enough_heads_for_threads(qkv.shape[1], qkv.shape[4], torch.get_num_threads())
 
 
 def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of [parts, b, s / parts, 3, heads, d] with kept flags of dropout [b, heads, s, s], whose others
-    are scaled by ``factor``: [parts, b, s / parts, heads, d], and logarithms of sums that its gradient needs."""
+    """Causal attention of [shards, b, s / shards, 3, heads, d]. ``flags`` [b, heads, s, s] are 0 for probabilities that
+    dropout drops; the others are scaled by ``factor``. Returns [shards, b, s / shards, heads, d], and the logarithms of
+    sums that the gradient needs."""
     shards, b, local_length, _, heads, d = qkv.shape
     y = pooled_empty((shards, b, local_length, heads, d), qkv.dtype)
     log_sums = qkv.new_empty(b, heads, shards * local_length, dtype=torch.float32)
@@ -82,25 +83,25 @@ def attention_gradient(
 
 
 def has_native_loss(logits: torch.Tensor) -> bool:
-    """Whether the rows of these logits [n, columns] are a kernel's."""
+    """True if the native kernels compute the loss of logits [n, columns]."""
     return logits.dtype in _NATIVE_TYPES and logits.stride(1) == 1 and uses_native_kernels()
 
 
 def loss_sums(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of logits the largest, and the sum of exp(logit - largest), both float32."""
+    """The maximum of each row of logits and the sum of exp(logit - maximum), both float32."""
     largest, sums = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
     _library().loss_sums(*_rows(logits), largest.data_ptr(), sums.data_ptr(), torch.get_num_threads())
     return largest, sums
 
 
 def loss_gradient_(logits: torch.Tensor, log_sums: torch.Tensor, scale: float) -> None:
-    """Logits become ``scale`` exp(logit - log_sum), with a float32 number for each row."""
+    """Replace logits by ``scale`` exp(logit - log_sum), with one float32 ``log_sum`` per row."""
     _library().loss_gradient(*_rows(logits), log_sums.data_ptr(), scale, torch.get_num_threads())
 
 
 def loss_full_rows_(logits: torch.Tensor, scale: float, wants_gradient: bool) -> torch.Tensor:
-    """The logarithms of sums of exponentials of rows that no other rank has a part of, float32; with ``wants_gradient``
-    the logits become ``scale`` times the probabilities."""
+    """The log-sum-exp of rows that no other rank shares, float32; with ``wants_gradient`` the logits become ``scale``
+    times the probabilities."""
     log_sums = logits.new_empty(logits.shape[0], dtype=torch.float32)
     threads = torch.get_num_threads()
     _library().loss_full_rows(*_rows(logits), log_sums.data_ptr(), scale, int(wants_gradient), threads)
@@ -112,14 +113,14 @@ def _rows(logits: torch.Tensor) -> Tuple[int, int, int, int, int]:
 
 
 def has_native_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
-    """Whether LayerNorm of x [..., width] with a weight (and bias) [width] is a kernel's."""
+    """True if the native kernels compute LayerNorm of x [..., width] with weight and bias [width]."""
     return x.dtype in _NATIVE_TYPES and weight.dtype == bias.dtype == torch.float32 and uses_native_kernels()
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm of contiguous x [..., width], and [2, rows] that its gradient needs."""
+    """LayerNorm of contiguous x [..., width], and the statistics [2, rows] that its gradient needs."""
     width, threads = x.shape[-1], torch.get_num_threads()
     rows = x.numel() // width
     y, statistics = pooled_empty(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
@@ -151,12 +152,12 @@ def layer_norm_gradient(
 
 
 def has_native_gelu(x: torch.Tensor) -> bool:
-    """Whether GELU of x is a kernel's."""
+    """True if the native kernels compute GELU of x."""
     return supports_gelu(x.dtype) and uses_native_kernels()
 
 
 def supports_gelu(dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for GELU in this type, on whatever machine has kernels."""
+    """Whether the native GELU supports a type, on any machine that has kernels."""
     return dtype in _NATIVE_TYPES
 
 
@@ -176,7 +177,7 @@ def gelu_gradient(y_grad: torch.Tensor, x: torch.Tensor, by_tanh: bool) -> torch
 
 
 def has_native_accumulate(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
-    """Whether sums of x are a kernel's: new ones, or those of its shape that it is added to."""
+    """True if the native kernels sum the rows of x, or add x to ``sums`` of the same shape."""
     if sums is not None and not (sums.dtype == torch.float32 and sums.is_contiguous() and sums.shape == x.shape):
         return False
     return x.dtype == torch.bfloat16 and x.is_contiguous() and uses_native_kernels()
@@ -195,17 +196,17 @@ def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def uses_native_matmul() -> bool:
-    """Whether layers' products are a kernel's, in float32 and bfloat16, of matrices that are large enough: what
-    was agreed on; before that, whether it is the better one on this processor (seen, with AVX-512 on one that is
-    not Intel's: 5 to 20 % faster than MKL, in bfloat16 as fast as oneDNN or up to 5 % faster, 15 % where it is added to
-    sums in float32; without AVX-512 slower)."""
+    """Whether the native GEMM computes layers' products of large enough matrices, in float32 and bfloat16: as the ranks
+    agreed, or before that, whether it is faster on this processor (seen, with AVX-512 on a processor that is not
+    Intel's: 5 to 20 % faster than MKL; in bfloat16 as fast as oneDNN or up to 5 % faster, 15 % when accumulating in
+    float32; slower without AVX-512)."""
     if not uses_native_kernels():
         return False
     return _native_matmul_is_better() if RANK_CONSENSUS.compiled_products is None else RANK_CONSENSUS.compiled_products
 
 
 def choose_native_matmul(use: bool) -> None:
-    """From now on they are, or are not; see :class:`KernelChoices`."""
+    """Choose whether the native GEMM computes layers' products; see :class:`KernelChoices`."""
     RANK_CONSENSUS.compiled_products = use
 
 
@@ -213,7 +214,7 @@ def choose_native_matmul(use: bool) -> None:
 def _native_matmul_is_better() -> bool:
     if "intel" in processor_name().lower() or "avx512f" not in vector_flags():
         return False
-    library = _library()  # a compiler may have left out what the processor has
+    library = _library()  # a compiler may not support all that the processor has
     return library.lanes() == 16 and all(map(library.supports_gemm, _NATIVE_TYPES.values()))
 
 
@@ -244,8 +245,10 @@ def matmul_(
     *,
     accumulate: bool = False,
 ) -> torch.Tensor:
-    """``out``, which becomes x y + bias, or to which in float32 that is added: [rows, columns], [rows, inner], [inner,
-    columns], [columns]; of sums in float32, which are rounded at most once. ``out`` is in memory of its own.
+    """Write x y + bias into ``out``, or add it to float32 ``out``, and return it: [rows, inner], [inner, columns],
+    [columns] → [rows, columns].
+
+    Sums are float32 and rounded at most once. ``out`` must not overlap the inputs.
     """
     (rows, inner), columns, threads = x.shape, y.shape[1], torch.get_num_threads()
     kind, result_kind = _NATIVE_TYPES[x.dtype], _NATIVE_TYPES[out.dtype]
@@ -263,10 +266,9 @@ def _gemm_workspace_floats(rows: int, columns: int, inner: int, kind: int, resul
 
 
 def _workspace_address(floats: int) -> int:
-    """The address of memory that products and LayerNorm work in, the same for all: what is in it is in the caches while
-    it is in use, and was before. (Attention's is a tensor that is freed: with many threads it is large.) It is the
-    process's: kernels run in one Python thread at a time. It lies outside of the heap, and a forked process has its
-    own."""
+    """The address of a workspace that products and LayerNorm share, so that it stays in the caches. (Attention uses a
+    tensor that is freed: with many threads it is large.) There is one per process, since kernels run in one Python
+    thread at a time. It is outside the heap, and a forked process has its own."""
     global _workspace
     if len(_workspace) < 4 * floats:
         _workspace = b""  # not beside the new one
@@ -282,7 +284,7 @@ def _strides(x: torch.Tensor) -> Tuple[int, int]:
 
 
 def has_native_sum_of_squares(x: torch.Tensor) -> bool:
-    """Whether the sum of squares of [n] numbers is a kernel's."""
+    """True if the native kernels compute the sum of squares of [n] numbers."""
     return x.dtype == torch.float32 and x.is_contiguous() and uses_native_kernels()
 
 
@@ -295,10 +297,10 @@ class AdamWStep(NamedTuple):
     """The numbers of one step of AdamW.
 
     Attributes:
-        divisor: of the gradients, which stay as they are.
-        keeps: what weight decay multiplies the parameters by.
-        betas: decay of the first and of the second moment.
-        step_size, eps: with the corrections of the moments' bias.
+        divisor: divisor of the gradients, which stay unchanged.
+        keeps: factor of the parameters for weight decay.
+        betas: decay rates of the first and of the second moment.
+        step_size, eps: step size and epsilon, with the corrections of the moments' bias.
     """
 
     divisor: float
@@ -337,30 +339,30 @@ def _address(x: Optional[torch.Tensor]) -> Optional[int]:
 
 def _library() -> Library:
     library = load_library()
-    assert library is not None  # whoever calls has asked
+    assert library is not None  # callers have checked
     return library
 
 
 @functools.lru_cache(maxsize=None)
 def _verified_library() -> Optional[Library]:
-    """The library, once each of its kernels has done what it should: a compiler may be wrong, or threads may be."""
+    """The library, if each of its kernels computes correct results in a trial: compilers and threads can go wrong."""
     library = load_library()
     return library if library is not None and all(_is_close(*trial) for trial in _kernel_trials()) else None
 
 
 def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a result is the expected one but for some roundings of its type."""
+    """Whether a result is the expected one up to some roundings of its type."""
     tolerance = 16.0 * torch.finfo(actual.dtype).eps * max(1.0, float(expected.abs().max()))
     return bool(torch.isfinite(actual.float()).all()) and float((actual.double() - expected).abs().max()) <= tolerance
 
 
 def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """Of each kernel what it finds, and what it should."""
+    """Yields an actual and an expected result for each kernel."""
     for dtype in _NATIVE_TYPES:
         qkv, y_grad = probe_input(1, 2, 70, 3, 2, 8).to(dtype), probe_input(1, 2, 70, 2, 8).cos().to(dtype)
         y, log_sums = attention(qkv, None, 1.0)
         yield y, _reference_attention(qkv.double())
-        # the gradient, along some direction, is what the result changes by
+        # the gradient along a direction is the change of the result
         step = 1e-4 * probe_input(1, 2, 70, 3, 2, 8).double().cos()
         change = (
             _reference_attention(qkv.double() + step) - _reference_attention(qkv.double() - step)
@@ -375,11 +377,11 @@ def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         yield logits, 2.0 * torch.softmax(wide, 1)
         yield from _layer_norm_trials(probe_input(5, 70).to(dtype))
         yield from _gelu_trials((8.0 * probe_input(3, 70)).to(dtype))
-    rows, sums = probe_input(70, 150).bfloat16(), probe_input(70, 150).cos()
+    matrix, sums = probe_input(70, 150).bfloat16(), probe_input(70, 150).cos()
     before = sums.double()
-    accumulate_(sums, rows)
-    yield sums, before + rows.double()
-    yield sum_of_rows(rows), rows.double().sum(0)
+    accumulate_(sums, matrix)
+    yield sums, before + matrix.double()
+    yield sum_of_rows(matrix), matrix.double().sum(0)
     for dtype in _NATIVE_TYPES:
         if _library().supports_gemm(_NATIVE_TYPES[dtype]):
             # each side as it lies, and turned; more than one pass of any type, an odd number of elements, more than a

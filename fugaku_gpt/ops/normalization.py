@@ -1,4 +1,4 @@
-"""LayerNorm, and sums over tokens, which 16 bits are too few for."""
+"""LayerNorm, and sums over tokens, for which 16 bits are too few."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fugaku_gpt.ops.in_float32 import InFloat32
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the last dimension; computed in float32 at least, which ``weight`` and ``bias`` may be beside 16 bits: their
-    gradients, sums over tokens, are then not rounded. (PyTorch 2.13's kernel takes them beside 16 bits too, but adds up
-    their gradients with errors of 20 to 50 roundings.)"""
+    """LayerNorm over the last dimension, computed in float32 at least. ``weight`` and ``bias`` may be float32 beside a
+    16-bit ``x``: their gradients, sums over tokens, are then not rounded. (PyTorch 2.13's kernel accepts this too, but
+    sums their gradients with errors of 20 to 50 roundings.)"""
 
     def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -32,7 +32,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 
 class _NativeLayerNorm(torch.autograd.Function):
-    """By our own kernel."""
+    """LayerNorm by the native kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -47,7 +47,7 @@ class _NativeLayerNorm(torch.autograd.Function):
 
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
-    """[n, width] → [width], added up in float32 at least, and left so."""
+    """Sums rows, [n, width] → [width], in float32 at least; the result keeps that type."""
     if native.has_native_accumulate(x):
         return native.sum_of_rows(x)
     return x.sum(0) if x.dtype in WIDE_DTYPES else x.sum(0, dtype=torch.float32)

@@ -8,12 +8,13 @@ import torch
 
 from fugaku_gpt.ops.native import has_native_sum_of_squares, native_sum_of_squares
 
-_NORM_ROW = 1024  # numbers of which a norm is taken, in their own type; float64 adds the rows up
-_DOT_BLOCK = 65536  # numbers of a dot product in their own type: a call takes as long as some thousands of them
+_NORM_ROW = 1024  # numbers per norm, in their own type; the norms are summed in float64
+_DOT_BLOCK = 65536  # numbers per dot product, in their own type: a call costs as much as some thousands of them
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
-    """Of [n] float32 or float64 numbers. No clock chooses the way: of a build and a processor it is always the same."""
+    """The sum of squares of [n] float32 or float64 numbers. The method depends on the build and the processor, never on
+    timing."""
     if has_native_sum_of_squares(x):
         return native_sum_of_squares(x)
     if not _norms_add_in_lanes():
@@ -26,9 +27,9 @@ def sum_of_squares(x: torch.Tensor) -> float:
 
 @functools.lru_cache(maxsize=None)
 def _norms_add_in_lanes() -> bool:
-    """Whether this build has a kernel for norms of rows that adds up in the lanes of vectors: with two threads, which
-    share the rows, it takes 0.7 of the time of dot products, which they do not share. Older kernels add number to
-    number, in 2.5 times that time: they are told by an error that grows with each."""
+    """Whether this build's kernel for norms of rows sums in the lanes of vectors. With two threads, which share the
+    rows, it takes 0.7 of the time of dot products, which they do not share. Older kernels add one number at a time, in
+    2.5 times that time; their larger error gives them away."""
     norm = getattr(getattr(torch, "linalg", None), "vector_norm", None)
     if norm is None:
         return False

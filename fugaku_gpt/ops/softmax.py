@@ -1,4 +1,4 @@
-"""Softmax of attention, in place where this build can, and what attention is computed in."""
+"""Attention's softmax, in place where this build supports it, and the type in which attention is computed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from fugaku_gpt.compat.probes import TOLERANCE_ROUNDINGS, has_kernel, probe_inpu
 
 
 def attention_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What attention is computed in: the type itself, or float32 where an operation of it has no good kernel."""
+    """The type in which attention is computed: the given one, or float32 if one of its operations has no good
+    kernel."""
     return dtype if all(has_kernel(name, dtype) for name in ("bmm", "baddbmm", "softmax")) else torch.float32
 
 
 def softmax_(x: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension; in the memory of ``x`` where this build can, of which nobody may need the rest."""
+    """Softmax over the last dimension; it may overwrite ``x``."""
     if _softmax_works_in_place(x.dtype):
         return torch._softmax(x, -1, False, out=x)
     return torch.softmax(x, dim=-1)
 
 
 def softmax_gradient_(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The gradient of a softmax's input from that of its result; ``grad`` may be written over."""
+    """The gradient of a softmax's input from that of its result; it may overwrite ``grad``."""
     kernel = _softmax_gradient(result.dtype)
     if kernel is not None:
         return kernel(grad, result)
@@ -55,7 +56,7 @@ def _softmax_gradient(dtype: torch.dtype) -> Optional[Callable[[torch.Tensor, to
     def with_input(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         input_grad: torch.Tensor = backward(
             grad, result, -1, result
-        )  # the last is the input, of which the type is asked
+        )  # the last argument is the input, of which only the type matters
         return input_grad
 
     for function in (in_place, with_input):

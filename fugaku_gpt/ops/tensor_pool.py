@@ -1,11 +1,11 @@
-"""Memory of large tensors that come and go in every micro-batch.
+"""A pool of memory for large tensors that come and go in every micro-batch.
 
-glibc's heap hardly ever gives what a tensor has left to the next one of its size: to align that it asks for some bytes
-more than it uses, and small objects have come to lie in those beside the old one. Here what is freed is the next block
-of its size. Seen: of 124M's passes 470 MiB were in use at most, for which the heap grew by 740; all blocks take 430.
+glibc's heap rarely reuses the memory of a freed tensor for the next one of its size: to align it, PyTorch asks for some
+bytes more than the tensor uses, and small objects have been placed in those. The pool reuses a freed block for the next
+tensor of its size. Seen: 124M's passes used 470 MiB at most, for which the heap grew by 740; the pool takes 430.
 
-TensorPool are used once a process has said so (``training/startup.py``), which it does where it runs on glibc's heap: other
-allocators have ways of their own, and large pages.
+A process turns the pool on (``training/startup.py``) if it runs on glibc's heap: other allocators have means of their
+own, and large pages.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Callable, Dict, List, Optional, Sequence
 
 import torch
 
-_MIN_BYTES = 2**20  # smaller ones fill what others leave, and are made faster by PyTorch
+_MIN_BYTES = 2**20  # smaller tensors fill gaps, and PyTorch allocates them faster
 _REQUESTS_BETWEEN_SWEEPS = 2**10
-_UNUSED_REQUESTS = 2**14  # takes: more than those of a micro-batch of a thousand layers
+_UNUSED_REQUESTS = 2**14  # requests: more than those of a micro-batch of a thousand layers
 
 
 class TensorPool:
-    """TensorPool by size, each lent to one tensor until nothing uses that tensor's memory any more: of each size as many as
-    were in use at one time.
+    """Blocks by size, each lent to a tensor until nothing uses that tensor's memory any more. There are as many of each
+    size as were in use at one time.
 
-    Sizes that have not been asked for in a long time, of another sequence length say, are handed back.
+    Blocks of sizes that have not been requested for a long time, for example of another sequence length, are freed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class TensorPool:
         self._last_use: Dict[int, int] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this shape whose numbers are whatever they are, and which is no view of another."""
+        """An uninitialised tensor of this shape, which is no view of another."""
         size = math.prod(shape) * _itemsize(dtype)
         if size < _MIN_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -61,7 +61,7 @@ class TensorPool:
         return _FROM_BUFFER(loan, dtype=dtype).resize_(tuple(shape))
 
     def free_bytes(self) -> int:
-        """Of blocks that no tensor has."""
+        """Bytes of blocks that no tensor uses."""
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
     def _release_unused(self) -> None:
@@ -76,7 +76,7 @@ def _itemsize(dtype: torch.dtype) -> int:
 
 
 def private_memory(size: int) -> mmap.mmap:
-    """So many bytes outside of the heap; a forked process has its own."""
+    """Allocates ``size`` bytes outside of the heap; a forked process has its own copy."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -86,16 +86,16 @@ _is_enabled = False
 
 
 def use_tensor_pool(use: bool) -> None:
-    """From now on large tensors get blocks, where PyTorch can use memory of others, or do not."""
+    """Turn the pool on or off for large tensors; on has no effect if PyTorch cannot use foreign memory."""
     global _is_enabled
     _is_enabled = use
 
 
 def uses_tensor_pool() -> bool:
-    """Whether they do."""
+    """Whether large tensors get memory from the pool."""
     return _is_enabled and _FROM_BUFFER is not None
 
 
 def pooled_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """``torch.empty``, in a block of the process's where blocks are used and it is large."""
+    """``torch.empty``, from the pool if it is on and the tensor is large."""
     return _POOL.empty(shape, dtype) if uses_tensor_pool() else torch.empty(tuple(shape), dtype=dtype)

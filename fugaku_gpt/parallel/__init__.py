@@ -1,2 +1,2 @@
-"""How a model is spread over ranks: tensor-parallel layers and the vocabulary-parallel loss, with sequences whole or
-cut; stages of a pipeline; sums of gradients over replicas."""
+"""Spreads a model over ranks: tensor-parallel layers and the vocabulary-parallel loss, with or without sequence
+parallelism; pipeline stages; sums of gradients over replicas."""

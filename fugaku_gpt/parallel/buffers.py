@@ -28,12 +28,12 @@ class ParamRange:
     """A range of owned elements that are treated alike.
 
     Attributes:
-        decays: it takes weight decay.
+        decays: weight decay applies to it.
         counts: this rank is the one that counts it in the norm of the whole model's gradient.
-        first: number of its first element in the flat tensors.
+        first: index of its first element in the flat tensors.
         parameters, gradients: [elements] views: what the optimiser steps (parameters or their masters), and the
             reduced gradients.
-        rounded: of masters, the 16-bit parameters that are made from them.
+        rounded: the 16-bit parameters that are rounded from the masters; None if there are no masters.
     """
 
     decays: bool
@@ -45,22 +45,22 @@ class ParamRange:
 
 
 class AllGather(Protocol):
-    """Parameters on their way from other replicas."""
+    """An all-gather that brings parameters from other replicas."""
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait until all parameters have arrived."""
 
 
 def nbytes(*tensors: torch.Tensor) -> int:
-    """Memory of some tensors' elements."""
+    """Return the memory of some tensors' elements, in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def counted_in_norm(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
-    """Whether this rank counts a tensor in the norm of the whole model's gradient; each element is counted once.
+    """Return a function that says whether this rank counts a tensor in the norm of the whole model's gradient.
 
-    A tensor that every tensor-parallel rank holds whole is counted by the first of them, the token embedding by the
-    first stage, and what replicas hold alike (without ZeRO) by the first replica.
+    Each element is counted once. A tensor that every tensor-parallel rank holds in full is counted by the first of
+    them, the token embedding by the first stage, and what replicas hold alike (without ZeRO) by the first replica.
     """
     first_replica = sharded or grid.coordinates.dp == 0
 
@@ -115,21 +115,22 @@ class FlatBuffers:
 
     @property
     def bytes(self) -> Tuple[int, int]:
-        """Memory of parameters and of gradients; waits for nothing."""
+        """Bytes of parameters and of gradients; waits for nothing."""
         return nbytes(self._parameters), nbytes(self.gradients)
 
     def register_all_gather(self, all_gather: AllGather) -> None:
-        """Have :attr:`parameters` wait for what other replicas send."""
+        """Have :attr:`parameters` wait for this all-gather."""
         self._all_gather = all_gather
 
     def wait_for_all_gather(self) -> None:
-        """Wait for parameters that are still on their way from other replicas."""
+        """Wait for parameters that are still arriving from other replicas."""
         if self._all_gather is not None:
             self._all_gather.finish()
 
     @property
     def parameters(self) -> torch.Tensor:
-        """[elements], the same layout as the gradients. Waits for parameters that are still on their way."""
+        """The flat parameters [elements], in the same layout as the gradients. Waits for parameters that are still
+        arriving."""
         if self._all_gather is not None:
             self._all_gather.finish()
         return self._parameters
@@ -140,8 +141,8 @@ class FlatBuffers:
         counts: Callable[[TensorSpec], bool],
         masters: "Optional[MasterWeights]" = None,
     ) -> Iterator[ParamRange]:
-        """The longest ranges of owned neighbours that are treated alike, gaps included; the token embedding is by
-        itself.
+        """Iterate over the longest ranges of owned neighbours that are treated alike, gaps included; the token
+        embedding is a range by itself.
 
         Args:
             owned: the shards that this rank steps.
@@ -188,7 +189,7 @@ class MasterWeights:
             self.values[shard.masters].copy_(buffers.parameters[shard.parameters])
 
     def round(self) -> None:
-        """Write the parameters from them."""
+        """Write the 16-bit parameters, rounded from the masters."""
         flat = self._buffers.parameters
         for shard in self._owned:
             flat[shard.parameters].copy_(self.values[shard.masters])

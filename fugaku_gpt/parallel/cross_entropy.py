@@ -1,11 +1,12 @@
-"""Logits and their cross-entropy in one, over a vocabulary that is cut over ranks; the logits are never whole.
+"""Logits and their cross-entropy in one operation, over a vocabulary that is cut over ranks; the full logits never
+exist.
 
-A few hundred tokens at a time: one matrix product makes this rank's logits of the chunk, one all-gather of three
-numbers per token (largest logit, sum of exponentials, logit of the target) gives the loss on every rank, and, because
-the gradient of a sum of losses does not depend on what comes after it, the gradients are made right there from the same
-buffer: that of the weight is added to its sum at once where there are flat buffers (``gradient_path.main_grad``). The
-backward pass then only hands the others on. Memory: one chunk × (vocabulary / tp) instead of tokens × vocabulary, at no
-extra product.
+It works on a chunk of a few hundred tokens at a time. One matrix product computes this rank's logits of the chunk, and
+one all-gather of three numbers per token (largest logit, sum of exponentials, logit of the target) gives the loss on
+every rank. Because the gradient of a sum of losses does not depend on what comes after it, the gradients are computed
+at once from the same buffer: that of the weight is added to its ``main_grad`` if there is one (``gradient_path.py``),
+and the backward pass only passes the others on. Memory is one chunk × (vocabulary / tp) instead of tokens ×
+vocabulary, without an extra product.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.parallel.gradient_path import main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter
 
-_CACHED_ROWS = 16  # of logits, for each thread; measured with 50304 columns: 8 to 16 are best
+_CACHED_ROWS = 16  # rows of logits per thread; measured with 50304 columns: 8 to 16 are best
 
 
 def vocab_parallel_cross_entropy(
@@ -34,7 +35,7 @@ def vocab_parallel_cross_entropy(
     sequence_parallel: bool = False,
     gradient_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Sum over tokens of -log softmax(hidden weightᵀ)[target].
+    """Return the sum over tokens of -log softmax(hidden weightᵀ)[target].
 
     Args:
         hidden: [tokens, h], equal on every rank of ``tp``; with ``sequence_parallel`` [tokens / tp, h], this rank's.
@@ -44,10 +45,10 @@ def vocab_parallel_cross_entropy(
         vocab_size: the true vocabulary.
         chunk_tokens: tokens whose logits exist at one time.
         sequence_parallel: the ranks have different tokens, which are gathered here, and their gradients scattered.
-        gradient_scale: what the gradients are multiplied by before they are rounded to the type of ``hidden``.
+        gradient_scale: factor of the gradients, applied before they are rounded to the type of ``hidden``.
 
     Returns:
-        A scalar, equal on every rank of ``tp``; of 16-bit types in float32, in which everything but the products is
+        A scalar, equal on every rank of ``tp``. For 16-bit types it is float32, in which everything but the products is
         computed.
     """
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
@@ -105,7 +106,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         if ctx.gradients is None:
             raise RuntimeError(
-                "the cross-entropy's backward pass was run twice: its gradients were handed on the first time"
+                "the cross-entropy's backward pass was run twice: its gradients were passed on the first time"
             )
         grad_hidden, grad_weight = ctx.gradients
         ctx.gradients = None  # the caller may change them in place
@@ -113,7 +114,7 @@ class _CrossEntropy(torch.autograd.Function):
             if grad_weight is None:
                 raise RuntimeError(
                     "the cross-entropy has added the weight's gradient to its sum already: differentiate the "
-                    "cross-entropy itself, and hand the factor in as gradient_scale"
+                    "cross-entropy itself, and pass the factor as gradient_scale"
                 )
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
@@ -123,8 +124,8 @@ class _CrossEntropy(torch.autograd.Function):
 def losses_of_logits(
     logits: torch.Tensor, targets: torch.Tensor, tp: Communicator, wants_gradient: bool, gradient_scale: float
 ) -> torch.Tensor:
-    """The sum of the losses of [n, rows] logits, which become ``gradient_scale`` times its gradients by them, or
-    something else where no gradient is wanted. ``targets`` are row numbers of this rank, out of range where another
+    """Return the sum of the losses of [n, rows] logits, and overwrite the logits with ``gradient_scale`` times its
+    gradient (undefined without ``wants_gradient``). ``targets`` are row numbers of this rank, out of range if another
     rank has the target."""
     n, rows = logits.shape
     dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
@@ -141,7 +142,7 @@ def losses_of_logits(
                 ops.loss_gradient_(logits, log_sum, gradient_scale)
     else:
         target_logit = _losses_by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
-    if wants_gradient:  # at the target minus 1
+    if wants_gradient:  # the gradient at the target is probability - 1
         logits[token, row] = (target_logit - log_sum).expm1_().mul_(gradient_scale)[token].to(logits.dtype)
     return (log_sum - target_logit).sum(dtype=torch.float64)
 
@@ -154,8 +155,8 @@ def _losses_by_operators(
     wants_gradient: bool,
     gradient_scale: float,
 ) -> torch.Tensor:
-    """By PyTorch's operators: ``log_sum`` [n] is written, the logits become what :func:`losses_of_logits` says, but for
-    the targets; returns each token's logit of its target, whatever rank has it."""
+    """Do the work of :func:`losses_of_logits` with PyTorch's operators: write ``log_sum`` [n], and overwrite the logits
+    except for the targets; returns the target's logit of each token, whichever rank has it."""
     n, dtype = logits.shape[0], log_sum.dtype
     # a rank that waits for others does so once for all tokens; alone, few tokens at a time stay in the cache
     at_once = _CACHED_ROWS * torch.get_num_threads() if tp.size == 1 else n
@@ -176,15 +177,15 @@ def _exponentials(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     if logits.shape[1] == 0:  # this rank holds padding only
         largest = logits.new_full((logits.shape[0],), torch.finfo(logits.dtype).min)
         return largest, torch.zeros_like(largest)
-    largest = logits.amax(dim=1)  # max() looks for the place too, which takes 6 times as long
+    largest = logits.amax(dim=1)  # max() finds the index too, which takes 6 times as long
     return largest, logits.sub_(largest.unsqueeze(1)).exp_().sum(dim=1)
 
 
 def _combine_over_ranks(
     largest: torch.Tensor, sums: torch.Tensor, target_logit: torch.Tensor, tp: Communicator
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The logarithm of each token's sum of all exponentials, and its target's logit, from what each rank has of them:
-    the logit is 0 on all ranks but one."""
+    """Return, for each token, the logarithm of the sum of all exponentials, and the target's logit, combined from each
+    rank's share; the logit is 0 on all ranks but one."""
     if tp.size == 1:
         return sums.log_().add_(largest), target_logit
     gathered = tp.all_gather(torch.stack((largest, sums, target_logit)))  # [tp, 3, n]

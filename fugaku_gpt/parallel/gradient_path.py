@@ -15,7 +15,7 @@ A step's gradients travel in this order; every function named here is in this fi
    (:meth:`GradientReducer._on_accumulated`). The parameter is ready once this has happened in the last pass of every
    chunk that uses it and none of its products is deferred.
 6. A bucket whose parameters are all ready starts its sum over replicas, while the backward pass computes on. Buckets
-   start in a fixed order, equal on all ranks, at most so many at a time.
+   start in a fixed order, equal on all ranks, and at most ``buckets_at_once`` are summed at the same time.
 7. The trainer says :meth:`GradientReducer.finish`: parameters that tensor-parallel ranks hold alike are summed over
    these first (under sequence parallelism), the remaining buckets start, all are waited for, and last the two ends of
    the pipeline add up the tied token embedding.
@@ -203,9 +203,9 @@ class GradientReducer:
             sharded: each replica gets the sum of its own shard of every bucket only.
             sequence_parallel: tensor-parallel ranks have different tokens.
             dtype: precision of the sums over replicas; default: that of the flat gradients.
-            at_once: buckets that are summed at one time: MPI takes memory of its own for each.
-            accumulate_in_layers: layers add to ``main_grad``; False: autograd adds all gradients, by which the former
-                is judged.
+            buckets_at_once: buckets that are summed at one time: MPI takes memory of its own for each.
+            accumulate_in_layers: layers add to ``main_grad``; False: autograd adds all gradients, which serves as
+                the reference.
         """
         self._buffers = buffers
         self._grid = grid
@@ -264,7 +264,7 @@ class GradientReducer:
 
     @property
     def bytes(self) -> int:
-        """Of memory in which sums travel, beside the gradients themselves."""
+        """Bytes of the memory in which sums travel, beside the gradients themselves."""
         return nbytes(self._rounded) if self._rounded is not None else 0
 
     def begin(self) -> None:

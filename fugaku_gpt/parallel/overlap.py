@@ -1,9 +1,9 @@
-"""Measures how much of the replicas' communication overlaps with computation: the time that it costs a rank in most
-steps, beside the time that it takes alone.
+"""Measures how much of the replicas' communication overlaps with computation, by comparing the time that it costs a
+rank in most steps with the time that it takes alone.
 
-In most steps it runs while ranks compute, and costs them time all the same: waiting for its end and, in MPI libraries
-without a thread of their own, the calls that start it and poll it. In a few calibration steps, the same on all ranks,
-replicas first wait for each other and then do nothing else: that is how long it takes alone.
+In most steps it runs while ranks compute, but still costs them time: waiting for its end and, in MPI libraries without
+a thread of their own, the calls that start it and poll it. In a few calibration steps, the same on all ranks, replicas
+first wait for each other and then only communicate, which gives the time that it takes alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class CommunicationTiming:
     """One kind of communication.
 
     Attributes:
-        alone_seconds: seconds of one step's communication without computation, as timed last; None before.
+        alone_seconds: seconds of one step's communication without computation, as timed last; None before the first
+            timing.
         exposed_seconds: seconds of this rank's time that it has cost in steps that compute meanwhile.
         polled_seconds: those of them that were calls between computations (counted for sums only) and within kernels.
         steps: number of these steps.
@@ -30,24 +31,24 @@ class CommunicationTiming:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what has been exposed."""
+        """Reset the exposed time."""
         self.exposed_seconds = 0.0
         self.polled_seconds = 0.0
         self.steps = 0
 
     def record_alone(self, seconds: float) -> None:
-        """Record that one step's communication was timed by itself. Steps before the first time are cold: what they
-        have exposed is forgotten."""
+        """Record the time of one step's communication by itself. Steps before the first timing were cold: their exposed
+        time is dropped."""
         if self.alone_seconds is None:
             self.reset()
         self.alone_seconds = seconds
 
     def begin_background(self) -> None:
-        """Begin to count what kernels spend on polling MPI as this kind's, and that of whatever else is under way."""
+        """Start to count the time that kernels spend on polling MPI, for this and all other pending communication."""
         BACKGROUND.pop_seconds()
 
     def count_background(self) -> None:
-        """Count what that has taken since as exposed."""
+        """Count the polling time since :meth:`begin_background` as exposed."""
         seconds = BACKGROUND.pop_seconds()
         self.exposed_seconds += seconds
         self.polled_seconds += seconds
@@ -72,12 +73,13 @@ class Overlap:
         self.gather_is_due = False
 
     def wait_for_replicas(self) -> None:
-        """Wait for all replicas, so that none is waited for in what is timed next."""
+        """Wait for all replicas, so that the next timing includes no waiting for a slow one."""
         self._dp.barrier()
 
     def read(self) -> Optional[float]:
-        """The share hidden since the last reading, from 0 to 1, on the replica that hides most: the others have waited
-        for it to come, and not for messages. None where nothing is known. Collective over the replicas."""
+        """Return the share hidden since the last reading, from 0 to 1, on the replica that hides most; the other
+        replicas have waited for that replica, not for messages. None before it was measured. Collective over the
+        replicas."""
         kinds = [kind for kind in (self.sums, self.gathers) if kind is not None]
         figures = [(kind.alone_seconds, kind.per_step) for kind in kinds]
         if self._dp.size == 1 or any(None in pair for pair in figures):

@@ -14,7 +14,7 @@ from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.overlap import Overlap
 
-# tensors that a chunk reads itself, right after it has called this module: no call of their own shows it
+# tensors that a chunk reads directly, right after it has called this module; no forward hook of their own runs then
 _READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
 
 
@@ -44,8 +44,9 @@ class ParameterGather:
                 self._wait_before(module, [spans[name] for name in names])
 
     def start(self) -> None:
-        """Start it once the optimiser has stepped this rank's shard. The forward pass uses the last bucket first."""
-        flat = self._buffers.parameters  # waits for what is left of the time before
+        """Start the all-gather, after the optimiser has stepped this rank's shard. The forward pass uses the last
+        bucket first."""
+        flat = self._buffers.parameters  # waits for the rest of the previous all-gather
         alone, self._overlap.gather_is_due = self._overlap.gather_is_due, False
         if alone:
             self._overlap.wait_for_replicas()
@@ -92,7 +93,7 @@ class ParameterGather:
 
 
 def _modules_in_order(chunk: nn.Module) -> List[Tuple[str, nn.Module]]:
-    """(name, module) of the modules of a chunk that run one after the other: each block, and the rest."""
+    """Return (name, module) of a chunk's modules that run one after the other: each block, and the rest."""
     modules: List[Tuple[str, nn.Module]] = []
     for name, child in chunk.named_children():
         if isinstance(child, nn.ModuleDict):

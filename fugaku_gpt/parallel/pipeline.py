@@ -1,4 +1,4 @@
-"""Carries out one stage's actions of a pipeline schedule (``layout/schedules.py``): computations and messages."""
+"""Executes one stage's actions of a pipeline schedule (``layout/schedules.py``): computations and messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ MessageKey = Tuple[str, int, int]  # kind of message, micro-batch, the chunk tha
 
 
 class Reducer(Protocol):
-    """What the pipeline puts around backward passes: :class:`~fugaku_gpt.parallel.gradient_path.GradientReducer`."""
+    """The interface through which the pipeline announces backward passes to a
+    :class:`~fugaku_gpt.parallel.gradient_path.GradientReducer`."""
 
     def begin_backward(self, micro_batch: int, chunk: int, is_last: bool, is_deferring: bool = False) -> None:
         """Begin a backward pass, which may be its chunk's last one and may defer its gradients of weights."""
 
     def end_backward(self) -> None:
-        """End it."""
+        """End the backward pass."""
 
     def make_deferred(self, micro_batch: int, chunk: int) -> None:
         """Make the gradients of weights that a backward pass has deferred."""
@@ -42,8 +43,8 @@ class Reducer(Protocol):
 class Pipeline:
     """One stage of a pipeline.
 
-    What a chunk gets from the one before it is a leaf of its own autograd graph: the gradient that this leaf gathers is
-    what goes back. Receives are waited for where they are used, sends at the end.
+    The input that a chunk gets from the chunk before it is a leaf of its own autograd graph; the gradient of this leaf
+    is sent back. Receives are waited for when they are used, sends at the end.
 
     Attributes:
         waited_seconds: how long the last run has waited for other stages.
@@ -64,7 +65,9 @@ class Pipeline:
         for action in self._actions:
             if isinstance(action, BackwardInput):
                 self._last_micro_batch[action.chunk] = action.micro_batch
-            elif isinstance(action, BackwardWeight) and action.chunk > 0:  # behind the first chunk nobody waits
+            elif (
+                isinstance(action, BackwardWeight) and action.chunk > 0
+            ):  # no stage waits for the first chunk's input gradient
                 self._deferring.add((action.micro_batch, action.chunk))
         self._arriving: Dict[MessageKey, Tuple[Pending, torch.Tensor]] = {}
         self.waited_seconds = 0.0
@@ -127,7 +130,8 @@ class Pipeline:
                     self._pp.mark_phase(BACKWARD, micro_batch=action.micro_batch)
                     reducer.make_deferred(action.micro_batch, action.chunk)
             else:
-                # what has arrived need not be kept: as many messages live as stages lag, not as there are micro-batches
+                # dropping finished sends frees their memory: live messages scale with the lag of stages, not with the
+                # number of micro-batches
                 sends = [pending for pending in sends if not pending.done()]
                 sends += self._exchange(action, with_gradients, outgoing)
         self._wait(sends)
@@ -150,7 +154,7 @@ class Pipeline:
     def _take_input(
         self, key: MessageKey, with_gradients: bool, outgoing: Dict[MessageKey, torch.Tensor]
     ) -> Optional[torch.Tensor]:
-        """What another chunk passes to this one; None at the ends of the model."""
+        """Return the tensor that another chunk passes to this one; None at the ends of the model."""
         if key not in self._arriving:
             return outgoing.pop(key, None)
         pending, buffer = self._arriving.pop(key)

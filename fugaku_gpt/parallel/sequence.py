@@ -25,28 +25,28 @@ from fugaku_gpt.comm.pending import Pending
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of every sequence a rank has between the cut layers: part ``index`` of ``count``."""
+    """The part of every sequence that a rank has between the cut layers: part ``index`` of ``count``."""
 
     index: int = 0
     count: int = 1
 
     @classmethod
     def of(cls, tp: Communicator, sequence_parallel: bool) -> "Shard":
-        """The part of one rank of ``tp``; the whole without sequence parallelism."""
+        """Return the part of this rank of ``tp``; the full sequence without sequence parallelism."""
         return cls(tp.rank, tp.size) if sequence_parallel else cls()
 
     def positions(self, tokens: int) -> slice:
-        """The positions of a sequence of ``tokens`` that lie in this part."""
+        """Return the positions of a sequence of ``tokens`` that lie in this part."""
         size = tokens // self.count
         return slice(self.index * size, (self.index + 1) * size)
 
     def to_rank_order(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s] of whole sequences → [count * b, s / count], the order of a gathered tensor."""
+        """Reorder [b, s] of full sequences → [count * b, s / count], the order of a gathered tensor."""
         b, s = x.shape
         return x.reshape(b, self.count, s // self.count).transpose(0, 1).reshape(self.count * b, s // self.count)
 
     def to_sample_order(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse: [count * b, s / count, ...] → [b, s, ...]."""
+        """Undo :meth:`to_rank_order`: [count * b, s / count, ...] → [b, s, ...]."""
         b, rest = x.shape[0] // self.count, x.shape[2:]
         return x.reshape(self.count, b, -1, *rest).transpose(0, 1).reshape(b, -1, *rest)
 
@@ -55,27 +55,28 @@ UNSHARDED = Shard()
 
 
 def start_gather(x: torch.Tensor, tp: Communicator) -> Tuple[torch.Tensor, Pending]:
-    """[rows, ...] of every rank → [tp * rows, ...], rank after rank, and what to wait for before it is read."""
+    """Start to gather [rows, ...] of every rank → [tp * rows, ...], rank after rank; wait for the second result before
+    reading the first."""
     gathered = x.new_empty(tp.size, *x.shape)
     gathered[tp.rank].copy_(x)
     return gathered.view(-1, *x.shape[1:]), tp.start_all_gather(gathered)
 
 
 def gather(x: torch.Tensor, tp: Communicator) -> torch.Tensor:
-    """[rows, ...] of every rank → [tp * rows, ...], rank after rank."""
+    """Gather [rows, ...] of every rank → [tp * rows, ...], rank after rank."""
     gathered, pending = start_gather(x, tp)
     pending.wait()
     return gathered
 
 
 def start_scatter(x: torch.Tensor, tp: Communicator) -> Tuple[torch.Tensor, Pending]:
-    """[tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``, which is the head of the same memory, and what
-    to wait for before it is read."""
+    """Start to reduce-scatter [tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``, which is the head of
+    the same memory; wait for the second result before reading the first."""
     return x[: x.shape[0] // tp.size], tp.start_reduce_scatter(x)
 
 
 def scatter(x: torch.Tensor, tp: Communicator) -> torch.Tensor:
-    """[tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``: the head of the same memory."""
+    """Reduce-scatter [tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``, the head of the same memory."""
     part, pending = start_scatter(x, tp)
     pending.wait()
     return part

@@ -1,18 +1,18 @@
-"""The layers that tensor parallelism cuts (Shoeybi et al. 2019, "Megatron-LM", section 3). On one rank: plain layers.
+"""The layers that tensor parallelism cuts (Shoeybi et al. 2019, "Megatron-LM", section 3); on one rank, plain layers.
 
 A column-parallel layer holds some of the outputs, a row-parallel layer some of the inputs; one after the other they
 need one all-reduce in the forward pass (of the row-parallel outputs) and one in the backward pass (of the gradient of
 the column-parallel inputs). Each is done in place on the tensor that the matrix product has just made.
 
-With ``sequence_parallel`` the activations outside of the two are cut too: ``sequence.py`` says how they lie.
+With ``sequence_parallel`` the activations outside of the two are cut too; ``sequence.py`` describes their order.
 
 Gradients of weights are added up by the products that make them where a weight has a ``main_grad``
 (``gradient_path.py``): no tensor of a weight's size is made, and none is read and written again to be added. A
 schedule can defer these products.
 
-What comes right before a cut layer and is cheap (LayerNorm, GELU) can be handed to it as ``prepare``. Of such a layer's
-input only that is kept which the cheap operation starts from: the backward pass does it once more. In a transformer
-layer that leaves 10 of 16 tensors of b s h elements.
+A cheap operation right before a cut layer (LayerNorm, GELU) can be passed to it as ``prepare``. The layer then saves
+only the input of the cheap operation, which the backward pass computes once more. In a transformer layer that leaves 10
+of 16 tensors of b s h elements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Prepare = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = x Wᵀ + b with the outputs cut over ``tp``: [..., inputs] → [..., sections * outputs / tp].
+    """The layer y = x Wᵀ + b with the outputs cut over ``tp``: [..., inputs] → [..., sections * outputs / tp].
 
     ``sections`` equal parts (query, key and value) are each cut on their own, so that a rank gets its heads of all
     three: weight [sections, outputs / tp, inputs], or [outputs / tp, inputs] for one section.
@@ -52,7 +52,8 @@ class ColumnParallelLinear(nn.Module):
         sequence_parallel: bool = False,
         recompute_input: bool = True,
     ) -> None:
-        """``recompute_input``: the backward pass prepares the input again; False: the prepared input is kept."""
+        """Create the layer. ``recompute_input``: the backward pass prepares the input again; False: the prepared input
+        is saved."""
         super().__init__()
         rows: Tuple[int, ...] = (outputs // tp.size,) if sections == 1 else (sections, outputs // tp.size)
         self.weight = nn.Parameter(torch.empty(*rows, inputs, dtype=dtype))
@@ -62,12 +63,13 @@ class ColumnParallelLinear(nn.Module):
         self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
-        """``prepare``: what is done to ``x`` first."""
+        """Apply the layer to ``prepare(x)``, or to ``x`` without ``prepare``."""
         return _apply(_ColumnParallel, self, x, prepare)
 
 
 class RowParallelLinear(nn.Module):
-    """y = x Wᵀ + b with the inputs cut over ``tp``: [..., inputs / tp] → [..., outputs], equal on every rank of ``tp``.
+    """The layer y = x Wᵀ + b with the inputs cut over ``tp``: [..., inputs / tp] → [..., outputs], equal on every rank
+    of ``tp``.
 
     With ``sequence_parallel`` [tp * b, s / tp, inputs / tp] → [b, s / tp, outputs].
     """
@@ -81,7 +83,8 @@ class RowParallelLinear(nn.Module):
         sequence_parallel: bool = False,
         recompute_input: bool = True,
     ) -> None:
-        """``recompute_input``: the backward pass prepares the input again; False: the prepared input is kept."""
+        """Create the layer. ``recompute_input``: the backward pass prepares the input again; False: the prepared input
+        is saved."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.size, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
@@ -90,12 +93,12 @@ class RowParallelLinear(nn.Module):
         self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
-        """``prepare``: what is done to ``x`` first."""
+        """Apply the layer to ``prepare(x)``, or to ``x`` without ``prepare``."""
         return _apply(_RowParallel, self, x, prepare)
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows of a table by token id, the table cut over ``tp`` by rows: [...] int64 → [..., width].
+    """A table of rows by token id, cut over ``tp`` by rows: [...] int64 → [..., width].
 
     With ``sequence_parallel`` [tp * b, s / tp] → [b, s / tp, width].
     """
@@ -149,7 +152,7 @@ class _CutLinear(torch.autograd.Function):
         sequence_parallel: bool,
         is_column: bool,
     ) -> torch.Tensor:
-        # of a gathered x this rank's shard is kept: the backward pass gathers again
+        # only this rank's shard of a gathered x is saved: the backward pass gathers again
         ctx.save_for_backward(x, weight)
         # the parameters themselves: what is saved comes back without their main_grad in old versions of PyTorch
         ctx.weight, ctx.bias = weight, bias
@@ -175,14 +178,14 @@ class _CutLinear(torch.autograd.Function):
             saved = saved.detach().requires_grad_()
             with torch.enable_grad():
                 x = ctx.prepare(saved)
-        inputs, outputs_grad = x.detach(), grad  # of all tokens of this rank's cut
+        inputs, outputs_grad = x.detach(), grad  # both end up with all tokens that the product needs
         gathering: Optional[Pending] = None
         scattering: Optional[Pending] = None
         if ctx.sequence_parallel and ctx.is_column:
             inputs, gathering = start_gather(inputs, ctx.tp)
         elif ctx.sequence_parallel:
             outputs_grad = gather(grad, ctx.tp)
-        grad_x = ops.matmul(outputs_grad, _rows(weight))  # column-parallel: of this rank's outputs only
+        grad_x = ops.matmul(outputs_grad, _rows(weight))  # if column-parallel, from this rank's outputs only
         if gathering is not None:
             gathering.wait()
             grad_x, scattering = start_scatter(grad_x, ctx.tp)
@@ -198,15 +201,16 @@ class _CutLinear(torch.autograd.Function):
 
 
 class _ColumnParallel(_CutLinear):
-    """The name by which profilers show it."""
+    """A column-parallel layer, under the name that profilers show."""
 
 
 class _RowParallel(_CutLinear):
-    """The name by which profilers show it, and know that GELU prepares its input."""
+    """A row-parallel layer, under the name that profilers show, and by which ``training/operators.py`` knows that GELU
+    prepares its input."""
 
 
 def _weight_gradient(weight: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> Optional[torch.Tensor]:
-    """gradᵀ x; None where it is added to the weight's ``main_grad``, at once or deferred."""
+    """Return gradᵀ x; None if it is added to the weight's ``main_grad``, at once or deferred."""
     grad, x, sums = _rows(grad), _rows(x), main_grad(weight)
     if sums is None:
         return ops.matmul(grad.t(), x).view(weight.shape)
@@ -215,7 +219,7 @@ def _weight_gradient(weight: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) 
 
 
 def _bias_gradient(bias: torch.Tensor, grad: torch.Tensor) -> Optional[torch.Tensor]:
-    """The sum of grad over tokens; None where it is added to the bias's ``main_grad``."""
+    """Return the sum of grad over tokens; None if it is added to the bias's ``main_grad``."""
     bias_grad, sums = ops.sum_of_rows(_rows(grad)).view(bias.shape), main_grad(bias)
     if sums is None:
         return bias_grad.to(grad.dtype)
@@ -269,7 +273,7 @@ class _VocabParallelLookup(torch.autograd.Function):
 
 
 def _table_gradient(ctx: Any, rows: torch.Tensor, values: torch.Tensor) -> Optional[torch.Tensor]:
-    """Each of the [n, width] values added to its row of a table; None where they are added to its ``main_grad``.
+    """Add each of the [n, width] values to its row of a table's gradient; None if its ``main_grad`` takes them.
 
     A frequent token has thousands of terms, which are added up in float32 at least.
     """

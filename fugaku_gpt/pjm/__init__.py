@@ -1,1 +1,1 @@
-"""The language of PJM (Fujitsu's batch system): scripts, options, resource groups, messages, states, codes and statistics."""
+"""The language of PJM, Fujitsu's batch system: scripts, options, groups, messages, states, codes and statistics."""

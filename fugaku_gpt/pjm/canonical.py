@@ -25,7 +25,7 @@ from fugaku_gpt.pjm.script import PjmScript
 MAIL_FLAGS = "bersS"
 
 
-def as_json(script: PjmScript) -> Dict[str, Any]:
+def script_as_json(script: PjmScript) -> Dict[str, Any]:
     """Return the script as JSON data.
 
     Values are typed where they can be parsed (sizes in bytes) and remain text where they cannot. ``node`` and

@@ -109,10 +109,10 @@ def load_limits(path: Path) -> SiteLimits:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as a limits file: {error}") from None
-    return read_limits(text, str(path))
+    return parse_limits(text, str(path))
 
 
-def read_limits(text: str, where: str) -> SiteLimits:
+def parse_limits(text: str, where: str) -> SiteLimits:
     """Parse the text of a limits file, as :func:`load_limits` does; errors name ``where``."""
     # every scalar as text: YAML itself reads 72:00:00 as a number and `no` as false
     top = _mapping(plain_values(parse_yaml(text, where)), where, "the file")
@@ -135,8 +135,8 @@ def read_limits(text: str, where: str) -> SiteLimits:
     )
 
 
-def write_limits(limits: SiteLimits) -> str:
-    """Return the text of a limits file, which :func:`read_limits` reads back."""
+def format_limits(limits: SiteLimits) -> str:
+    """Return the text of a limits file, which :func:`parse_limits` reads back."""
     import yaml
 
     top: Dict[str, Any] = {
@@ -169,7 +169,7 @@ def with_groups(limits: SiteLimits, groups: Iterable[GroupLimits], source: str) 
 def _read_group(name: str, values: Mapping[str, Any], date: str, where: str) -> GroupLimits:
     prefix = f"groups.{name}"
     _check_keys(values, _GROUP_KEYS, where, prefix)
-    nodes = _span(values.get("nodes"), where, f"{prefix}.nodes")
+    nodes = _number_range(values.get("nodes"), where, f"{prefix}.nodes")
     elapse_text = values.get("elapse")
     shortest: Optional[int] = None
     longest: Optional[int] = None
@@ -255,7 +255,7 @@ def _count(value: Any, where: str, key: str) -> int:
         raise UsageError(f"{where}: {key}: {error}") from None
 
 
-def _span(value: Any, where: str, key: str) -> Tuple[Optional[int], Optional[int]]:
+def _number_range(value: Any, where: str, key: str) -> Tuple[Optional[int], Optional[int]]:
     if value is None:
         return None, None
     first, dash, last = _text(value, where, key).partition("-")

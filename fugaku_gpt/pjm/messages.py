@@ -161,7 +161,7 @@ def parse_refusals(text: str) -> List[Refusal]:
 
 
 def first_refusal(text: str) -> Optional[Refusal]:
-    """The first of :func:`refusals_of`, numbered ones first; None if there is none."""
+    """Return the first of :func:`parse_refusals`, numbered ones first; None if there is none."""
     refusals = parse_refusals(text)
     numbered = [refusal for refusal in refusals if refusal.code]
     return next(iter(numbered or refusals), None)

@@ -85,7 +85,7 @@ def _next_piece(text: str, position: int, unclosed: "dict[str, bool]") -> Tuple[
 
 
 def _substitution_end(text: str, position: int, unclosed: "dict[str, bool]") -> int:
-    """Return the end of the ``$(...)``, ``${...}``, ``{{...}}`` or backquoted command at ``position``; itself if none."""
+    """Return the end of ``$(...)``, ``${...}``, ``{{...}}`` or a backquoted command; ``position`` if there is none."""
     if text.startswith("$(", position):
         if unclosed["$"]:
             return position

@@ -190,7 +190,7 @@ def parse_shape(text: str) -> Tuple[int, ...]:
 
 
 def parse_size(text: str, bare: int = 2**20) -> int:
-    """Parse a size in bytes: ``Ki`` to ``Ei`` are powers of 1024, ``K`` to ``E`` of 1000; the default unit is ``bare``."""
+    """Parse a size in bytes: ``Ki`` to ``Ei`` are powers of 1024, ``K`` to ``E`` of 1000; ``bare`` is the default."""
     expected = "a size such as 28Gi"
     match = _SIZE.fullmatch(_check_length(text, expected))
     if not match:
@@ -299,7 +299,7 @@ def parse_axes(text: str, dims: Optional[int] = None) -> str:
 
 
 def parse_name(text: str) -> str:
-    """Check a job name: an ASCII letter, then letters, digits, ``.``, ``_`` and ``-`` (Fugaku's set), up to 63 bytes."""
+    """Check a job name: a letter, then letters, digits, ``.``, ``_`` and ``-`` (Fugaku's ASCII set), up to 63 bytes."""
     if len(text.encode("utf-8", "surrogateescape")) > NAME_BYTES:
         raise ValueError(f"a job name has {NAME_BYTES} bytes at most")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", text):

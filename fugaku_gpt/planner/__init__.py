@@ -1,1 +1,1 @@
-"""Judges runs before they run: how long an iteration takes, what memory it needs, and how far off such figures are."""
+"""Predicts the time and the memory of runs, with the uncertainty of the predictions."""

@@ -47,8 +47,8 @@ class AlreadyClaimed(Exception):
 
     def __init__(self, file: Path, holder: Optional[Holder]) -> None:
         self.file, self.holder = file, holder
-        who = f"process {holder.process} on {holder.host}" if holder is not None else "an unknown process"
-        super().__init__(who)
+        holder_text = f"process {holder.process} on {holder.host}" if holder is not None else "an unknown process"
+        super().__init__(holder_text)
 
 
 def current_process(name: str, environment: Optional[Mapping[str, str]] = None) -> Holder:
@@ -93,9 +93,9 @@ def release_claim(folder: Path, stem: str, name: str) -> bool:
     number, current = newest_claim(folder, stem)
     if current is None or current.name != name:
         return False
-    for each in range(1, number + 1):
+    for older_number in range(1, number + 1):
         with contextlib.suppress(FileNotFoundError):
-            (folder / f"{stem}.{each}").unlink()
+            (folder / f"{stem}.{older_number}").unlink()
     return True
 
 

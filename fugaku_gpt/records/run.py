@@ -388,9 +388,9 @@ class MetricsWriter:
     """Appends JSON lines and flushes each, so that a kill costs at most the line being written."""
 
     def __init__(self, path: Path) -> None:
-        mended = _line_prefix(path)
+        prefix = _line_prefix(path)
         self._stream = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115  # open for the whole run
-        self._stream.write(mended)
+        self._stream.write(prefix)
         self._stream.flush()
 
     def write(self, kind: str, values: Dict[str, Any]) -> None:
@@ -460,8 +460,8 @@ def _line_prefix(path: Path) -> str:
     except FileNotFoundError:
         return ""
     last = tail.rstrip(b"\n").rpartition(b"\n")[2]
-    mended = "" if not tail or tail.endswith(b"\n") else "\n"
-    return mended if not last or _parse_object(last.decode("utf-8", "replace")) else f'{mended}{{"kind": "{CUT}"}}\n'
+    prefix = "" if not tail or tail.endswith(b"\n") else "\n"
+    return prefix if not last or _parse_object(last.decode("utf-8", "replace")) else f'{prefix}{{"kind": "{CUT}"}}\n'
 
 
 def _result_of(values: Mapping[str, Any]) -> Result:

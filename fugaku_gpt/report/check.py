@@ -109,10 +109,10 @@ def _with_figures_swapped(facts: Facts, context: Context) -> Optional[MarkdownRo
     if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
         return None  # tables on GPUs write two decimals everywhere, or none
 
-    def styled(time: Figure, speed: Figure) -> bool:
+    def has_usual_decimals(time: Figure, speed: Figure) -> bool:
         return time.value > 0 and seconds_cell(time.value) == time.text and speed.decimals == 2
 
-    if styled(seconds, tflops) or not styled(tflops, seconds):
+    if has_usual_decimals(seconds, tflops) or not has_usual_decimals(tflops, seconds):
         return None
     peak, _ = peak_of(facts, context)
     if peak is not None and seconds.interval.low > peak:

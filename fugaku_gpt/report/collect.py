@@ -60,10 +60,10 @@ def find_runs(paths: Sequence[Path]) -> List[Path]:
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
-        if _is_run(path):
+        if _is_run_directory(path):
             run_directories += sub_runs(path) or [path]
             continue
-        children = [child for child in sorted(path.iterdir()) if child.name != ATTEMPTS and _is_run(child)]
+        children = [child for child in sorted(path.iterdir()) if child.name != ATTEMPTS and _is_run_directory(child)]
         if not children:
             raise UsageError(f"{path}: holds no run directory (a folder with config.yaml, or an imported log)")
         for child in children:
@@ -77,7 +77,7 @@ def sub_runs(path: Path) -> List[Path]:
         return []
     named = [(_SUB.search(child.name), child) for child in path.glob("repeat-*")]
     numbered = [(int(number[1]), child) for number, child in named if number is not None]
-    return [child for _, child in sorted(numbered) if _is_run(child) or (child / "result.json").exists()]
+    return [child for _, child in sorted(numbered) if _is_run_directory(child) or (child / "result.json").exists()]
 
 
 def locate_job(path: Path) -> Tuple[Path, Optional[int]]:
@@ -310,7 +310,7 @@ def _major_minor(torch: str) -> str:
     return matched[0] if matched else ""
 
 
-def _is_run(path: Path) -> bool:
+def _is_run_directory(path: Path) -> bool:
     return path.is_dir() and ((path / "config.yaml").exists() or is_imported(path))
 
 

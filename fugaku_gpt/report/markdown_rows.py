@@ -114,7 +114,7 @@ def _tflops(line: MarkdownRow, nodes: Optional[int]) -> Optional[float]:
     if not aggregate.is_number or nodes is None:
         return printed.value
 
-    def gives(value: float) -> bool:
+    def reproduces_cells(value: float) -> bool:
         petaflops = aggregate_petaflops(value, nodes)
         return (
             f"{value:.{printed.decimals}f}" == printed.text and f"{petaflops:.{aggregate.decimals}f}" == aggregate.text
@@ -122,7 +122,9 @@ def _tflops(line: MarkdownRow, nodes: Optional[int]) -> Optional[float]:
 
     finer = aggregate.interval.times(1024.0 / nodes)
     both = Interval(max(printed.interval.low, finer.low), min(printed.interval.high, finer.high))
-    return next((value for value in (printed.value, finer.middle, both.middle) if gives(value)), printed.value)
+    return next(
+        (value for value in (printed.value, finer.middle, both.middle) if reproduces_cells(value)), printed.value
+    )
 
 
 def _count_cell(line: MarkdownRow, column: str) -> Optional[int]:

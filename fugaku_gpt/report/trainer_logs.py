@@ -156,7 +156,7 @@ class LogReader:
         self._total: Optional[int] = None
         self._torn = 0
         self._error = ""
-        self._open: Dict[str, _OpenLine] = {}  # rank prefix → its last iteration line
+        self._open_lines: Dict[str, _OpenLine] = {}  # rank prefix → its last iteration line
 
     def add(self, line: str) -> None:
         """Parse one more line, with or without its newline."""
@@ -165,7 +165,7 @@ class LogReader:
 
     def end_of_file(self) -> None:
         """End the file: no line of the next file continues a line of this one."""
-        for rank in list(self._open):
+        for rank in list(self._open_lines):
             self._close(rank)
         self._in_block = False
 
@@ -192,14 +192,14 @@ class LogReader:
             self._close(rank)
             end = following.start() if following is not None else len(text)
             *fields, tail = text[header.end() : end].split("|")
-            opened = _OpenLine(int(header[1]), {"iteration": int(header[1])}, tail)
-            self._read_fields(opened.values, fields)
-            if following is not None or opened.tail.strip():
+            open_line = _OpenLine(int(header[1]), {"iteration": int(header[1])}, tail)
+            self._read_fields(open_line.values, fields)
+            if following is not None or open_line.tail.strip():
                 self._read_fields(
-                    opened.values, [opened.tail]
+                    open_line.values, [open_line.tail]
                 )  # a last field without its bar; a torn one is read again
             self._total = int(header[2])
-            self._open[rank] = opened
+            self._open_lines[rank] = open_line
         self._read_validation(text)
         if headers:
             self._error = ""
@@ -211,19 +211,19 @@ class LogReader:
 
     def _continue_torn_line(self, rank: str, text: str) -> None:
         """Append a text to the torn line of its rank, if it is the rest of it."""
-        opened = self._open.get(rank)
-        for other in list(self._open):
-            self._open[other].lines_to_wait -= 1
-            if self._open[other].lines_to_wait < 0:
+        open_line = self._open_lines.get(rank)
+        for other in list(self._open_lines):
+            self._open_lines[other].lines_to_wait -= 1
+            if self._open_lines[other].lines_to_wait < 0:
                 self._close(other)
-        if opened is None or opened.lines_to_wait < 0 or "|" not in text:
+        if open_line is None or open_line.lines_to_wait < 0 or "|" not in text:
             return
         rest = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # matches the empty text
-        joined = [(opened.tail + gap + rest).split("|") for gap in ("", " ")]  # torn amid a word, or between words
+        joined = [(open_line.tail + gap + rest).split("|") for gap in ("", " ")]  # torn amid a word, or between words
         fields = max(joined, key=lambda pieces: len(self._recognised(pieces[:-1])))
-        if self._recognised(fields[:1]) or (not opened.tail.strip() and self._recognised(rest.split("|")[:1])):
-            self._read_fields(opened.values, fields[:-1])
-            opened.tail = fields[-1]
+        if self._recognised(fields[:1]) or (not open_line.tail.strip() and self._recognised(rest.split("|")[:1])):
+            self._read_fields(open_line.values, fields[:-1])
+            open_line.tail = fields[-1]
 
     def _recognised(self, fields: List[str]) -> Dict[str, Any]:
         values: Dict[str, Any] = {}
@@ -252,17 +252,17 @@ class LogReader:
                 values[key] = read * unit if read is not None else None
 
     def _close(self, rank: str) -> None:
-        opened = self._open.pop(rank, None)
-        if opened is None:
+        open_line = self._open_lines.pop(rank, None)
+        if open_line is None:
             return
-        values = opened.values
+        values = open_line.values
         if values.get("seconds") is not None and values["seconds"] <= 0:
             del values["seconds"]
         if values.get("seconds") is None and "loss" not in values:
             self._torn += 1
             return
         self._ours += "tflops_exact" in values
-        self._iterations[opened.iteration] = values
+        self._iterations[open_line.iteration] = values
 
     def _read_validation(self, text: str) -> None:
         for matched in _OUR_VALIDATION.finditer(text):

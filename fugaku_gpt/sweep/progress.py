@@ -41,11 +41,13 @@ class PlainProgress:
 
     def run_started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
         """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
-        self._say(f"[{number}/{total}] {run.name}: started")
+        self._print_line(f"[{number}/{total}] {run.name}: started")
 
     def run_ended(self, run: Run, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
         """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
-        self._say(f"[{number}/{total}] {run.name}: {'kept: ' if is_earlier_result else ''}{describe_result(result)}")
+        self._print_line(
+            f"[{number}/{total}] {run.name}: {'kept: ' if is_earlier_result else ''}{describe_result(result)}"
+        )
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -53,7 +55,7 @@ class PlainProgress:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
 
@@ -76,46 +78,46 @@ class LiveProgress:
             console=self._console,
             transient=True,
         )
-        self._all = self._bars.add_task("all runs", total=None, note="")
-        self._present = self._bars.add_task("", total=None, note="", visible=False)
+        self._total_task = self._bars.add_task("all runs", total=None, note="")
+        self._current_task = self._bars.add_task("", total=None, note="", visible=False)
         self._directory: Optional[RunDirectory] = None
-        self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._is_over = threading.Event()
+        self._refresher = threading.Thread(target=self._refresh, daemon=True)
 
     def __enter__(self) -> LiveProgress:
         self._bars.start()
-        self._watcher.start()
+        self._refresher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._watcher.join()
+        self._is_over.set()
+        self._refresher.join()
         self._bars.stop()
 
     def run_started(self, run: Run, number: int, total: int, directory: RunDirectory) -> None:
         """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
         iterations = run.config.training.iterations if run.config is not None else None
-        self._bars.update(self._all, total=total)
-        self._bars.reset(self._present, description=run.name, total=iterations, note="starting", visible=True)
+        self._bars.update(self._total_task, total=total)
+        self._bars.reset(self._current_task, description=run.name, total=iterations, note="starting", visible=True)
         self._directory = directory
 
     def run_ended(self, run: Run, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
         """See :class:`fugaku_gpt.sweep.run.SweepProgress`."""
         self._directory = None
-        self._bars.update(self._all, total=total, completed=number)
-        self._bars.update(self._present, visible=False)
+        self._bars.update(self._total_task, total=total, completed=number)
+        self._bars.update(self._current_task, visible=False)
         line = f"[{number}/{total}] {run.name}: {'kept: ' if is_earlier_result else ''}{describe_result(result)}"
         self._console.print(line, markup=False, highlight=False, style=None if result.status == OK else "red")
 
-    def _watch(self) -> None:
-        while not self._over.wait(_REFRESH_SECONDS):
+    def _refresh(self) -> None:
+        while not self._is_over.wait(_REFRESH_SECONDS):
             directory = self._directory
             line = last_iteration(directory.metrics_file) if directory is not None else None
             if line is not None:
                 loss = line.get("loss")
                 loss_text = f"loss {loss:.3f}" if loss is not None else "loss is not a number"
                 note = f"{loss_text}, {format_pace(line.get('seconds'))}"
-                self._bars.update(self._present, completed=line["iteration"], note=note)
+                self._bars.update(self._current_task, completed=line["iteration"], note=note)
 
 
 def format_pace(seconds: Optional[float]) -> str:

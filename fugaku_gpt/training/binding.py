@@ -28,7 +28,9 @@ def bind(world: Communicator, policy: str, threads: int) -> Dict[str, object]:
     node = world.on_this_node("node")
     cores_by_rank = node.gather_json(sorted(os.sched_getaffinity(0)))
     common_cores: Optional[List[int]] = node.broadcast_json(
-        cores_by_rank[0] if cores_by_rank is not None and all(cores == cores_by_rank[0] for cores in cores_by_rank) else None
+        cores_by_rank[0]
+        if cores_by_rank is not None and all(cores == cores_by_rank[0] for cores in cores_by_rank)
+        else None
     )
     if policy == "none":
         return {}

@@ -87,8 +87,8 @@ class SavePlan:
 
     @property
     def data_files(self) -> List[DataFile]:
-        """All data files, with zeros in place of their checksums. Computed once and cached in this compact form, because
-        thousands of ranks have millions of entries."""
+        """All data files, with zeros in place of their checksums. Computed once and cached in this compact form,
+        because thousands of ranks have millions of entries."""
         if not self._described:
             names = sorted(self._shapes)
             for group in range(len(self.groups)):
@@ -257,7 +257,9 @@ class CheckpointSaver:
         """
         if self._save is not None:
             if self._log is not None:
-                self._log.print_line(f"the checkpoint of iteration {self._save.iteration} is still being written: waiting")
+                self._log.print_line(
+                    f"the checkpoint of iteration {self._save.iteration} is still being written: waiting"
+                )
             self.finish()
         self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         before = time.perf_counter()
@@ -326,7 +328,9 @@ class CheckpointSaver:
             self._start_commit(save, in_background=False)
         if self._world.rank == 0:
             save.task.wait(self._progress_marker(save))
-        self._conclude(save, self._world.broadcast_json(save.task.error if self._world.rank == 0 else None), must_succeed)
+        self._conclude(
+            save, self._world.broadcast_json(save.task.error if self._world.rank == 0 else None), must_succeed
+        )
 
     def _status(self) -> Tuple[bool, bool]:
         save = self._save
@@ -372,7 +376,9 @@ class CheckpointSaver:
             try:
                 if first_error is not None:
                     raise RunFailed(f"rank {first_error[0]}: {first_error[1]}")
-                path = commit_checkpoint(save.temporary, save.source.plan.manifest(save.state, checksums, **self._facts))
+                path = commit_checkpoint(
+                    save.temporary, save.source.plan.manifest(save.state, checksums, **self._facts)
+                )
             except BaseException:
                 discard_temporary(save.temporary)
                 raise
@@ -426,7 +432,9 @@ class CheckpointSaver:
             live = _views(pieces, self._trainer.storages())
             indices = list(range(first, first + len(pieces)))
             # the set of kinds only grows, so the copies of an earlier, smaller set are dropped
-            self._sources = {kinds: _Source(plan, plan.data_file(group), file_name(group), not earlier_ranks, indices, live)}
+            self._sources = {
+                kinds: _Source(plan, plan.data_file(group), file_name(group), not earlier_ranks, indices, live)
+            }
         return self._sources[kinds]
 
 
@@ -439,7 +447,9 @@ def _views(pieces: Sequence[Piece], storages: Sequence[Storage]) -> List[torch.T
     for piece in pieces:
         size = piece.entry.region.size
         storage = next(
-            candidate for candidate in by_kind[piece.entry.kind] if candidate.first <= piece.first and piece.first + size <= candidate.stop
+            candidate
+            for candidate in by_kind[piece.entry.kind]
+            if candidate.first <= piece.first and piece.first + size <= candidate.stop
         )
         start = piece.first - storage.first
         views.append(storage.values.detach()[start : start + size])

@@ -25,7 +25,11 @@ from fugaku_gpt.records.summary import summarise
 
 
 def end_failed_run(
-    directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, has_supervisor: bool = False
+    directory: Optional[RunDirectory],
+    world: Communicator,
+    started: float,
+    error: BaseException,
+    has_supervisor: bool = False,
 ) -> None:
     """Print what happened on this rank, record it, and end the other ranks, which may be waiting for this one.
 
@@ -82,7 +86,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
-def run_result(directory: RunDirectory, config: Optional[RunConfig], status: str, reason: str, started: float) -> Result:
+def run_result(
+    directory: RunDirectory, config: Optional[RunConfig], status: str, reason: str, started: float
+) -> Result:
     """Return the result of a run that ends now; with ``config``, it includes a summary of the logged metrics."""
     lines = directory.metrics("iteration")
     summary = summarise(config, lines, directory.metrics("validation")) if config is not None else {}

@@ -29,7 +29,7 @@ class Optimizer(Protocol):
 
 def squares_of(param_ranges: Sequence[ParamRange]) -> Tuple[float, bool]:
     """Return the sum of squares of the gradients that this rank counts, and whether all gradients that it owns are
-    finite, counted or not. (Checking the uncounted ones costs no time: ranks without them wait for ranks that count.)"""
+    finite, counted or not. (Checking the uncounted ones costs no time, since ranks wait for those that count more.)"""
     counted, rest = 0.0, 0.0
     for param_range in param_ranges:
         if param_range.counts:
@@ -109,7 +109,9 @@ class Health:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
-        self._skips_in_a_row, self._rollbacks, self.skipped_steps = (int(state[key]) for key in ("in_a_row", "returns", "left_out"))
+        self._skips_in_a_row, self._rollbacks, self.skipped_steps = (
+            int(state[key]) for key in ("in_a_row", "returns", "left_out")
+        )
         self._window.load(state["losses"], state["kept_losses"])
 
     @property
@@ -221,4 +223,7 @@ class StateCopy:
         return nbytes(*(copy for copies in self.tensors for copy in copies))
 
     def _live(self) -> List[Tuple[torch.Tensor, ...]]:
-        return [(param_range.parameters, *moments) for param_range, moments in zip(self._param_ranges, self._optimizer.moments)]
+        return [
+            (param_range.parameters, *moments)
+            for param_range, moments in zip(self._param_ranges, self._optimizer.moments)
+        ]

@@ -53,7 +53,9 @@ class TrainingLog:
         self._cached_predicted_bubble = lru_cache(maxsize=None)(self._predicted_of)
         training = config.training
         self._has_loss_scale = training.dtype == "float16"
-        self._reports_skips = self._has_loss_scale or training.non_finite == "skip" or training.rollback_every is not None
+        self._reports_skips = (
+            self._has_loss_scale or training.non_finite == "skip" or training.rollback_every is not None
+        )
         self._lengths_vary = training.seq_ramp_start is not None
 
     def print_line(self, line: str) -> None:
@@ -154,7 +156,8 @@ class TrainingLog:
             "samples": step.lost_samples,
         }
         line = (
-            f"iteration {iteration} was skipped: {step.skip_reason}: loss {step.loss:g}, gradient norm {step.grad_norm:g}"
+            f"iteration {iteration} was skipped: {step.skip_reason}: "
+            f"loss {step.loss:g}, gradient norm {step.grad_norm:g}"
         )
         if step.returned_to is not None:
             values["returned_to"] = step.returned_to

@@ -42,8 +42,8 @@ class LossScale:
         return self.value / tokens if self.is_active else 1.0
 
     def is_overflow(self, loss: float, bad_ranks: int) -> bool:
-        """True if the step is to be skipped and the scale lowered: some rank has seen a gradient that is not finite, the
-        loss itself is finite, and the scale is not at its minimum yet."""
+        """True if the step is to be skipped and the scale lowered: some rank has seen a gradient that is not finite,
+        the loss itself is finite, and the scale is not at its minimum yet."""
         can_be_lowered = self.is_active and self.value > self._training.loss_scale_min
         return can_be_lowered and math.isfinite(loss) and bad_ranks > 0
 

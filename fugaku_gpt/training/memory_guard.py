@@ -77,7 +77,9 @@ class MemoryGuard:
                 end_at = None
                 continue
             if end_at is None:
-                end_at = time.monotonic() + (0.0 if self._memory.largest_process() == os.getpid() else _LARGEST_FIRST_SECONDS)
+                end_at = time.monotonic() + (
+                    0.0 if self._memory.largest_process() == os.getpid() else _LARGEST_FIRST_SECONDS
+                )
             if time.monotonic() >= end_at:
                 self._end_run(use)
                 return

@@ -2,7 +2,8 @@
 
 The maximum of (time, rank) pairs also says which rank is the slowest. Since an all-reduce compares single numbers, each
 pair is packed into one float64 integer, ``microseconds * 2**20 + rank``: larger times win, and the low 20 bits name the
-rank. The all-reduce of the negated pair gives the fastest rank.
+rank. The maximum of the negated numbers gives the fastest rank.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ class Meter:
         """Return the measurements of the iterations since the last reading, combined over all ranks; collective."""
         trainer, stages = self._trainer, self._trainer.config.layout.pp
         trainer.grid.world.mark_phase(LOG, micro_batch=-1)
-        seconds, waited = trainer.pipeline_seconds - self._last_reading[0], trainer.waited_seconds - self._last_reading[1]
+        seconds, waited = (
+            trainer.pipeline_seconds - self._last_reading[0],
+            trainer.waited_seconds - self._last_reading[1],
+        )
         computed = (trainer.computed_seconds - self._last_reading[2]) / iterations
         self._last_reading = (trainer.pipeline_seconds, trainer.waited_seconds, trainer.computed_seconds)
         figures = torch.zeros(6 + stages, dtype=torch.float64)
@@ -47,7 +51,9 @@ class Meter:
         figures[3] = seconds
         figures[4] = pack_time_and_rank(computed, trainer.grid.world.rank)
         figures[5] = -figures[4]  # its maximum is the fastest rank
-        figures[6 + trainer.grid.coordinates.pp] = max(seconds - waited, 1e-9)  # each rank fills its own stage's element
+        figures[6 + trainer.grid.coordinates.pp] = max(
+            seconds - waited, 1e-9
+        )  # each rank fills its own stage's element
         trainer.grid.world.all_reduce(figures, "max")
         before, self.since = self.since, time.perf_counter()
         return IntervalMeasurements(
@@ -56,7 +62,9 @@ class Meter:
             int(figures[1]),
             tuple((figures[3] / figures[6:] - 1.0).tolist()) if stages > 1 else (),
             -float(figures[2]) if hidden is not None else None,
-            (unpack_time_and_rank(float(figures[4])), unpack_time_and_rank(-float(figures[5]))) if trainer.grid.world.size > 1 else None,
+            (unpack_time_and_rank(float(figures[4])), unpack_time_and_rank(-float(figures[5])))
+            if trainer.grid.world.size > 1
+            else None,
         )
 
 

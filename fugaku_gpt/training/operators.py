@@ -100,7 +100,7 @@ _GELU_BACKWARD_FUNCTIONS = ("_RowParallelBackward",)
 
 
 class _CallContext(NamedTuple):
-    """What an enclosing call says about the class of the calls inside it.
+    """The influence of an enclosing call on the class of the calls inside it.
 
     Attributes:
         forced_class: their class, whatever they are; "" if it depends on the call.
@@ -208,7 +208,11 @@ def _cast_scope(to: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> C
 def seconds_of_classes(calls: Sequence[OperatorCall]) -> Dict[str, float]:
     """Return the calls' own time inside the iterations by class; time that no call covers counts as Python."""
     (iterations,) = [call for call in calls if call.name == _ITERATION]
-    inner = [call for call in calls if call.thread == iterations.thread and iterations.start <= call.start and call is not iterations]
+    inner = [
+        call
+        for call in calls
+        if call.thread == iterations.thread and iterations.start <= call.start and call is not iterations
+    ]
     inner.sort(key=lambda call: (call.start, -call.end))
     seconds = dict.fromkeys(CLASSES, 0.0)
     # calls that are not over when another begins: their end, the context for calls inside, and their own class
@@ -225,7 +229,9 @@ def seconds_of_classes(calls: Sequence[OperatorCall]) -> Dict[str, float]:
         seconds[outer_class] -= stop - call.start
         seconds[own_class] += stop - call.start
         open_calls.append((stop, inner_context, own_class))
-    return {name: max(0.0, class_seconds) for name, class_seconds in seconds.items()}  # rounding may leave a tiny negative number
+    return {
+        name: max(0.0, class_seconds) for name, class_seconds in seconds.items()
+    }  # rounding may leave a tiny negative number
 
 
 def scale_to_total(seconds: Mapping[str, float], total: float) -> Dict[str, float]:
@@ -236,7 +242,10 @@ def scale_to_total(seconds: Mapping[str, float], total: float) -> Dict[str, floa
     """
     operators = sum(class_seconds for name, class_seconds in seconds.items() if name != PYTHON)
     share = min(1.0, total / operators) if operators > 0.0 else 1.0
-    return {name: max(0.0, total - operators) if name == PYTHON else class_seconds * share for name, class_seconds in seconds.items()}
+    return {
+        name: max(0.0, total - operators) if name == PYTHON else class_seconds * share
+        for name, class_seconds in seconds.items()
+    }
 
 
 def _classify(name: str, context: _CallContext) -> Tuple[_CallContext, str]:

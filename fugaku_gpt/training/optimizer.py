@@ -38,7 +38,9 @@ class BlockedAdamW:
         self._training = training
         self.steps = 0
         self.moments: Moments = []
-        scratch = torch.empty(BLOCK if param_ranges else 0, dtype=param_ranges[0].parameters.dtype if param_ranges else None)
+        scratch = torch.empty(
+            BLOCK if param_ranges else 0, dtype=param_ranges[0].parameters.dtype if param_ranges else None
+        )
         # each block: weight decay, and its views of parameters, gradients, both moments and the scratch space
         self._blocks: List[Tuple[float, Tuple[torch.Tensor, ...]]] = []
         for param_range in param_ranges:
@@ -69,8 +71,8 @@ class BlockedAdamW:
 
 
 class FusedAdamW:
-    """AdamW by PyTorch's fused kernel: one call for all ranges with weight decay, one for those without. The kernel also
-    divides the gradients, if this build's can.
+    """AdamW by PyTorch's fused kernel: one call for all ranges with weight decay, one for those without. The kernel
+    also divides the gradients, if this build's can.
 
     Attributes:
         steps, moments, rounds_parameters: see :class:`BlockedAdamW`.
@@ -84,7 +86,10 @@ class FusedAdamW:
         self._kernel, self._supports_grad_scale = compat.fused_adamw(dtype), compat.has_gradient_scale(dtype)
         self._training = training
         self.steps = 0
-        self.moments: Moments = [(torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters)) for param_range in param_ranges]
+        self.moments: Moments = [
+            (torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters))
+            for param_range in param_ranges
+        ]
         # weight decay, and parameters, gradients and both moments of the ranges that have it
         self._groups: List[Tuple[float, List[List[torch.Tensor]]]] = []
         for decays in (True, False):
@@ -94,7 +99,9 @@ class FusedAdamW:
                 if param_range.decays == decays
             ]
             if same_decay:
-                self._groups.append((training.weight_decay if decays else 0.0, [list(kind) for kind in zip(*same_decay)]))
+                self._groups.append(
+                    (training.weight_decay if decays else 0.0, [list(kind) for kind in zip(*same_decay)])
+                )
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
         """Do what :meth:`BlockedAdamW.step` does."""
@@ -135,8 +142,14 @@ class CompiledAdamW:
         """Create the moments. The ranges must be float32."""
         self._param_ranges, self._training = list(param_ranges), training
         self.steps = 0
-        self.moments: Moments = [(torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters)) for param_range in param_ranges]
-        self.rounds_parameters = all(param_range.rounded is not None and param_range.rounded.dtype == torch.bfloat16 for param_range in param_ranges)
+        self.moments: Moments = [
+            (torch.zeros_like(param_range.parameters), torch.zeros_like(param_range.parameters))
+            for param_range in param_ranges
+        ]
+        self.rounds_parameters = all(
+            param_range.rounded is not None and param_range.rounded.dtype == torch.bfloat16
+            for param_range in param_ranges
+        )
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
         """Do what :meth:`BlockedAdamW.step` does."""

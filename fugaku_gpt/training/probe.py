@@ -152,9 +152,13 @@ class Probe:
             results = results.merged_with(measurements[name]())
             if name == "products":  # in these no rank waits for another
                 core_share = (time.process_time() - before[0]) / (time.perf_counter() - before[1]) / self._threads
-                results = replace(results, facts={**results.facts, f"share of cores {self._world.size}": f"{core_share:.2f}"})
+                results = replace(
+                    results, facts={**results.facts, f"share of cores {self._world.size}": f"{core_share:.2f}"}
+                )
                 if core_share < _QUIET_CORE_SHARE:
-                    self._on_progress(f"other work runs here, and leaves {100 * core_share:.0f} % of a core: times mean little")
+                    self._on_progress(
+                        f"other work runs here, and leaves {100 * core_share:.0f} % of a core: times mean little"
+                    )
         return results
 
     def _empty(self, **tables: Any) -> ProbeResults:
@@ -182,7 +186,9 @@ class Probe:
             compiled = ops.has_native_attention(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
             requested = list(product_shapes(narrow, self._threads, compiled))
             kinds = set()
-            end = share * (1.0 if index == len(dtypes) - 1 else 0.6)  # the first type gets most time, as a run has one type
+            end = share * (
+                1.0 if index == len(dtypes) - 1 else 0.6
+            )  # the first type gets most time, as a run has one type
             seconds_per_shape = (end if not index else 0.4 * end) / len(requested)
             for shape in requested:
                 is_time_up = self._clock.remaining_seconds < share - end
@@ -222,7 +228,11 @@ class Probe:
             seconds, spread = self._clock.measure(forward, 2 * seconds_per_call)
             both_seconds, _ = self._clock.measure(both, 2 * seconds_per_call)
             timings.append(PassTiming("layer", dtype, ranks, tokens, seconds, spread))
-            timings.append(PassTiming("layer_backward", dtype, ranks, tokens, max(both_seconds - seconds, 0.1 * both_seconds), spread))
+            timings.append(
+                PassTiming(
+                    "layer_backward", dtype, ranks, tokens, max(both_seconds - seconds, 0.1 * both_seconds), spread
+                )
+            )
             pool = NumberPool(getattr(torch, dtype))
             seen: Dict[str, int] = {}
             for name, elements, call in pass_calls(getattr(torch, dtype), pool):

@@ -146,7 +146,9 @@ def load_checkpoint(trainer: Trainer, path: Path, manifest: Manifest) -> Optiona
             if storage.kind in KINDS[1:] and not checkpoint.has_tensor(storage.kind, region.name):
                 values.zero_()  # weights from elsewhere
                 continue
-            checkpoint.read_region(storage.kind, region.name, region.region, values.numpy().reshape(region.region.shape))
+            checkpoint.read_region(
+                storage.kind, region.name, region.region, values.numpy().reshape(region.region.shape)
+            )
 
     def load_tensors() -> None:
         world = trainer.grid.world
@@ -187,9 +189,13 @@ def _check_config(config: RunConfig, path: Path, manifest: Manifest, fingerprint
     """
     saved, current = manifest.config, config_values(config)
     current_shape = _shape_values(current["model"])
-    differences = {key: value for key, value in _shape_values(saved.get("model", {})).items() if value != current_shape[key]}
+    differences = {
+        key: value for key, value in _shape_values(saved.get("model", {})).items() if value != current_shape[key]
+    }
     if differences:
-        listed = "; ".join(f"model.{key}: {current_shape[key]}, but {value} there" for key, value in differences.items())
+        listed = "; ".join(
+            f"model.{key}: {current_shape[key]}, but {value} there" for key, value in differences.items()
+        )
         raise UsageError(f"{path}: is of another model: {listed}")
     for name, shape in logical_shapes(config.model).items():
         tensor = manifest.tensors.get(name)
@@ -246,4 +252,8 @@ def build_record(environment: Mapping[str, Any]) -> Dict[str, Any]:
 
 def build_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Sequence[str]:
     """Return the differences in the build that make a resumed run round differently than the saved one."""
-    return [f"{key} {saved[key]} -> {current[key]}" for key in _BUILD_KEYS if key in saved and saved[key] != current.get(key)]
+    return [
+        f"{key} {saved[key]} -> {current[key]}"
+        for key in _BUILD_KEYS
+        if key in saved and saved[key] != current.get(key)
+    ]

@@ -82,7 +82,9 @@ def train(
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
         collective_try(world, lambda: check_precision(config))
-        collective_try(world, lambda: recompute_of(config, chunks_of(config)))  # refuses a memory budget into which nothing fits
+        collective_try(
+            world, lambda: recompute_of(config, chunks_of(config))
+        )  # refuses a memory budget into which nothing fits
         processes = processes_of_node(world)
         if check_node is not None:
             check = check_node
@@ -129,7 +131,9 @@ def train(
         state = _resume(trainer, plan, log, build) if plan.candidates else {}
         checkpoints = CheckpointSaver(trainer, directory.checkpoints_dir, log, train_samples.fingerprint, build)
         if guard is not None:
-            guard.set_memory_by_category(lambda: {**trainer.memory_by_category(), "copy for checkpoints": checkpoints.copy_bytes})
+            guard.set_memory_by_category(
+                lambda: {**trainer.memory_by_category(), "copy for checkpoints": checkpoints.copy_bytes}
+            )
         start_up.close()
         try:
             stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
@@ -169,9 +173,13 @@ def _check_ranks(config: RunConfig, world: Communicator) -> None:
         )
 
 
-def _find_checkpoint(config: RunConfig, out: Path, world: Communicator, resume: str, fingerprint: str, force_data: bool) -> ResumePlan:
+def _find_checkpoint(
+    config: RunConfig, out: Path, world: Communicator, resume: str, fingerprint: str, force_data: bool
+) -> ResumePlan:
     """Return the checkpoints from which to resume, as rank 0 finds them; collective."""
-    plan = collective_try(world, lambda: find_checkpoint(config, out, resume, fingerprint, force_data) if world.rank == 0 else None)
+    plan = collective_try(
+        world, lambda: find_checkpoint(config, out, resume, fingerprint, force_data) if world.rank == 0 else None
+    )
     return broadcast_plan(plan, world)
 
 
@@ -189,7 +197,9 @@ def _create_directory(config: RunConfig, out: Path, world: Communicator, resume:
     return directory
 
 
-def _resume(trainer: Trainer, plan: ResumePlan, log: Optional[TrainingLog], build: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resume(
+    trainer: Trainer, plan: ResumePlan, log: Optional[TrainingLog], build: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Resume as planned, and log it; returns the saved scalars."""
     before = time.perf_counter()
     path, manifest, rejected = resume_from(trainer, plan)
@@ -225,7 +235,9 @@ def _profile_operators(trainer: Trainer, iterations: int, directory: RunDirector
         reason = f"{type(error).__name__}: {error}"
         world = trainer.grid.world
         if world.size > 1:  # other ranks may be waiting for this one
-            message = f"fugaku-gpt: rank {world.rank}: operators were not profiled: {reason}; the run itself has ended well"
+            message = (
+                f"fugaku-gpt: rank {world.rank}: operators were not profiled: {reason}; the run itself has ended well"
+            )
             print(message, file=sys.stderr, flush=True)
             world.abort(EXIT_RUN_FAILED)
     if log is None:
@@ -297,7 +309,9 @@ def run_loop(
             checkpoints.advance(step)
             must_succeed = checkpointing.at_end if is_last else step.stop
             if must_succeed or checkpoints.is_due(iteration):
-                finite_loss = validation_loss if validation_loss is not None and math.isfinite(validation_loss) else None
+                finite_loss = (
+                    validation_loss if validation_loss is not None and math.isfinite(validation_loss) else None
+                )
                 checkpoints.save({"validation_loss": finite_loss}, wait=must_succeed)
         if step.stop and not is_last:
             return True

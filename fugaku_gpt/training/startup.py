@@ -62,7 +62,9 @@ def agree_on_kernels(
         the kernels in use from then on.
     """
     dtype = getattr(torch, config.training.dtype)
-    earlier: Mapping[str, Any] = earlier_kernels if earlier_kernels is not None and earlier_kernels.get("dtype") == config.training.dtype else {}
+    earlier: Mapping[str, Any] = (
+        earlier_kernels if earlier_kernels is not None and earlier_kernels.get("dtype") == config.training.dtype else {}
+    )
     compiled = config.node.compiled_kernels and earlier.get("compiled", not earlier) and ops.uses_native_kernels()
     own_gelu = compiled and ops.supports_gelu(dtype)
     gelu_was_native = earlier.get("compiled", False) and ops.supports_gelu(dtype)

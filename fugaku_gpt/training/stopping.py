@@ -79,8 +79,8 @@ class StopRequest:
         return bool(self.reason)
 
     def agreed_reason(self, world: Communicator) -> str:
-        """Return the reason of the rank that was first to want the stop, on rank 0; empty on other ranks. Collective, to
-        be called after all ranks have agreed to stop."""
+        """Return the reason of the rank that was first to want the stop, on rank 0; empty on other ranks. Collective,
+        to be called after all ranks have agreed to stop."""
         reasons: Optional[List[Tuple[float, str]]] = world.gather_json((self.requested_at, self.reason))
         if reasons is None:
             return ""
@@ -134,7 +134,11 @@ class StopRequest:
             current_time = time.monotonic()
             if first_signal is None and numbers[0] in _SIGNALS:
                 first_signal = current_time
-            elif first_signal is not None and numbers[0] in _IMMEDIATE_SIGNALS and current_time - first_signal > _DUPLICATE_SECONDS:
+            elif (
+                first_signal is not None
+                and numbers[0] in _IMMEDIATE_SIGNALS
+                and current_time - first_signal > _DUPLICATE_SECONDS
+            ):
                 if self._over.wait(_PATIENCE_SECONDS):
                     return
                 name = signal.Signals(numbers[0]).name

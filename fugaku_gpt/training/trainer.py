@@ -146,7 +146,10 @@ class Trainer:
         local_chunks = [chunk for chunk in chunks if chunk.stage == grid.coordinates.pp]
         with mmap_large_allocations():
             self.model_chunks = dict(
-                zip([chunk.index for chunk in local_chunks], build_stage(config, grid.tp, local_chunks, recompute_of(config, chunks)))
+                zip(
+                    [chunk.index for chunk in local_chunks],
+                    build_stage(config, grid.tp, local_chunks, recompute_of(config, chunks)),
+                )
             )
             local_models = list(self.model_chunks.values())
             sharded = is_sharded(config)
@@ -234,7 +237,9 @@ class Trainer:
     def state(self) -> Dict[str, Any]:
         """Return the state that is not in tensors, for JSON; the same on every rank."""
         copy = self._copy
-        copy_state = {"iteration": copy.iteration, "consumed": copy.consumed, "steps": copy.steps} if copy.iteration else None
+        copy_state = (
+            {"iteration": copy.iteration, "consumed": copy.consumed, "steps": copy.steps} if copy.iteration else None
+        )
         return {
             "iteration": self.iteration,
             "consumed_samples": self.consumed_samples,
@@ -373,7 +378,9 @@ class Trainer:
             nonlocal total
             model_chunk = self.model_chunks[chunk]
             first = first_sample(self.config, used, micro_batch, self.grid.coordinates.dp)
-            reads_tokens = model_chunk.chunk.has_embedding or model_chunk.chunk.has_head  # other stages do not need the tokens
+            reads_tokens = (
+                model_chunk.chunk.has_embedding or model_chunk.chunk.has_head
+            )  # other stages do not need the tokens
             tokens = torch.from_numpy(samples.batch(first, micro_size)[:, : seq_len + 1]) if reads_tokens else None
             y: torch.Tensor = model_chunk(
                 tokens[:, :-1] if x is None and tokens is not None else x,

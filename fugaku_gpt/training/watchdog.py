@@ -63,7 +63,10 @@ class Watchdog:
         )
         self._is_examining = False
         self._heartbeats: Dict[int, Tuple[int, float]] = {}  # heartbeat of each rank, and since when it has not moved
-        self._examiner_sign: Tuple[float, float] = (0.0, 0.0)  # the examiner's last sign of life, and when it was first seen
+        self._examiner_sign: Tuple[float, float] = (
+            0.0,
+            0.0,
+        )  # the examiner's last sign of life, and when it was first seen
 
     def start(self) -> None:
         """Start the watchdog thread."""

@@ -50,7 +50,7 @@ def test_what_happened_to_a_run(hanging: Path, capsys: pytest.CaptureFixture[str
 def test_who_is_the_cause_of_a_hang(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "hang", str(hanging)]) == 3
     out = capsys.readouterr().out
-    assert out.startswith("rank 1 is the cause: it is busy outside MPI") and "who waits for whom:" in out
+    assert out.startswith("rank 1 is the cause: it is busy outside MPI") and "ranks that wait for others:" in out
     assert run(["doctor", "hang", str(hanging), "--format", "json"]) == 3
     told = json.loads(capsys.readouterr().out)
     assert told["hang"]["culprits"] == [1] and told["hang"]["positions"][1]["absent"] == [1]

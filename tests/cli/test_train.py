@@ -348,7 +348,7 @@ def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
     assert run([*words("run", 6, "layout.tp=2"), "--resume", "auto"]) == 0
     assert len(list(stale.parent.iterdir())) == 2  # else the doctor would take it for a rank of this start
     said = capfd.readouterr().out
-    assert "going on from step-00000004: iteration 4, 16 samples consumed" in said
+    assert "resuming from step-00000004: iteration 4, 16 samples consumed" in said
     assert "layout.dp 2 -> 1" in said and "layout.tp 1 -> 2" in said
     curves = []
     for out in ("run", "whole"):

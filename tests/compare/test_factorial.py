@@ -126,7 +126,7 @@ def test_the_design_is_told() -> None:
     assert "freq: 2000 | 2200 (node.freq_mhz 2000 | 2200, node.eco_state 2)" in lines
     assert "generator: ranks = freq×tcmalloc×retention" in lines
     assert "aliased: freq×tcmalloc = retention×ranks" in lines
-    assert not any("not told" in line for line in describe(design(FOUR)))
+    assert not any("aliased" in line for line in describe(design(FOUR)))
     assert describe(design("freq,tcmalloc,retention,ranks,precision", 1))[-1].startswith("all main effects and")
 
 

@@ -36,7 +36,7 @@ def test_the_report_begins_with_the_verdict_and_groups_equal_ranks(run: Path) ->
     assert lines[0].startswith("rank 17 is the cause: it is busy outside MPI")
     assert lines[1].startswith("rank 17 ran on ") and f"process {os.getpid()}" in lines[1]
     assert lines[1].endswith(f"its Python stacks: {run}/stacks/rank-000017.txt")
-    assert lines[3:5] == ["who waits for whom:", f"  ranks 0-16, 18-39 wait for rank 17 in {call}"]
+    assert lines[3:5] == ["ranks that wait for others:", f"  ranks 0-16, 18-39 wait for rank 17 in {call}"]
     assert len(lines) == 9 and lines[8].startswith("  ranks 0-16, 18-39: iteration 5, forward of micro-batch 2; moved")
     assert lines[8].endswith(f"waits in {call}, for rank 17") and "outside, before its first call" in lines[7]
 
@@ -61,5 +61,5 @@ def test_a_run_that_goes_on_is_no_hang(run: Path) -> None:
 
 
 def test_without_recorders_there_is_nothing_to_tell(run: Path) -> None:
-    with pytest.raises(UsageError, match="no flight recorders: the run came to no call, or node.flight_recorder is"):
+    with pytest.raises(UsageError, match="no flight recorders: no rank made a call, or node.flight_recorder is"):
         hang_report(run)

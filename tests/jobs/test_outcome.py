@@ -132,11 +132,11 @@ def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> No
     outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
     assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
     assert "PJM code 11" in outcome.cause and "4 of 10 iterations" in outcome.cause and "1:00:00" in outcome.advice
-    assert "begins anew" in outcome.advice  # and does not go on: there is no checkpoint
+    assert "begins anew" in outcome.advice  # and does not continue: there is no checkpoint
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     (tmp_path / "checkpoints" / "latest.json").write_text('{"version": 1, "name": "step-00000003"}', encoding="utf-8")
     stopped = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
-    assert stopped.advice == "`fugaku-gpt job resume` goes on from step-00000003"
+    assert stopped.advice == "`fugaku-gpt job resume` continues from step-00000003"
     written = record_result(tmp_path, outcome, 200.0)
     assert written is not None and RunDirectory(tmp_path).result() == written
     assert (written.status, written.judged, written.iterations, written.started) == (runs.TIMEOUT, True, 4, STARTED)

@@ -188,7 +188,7 @@ def test_a_refused_run_shows_what_can_be_read_of_its_settings(tmp_path: Path) ->
 
 def test_a_store_that_may_only_be_read_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a")
-    monkeypatch.setattr("fugaku_gpt.jobs.store.file_system_time", lambda folder: None)
+    monkeypatch.setattr("fugaku_gpt.jobs.store.file_system_time_ns", lambda folder: None)
     assert [record.run for record in list_runs(tmp_path).runs] == ["a"]
     assert not (tmp_path / index.FILE).exists()
 

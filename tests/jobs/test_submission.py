@@ -172,7 +172,7 @@ def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:
         scheduler.tags[submission.tag] = "77"
         raise Uncertain("pjsub: no answer")
 
-    with pytest.raises(Uncertain, match="may have been taken"):
+    with pytest.raises(Uncertain, match="may have been accepted"):
         submit(prepare_job(config(), tmp_path), FakeScheduler(vanish))
     assert kinds(tmp_path) == ["intent"]
     (job,) = resolve_intents(tmp_path, scheduler, timestamp=0.0).jobs

@@ -35,7 +35,7 @@ CASES = {
 def test_loss_and_every_gradient_equal_the_judges(
     settings: List[str], queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(blocks._QUERIES, False, queries)
+    monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, queries)
     config = load_run_config(overrides=[*SMALL, *settings])
     model = build_model(config, Communicator.alone())
     parameters = dict(model.named_parameters())

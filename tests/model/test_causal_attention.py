@@ -51,8 +51,8 @@ def by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_any_size_are_the_definition(
     queries: int, scores: int, drops: bool, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(blocks._QUERIES, False, queries)
-    monkeypatch.setitem(blocks._SCORES, False, -(-scores // torch.get_num_threads()))
+    monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, queries)
+    monkeypatch.setitem(blocks._SCORES_PER_THREAD, False, -(-scores // torch.get_num_threads()))
     kept: Optional[DropoutMaskFn] = (lambda: flags(SHAPE)) if drops else None
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         found, judge = (
@@ -65,7 +65,7 @@ def test_blocks_of_any_size_are_the_definition(
 
 
 def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(blocks._QUERIES, False, 3)
+    monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, 3)
     shape = (1, 2, 5, 3, 2, 3)
     x = inputs(shape, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(causal_attention, (x,))
@@ -104,8 +104,8 @@ def test_in_16_bits_it_is_that_in_float32_rounded(
 ) -> None:
     if forced:
         monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
-    monkeypatch.setitem(blocks._QUERIES, True, 4)
-    monkeypatch.setitem(blocks._SCORES, not forced, 50 * 8 * 6)  # some heads at once
+    monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, True, 4)
+    monkeypatch.setitem(blocks._SCORES_PER_THREAD, not forced, 50 * 8 * 6)  # some heads at once
     kept: Optional[DropoutMaskFn] = (lambda: flags(shape)) if drops else None
     x = inputs(shape, dtype)
     found = result_and_gradient(lambda x: causal_attention(x, kept, 0.25), x)
@@ -129,7 +129,7 @@ def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
         block = max(high - low for low, high in work.query_tiles())
         products = [(s.stop - s.start) * (h.stop - h.start) for s, h in work.groups()]
         assert sum(products) == samples * heads
-        assert max(products) * block * length <= max(blocks._SCORES[narrow] * threads, block * length)
+        assert max(products) * block * length <= max(blocks._SCORES_PER_THREAD[narrow] * threads, block * length)
         assert work._scores.numel() == 3 * max(products) * block * length
 
 

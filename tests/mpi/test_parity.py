@@ -91,7 +91,7 @@ def test_long_sequences_and_ranks_of_padding_alone_train_as_one_rank_does(
     dp, tp = layout
     if dp * tp != world.size:
         pytest.skip("another number of ranks")
-    monkeypatch.setitem(blocks._QUERIES, False, 7)  # several blocks, the last short
+    monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, 7)  # several blocks, the last short
     monkeypatch.setattr(
         cross_entropy.vocab_parallel_cross_entropy, "__defaults__", (5,)
     )  # several chunks, the last short

@@ -23,10 +23,10 @@ EPS = torch.finfo(torch.float32).eps
 def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     """float32 products are oneDNN's by either of its operators where this build has it; what they were asked for."""
     operator = request.param
-    if not gemm._is_right(operator):
+    if not gemm._is_correct(operator):
         pytest.skip("this PyTorch has no such operator of oneDNN's for float32 layers")
     asked: List[Any] = []
-    by_onednn = gemm._by_onednn
+    by_onednn = gemm._onednn_matmul
 
     def noted(x: torch.Tensor, *others: Any) -> torch.Tensor:
         asked.append(tuple(x.shape))
@@ -44,8 +44,8 @@ def is_rounded(found: torch.Tensor, judge: torch.Tensor) -> bool:
     return float((found - judge).abs().max()) <= 16 * EPS * float(judge.abs().max())
 
 
-@pytest.mark.parametrize("shape", [(gemm._ROWS_FOR_ONEDNN,), (3, gemm._ROWS_FOR_ONEDNN), (257,)], ids=str)
-@pytest.mark.parametrize("outputs", [24, 2 * gemm._AT_ONCE + 5])
+@pytest.mark.parametrize("shape", [(gemm._MIN_ONEDNN_ROWS,), (3, gemm._MIN_ONEDNN_ROWS), (257,)], ids=str)
+@pytest.mark.parametrize("outputs", [24, 2 * gemm._ONEDNN_SPLIT + 5])
 def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, outputs: int, onednn: List[Any]) -> None:
     x, weight, bias = random(*shape, 40), random(outputs, 40), random(outputs)
     inner = weight.t().contiguous()
@@ -64,21 +64,21 @@ def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, outputs: in
         assert is_rounded(y, judge)
 
 
-@pytest.mark.parametrize("outputs", [24, gemm._AT_ONCE, 2 * gemm._AT_ONCE + 5])
+@pytest.mark.parametrize("outputs", [24, gemm._ONEDNN_SPLIT, 2 * gemm._ONEDNN_SPLIT + 5])
 def test_a_product_into_given_memory_is_that_of_pytorch_rounded(outputs: int, onednn: List[Any]) -> None:
-    x, weight = random(gemm._ROWS_FOR_ONEDNN, 40), random(outputs, 40)
+    x, weight = random(gemm._MIN_ONEDNN_ROWS, 40), random(outputs, 40)
     memory = torch.full((len(x) + 1, outputs), 7.0)
     with torch.no_grad():
         found = ops.linear_into(memory[:-1], x, weight)
-    assert len(onednn) == -(-outputs // gemm._AT_ONCE)
+    assert len(onednn) == -(-outputs // gemm._ONEDNN_SPLIT)
     assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
     assert is_rounded(found, x.double() @ weight.double().t())
 
 
-ROWS = gemm._ROWS_FOR_ONEDNN
+ROWS = gemm._MIN_ONEDNN_ROWS
 
 
-@pytest.mark.parametrize("inner", [ROWS, gemm._AT_ONCE, 2 * gemm._AT_ONCE + 5])
+@pytest.mark.parametrize("inner", [ROWS, gemm._ONEDNN_SPLIT, 2 * gemm._ONEDNN_SPLIT + 5])
 def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner: int, onednn: List[Any]) -> None:
     x, y = random(ROWS, inner + 3)[:, :inner], random(inner, ROWS + 1)  # rows with gaps, as padded logits have
     memory = torch.full((len(x) + 1, ROWS + 1), 7.0)
@@ -88,7 +88,9 @@ def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner
         ops.add_product(sums, x.t(), memory[:-1])
         found = ops.matmul_into(memory[:-1], x, y)
     own = gemm._onednn() is gemm._onednn_with_opaque_tensors
-    parts = -(-inner // (2 * gemm._AT_ONCE)) - (-inner // gemm._AT_ONCE)  # of rows, and of the inner dimension
+    parts = -(-inner // (2 * gemm._ONEDNN_SPLIT)) - (
+        -inner // gemm._ONEDNN_SPLIT
+    )  # of rows, and of the inner dimension
     assert len(onednn) == (parts if own else 0)
     assert is_rounded(sums, added)
     assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
@@ -122,13 +124,13 @@ def are_pytorch_s(rows: int, inner: int, columns: int, dtype: torch.dtype, no_gr
 
 
 def test_matrices_that_do_not_belong_together_are_refused(onednn: List[Any]) -> None:
-    x, y = random(3 * gemm._AT_ONCE, ROWS), random(ROWS, ROWS)
+    x, y = random(3 * gemm._ONEDNN_SPLIT, ROWS), random(ROWS, ROWS)
     with torch.no_grad(), pytest.raises(RuntimeError):
-        ops.add_product(torch.zeros(2 * gemm._AT_ONCE, ROWS), x, y)
+        ops.add_product(torch.zeros(2 * gemm._ONEDNN_SPLIT, ROWS), x, y)
     with torch.no_grad(), pytest.raises(RuntimeError):
-        ops.linear_into(torch.empty(ROWS, gemm._AT_ONCE), random(ROWS, ROWS), x)
+        ops.linear_into(torch.empty(ROWS, gemm._ONEDNN_SPLIT), random(ROWS, ROWS), x)
     with torch.no_grad(), pytest.raises(RuntimeError):
-        ops.matmul_into(torch.empty(ROWS, ROWS), x.t(), random(2 * gemm._AT_ONCE, ROWS))
+        ops.matmul_into(torch.empty(ROWS, ROWS), x.t(), random(2 * gemm._ONEDNN_SPLIT, ROWS))
 
 
 def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
@@ -167,7 +169,7 @@ def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_few_rows_or_wide_ones_are_multiplied_into_given_memory_by_pytorch(dtype: Any, onednn: List[Any]) -> None:
-    rows = gemm._ROWS_FOR_ONEDNN - (dtype == torch.float32)
+    rows = gemm._MIN_ONEDNN_ROWS - (dtype == torch.float32)
     x, weight = random(rows, 40).to(dtype), random(24, 40).to(dtype)
     with torch.no_grad():
         found = ops.linear_into(torch.empty(rows, 24, dtype=dtype), x, weight)
@@ -177,7 +179,7 @@ def test_few_rows_or_wide_ones_are_multiplied_into_given_memory_by_pytorch(dtype
 def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
     onednn: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = gemm._ROWS_FOR_ONEDNN
+    rows = gemm._MIN_ONEDNN_ROWS
     x, weight = random(rows, 16), random(8, 16)
     leaf = weight.clone().requires_grad_()
     ops.linear(x, leaf).sum().backward()  # its operator is unknown to autograd
@@ -247,7 +249,7 @@ def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
 ) -> None:
     own = gemm._onednn_with_opaque_tensors
     monkeypatch.setattr(gemm, "_onednn_with_plain_tensors", wrong)
-    assert gemm._onednn.__wrapped__() is (own if gemm._is_right(own) else None)
+    assert gemm._onednn.__wrapped__() is (own if gemm._is_correct(own) else None)
     monkeypatch.setattr(gemm, "_onednn_with_opaque_tensors", wrong)
     assert gemm._onednn.__wrapped__() is None
 
@@ -275,7 +277,7 @@ def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
 def test_products_are_pytorch_s_own_to_the_bit_in_blocks_or_not(
     used: bool, shape: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_pool, "_used", used)
+    monkeypatch.setattr(tensor_pool, "_is_enabled", used)
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset())
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", False)
     ops.choose_native_kernels(False)

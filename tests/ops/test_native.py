@@ -50,8 +50,8 @@ def test_what_is_compiled_is_used() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["attention", "attention_gradient", "loss_sums", "loss_full_rows_", "sum_of_rows", "native_sum_of_squares", "matmul_",
-     "layer_norm", "layer_norm_gradient", "gelu", "gelu_gradient"],
+    ["attention", "attention_gradient", "loss_sums", "loss_full_rows_", "sum_of_rows", "native_sum_of_squares",
+     "matmul_", "layer_norm", "layer_norm_gradient", "gelu", "gelu_gradient"],
 )  # fmt: skip
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(native, name)
@@ -61,7 +61,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatc
         return (1.01 * found[0], *found[1:]) if isinstance(found, tuple) else 1.01 * found
 
     monkeypatch.setattr(native, name, wrong)
-    assert native._tried.__wrapped__() is None
+    assert native._verified_library.__wrapped__() is None
 
 
 def attention_and_gradient(
@@ -375,7 +375,7 @@ def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int, behind: int) -
     moments = (numbers(count, seed=2).float(), numbers(count, seed=3).float() ** 2)
     (p, g, m, v), before = (its.double() for its in (parameters, gradients, *moments)), gradients.clone()
     rounded = torch.zeros(behind + count, dtype=torch.bfloat16)[behind:]
-    step = compat.AdamWStep(divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01)
+    step = ops.AdamWStep(divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01)
     ops.step_adamw(parameters, gradients, moments, rounded, step)
     m, v = 0.9 * m + 0.1 * (g / 3.0), 0.999 * v + 0.001 * (g / 3.0) ** 2
     p = 0.99 * p - 0.1 * m / (v.sqrt() + 0.01)
@@ -390,7 +390,7 @@ def test_numbers_are_rounded_to_16_bits_as_pytorch_rounds_them() -> None:
     x = x[~(x != x) | (bits == 0x7FFFFFFF)]  # of what is no number one that its bits alone would round to a number
     rounded = torch.zeros(len(x), dtype=torch.bfloat16)
     moments = (torch.zeros_like(x), torch.ones_like(x))
-    step = compat.AdamWStep(divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0)
+    step = ops.AdamWStep(divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0)
     ops.step_adamw(x, torch.zeros_like(x), moments, rounded, step)
     found, expected = rounded.float(), x.bfloat16().float()
     nothing = expected != expected
@@ -404,7 +404,7 @@ def test_a_team_of_fewer_threads_than_asked_for_does_all_the_work() -> None:
         "from fugaku_gpt import compat, ops\n"
         "from fugaku_gpt.ops import native\n"
         "assert torch.get_num_threads() == 3 and ops.has_native_kernels()\n"
-        "assert all(native._near(*its) for its in native._trials())\n"
+        "assert all(native._is_close(*its) for its in native._kernel_trials())\n"
     )
     environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
     done = subprocess.run(

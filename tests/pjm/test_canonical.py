@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fugaku_gpt.pjm.canonical import as_json
+from fugaku_gpt.pjm.canonical import script_as_json
 from fugaku_gpt.pjm.lexer import read_script
 
 SCRIPT = """#!/bin/bash
@@ -21,7 +21,7 @@ ls
 
 
 def test_everything_is_typed_where_it_can_be() -> None:
-    found = as_json(read_script(SCRIPT))
+    found = script_as_json(read_script(SCRIPT))
     assert found["resources"] == {
         "node": "4x6x16:torus:strict",
         "elapse": "1:00:00-2:00:00",
@@ -70,7 +70,7 @@ def test_everything_is_typed_where_it_can_be() -> None:
 
 
 def test_what_cannot_be_read_stays_text() -> None:
-    found = as_json(read_script("#PJM -L node=${N},elapse=soon,freq=fast --mpi proc=$P -m x -p high\n"))
+    found = script_as_json(read_script("#PJM -L node=${N},elapse=soon,freq=fast --mpi proc=$P -m x -p high\n"))
     assert found["resources"] == {"node": "${N}", "elapse": "soon", "freq": "fast"}
     assert (found["mpi"], found["mail"], found["priority"]) == ({"proc": "$P"}, "x", "high")
     assert "nodes" not in found
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_stays_text() -> None:
 
 
 def test_step_parameters_are_taken_apart() -> None:
-    found = as_json(read_script('#PJM --step --sparam "jid=1,sn=2,sd=ec==0:one:1"\n'))
+    found = script_as_json(read_script('#PJM --step --sparam "jid=1,sn=2,sd=ec==0:one:1"\n'))
     assert found["step_parameters"] == {
         "jid": 1,
         "jnam": None,
@@ -90,7 +90,7 @@ def test_step_parameters_are_taken_apart() -> None:
 
 
 def test_a_script_that_asks_for_nothing() -> None:
-    assert as_json(read_script("ls\n")) == {
+    assert script_as_json(read_script("ls\n")) == {
         "directives": [],
         "resources": {},
         "mpi": {},

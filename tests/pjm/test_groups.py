@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.groups import fugaku_limits, load_limits, read_acl_groups, read_limits, with_groups, write_limits
+from fugaku_gpt.pjm.groups import format_limits, fugaku_limits, load_limits, parse_limits, read_acl_groups, with_groups
 
 PJACL = """\
 pjsub option parameters
@@ -43,7 +43,7 @@ def test_the_packages_file_has_todays_groups() -> None:
 
 def test_a_limits_file_is_read_back() -> None:
     limits = fugaku_limits()
-    assert read_limits(write_limits(limits), "x") == limits
+    assert parse_limits(format_limits(limits), "x") == limits
 
 
 def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
@@ -53,7 +53,7 @@ def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
     assert (group.max_elapse, group.range_max, group.date) == (48 * 3600, 120 * 3600, "2027-05-01")
     assert group.allocations == ("noncont", "mesh", "torus") and limits.date == "2027-05-01"
     assert limits.groups["large"] == fugaku_limits().groups["large"]
-    assert read_limits(write_limits(limits), "x") == limits
+    assert parse_limits(format_limits(limits), "x") == limits
 
 
 def test_one_text_may_hold_several_groups_as_a_terminal_shows_them() -> None:
@@ -91,7 +91,7 @@ def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
 )
 def test_a_bad_limits_file_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        read_limits(text, "my.yaml")
+        parse_limits(text, "my.yaml")
     assert str(caught.value).startswith("my.yaml")
 
 
@@ -102,6 +102,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for reader in (lambda: read_limits(text, "x"), lambda: read_acl_groups(text, "2026-01-01", "x")):
+    for reader in (lambda: parse_limits(text, "x"), lambda: read_acl_groups(text, "2026-01-01", "x")):
         with contextlib.suppress(UsageError):
             reader()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.canonical import as_json
+from fugaku_gpt.pjm.canonical import script_as_json
 from fugaku_gpt.pjm.lexer import MAX_LINE_LENGTH, MAX_LINE_OPTIONS, read_script, read_script_file
 from fugaku_gpt.pjm.script import PjmScript
 from tests.pjm.forms import FORMS, ODD, Item
@@ -165,7 +165,7 @@ def test_bytes_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
     script = read_script_file(path)
     assert script.options["name"].encode("utf-8", "surrogateescape") == b"\xff\xfe\0x"
     assert script.body_line == 2
-    json.dumps(as_json(script)).encode("ascii")
+    json.dumps(script_as_json(script)).encode("ascii")
 
 
 def test_a_file_that_cannot_be_read_is_the_users_matter(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ anything = st.one_of(
 @given(anything)
 def test_any_text_is_read_and_printed(text: str) -> None:
     script = read_script(text)
-    assert json.loads(json.dumps(as_json(script), allow_nan=False))["body_line"] == script.body_line
+    assert json.loads(json.dumps(script_as_json(script), allow_nan=False))["body_line"] == script.body_line
     assert len(script.lines) == text.count("\n") + (not text.endswith("\n") and text != "")
 
 

@@ -94,7 +94,7 @@ def test_whole_numbers_of_an_interval() -> None:
 def test_the_nodes_cell() -> None:
     cell = read_nodes_cell('1 (max-proc-per-node=4, 2.2GHz, LD_PRELOAD=libtcmalloc.so, "retention_state=0", spread)')
     assert (cell.nodes, cell.ranks_per_node, cell.freq_mhz, cell.tcmalloc) == (1, 4, 2200, True)
-    assert cell.states == (("retention_state", 0),) and cell.others == ("spread",)
+    assert cell.states == (("retention_state", 0),) and cell.other_toggles == ("spread",)
     assert read_nodes_cell("512").nodes == 512 and read_nodes_cell("many").nodes is None
     assert read_nodes_cell("512 (2.2Hz)").clock == ("2.2", "") and read_nodes_cell("512 (2.2Hz)").freq_mhz is None
 

@@ -1,4 +1,4 @@
-"""What a sweep is missing is handed in, nothing twice, and nobody waits."""
+"""The missing runs of a sweep are submitted, nothing twice, and nothing waits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def hand_in(plan: SweepPlan, out: Path, scheduler: FakeScheduler, **options: object) -> SubmittedSweep:
+def submit_missing(plan: SweepPlan, out: Path, scheduler: FakeScheduler, **options: object) -> SubmittedSweep:
     return submit_sweep(plan, out, scheduler_factory=lambda name: scheduler, **options)  # type: ignore[arg-type]
 
 
@@ -62,12 +62,19 @@ def statuses(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> Dict[str, 
     return {one.run.name: one.status for one in run_standings(plan.sweep(), out, lambda name: scheduler)}
 
 
-def test_every_run_is_handed_in_once_and_a_refused_row_is_a_row(
+def test_every_run_is_submitted_once_and_a_refused_row_is_a_row(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     heard: List[str] = []
-    handed = hand_in(plan, out, scheduler, on_job=lambda n, of, planned, outcome: heard.append(f"{n}/{of} {outcome}"))
-    assert list(handed.job_ids) == RUNS and handed.remaining == 0 and not handed.refused and not handed.stop_reason
+    submission = submit_missing(
+        plan, out, scheduler, on_job=lambda n, of, planned, outcome: heard.append(f"{n}/{of} {outcome}")
+    )
+    assert (
+        list(submission.job_ids) == RUNS
+        and submission.remaining == 0
+        and not submission.refused
+        and not submission.stop_reason
+    )
     assert [job["run"] for job in scheduler.jobs()] == RUNS and heard[-1] == "4/4 job 103"
     refused = RunDirectory(out / "dp1-tp3-seed1-r1").result()
     assert refused is not None and "must divide model.heads 4" in refused.reason
@@ -77,7 +84,7 @@ def test_every_run_is_handed_in_once_and_a_refused_row_is_a_row(
     assert entry is not None and entry.digest == plan.sweep().runs[0].digest and entry.sweep == "s"
     assert "#SBATCH" in (out / RUNS[0] / "job.sh").read_text()
     assert read_plan(out) == plan
-    again = hand_in(plan, out, scheduler)
+    again = submit_missing(plan, out, scheduler)
     assert again.job_ids == {} and again.remaining == 0 and len(scheduler.jobs()) == 4
     assert len(scheduler.polls) == 1 and len(scheduler.polls[0]) == 4  # one question for all jobs
 
@@ -85,18 +92,18 @@ def test_every_run_is_handed_in_once_and_a_refused_row_is_a_row(
 def test_a_limit_of_jobs_in_flight_is_kept_and_the_next_call_goes_on(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
-    first = hand_in(plan, out, scheduler, max_in_flight=3)
+    first = submit_missing(plan, out, scheduler, max_in_flight=3)
     assert list(first.job_ids) == RUNS[:3] and first.remaining == 1
-    assert hand_in(plan, out, scheduler, max_in_flight=3).job_ids == {}
+    assert submit_missing(plan, out, scheduler, max_in_flight=3).job_ids == {}
     leave_run(out / RUNS[1], load_run_config(out / RUNS[1] / "config.yaml"))
     scheduler.states["101"] = JobStatus("101", ENDED, "COMPLETED", exit_code=0)
-    last = hand_in(plan, out, scheduler, max_in_flight=3)
+    last = submit_missing(plan, out, scheduler, max_in_flight=3)
     assert list(last.job_ids) == RUNS[3:] and last.remaining == 0
 
 
 def test_where_every_run_stands_failures_included(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
     assert set(statuses(plan, out, scheduler).values()) == {"missing", "refused"}
-    hand_in(plan, out, scheduler, max_in_flight=3)
+    submit_missing(plan, out, scheduler, max_in_flight=3)
     scheduler.states["100"] = JobStatus("100", RUNNING, "RUNNING")
     scheduler.states["101"] = JobStatus("101", ENDED, "OUT_OF_MEMORY")
     writer = MetricsWriter(out / RUNS[0] / "metrics.jsonl")
@@ -121,10 +128,10 @@ def test_where_every_run_stands_failures_included(plan: SweepPlan, out: Path, sc
     assert quiet[RUNS[0]] == "running" and quiet[RUNS[1]] == "oom" and len(scheduler.polls) == asked
 
 
-def test_failures_are_kept_by_submit_and_handed_in_again_by_resume(
+def test_failures_are_kept_by_submit_and_submitted_again_by_resume(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
-    hand_in(plan, out, scheduler)
+    submit_missing(plan, out, scheduler)
     leave_run(out / RUNS[0], load_run_config(out / RUNS[0] / "config.yaml"))
     leave_run(out / RUNS[1], load_run_config(out / RUNS[1] / "config.yaml"), FAILED, "rank 1: ValueError: no")
     scheduler.states = {
@@ -132,55 +139,57 @@ def test_failures_are_kept_by_submit_and_handed_in_again_by_resume(
         "101": JobStatus("101", ENDED, "FAILED", exit_code=1),
         "102": JobStatus("102", ENDED, "NODE_FAIL"),
     }
-    assert hand_in(plan, out, scheduler).job_ids == {}
-    resumed = hand_in(plan, out, scheduler, resume=True)
+    assert submit_missing(plan, out, scheduler).job_ids == {}
+    resumed = submit_missing(plan, out, scheduler, resume=True)
     assert resumed.job_ids == {RUNS[1]: ["104"], RUNS[2]: ["105"]}  # neither what is well nor what is on its way
     kept = RunDirectory(out / "attempts" / RUNS[1] / "1").result()
     assert kept is not None and kept.reason.endswith("rank 1: ValueError: no")
     assert (out / "attempts" / RUNS[2] / "1" / "job.jsonl").exists()
     assert statuses(plan, out, scheduler)[RUNS[1]] == "queued"
-    assert hand_in(plan, out, scheduler, resume=True).job_ids == {}
+    assert submit_missing(plan, out, scheduler, resume=True).job_ids == {}
 
 
 def test_a_run_lost_by_the_scheduler_is_lost_until_resumed(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
-    hand_in(plan, out, scheduler)
+    submit_missing(plan, out, scheduler)
     (scheduler.root / "jobs").write_text("".join(f'{{"id": "{n}", "tag": "", "run": ""}}\n' for n in (101, 102, 103)))
     assert statuses(plan, out, scheduler)[RUNS[0]] == "lost"
-    assert hand_in(plan, out, scheduler).job_ids == {}
-    assert list(hand_in(plan, out, scheduler, resume=True).job_ids) == [RUNS[0]]
+    assert submit_missing(plan, out, scheduler).job_ids == {}
+    assert list(submit_missing(plan, out, scheduler, resume=True).job_ids) == [RUNS[0]]
 
 
 def test_a_refusal_is_told_and_a_scheduler_that_refuses_all_alike_is_not_pressed(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     scheduler.refuse = {RUNS[0]: "too many nodes", RUNS[1]: "queue is full", RUNS[2]: "queue is full"}
-    handed = hand_in(plan, out, scheduler)
-    assert list(handed.refused) == RUNS[:3] and handed.job_ids == {} and handed.remaining == 1
-    assert "refuses one like the other: queue is full" in handed.stop_reason
+    submission = submit_missing(plan, out, scheduler)
+    assert list(submission.refused) == RUNS[:3] and submission.job_ids == {} and submission.remaining == 1
+    assert "refuses one like the other: queue is full" in submission.stop_reason
     found = {one.run.name: one for one in run_standings(plan.sweep(), out, lambda name: scheduler)}
     assert found[RUNS[0]].status == "missing" and "too many nodes" in found[RUNS[0]].reason
     scheduler.refuse = {}
-    assert list(hand_in(plan, out, scheduler).job_ids) == RUNS
+    assert list(submit_missing(plan, out, scheduler).job_ids) == RUNS
 
 
-def test_what_was_perhaps_taken_is_looked_for_and_not_handed_in_again(
+def test_what_was_perhaps_taken_is_looked_for_and_not_submitted_again(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     scheduler.uncertain = [RUNS[1]]
-    handed = hand_in(plan, out, scheduler)
+    submission = submit_missing(plan, out, scheduler)
     assert (
-        list(handed.job_ids) == RUNS[:1] and "does not answer clearly" in handed.stop_reason and handed.remaining == 3
+        list(submission.job_ids) == RUNS[:1]
+        and "does not answer clearly" in submission.stop_reason
+        and submission.remaining == 3
     )
     scheduler.uncertain = []
-    again = hand_in(plan, out, scheduler)
+    again = submit_missing(plan, out, scheduler)
     assert list(again.job_ids) == RUNS[2:]
     assert read_history(out / RUNS[1]).jobs[0].job_id == "101"
     assert max(Counter(job["run"] for job in scheduler.jobs()).values()) == 1
 
 
-def test_nothing_is_handed_in_twice_however_often_it_is_killed(tmp_path: Path, plan: SweepPlan, out: Path) -> None:
+def test_nothing_is_submitted_twice_however_often_it_is_killed(tmp_path: Path, plan: SweepPlan, out: Path) -> None:
     queue = tmp_path / "queue"
     chance = random.Random(5)
     kills, done = 0, False
@@ -207,7 +216,7 @@ def test_a_dry_run_knows_all_and_writes_nothing(plan: SweepPlan, out: Path, sche
     standings, planned = planned_jobs(plan.sweep(), out, plan, resume=False)
     assert [one.run.name for one in planned] == RUNS and len(standings) == 6 and not out.exists()
     assert all(one.job is not None and one.job.node_hours == 0.5 and "#SBATCH" in one.job.text for one in planned)
-    hand_in(plan, out, scheduler, max_in_flight=1)
+    submit_missing(plan, out, scheduler, max_in_flight=1)
     before = {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))}
     _, planned = planned_jobs(plan.sweep(), out, plan, resume=True)
     assert [one.run.name for one in planned] == RUNS[1:]
@@ -238,8 +247,8 @@ def test_nothing_is_written_where_nobody_agrees(plan: SweepPlan, out: Path, sche
         asked.append(len(planned))
         return False
 
-    handed = hand_in(plan, out, scheduler, confirm=no)
-    assert asked == [4] and handed.remaining == 4 and scheduler.jobs() == []
+    submission = submit_missing(plan, out, scheduler, confirm=no)
+    assert asked == [4] and submission.remaining == 4 and scheduler.jobs() == []
     assert os.listdir(out) == [".sweep.lock"]
 
 
@@ -247,11 +256,11 @@ def test_a_run_that_cannot_be_said_to_its_scheduler_is_refused(tmp_path: Path, o
     file = tmp_path / "s.yaml"
     file.write_text("preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n")
     plan, scheduler = plan_of(file, ("job.scheduler=local",)), FakeScheduler(tmp_path / "queue")
-    handed = hand_in(plan, out, scheduler)
-    assert list(handed.job_ids) == ["small-r1"] and "valid: 1" in handed.refused["big-r1"]
+    submission = submit_missing(plan, out, scheduler)
+    assert list(submission.job_ids) == ["small-r1"] and "valid: 1" in submission.refused["big-r1"]
     result = RunDirectory(out / "big-r1").result()
     assert result is not None and result.status == "refused"
-    assert list(hand_in(plan, out, scheduler).refused) == ["big-r1"]  # cheap to ask again
+    assert list(submit_missing(plan, out, scheduler).refused) == ["big-r1"]  # cheap to ask again
 
 
 def test_a_run_that_does_not_fit_its_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
@@ -260,37 +269,37 @@ def test_a_run_that_does_not_fit_its_nodes_is_refused(tmp_path: Path, out: Path,
     plan = plan_of(file, ("job.scheduler=slurm",))
     dry = planned_jobs(plan.sweep(), out, plan, False)[1]
     assert [(one.job is None, bool(one.refusal)) for one in dry] == [(True, True), (False, False)]
-    handed = hand_in(plan, out, scheduler)
-    assert list(handed.job_ids) == ["small-r1"] and list(handed.refused) == ["big-r1"]
-    assert "(job.node_memory" in handed.refused["big-r1"] and "--set layout.tp=2" in handed.refused["big-r1"]
+    submission = submit_missing(plan, out, scheduler)
+    assert list(submission.job_ids) == ["small-r1"] and list(submission.refused) == ["big-r1"]
+    assert "(job.node_memory" in submission.refused["big-r1"] and "--set layout.tp=2" in submission.refused["big-r1"]
     assert statuses(plan, out, scheduler)["big-r1"] == "refused"
 
 
-def test_two_do_not_hand_in_at_once_and_others_runs_are_not_touched(
+def test_two_do_not_submit_at_once_and_others_runs_are_not_touched(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     with SweepLock(out), pytest.raises(UsageError, match="already running there"):
-        hand_in(plan, out, scheduler)
-    hand_in(plan, out, scheduler, max_in_flight=1)
+        submit_missing(plan, out, scheduler)
+    submit_missing(plan, out, scheduler, max_in_flight=1)
     changed = SweepPlan(plan.file, plan.name, plan.text.replace("40", "50"), plan.overrides, plan.base)
     with pytest.raises(UsageError, match="training.iterations: 40 then, 50 now"):
-        hand_in(changed, out, scheduler)
+        submit_missing(changed, out, scheduler)
     with pytest.raises(UsageError, match="was submitted as a job; see `fugaku-gpt sweep status"):
         run_sweep(plan.sweep(), out, FakeLaunch(), Quiet())
 
 
 def test_a_longer_time_limit_is_no_other_run(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
-    hand_in(plan, out, scheduler)
+    submit_missing(plan, out, scheduler)
     scheduler.states["100"] = JobStatus("100", ENDED, "TIMEOUT")
     longer = SweepPlan(plan.file, plan.name, plan.text, (*plan.overrides, "job.elapse=2:00:00"), plan.base)
-    assert hand_in(longer, out, scheduler, resume=True).job_ids == {RUNS[0]: ["104"]}
+    assert submit_missing(longer, out, scheduler, resume=True).job_ids == {RUNS[0]: ["104"]}
     assert load_run_config(out / RUNS[0] / "config.yaml").job.elapse == 7200
 
 
-def test_what_this_machine_has_run_is_not_handed_in(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
+def test_what_this_machine_has_run_is_not_submitted(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
     run_sweep(plan.sweep(), out, FakeLaunch(dp1_tp2_seed1=failing), Quiet())
-    assert hand_in(plan, out, scheduler).job_ids == {}
-    resumed = hand_in(plan, out, scheduler, resume=True)
+    assert submit_missing(plan, out, scheduler).job_ids == {}
+    resumed = submit_missing(plan, out, scheduler, resume=True)
     assert list(resumed.job_ids) == ["dp1-tp2-seed1-r1"]
     assert (out / "attempts" / "dp1-tp2-seed1-r1" / "1" / "metrics.jsonl").exists()
 
@@ -298,7 +307,7 @@ def test_what_this_machine_has_run_is_not_handed_in(plan: SweepPlan, out: Path, 
 def test_an_open_intent_counts_as_in_flight_until_it_is_settled(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
-    hand_in(plan, out, scheduler, max_in_flight=1)
+    submit_missing(plan, out, scheduler, max_in_flight=1)
     late = time.time() + 10_000
     (out / RUNS[1]).mkdir()
     (out / RUNS[1] / "sweep.json").write_text((out / RUNS[0] / "sweep.json").read_text())

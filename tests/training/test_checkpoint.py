@@ -311,7 +311,7 @@ def test_what_may_change_is_said(saved_once: Saved) -> None:
         "auto", "training.lr=0.5", "layout.dp=2", "training.micro_batch=4", fingerprint="x", force=True
     )
     assert "training.lr 0.01 -> 0.5" in found.messages[0] and "layout.dp 1 -> 2" in found.messages[0]
-    assert found.messages[1].endswith("going on all the same")
+    assert found.messages[1].endswith("resuming all the same")
 
 
 def test_an_older_checkpoint_of_the_same_run_needs_another_folder(saved_once: Saved) -> None:

@@ -146,7 +146,7 @@ def _submit(plan: SweepPlan, out: Path) -> int:
         return not planned or not sys.stdin.isatty() or click.confirm(f"submit {len(planned)} jobs?", err=True)
 
     submission = submit_sweep(plan, out, on_job=report_submission, confirm=confirm_submission)
-    lines = [f"{name}: not taken: {why}" for name, why in submission.refused.items()]
+    lines = [f"{name}: not taken: {reason}" for name, reason in submission.refused.items()]
     lines += [submission.stop_reason] if submission.stop_reason else []
     if lines:
         raise RunFailed("\n".join(lines))

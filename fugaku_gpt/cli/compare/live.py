@@ -79,7 +79,7 @@ def run_live(comparison: LiveComparison) -> "Report":
 
     options, sides = comparison.options, comparison.sides
     if options.out is None:
-        raise UsageError("no folder is named for the jobs: give --out; the same command resumes there")
+        raise UsageError("no folder is named for the jobs: give --out, a folder; the same command resumes there")
     configs = comparison.configs()
     profiles = [usable_profile(side.environment, options.unpacked) for side in sides]
     if not options.start:

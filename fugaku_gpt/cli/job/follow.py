@@ -269,16 +269,16 @@ def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
     """
     outcome = run.outcome
     if not run.is_over or outcome.retry == "wait":
-        why = f"is {outcome.state}: cancel it, or wait for its end"
+        reason = f"is {outcome.state}: cancel it, or wait for its end"
     elif outcome.retry in ("resume", "retry") or force:
         return True
     elif outcome.status == "ok":
-        why = "has ended well; --force runs it again"
+        reason = "has ended well; --force runs it again"
     else:
-        why = f"would end the same way ({outcome.cause}): {outcome.advice or 'mend the cause'}; --force submits it"
+        reason = f"would end the same way ({outcome.cause}): {outcome.advice or 'mend the cause'}; --force submits it"
     if is_only_target:
-        raise UsageError(f"{run.directory}: {why}")
-    click.echo(f"{run.directory}: left out: {why}", err=True)
+        raise UsageError(f"{run.directory}: {reason}")
+    click.echo(f"{run.directory}: left out: {reason}", err=True)
     return False
 
 
@@ -307,9 +307,9 @@ def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
     if not jobs_of_scheduler and not refused:
         raise UsageError("no job is waiting or running there")
     for name, jobs in jobs_of_scheduler.items():
-        for job_id, why in getattr(scheduler_named(name), verb)(list(jobs)).items():
-            click.echo(f"{jobs[job_id]}: {job_id}: {why or event}")
-            if why:
+        for job_id, refusal in getattr(scheduler_named(name), verb)(list(jobs)).items():
+            click.echo(f"{jobs[job_id]}: {job_id}: {refusal or event}")
+            if refusal:
                 refused.append(job_id)
             else:
                 append_event(jobs[job_id], event, time.time(), job_id=job_id)

@@ -169,7 +169,7 @@ def _rules(form: str) -> str:
 
 
 def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optional[Path]) -> int:
-    from fugaku_gpt.pjm.groups import GroupLimits, read_acl_groups, with_groups, write_limits
+    from fugaku_gpt.pjm.groups import GroupLimits, format_limits, read_acl_groups, with_groups
 
     groups: List[GroupLimits] = []
     for argument in files:
@@ -179,7 +179,7 @@ def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optio
         text, date = _saved_output(path)
         groups.extend(read_acl_groups(text, date, path, name))
     limits = with_groups(_limits(limits_file), groups, "pjacl")
-    text = write_limits(limits)
+    text = format_limits(limits)
     if out is None or str(out) == _STDIN:
         click.echo(text, nl=False)
         return EXIT_OK

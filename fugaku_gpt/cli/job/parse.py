@@ -14,7 +14,7 @@ from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import changed_settings
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.jobs.render import settings_of
-from fugaku_gpt.pjm.canonical import as_json
+from fugaku_gpt.pjm.canonical import script_as_json
 from fugaku_gpt.pjm.lexer import read_script, read_script_file
 from fugaku_gpt.pjm.script import PjmScript
 
@@ -32,7 +32,7 @@ def parse(files: Tuple[Path, ...], form: str) -> None:
     """
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
-        documents = [{"file": name, **as_json(script), **_settings(script)} for name, script in scripts]
+        documents = [{"file": name, **script_as_json(script), **_settings(script)} for name, script in scripts]
         click.echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, allow_nan=False))
         return
     rows = [row for name, script in scripts for row in _rows(name, script)]

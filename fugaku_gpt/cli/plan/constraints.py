@@ -34,13 +34,13 @@ def parsed(constraints: Sequence[str]) -> "List[Expression]":
     return [parse_expression(text, "--constraint", list(NAMES)) for text in constraints]
 
 
-def batches_of(texts: Sequence[str], usual: int, expressions: "Sequence[Expression]") -> Tuple[int, ...]:
+def batches_of(texts: Sequence[str], default_batch: int, expressions: "Sequence[Expression]") -> Tuple[int, ...]:
     """The global batches to choose from, without those that constraints on them alone rule out.
 
     Raises:
         UsageError: there are too many, one is too large, or none is left.
     """
-    batches: List[int] = [] if texts else [usual]
+    batches: List[int] = [] if texts else [default_batch]
     for text in texts:
         first, _, last = text.partition("-")
         try:

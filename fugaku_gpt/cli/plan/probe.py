@@ -121,8 +121,8 @@ def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dty
 
     outcome = run_command(argv, launcher.environment, timeout=_START_SECONDS + 10 * seconds, on_line=on_line)
     if not outcome.ok or not probes:
-        why = "did not end in time" if outcome.timed_out else f"ended with exit code {outcome.exit_code}"
+        ending = "did not end in time" if outcome.timed_out else f"ended with exit code {outcome.exit_code}"
         raise RunFailed(
-            "\n".join([*other_lines[-20:], f"the probe of {ranks} ranks {why}; `fugaku-gpt doctor` checks the MPI"])
+            "\n".join([*other_lines[-20:], f"the probe of {ranks} ranks {ending}; `fugaku-gpt doctor` checks the MPI"])
         )
     return probes[0]

@@ -208,12 +208,12 @@ def _search_request(
     if not machine.has_hardware(hardware):
         raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
     devices = int(machine.facts["devices_per_node"])
-    usual, most = ((devices,), devices) if devices > 1 else (_RANKS_PER_NODE, CORES)
-    if ranks_per_node and max(ranks_per_node) > most:
+    default_counts, largest_count = ((devices,), devices) if devices > 1 else (_RANKS_PER_NODE, CORES)
+    if ranks_per_node and max(ranks_per_node) > largest_count:
         unit = "devices" if devices > 1 else "cores"
-        raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {most} {unit}")
+        raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {largest_count} {unit}")
     nodes = (options.nodes, options.nodes) if options.nodes is not None else (1, options.max_nodes or 1)
-    return SearchSpace(base, machine, hardware, choice.build, nodes, ranks_per_node or usual, batches)
+    return SearchSpace(base, machine, hardware, choice.build, nodes, ranks_per_node or default_counts, batches)
 
 
 def _our_memory(request: "SearchSpace") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":

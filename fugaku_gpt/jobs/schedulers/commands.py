@@ -17,7 +17,7 @@ _FORMAT_PREFIXES = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT", "PJST
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """The result of a command.
 
     Attributes:
@@ -37,19 +37,19 @@ class Answer:
         return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
-class NoAnswer(UsageError):
+class CommandTimeout(UsageError):
     """The command was started and did not end in time; its effect is unknown."""
 
 
-RunCommand = Callable[..., Answer]  # as run_words
+RunCommand = Callable[..., CommandResult]  # as run_command
 
 
-def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = TIMEOUT_SECONDS) -> Answer:
+def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = TIMEOUT_SECONDS) -> CommandResult:
     """Run one command to its end; the caller checks its exit code.
 
     Raises:
         UsageError: the command or the folder does not exist on this machine.
-        NoAnswer: the command did not end within ``timeout`` seconds, and was killed.
+        CommandTimeout: the command did not end within ``timeout`` seconds, and was killed.
     """
     try:
         completed = subprocess.run(
@@ -69,10 +69,12 @@ def run_command(argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: flo
             "node), choose another job.scheduler, or try the script here with `fugaku-gpt sim` or job.scheduler=local"
         ) from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{argv[0]}: no answer within {timeout:g} s; the scheduler is busy or down: try later") from None
+        raise CommandTimeout(
+            f"{argv[0]}: no answer within {timeout:g} s; the scheduler is busy or down: try later"
+        ) from None
     except OSError as error:
         raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-    return Answer(
+    return CommandResult(
         completed.returncode, completed.stdout.decode("utf-8", "replace"), completed.stderr.decode("utf-8", "replace")
     )
 

@@ -68,7 +68,7 @@ class LocalScheduler:
         if not (submission.directory / submission.script).is_file():
             raise Refused(f"{submission.directory / submission.script}: no such job script")
         if submission.after is not None:
-            self._job(submission.after)
+            self._find_job(submission.after)
         try:
             job = self.store.add(submission, self._host)
         except OSError as error:
@@ -110,7 +110,7 @@ class LocalScheduler:
         """See the protocol. Also ends processes that a lost job has left running."""
         refusals = {}
         for job_id in job_ids:
-            job = self._job(job_id)
+            job = self._find_job(job_id)
             state = self.poll([job.job_id])[job.job_id].state
             refusals[job_id] = "is over" if state in OVER and state != LOST else self._other_host_refusal(job)
             if refusals[job_id]:
@@ -182,7 +182,7 @@ class LocalScheduler:
         return job.after is not None and self.poll([job.after])[job.after].state not in OVER
 
     def _set_hold(self, job_id: str, state: str, hold: bool) -> str:
-        job = self._job(job_id)
+        job = self._find_job(job_id)
         present = self.poll([job.job_id])[job.job_id].state
         if present != state:
             return f"is {present}"
@@ -194,7 +194,7 @@ class LocalScheduler:
     def _other_host_refusal(self, job: LocalJob) -> str:
         return "" if job.host == self._host else f"runs on {job.host}: ask there"
 
-    def _job(self, job_id: str) -> LocalJob:
+    def _find_job(self, job_id: str) -> LocalJob:
         job = self.store.job(parse_job_id(job_id).number)
         if job is None:
             raise UsageError(f"{job_id}: there is no such job in {self.store.root}")

@@ -107,7 +107,7 @@ class Queue:
             self._end(job, sub, ENDED, "COMPLETED" if code == 0 else "FAILED", started, **ending)
 
     def _wait_for_end(self, job: LocalJob, process: "subprocess.Popen[bytes]", started: float) -> str:
-        """Wait for the script's end; return its reason: ``elapse``, ``cancel``, ``stop``, or "" if it ended by itself."""
+        """Wait for the script's end; return what ended it: ``elapse``, ``cancel``, ``stop`` or "" for itself."""
         stop_reason = ""
         begun = time.monotonic()
         while process.poll() is None and not stop_reason:
@@ -126,10 +126,8 @@ class Queue:
             while (process.poll() is None or marked_processes(job.mark)) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
             end_marked_processes(job.mark, 0.0, process)
-        else:
-            end_marked_processes(
-                job.mark, min(self._grace, 2.0), process
-            )  # processes that the script has left in the background
+        else:  # the script may have left processes in the background
+            end_marked_processes(job.mark, min(self._grace, 2.0), process)
         process.wait()
         return stop_reason
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
-from fugaku_gpt.jobs.schedulers.commands import Answer, NoAnswer, RunCommand, run_command
+from fugaku_gpt.jobs.schedulers.commands import CommandResult, CommandTimeout, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.pjm import jobids
 from fugaku_gpt.pjm.messages import Refusal, first_refusal, operation_results, submitted_ids
@@ -37,7 +37,7 @@ class PjmScheduler:
     """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
 
     Args:
-        run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_words`.
+        run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_command`.
         sleep: called to wait between attempts.
     """
 
@@ -60,7 +60,7 @@ class PjmScheduler:
     @staticmethod
     def sub_job_id(job_id: str, index: int) -> str:
         """See the protocol."""
-        return str(jobids.PjmJobId(_number(job_id), bulk=index))
+        return str(jobids.PjmJobId(_job_number(job_id), bulk=index))
 
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol; the command runs in the submission's directory."""
@@ -81,7 +81,7 @@ class PjmScheduler:
         while True:
             try:
                 answer = self._run(argv, cwd=submission.directory)
-            except NoAnswer as error:
+            except CommandTimeout as error:
                 raise Uncertain(str(error)) from None
             refusal = first_refusal(f"{answer.err}\n{answer.out}")
             ids = submitted_ids(answer.out) or submitted_ids(answer.err)
@@ -124,19 +124,19 @@ class PjmScheduler:
         if not job_ids:
             return {}
         statuses: Dict[str, JobStatus] = {}
-        missing = sorted({_number(job_id) for job_id in job_ids})
+        missing = sorted({_job_number(job_id) for job_id in job_ids})
         for history in ([], ["-H", f"day={HISTORY_DAYS}"]):
             argv = ["pjstat", *history, "-E", "--data", "--choose", _COLUMNS, *map(str, missing)]
             try:
                 answer = self._query(argv)
-            except NoAnswer as error:
+            except CommandTimeout as error:
                 return {**_same_status(job_ids, UNKNOWN, str(error)), **statuses}
             if answer.code != 0:
                 reason = f"pjstat: {_refusal_message(first_refusal(answer.err), answer)}"
                 return {**_same_status(job_ids, UNKNOWN, reason.replace("\n", "; ")), **statuses}
             for job_id, status in statuses_of(parse_data(answer.out)).items():
                 statuses.setdefault(job_id, status)
-            present = {_number(job_id) for job_id in statuses}
+            present = {_job_number(job_id) for job_id in statuses}
             missing = [number for number in missing if number not in present]
             if not missing:
                 break
@@ -161,7 +161,7 @@ class PjmScheduler:
         files: Dict[Path, None] = {}
         for pattern in (f"*.{name}.out", f"*.{name}.err", f"*.{name}[[]*.out", f"*.{name}[[]*.err"):
             files.update((path, None) for path in sorted(directory.glob(pattern)))
-        for folder in dict.fromkeys((job_id, str(_number(job_id)))):
+        for folder in dict.fromkeys((job_id, str(_job_number(job_id)))):
             ranks = (directory / f"output.{folder}").glob("*/*/std*")
             files.update((path, None) for path in sorted(ranks, key=_rank_key))
         return list(files)
@@ -181,7 +181,7 @@ class PjmScheduler:
                 )
         return None
 
-    def _query(self, argv: Sequence[str]) -> Answer:
+    def _query(self, argv: Sequence[str]) -> CommandResult:
         """Run a query, and repeat it after 2, 4 and 8 seconds if PJM fails to answer."""
         for wait in RETRY_SECONDS:
             answer = _checked_answer(self._run(argv))
@@ -200,16 +200,16 @@ class PjmScheduler:
         return {job_id: _operation_result(results, job_id, default) for job_id in job_ids}
 
 
-def _checked_answer(answer: Answer) -> Answer:
+def _checked_answer(answer: CommandResult) -> CommandResult:
     """Treat an answer to ``--data`` without a header line as a failure, even if the exit code is 0: no job counts as
     lost because of it. Empty output, or messages alone, are an answer: there is no such job."""
     lines = [line for line in answer.out.splitlines() if line.strip() and not line.startswith("[")]
     if answer.code != 0 or not lines or any(line.startswith("H,") for line in lines):
         return answer
-    return Answer(1, answer.out, f"its answer is not understood: {lines[0][:80]!r}")
+    return CommandResult(1, answer.out, f"its answer is not understood: {lines[0][:80]!r}")
 
 
-def _number(job_id: str) -> int:
+def _job_number(job_id: str) -> int:
     return PjmScheduler.parse_job_id(job_id).number
 
 
@@ -217,7 +217,7 @@ def _step_job(after: str) -> str:
     """Return the id of the step job that a link belongs to. A dry run has placeholders for ids that do not exist yet;
     these are returned as they are."""
     try:
-        return str(_number(after))
+        return str(_job_number(after))
     except UsageError:
         return after
 
@@ -230,7 +230,7 @@ def _link_id(job_id: str, submission: Submission) -> str:
     return str(jobids.PjmJobId(job.number, step=submission.link - 1))
 
 
-def _refusal_message(refusal: Optional[Refusal], answer: Answer) -> str:
+def _refusal_message(refusal: Optional[Refusal], answer: CommandResult) -> str:
     """Return PJM's own message, its meaning, and advice."""
     message = answer.message or f"exit code {answer.code}, and no message"
     if refusal is None:
@@ -276,7 +276,7 @@ def _operation_result(results: Dict[str, str], job_id: str, default: str) -> str
     parsed_id = PjmScheduler.parse_job_id(job_id)
     if _sub_number(parsed_id) >= 0:
         return default
-    refusals = [why for other_id, why in results.items() if _number(other_id) == parsed_id.number]
+    refusals = [why for other_id, why in results.items() if _job_number(other_id) == parsed_id.number]
     return next((why for why in refusals if why), "") if refusals else default
 
 

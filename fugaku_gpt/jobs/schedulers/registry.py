@@ -58,6 +58,6 @@ def is_job_id(text: str) -> bool:
 
 def _scheduler_class(name: str) -> Type[Scheduler]:
     if name not in _CLASSES:
-        raise UsageError(f"scheduler {name!r}: unknown; valid: {', '.join(NAMES)}")
+        raise UsageError(f"scheduler {name!r}: not known; valid: {', '.join(NAMES)}")
     module = importlib.import_module(f"fugaku_gpt.jobs.schedulers.{name}")
     return cast(Type[Scheduler], getattr(module, _CLASSES[name]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer, RunCommand, run_command
+from fugaku_gpt.jobs.schedulers.commands import CommandTimeout, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import (
     CANCELLED,
@@ -62,9 +62,9 @@ _STATES = {
 _HOLD_REASONS = ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")
 _ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,10})?"
 _ID = re.compile(r"([0-9]{1,15})(?:_([0-9]{1,10}))?")
-_ROW = re.compile(rf"^(?P<id>{_ID_PATTERN})\|(?P<state>\w+)\|(?P<group>[^|]*)\|(?P<reason>.*)$")
+_SQUEUE_ROW = re.compile(rf"^(?P<id>{_ID_PATTERN})\|(?P<state>\w+)\|(?P<group>[^|]*)\|(?P<reason>.*)$")
 _SACCT_ROW = re.compile(rf"^(?P<id>{_ID_PATTERN})\|(?P<state>\w+)[^|]*\|(?P<exit>\d+:\d+)\|(?P<group>[^|]*)$")
-_SHOWN = re.compile(
+_SCONTROL_ROW = re.compile(
     r"^JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\S+) )?.*?\bJobState=(?P<state>\w+) "
     r"Reason=(?P<reason>.*?) Dependency=.*?\bExitCode=(?P<exit>\d+:\d+) .*?\bPartition=(?P<group>\S+)"
 )
@@ -87,7 +87,7 @@ class SlurmScheduler:
     """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
 
     Args:
-        run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_words`.
+        run: runs one command; see :func:`fugaku_gpt.jobs.schedulers.commands.run_command`.
         sleep: called to wait between attempts.
     """
 
@@ -127,7 +127,7 @@ class SlurmScheduler:
         for wait in (*RETRY_SECONDS, None):
             try:
                 answer = self._run(self.command_of(submission), cwd=submission.directory)
-            except NoAnswer as error:
+            except CommandTimeout as error:
                 raise Uncertain(str(error)) from None
             if answer.code == 0:
                 match = re.search(r"^(\d+)(;\S+)?\s*$", answer.out, re.MULTILINE)
@@ -162,23 +162,23 @@ class SlurmScheduler:
         """See the protocol: ``squeue`` for all jobs; ``sacct`` or ``scontrol`` for finished or missing ones."""
         if not job_ids:
             return {}
-        listed = ",".join(_numbers(job_ids))
+        listed = ",".join(_job_numbers(job_ids))
         argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={listed}", "--format=%i|%T|%P|%r"]
         try:
             answer = self._run(argv)
-        except NoAnswer as error:
+        except CommandTimeout as error:
             return _all_unknown(job_ids, str(error))
         if (
             answer.code != 0 and "Invalid job id" not in answer.message
         ):  # an unknown id, if it is the only one, is an error
             return _all_unknown(job_ids, f"squeue: {answer.message}")
-        statuses = {status.job_id: status for status in _rows(answer.out)}
+        statuses = {status.job_id: status for status in _parse_squeue(answer.out)}
         unclear = {job for job, status in statuses.items() if status.state in (ENDED, CANCELLED)}
         arrays = _tasks_by_array(statuses)
         unclear |= {job_id for job_id in job_ids if job_id not in statuses and job_id not in arrays}
         failure = ""
         if unclear:
-            ended, failure = self._ended_jobs(_numbers(unclear))
+            ended, failure = self._ended_jobs(_job_numbers(unclear))
             for job, status in ended.items():
                 # sacct lags behind: where squeue knows the state, only the exit code is new
                 statuses[job] = _with_exit_codes(statuses[job], status) if job in statuses else status
@@ -212,11 +212,11 @@ class SlurmScheduler:
         """See the protocol: ``sacct``, or time and nodes from ``scontrol`` while it still knows the job."""
         answer = self._run(["sacct", "-n", "-P", "-j", job_id, f"--format={','.join(_SACCT_FIELDS)}"])
         if answer.code == 0 and answer.out.strip():
-            return _accounting(answer.out, job_id)
+            return _parse_accounting(answer.out, job_id)
         shown = self._run(["scontrol", "-o", "show", "job", job_id])
         if shown.code != 0:
             return None
-        times = [_seconds(text) for text in re.findall(r"\bRunTime=(\S+)", shown.out)]
+        times = [_parse_duration(text) for text in re.findall(r"\bRunTime=(\S+)", shown.out)]
         nodes = [int(text) for text in re.findall(r"\bNumNodes=(\d+)", shown.out)]
         if not times or not nodes:
             return None
@@ -232,11 +232,11 @@ class SlurmScheduler:
         """Return ids and comments of the jobs of the last days; empty if there is no accounting.
 
         Raises:
-            NoAnswer: the accounting does not answer.
+            CommandTimeout: the accounting does not answer.
         """
         try:
             answer = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
-        except NoAnswer:
+        except CommandTimeout:
             raise
         except UsageError:  # no sacct on this machine
             return ""
@@ -256,32 +256,32 @@ class SlurmScheduler:
                         statuses[row["id"]] = _status(row["id"], row["state"], row["group"], "", row["exit"])
                 return statuses, ""
             trouble = "" if "accounting storage is disabled" in answer.message else f"sacct: {answer.message}"
-        except NoAnswer as error:
+        except CommandTimeout as error:
             trouble = str(error)
         except UsageError:  # no sacct on this machine: no accounting
             trouble = ""
         try:
             only_job = jobs[0] if len(jobs) == 1 else None  # scontrol takes one id, or shows all
             shown = self._run(["scontrol", "-o", "show", "job", *([only_job] if only_job else [])])
-        except NoAnswer as error:
+        except CommandTimeout as error:
             return {}, str(error)
         if shown.code != 0 and "Invalid job id" not in shown.message:
             return {}, f"scontrol: {shown.message}"
-        return _shown(shown.out, set(jobs)), trouble
+        return _parse_scontrol(shown.out, set(jobs)), trouble
 
 
-def _rows(text: str) -> Iterable[JobStatus]:
+def _parse_squeue(text: str) -> Iterable[JobStatus]:
     for line in text.splitlines():
-        row = _ROW.match(line.strip())
+        row = _SQUEUE_ROW.match(line.strip())
         if row:
             yield _status(row["id"], row["state"], row["group"], row["reason"])
 
 
-def _shown(text: str, job_numbers: Iterable[str]) -> Dict[str, JobStatus]:
+def _parse_scontrol(text: str, job_numbers: Iterable[str]) -> Dict[str, JobStatus]:
     """Parse the jobs of ``scontrol -o show job``; for an array, the tasks that have started."""
     statuses = {}
     for line in text.splitlines():
-        row = _SHOWN.match(line)
+        row = _SCONTROL_ROW.match(line)
         if row is None or (row["array"] or row["job"]) not in job_numbers:
             continue
         if row["array"] and not row["task"].isdigit():  # "1-2%1": tasks that wait
@@ -340,7 +340,7 @@ def _row_job(text: str) -> str:
     return match[0] if match is not None else text
 
 
-def _numbers(job_ids: Iterable[str]) -> List[str]:
+def _job_numbers(job_ids: Iterable[str]) -> List[str]:
     """Return the numbers of jobs and arrays, sorted, each once.
 
     Raises:
@@ -360,7 +360,7 @@ def _existing_files(directory: Path, patterns: Iterable[str]) -> List[Path]:
     return list(files)
 
 
-def _accounting(text: str, job_id: str) -> Accounting:
+def _parse_accounting(text: str, job_id: str) -> Accounting:
     """Combine the job's own line with the values that only the lines of its steps have: energy and memory."""
     lines = [dict(zip(_SACCT_FIELDS, line.split("|"))) for line in text.splitlines() if line.strip()]
     job_line = next((line for line in lines if line["JobID"] == job_id), lines[0])
@@ -384,7 +384,7 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
-def _seconds(text: str) -> int:
+def _parse_duration(text: str) -> int:
     """Convert ``1-02:03:04`` to seconds."""
     days, _, clock = text.rpartition("-")
     hours, minutes, seconds = (int(part) for part in clock.split(":"))

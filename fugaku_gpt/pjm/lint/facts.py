@@ -227,19 +227,22 @@ class Facts:
 
     def sole_number(self, name: str) -> Optional[Tuple[int, Assignment]]:
         """Return a variable's number and its last assignment, if all its assignments agree on one number."""
-        items = self.assignments_to(name)
-        if not items:
+        assignments = self.assignments_to(name)
+        if not assignments:
             return None
-        numbers = {None if item.append else constant_number(item.value, self.constants) for item in items}
+        numbers = {
+            None if assignment.append else constant_number(assignment.value, self.constants)
+            for assignment in assignments
+        }
         number = numbers.pop()
-        return None if numbers or number is None else (number, items[-1])
+        return None if numbers or number is None else (number, assignments[-1])
 
     def sole_text(self, name: str) -> Optional[Tuple[str, Assignment]]:
         """Return a variable's value and last assignment, if it has only one value."""
-        items = self.assignments_to(name)
-        texts = {resolve(item.value, self.constants) for item in items}
+        assignments = self.assignments_to(name)
+        texts = {resolve(assignment.value, self.constants) for assignment in assignments}
         text = texts.pop() if len(texts) == 1 else None
-        return None if text is None else (text, items[-1])
+        return None if text is None else (text, assignments[-1])
 
     @cached_property
     def launches(self) -> List[Launch]:

@@ -25,9 +25,8 @@ def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
     for report in reports:
         name = _printable("<stdin>" if report.path == STDIN else report.path)
         for finding in report.findings:
-            lines.append(
-                f"{name}:{finding.line}:{finding.column}: {finding.id} {finding.severity}: {_printable(finding.message)}"
-            )
+            position, message = f"{name}:{finding.line}:{finding.column}", _printable(finding.message)
+            lines.append(f"{position}: {finding.id} {finding.severity}: {message}")
             lines.append(f"    fix: {_printable(finding.fix)}")
             downgraded += bool(finding.downgraded)
     counts = count_severities(reports)

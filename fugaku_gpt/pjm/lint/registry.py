@@ -1,4 +1,4 @@
-"""The registry of rules: one small function per rule, registered under its id with the text that ``--explain`` prints."""
+"""The registry of rules: one small function per rule, registered under its id with the text of ``--explain``."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM062": "thread counts set in several places to several values, or worked out by the shell; threads that are no "
     "OpenMP",
     "PJM063": "binding by other means, such as rank files and numactl",
-    "PJM065": "counts that the shell works out; several calls of mpiexec that share the nodes (only an excess is reported)",
+    "PJM065": "counts that the shell computes; several calls of mpiexec that share nodes (only an excess is reported)",
     "PJM066": "an --mpi on the command line",
     "PJM067": "values set in several places",
     "PJM071": "output paths made from variables that are set elsewhere",

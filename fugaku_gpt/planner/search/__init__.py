@@ -1,1 +1,1 @@
-"""The search for the fastest layout of a model on a number of nodes."""
+"""Searches the fastest layout of a model on a number of nodes."""

@@ -9,7 +9,7 @@ import numpy as np
 from fugaku_gpt.planner.search.topology import CostedLayouts, SearchSpace
 from fugaku_gpt.plotting import picture
 
-_MOST_POINTS = 20_000  # of each kind: an SVG of a million points opens nowhere
+_MOST_POINTS = 20_000  # points of each kind: no viewer opens an SVG with a million points
 
 
 def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Path) -> None:

@@ -97,7 +97,7 @@ def choose_node_box(nodes: int, shape: str = "") -> Optional[NodeBox]:
 def choose_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int) -> RankMap:
     """The map with the smallest distance between stages, then between the nodes of a tensor-parallel group."""
     tp, pp = layout.tp, layout.pp
-    spread = tp // ranks_per_node if tp % ranks_per_node == 0 else 1  # nodes of a group, where groups fill them
+    spread = tp // ranks_per_node if tp % ranks_per_node == 0 else 1  # nodes of a group, if groups fill nodes
     candidates = []
     for unit in _boxes(spread, node_box.sides):
         counts = [side // unit_side for side, unit_side in zip(node_box.sides, unit)]

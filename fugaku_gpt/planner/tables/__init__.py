@@ -1,1 +1,1 @@
-"""Iteration times fitted to the rows of result tables, which other trainers left on other machines."""
+"""Models of time and memory that are fitted to tables of results, which other trainers measured on other machines."""

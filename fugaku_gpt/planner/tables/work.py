@@ -14,7 +14,7 @@ import numpy as np
 
 from fugaku_gpt.planner.tables.rows import ConfigRow
 
-FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # of every machine
+FACTS = ("peak_flops", "base_clock_ghz", "devices_per_node", "item_bytes", "tile_units")  # needed of every machine
 GPU_TILES = ((256, 128), (128, 256))  # of a product's result on a GPU: cuBLAS's largest, which large products use
 
 
@@ -36,7 +36,7 @@ class Work:
     tensor_ranks: "np.ndarray"
     stage_stride: "np.ndarray"  # ranks from a stage to its neighbour
     recompute: "np.ndarray"
-    sharded: "np.ndarray"  # 1 where ZeRO cuts the optimiser's state over the replicas, else 0
+    sharded: "np.ndarray"  # 1 if ZeRO shards the optimiser's state over the replicas, else 0
     clock_ghz: "np.ndarray"  # 0: the machine's base clock
     tcmalloc: "np.ndarray"
     retention_off: "np.ndarray"
@@ -46,7 +46,7 @@ class Work:
     layer_attention_flops: "np.ndarray"
     pass_elements: "np.ndarray"  # one pass: read and written outside of products and softmax
     pass_scores: "np.ndarray"  # one pass: elements of the attention scores
-    unaligned: "np.ndarray"  # the scores, where a head's width is not a multiple of 8, else 0
+    unaligned: "np.ndarray"  # the scores if a head's width is not a multiple of 8, else 0
     layer_weights: "np.ndarray"
     embedding_weights: "np.ndarray"
     head_flops: "np.ndarray"
@@ -55,7 +55,7 @@ class Work:
     reduced_elements: "np.ndarray"  # sent by a rank in all tensor-parallel sums of a layer
     reductions: "np.ndarray"  # of a layer, each weighed by log2 t
     gradient_elements: "np.ndarray"  # sent by a rank in the sum over replicas, per iteration
-    saved_elements: "np.ndarray"  # of a layer between forward and backward, without the scores
+    saved_elements: "np.ndarray"  # saved by a layer for its backward pass, without the scores
     saved_scores: "np.ndarray"
     fullness: "np.ndarray"  # share of its memory that the fullest rank or node uses; 0 if it was not computed
 
@@ -98,15 +98,13 @@ def count_work_of_columns(
     """
     h, a, b, s, t, p, vocab = map(column, ("hidden", "heads", "micro_batch", "seq_len", "tp", "pp", "vocab"))
     layers, d, recompute = column("layers") / p, column("dp"), column("recompute")
-    shares = np.where(
-        column("sequence_parallel") > 0, t, 1.0
-    )  # shares of the activations between tensor-parallel layers
+    # shares of the activations between tensor-parallel layers
+    shares = np.where(column("sequence_parallel") > 0, t, 1.0)
     passes = 3 + recompute
     units, tokens, head_width = int(facts["tile_units"]), b * s, h / a
     scores = b * a * s * s / t
-    padded_elements = (
-        scores * (1 + head_width / GPU_TILES[0][1]) / 2
-    )  # products without tensor cores: the sum and the write of each score
+    # products without tensor cores: the sum and the write of each score
+    unaligned_elements = scores * (1 + head_width / GPU_TILES[0][1]) / 2
     sums = 2 * (passes - 1) * (t > 1)  # two in each pass, one pass forward and one back; recomputing sums again
     wide = facts["item_bytes"] >= 4
     return Work(
@@ -130,7 +128,7 @@ def count_work_of_columns(
         layer_attention_flops=passes * 4 * b * s * s * h / t,
         pass_elements=b * s * h * (10 / shares + 24 / t),
         pass_scores=scores,
-        unaligned=np.where(head_width % 8 != 0, padded_elements, 0.0),
+        unaligned=np.where(head_width % 8 != 0, unaligned_elements, 0.0),
         layer_weights=12 * h * h / t,
         embedding_weights=vocab * h / t,
         head_flops=_product_flops(tokens, vocab / t, h, units)

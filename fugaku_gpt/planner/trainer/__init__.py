@@ -1,1 +1,1 @@
-"""Time and memory of this trainer on a machine that was probed."""
+"""Models of the time and the memory of this trainer."""

@@ -334,7 +334,7 @@ def _embedding(config: RunConfig, forward: Tally, backward: Tally) -> None:
     local_elements = _tokens_between_layers(config) * model.hidden
     forward.add_elementwise("copy", elements)
     forward.add_elementwise("add", local_elements)
-    backward.add_elementwise("add", elements)  # to rows of the tables
+    backward.add_elementwise("add", elements)  # added to rows of the embedding tables
     backward.add_elementwise("add", local_elements)
     if model.embedding_layernorm:
         forward.add_elementwise("layer_norm", local_elements)

@@ -65,7 +65,7 @@ def test_an_unknown_id_is_refused_with_near_ones(bad: Path, capsys: pytest.Captu
     assert lint(bad, "--select", "PMJ050") == EXIT_USAGE
     assert "--select PMJ050" in capsys.readouterr().err
     assert lint(bad, "--ignore", "PJM059") == EXIT_USAGE
-    assert "near: PJM05" in capsys.readouterr().err
+    assert "similar: PJM05" in capsys.readouterr().err
     assert lint("--explain", "PJM500") == EXIT_USAGE
 
 

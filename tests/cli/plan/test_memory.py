@@ -80,7 +80,7 @@ def test_without_a_limit_there_is_no_verdict(capsys: Said) -> None:
     [
         (["--node-memory", "28G"], "--node-memory 28G: valid: a size with its unit, such as 23Gi"),
         (["--node-memory", "0Gi"], "--node-memory 0Gi: valid: a size with its unit, such as 23Gi"),
-        (["--torch", "1.10"], "--torch 1.10: memory on a64fx is by rows of other trainers"),
+        (["--torch", "1.10"], "--torch 1.10: memory on a64fx is from rows of other trainers"),
         (["--machine", "v100"], "--machine v100: its memory is that of accelerators"),
         (["--set", "layout.tp=7"], "layout.tp: 7: must divide model.heads 32"),
     ],

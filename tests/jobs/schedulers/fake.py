@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Union
 
-from fugaku_gpt.jobs.schedulers.commands import Answer
+from fugaku_gpt.jobs.schedulers.commands import CommandResult
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Submission
 from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, QUEUED, JobStatus
 
-Reply = Union[Answer, Exception]
+Reply = Union[CommandResult, Exception]
 
 
 class Commands:
@@ -20,7 +20,7 @@ class Commands:
         self.asked: List[List[str]] = []
         self.slept: List[float] = []
 
-    def __call__(self, words: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = 60.0) -> Answer:
+    def __call__(self, words: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = 60.0) -> CommandResult:
         self.asked.append(list(words))
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
@@ -28,9 +28,9 @@ class Commands:
         return reply
 
 
-def said(out: str = "", err: str = "", code: int = 0) -> Answer:
+def said(out: str = "", err: str = "", code: int = 0) -> CommandResult:
     """What a command answers."""
-    return Answer(code, out, err)
+    return CommandResult(code, out, err)
 
 
 class FakeScheduler:

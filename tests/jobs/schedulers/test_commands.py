@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer, query_intervals, run_command
+from fugaku_gpt.jobs.schedulers.commands import CommandTimeout, query_intervals, run_command
 from fugaku_gpt.jobs.schedulers.registry import NAMES, scheduler_named
 
 
@@ -40,7 +40,7 @@ def test_a_missing_folder_is_not_taken_for_a_missing_command(tmp_path: Path) -> 
 
 
 def test_a_command_that_does_not_answer_is_ended() -> None:
-    with pytest.raises(NoAnswer, match="no answer within 0.2 s"):
+    with pytest.raises(CommandTimeout, match="no answer within 0.2 s"):
         run_command([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
 
 

@@ -253,4 +253,4 @@ def test_a_job_in_a_queue_that_does_not_start_may_have_been_taken(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Uncertain, match="cannot be started"):
         local.submit(write(tmp_path / "run", "true", tag="a-tag"))
-    assert list(local.find(["a-tag"])) == ["a-tag"]  # so it is not handed in again
+    assert list(local.find(["a-tag"])) == ["a-tag"]  # so it is not submitted again

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer
+from fugaku_gpt.jobs.schedulers.commands import CommandTimeout
 from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
 from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import ENDED, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
@@ -107,7 +107,7 @@ def test_a_job_that_was_taken_amid_an_internal_error_is_not_handed_in_twice(tmp_
     assert [words[0] for words in commands.asked] == ["pjsub", "pjstat"]
 
 
-@pytest.mark.parametrize("reply", [said("and nothing else\n"), NoAnswer("pjsub: no answer")])
+@pytest.mark.parametrize("reply", [said("and nothing else\n"), CommandTimeout("pjsub: no answer")])
 def test_an_answer_that_names_no_job_leaves_it_open(tmp_path: Path, reply: Reply) -> None:
     scheduler, _ = pjm(reply)
     with pytest.raises(Uncertain):
@@ -172,7 +172,7 @@ def test_a_silent_pjstat_makes_no_job_lost() -> None:
     status = scheduler.poll(["1"])["1"]
     assert status.state == UNKNOWN and "0290" in status.reason and "\n" not in status.reason
     assert commands.slept == [2.0, 4.0, 8.0]
-    scheduler, _ = pjm(NoAnswer("pjstat: no answer within 60 s"))
+    scheduler, _ = pjm(CommandTimeout("pjstat: no answer within 60 s"))
     assert scheduler.poll(["1"])["1"].state == UNKNOWN
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import NoAnswer
+from fugaku_gpt.jobs.schedulers.commands import CommandTimeout
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, QUEUED, RUNNING, UNKNOWN, JobStatus
@@ -51,7 +51,7 @@ def test_a_controller_that_is_not_reached_is_tried_again(tmp_path: Path) -> None
     "reply",
     [
         said("what?\n"),
-        NoAnswer("sbatch: no answer"),
+        CommandTimeout("sbatch: no answer"),
         said(err="sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", code=1),
     ],
 )
@@ -136,10 +136,10 @@ def test_a_machine_without_sacct_is_no_error() -> None:
 @pytest.mark.parametrize(
     "replies",
     [
-        [NoAnswer("squeue: no answer")],
+        [CommandTimeout("squeue: no answer")],
         [said(err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)],
         [INVALID, said(err="sacct: error: slurmdbd: Connection refused\n", code=1), INVALID],
-        [INVALID, NoAnswer("sacct: no answer"), INVALID],
+        [INVALID, CommandTimeout("sacct: no answer"), INVALID],
         [INVALID, NO_ACCOUNTING, said(err="slurm_load_jobs error: Zero Bytes were transmitted\n", code=1)],
     ],
 )
@@ -176,8 +176,8 @@ def test_a_job_is_found_by_its_comment() -> None:
 def test_a_job_is_looked_for_by_its_comment_where_there_is_no_sacct() -> None:
     scheduler, _ = slurm(said("7|t-1\n"), UsageError("sacct: no such command"))
     assert scheduler.find(["t-1", "t-2"]) == {"t-1": "7"}
-    scheduler, _ = slurm(said(), NoAnswer("sacct: no answer"))
-    with pytest.raises(NoAnswer):
+    scheduler, _ = slurm(said(), CommandTimeout("sacct: no answer"))
+    with pytest.raises(CommandTimeout):
         scheduler.find(["t-2"])
 
 

@@ -165,7 +165,7 @@ def test_a_job_is_judged_by_the_nodes_of_its_scheduler() -> None:
 def test_machines_of_accelerators_are_no_place_for_this_trainer() -> None:
     with pytest.raises(UsageError, match="--machine a100: its memory is that of accelerators"):
         machine_node_limits("a100")
-    with pytest.raises(UsageError, match="not known"):
+    with pytest.raises(UsageError, match="machine k: unknown"):
         machine_node_limits("k")
 
 

@@ -71,7 +71,7 @@ def test_in_16_bits_a_part_of_a_large_product_is_held_on_its_way_to_the_sums() -
 def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
     ffn: int, dropout: float, threads: int, compiled: bool, fullest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if compiled and not ops.has_compiled():
+    if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", compiled)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -235,4 +235,6 @@ def test_the_memory_that_compiled_products_keep_counts_where_there_may_be_such(d
 
     without = base("node.compiled_kernels=false")
     assert base() - without == gemm_workspace_bytes(50304, later, 2)
-    assert base(multiplies=False) == base("model.seq_len=32") == without  # another machine, and rows that are too few
+    assert (
+        base(has_native_matmul=False) == base("model.seq_len=32") == without
+    )  # another machine, and rows that are too few

@@ -282,14 +282,14 @@ def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cann
         predict_run(run("layout.dp=2", "job.nodes=2"), machine)
     with pytest.raises(UsageError, match="too short, or without that type"):
         predict_run(run("training.dtype=bfloat16"), machine)
-    with pytest.raises(UsageError, match="not of `plan probe`"):
+    with pytest.raises(UsageError, match="not from `plan probe`"):
         predict_run(config, load_machine("v100"))
 
 
 @pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Attention without compiled kernels and with them, on one thread."""
-    if request.param and not ops.has_compiled():
+    if request.param and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", request.param)
     threads = torch.get_num_threads()

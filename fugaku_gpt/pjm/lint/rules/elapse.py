@@ -49,15 +49,15 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
         return
     first, last = elapse.minimum, elapse.maximum
     if group.min_elapse and first is not None and first < group.min_elapse:
-        message = f"elapse={text} is {_duration_text(first)}, below the least of {group.name}, {_duration_text(group.min_elapse)}"
+        message = f"elapse={text} is {_as_time(first)}, below the least of {group.name}, {_as_time(group.min_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
     elif group.name.startswith("spot-"):
         return  # PJM042 reports it
     elif group.max_elapse and first is not None and first > group.max_elapse:
-        message = f"elapse={text} is {_duration_text(first)}, above the most of {group.name}, {_duration_text(group.max_elapse)}"
+        message = f"elapse={text} is {_as_time(first)}, above the most of {group.name}, {_as_time(group.max_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
     elif elapse.is_range and group.range_max and last is not None and last > group.range_max:
-        message = f"elapse={text} ends at {_duration_text(last)}, above the most of {group.name}, {_duration_text(group.range_max)}"
+        message = f"elapse={text} ends at {_as_time(last)}, above the most of {group.name}, {_as_time(group.range_max)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
 
 
@@ -79,7 +79,7 @@ def ambiguous(facts: Facts) -> Iterator[Hit]:
         elif re.fullmatch(r"[0-9]{1,4}:[0-9]{1,2}", part) and int(part.partition(":")[0]) <= _HOURS_MEANT:
             seconds = int(part.partition(":")[0]) * 60 + int(part.partition(":")[2])
         if seconds is not None:
-            message = f"elapse={text}: {part} is {_duration_text(seconds)}"
+            message = f"elapse={text}: {part} is {_as_time(seconds)}"
             yield Hit(line, message, column, f"write {format_elapse(seconds)} if that is meant")
             return
 
@@ -104,10 +104,10 @@ def spot(facts: Facts) -> Iterator[Hit]:
     first, last = elapse.minimum, elapse.maximum
     if group.max_elapse and (first is None or first > group.max_elapse):
         verb = "starts" if elapse.is_range else "is"
-        message = f"elapse={text} {verb} above the {_duration_text(group.max_elapse)} of {group.name}"
+        message = f"elapse={text} {verb} above the {_as_time(group.max_elapse)} of {group.name}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
     elif elapse.is_range and last is not None and group.range_max and last > group.range_max:
-        message = f"elapse={text} ends above the {_duration_text(group.range_max)} of {group.name}"
+        message = f"elapse={text} ends above the {_as_time(group.range_max)} of {group.name}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
 
 
@@ -152,9 +152,7 @@ def slurm_days(facts: Facts) -> Iterator[Hit]:
         days, _, rest = text.strip().partition("-")
         refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
         hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
-        message = (
-            f"elapse={text} is a range from {_duration_text(elapse.minimum)} to {_duration_text(elapse.maximum or 0)}"
-        )
+        message = f"elapse={text} is a range from {_as_time(elapse.minimum)} to {_as_time(elapse.maximum or 0)}"
         yield Hit(line, message, column, f"write {hours}:00:00 if {days} days are meant", "" if refused else RUNS)
     elif elapse.is_range and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"
@@ -166,7 +164,7 @@ def _slurm_seconds(text: str) -> int:
     return hours * _HOUR + minutes * 60 + seconds
 
 
-def _duration_text(seconds: int) -> str:
+def _as_time(seconds: int) -> str:
     """Format ``90 s``, ``10 minutes`` or ``24 hours``; anything else as ``H:MM:SS``."""
     if seconds < 120:
         return f"{seconds} s"

@@ -57,11 +57,11 @@ def no_statistics(facts: Facts) -> Iterator[Hit]:
     source="Fugaku user guide 1.52, LayeredStorageAndLLIO/SelectAvailableVolumes; Command Reference J2UL-2549, pjsub",
 )
 def command_line_only(facts: Facts) -> Iterator[Hit]:
-    for item in facts.script.directives:
-        option = find_option(item.option)
+    for directive in facts.script.directives:
+        option = find_option(directive.option)
         if option is not None and option.command_line_only:
-            message = f"{item.option} is for the command line of pjsub alone"
-            yield Hit(item.line, message, facts.column(item.line, item.option), downgrade=UNSURE)
+            message = f"{directive.option} is for the command line of pjsub alone"
+            yield Hit(directive.line, message, facts.column(directive.line, directive.option), downgrade=UNSURE)
 
 
 @rule(

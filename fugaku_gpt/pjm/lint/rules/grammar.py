@@ -65,7 +65,7 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
 )
 def not_ascii(facts: Facts) -> Iterator[Hit]:
     script = facts.script
-    read = {item.line for item in script.directives} | {problem.line for problem in script.problems}
+    read = {directive.line for directive in script.directives} | {problem.line for problem in script.problems}
     for line in sorted(read):
         text = _without_comment(script.lines[line - 1])
         match = _NON_ASCII_MARK.search(text)
@@ -101,21 +101,23 @@ def unbalanced(facts: Facts) -> Iterator[Hit]:
 def unknown(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     elsewhere = "" if facts.is_fugaku else UNSURE
-    for item in script.directives:
-        option = find_option(item.option)
-        if option is None and not _has_non_ascii_marks(item.option):
-            if is_unfilled(item.option) and not item.option.startswith("-"):
+    for directive in script.directives:
+        option = find_option(directive.option)
+        if option is None and not _has_non_ascii_marks(directive.option):
+            if is_unfilled(directive.option) and not directive.option.startswith("-"):
                 continue
-            suggestions = close_matches(item.option, _spellings()) or _as_key(item.option)
+            suggestions = close_matches(directive.option, _spellings()) or _as_key(directive.option)
             yield Hit(
-                item.line,
-                f"pjsub has no option {printable(item.option)}",
-                facts.column(item.line, item.option),
+                directive.line,
+                f"pjsub has no option {printable(directive.option)}",
+                facts.column(directive.line, directive.option),
                 _suggest(suggestions),
-                downgrade=UNSURE if has_placeholder(item.option) else elsewhere,
+                downgrade=UNSURE if has_placeholder(directive.option) else elsewhere,
             )
-        elif option is not None and item.key is not None and option.era == "tcs":
-            yield from _unknown_key(facts, item.line, option.name, item.option, item.key, item.is_supported)
+        elif option is not None and directive.key is not None and option.era == "tcs":
+            yield from _unknown_key(
+                facts, directive.line, option.name, directive.option, directive.key, directive.is_supported
+            )
     for problem in script.problems:
         column = facts.column(problem.line, problem.text)
         if problem.kind == "missing-argument":
@@ -168,17 +170,17 @@ def _unknown_key(facts: Facts, line: int, name: str, option: str, key: str, is_s
     source="Command Reference J2UL-2549, pjsub (they are not in it); Fugaku user guide 1.52, LayeredStorageAndLLIO",
 )
 def k_era(facts: Facts) -> Iterator[Hit]:
-    for item in facts.script.directives:
-        option = find_option(item.option)
-        word = item.option if option is not None and option.era == "k" else ""
-        if option is not None and option.name == "mpi" and item.key == "use-rankdir":
+    for directive in facts.script.directives:
+        option = find_option(directive.option)
+        word = directive.option if option is not None and option.era == "k" else ""
+        if option is not None and option.name == "mpi" and directive.key == "use-rankdir":
             word = "use-rankdir"
         if word:
             idle = word == "--no-stging"  # today's machines accept it: it requests nothing
             message = f"{word} is an option of the K computer and FX10"
             fix = "remove it: nothing is staged" if idle else ""
             severity = "" if facts.is_fugaku and not idle else INFO
-            yield Hit(item.line, message, facts.column(item.line, word), fix, severity=severity)
+            yield Hit(directive.line, message, facts.column(directive.line, word), fix, severity=severity)
 
 
 @rule(

@@ -157,7 +157,7 @@ def all_volumes(facts: Facts) -> Iterator[Hit]:
 def placeholder(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     defined = set(script.options.get("vset", {}))
-    lines = sorted({item.line for item in script.directives} | {problem.line for problem in script.problems})
+    lines = sorted({directive.line for directive in script.directives} | {problem.line for problem in script.problems})
     for line in lines:
         text = script.lines[line - 1]
         end = re.search(r"\s#", text)

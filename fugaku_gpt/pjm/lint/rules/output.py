@@ -68,7 +68,7 @@ def _is_spread(facts: Facts, path: str) -> bool:
             values = facts.assignments_to(name)
             if not values and not name.startswith("PJM_"):
                 return True
-            waiting.extend(item.value for item in values)
+            waiting.extend(assignment.value for assignment in values)
     return False
 
 

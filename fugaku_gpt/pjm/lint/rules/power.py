@@ -68,7 +68,8 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
     for given, missing, default in (("freq", "eco_state", 2), ("eco_state", "freq", 2200)):
         if given in facts.resources and missing not in facts.resources:
             line, column = facts.position(f"resources.{given}", given)
-            message = f"{given}={printable(facts.resources[given])} without {missing}, which is {default} by default since 2025"
+            value = printable(facts.resources[given])
+            message = f"{given}={value} without {missing}, which is {default} by default since 2025"
             yield Hit(line, message, column)
 
 
@@ -138,7 +139,7 @@ def sleeping_cores(facts: Facts) -> Iterator[Hit]:
     if facts.knob("retention_state") != 1 or (facts.nodes and facts.nodes > RETENTION_LIMIT):
         return
     threads = facts.sole_number("OMP_NUM_THREADS")
-    policies = {item.value.lower() for item in facts.assignments_to("OMP_WAIT_POLICY")}
+    policies = {assignment.value.lower() for assignment in facts.assignments_to("OMP_WAIT_POLICY")}
     if threads and threads[0] > 1 and "active" not in policies:
         line, column = facts.position("resources.retention_state")
         message = f"retention_state=1 with {threads[0]} threads that may sleep (OMP_WAIT_POLICY is not active)"

@@ -34,10 +34,14 @@ _FALLBACK_NEEDS = {
     source="Fugaku user guide 1.52, EnvironmentSettings; seen in public scripts",
 )
 def exported(facts: Facts) -> Iterator[Hit]:
-    for item in facts.assignments_to("LD_PRELOAD"):
-        if item.exported and not item.scoped and item.value not in _EMPTY:
-            where = "-x of the directives" if item.directive else "export"
-            yield Hit(item.line, f"LD_PRELOAD={printable(item.value)} by {where} holds for every command", item.column)
+    for assignment in facts.assignments_to("LD_PRELOAD"):
+        if assignment.exported and not assignment.scoped and assignment.value not in _EMPTY:
+            where = "-x of the directives" if assignment.directive else "export"
+            yield Hit(
+                assignment.line,
+                f"LD_PRELOAD={printable(assignment.value)} by {where} holds for every command",
+                assignment.column,
+            )
 
 
 @rule(
@@ -51,19 +55,20 @@ def exported(facts: Facts) -> Iterator[Hit]:
     fugaku_only=True,
 )
 def tcmalloc(facts: Facts) -> Iterator[Hit]:
-    preload = next((item for item in facts.assignments_to("LD_PRELOAD") if "tcmalloc" in item.value), None)
+    preload = next(
+        (assignment for assignment in facts.assignments_to("LD_PRELOAD") if "tcmalloc" in assignment.value), None
+    )
     if preload is None:
         return
     pages = facts.sole_text("XOS_MMM_L_HPAGE_TYPE")
     if pages and pages[0] == "none":
         return
     for name in _HEAP_KNOBS:
-        item = _last_assignment(facts, name)
-        if item:
-            message = (
-                f"{name}={printable(item.value)} says nothing of a heap that tcmalloc (line {preload.line}) manages"
-            )
-            yield Hit(item.line, message, item.column)
+        assignment = _last_assignment(facts, name)
+        if assignment:
+            value = printable(assignment.value)
+            message = f"{name}={value} has no effect on a heap that tcmalloc (line {preload.line}) manages"
+            yield Hit(assignment.line, message, assignment.column)
 
 
 @rule(
@@ -76,15 +81,15 @@ def tcmalloc(facts: Facts) -> Iterator[Hit]:
 )
 def overwritten(facts: Facts) -> Iterator[Hit]:
     before: Optional[Assignment] = None
-    for item in facts.assignments_to("LD_PRELOAD"):
-        extends = item.append or bool(_PREVIOUS_VALUE.search(item.value))
-        replaces = not extends and item.value not in _EMPTY
-        branches = before is not None and item.nested and before.nested  # perhaps two branches of one condition
-        if before is not None and replaces and item.value != before.value and not branches:
-            message = f"LD_PRELOAD={printable(item.value)} drops {printable(before.value)} of line {before.line}"
-            yield Hit(item.line, message, item.column)
-        if not item.scoped:
-            before = item if item.value not in _EMPTY else None
+    for assignment in facts.assignments_to("LD_PRELOAD"):
+        extends = assignment.append or bool(_PREVIOUS_VALUE.search(assignment.value))
+        replaces = not extends and assignment.value not in _EMPTY
+        branches = before is not None and assignment.nested and before.nested  # perhaps two branches of one condition
+        if before is not None and replaces and assignment.value != before.value and not branches:
+            message = f"LD_PRELOAD={printable(assignment.value)} drops {printable(before.value)} of line {before.line}"
+            yield Hit(assignment.line, message, assignment.column)
+        if not assignment.scoped:
+            before = assignment if assignment.value not in _EMPTY else None
 
 
 @rule(

@@ -55,7 +55,7 @@ def threads(facts: Facts) -> Iterator[Hit]:
 def parallel(facts: Facts) -> Iterator[Hit]:
     parallel_count, omp_count = facts.sole_number("PARALLEL"), facts.sole_number("OMP_NUM_THREADS")
     if parallel_count and omp_count and parallel_count[0] != omp_count[0]:
-        setting = max(parallel_count[1], omp_count[1], key=lambda item: item.line)
+        setting = max(parallel_count[1], omp_count[1], key=lambda count_and_assignment: count_and_assignment.line)
         yield Hit(
             setting.line, f"PARALLEL is {parallel_count[0]}, and OMP_NUM_THREADS is {omp_count[0]}", setting.column
         )
