@@ -48,11 +48,11 @@ class _Log:
         """A checkpoint that is there now."""
         self.size, self.write_seconds = size, seconds
 
-    def no_checkpoint(self, iteration: int, error: str) -> None:
+    def failed_checkpoint(self, iteration: int, error: str) -> None:
         """One that could not be written."""
         raise SystemExit(f"checkpoint of iteration {iteration}: {error}")
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line for the reader."""
         print(line, flush=True)
 

@@ -59,7 +59,7 @@ class ProcessGrid:
         nodes = self.replicas.nodes if isinstance(self.replicas, HierarchicalComm) else 1
         return {
             "replicas": self.dp.size,
-            "hierarchical_comm": nodes > 1,
+            "node_first": nodes > 1,
             "nodes": nodes,
             "why_flat": self.why_flat,
         }

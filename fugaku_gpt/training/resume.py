@@ -96,8 +96,8 @@ def broadcast_plan(plan: Optional[ResumePlan], world: Communicator) -> ResumePla
     candidates = tuple(Path(path) for path in values["candidates"])
     text = values["manifest"]
     manifest = parse_manifest(text.encode("ascii"), candidates[0] / MANIFEST) if text is not None else None
-    takes_over, finished = values["flags"]
-    return ResumePlan(candidates, manifest, takes_over, finished, tuple(values["messages"]))
+    in_same_directory, is_finished = values["flags"]
+    return ResumePlan(candidates, manifest, in_same_directory, is_finished, tuple(values["messages"]))
 
 
 def resume_from(trainer: Trainer, plan: ResumePlan) -> Tuple[Path, Manifest, List[str]]:

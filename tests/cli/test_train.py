@@ -34,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 IMPATIENT = """
 import sys
 from fugaku_gpt.training import stopping
-stopping._SAME_SECONDS = 0.0
+stopping._DUPLICATE_SECONDS = 0.0
 stopping.Stop.wanted = lambda stop: setattr(stop, "_asked", 0.0) or False
 from fugaku_gpt.cli.main import run
 sys.exit(run(sys.argv[1:]))

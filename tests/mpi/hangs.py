@@ -154,7 +154,13 @@ def strike(case: Case, corpus: Path, out: Path, checks: Tuple[str, ...] = ()) ->
 def train(layout: Layout, fault: Fault, corpus: Path, out: Path, more: Tuple[str, ...]) -> Tuple[int, str]:
     """The run; ends it, with exit code -9, where it does not end by itself."""
     launcher = find_launcher()
-    words = [*launcher.command_prefix(layout.ranks), sys.executable, "-m", "tests.mpi.faults", json.dumps(asdict(fault))]
+    words = [
+        *launcher.command_prefix(layout.ranks),
+        sys.executable,
+        "-m",
+        "tests.mpi.faults",
+        json.dumps(asdict(fault)),
+    ]
     words += ["train", "--data", str(corpus), "--out", str(out), *more]
     for setting in (*SETTINGS, *layout.settings):
         words += ["--set", setting]

@@ -143,7 +143,9 @@ def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) ->
     moments = pipeline_states(config, stage)
     told = peak_activation_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments)
     # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
-    elsewhere = max(sum(n * embedding_and_head_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments)
+    elsewhere = max(
+        sum(n * embedding_and_head_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments
+    )
     print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
     said, held = memory_of_run(config).stages[stage], trainer.memory_by_category()
     assert (said["weights"], said["gradients"]) == (held["weights"], held["gradients"])

@@ -115,7 +115,9 @@ _TYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bf
 
 def assert_same_steps(ours: Trained, judge: Trained) -> None:
     """The same batches, learning rates and decisions."""
-    told = [[(s.samples, s.seq_len, s.lr, bool(s.skip_reason), s.returned_to) for s in run.steps] for run in (ours, judge)]
+    told = [
+        [(s.samples, s.seq_len, s.lr, bool(s.skip_reason), s.returned_to) for s in run.steps] for run in (ours, judge)
+    ]
     assert told[0] == told[1]
 
 

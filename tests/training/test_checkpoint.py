@@ -265,7 +265,9 @@ class Saved:
         run_loop(self.run, None, CheckpointSaver(self.run, directory, None, "samples", {"torch": torch.__version__}))
         self.newest, self.older = (info.path for info in list_checkpoints(directory))
 
-    def look(self, wanted: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False) -> ResumePlan:
+    def look(
+        self, wanted: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False
+    ) -> ResumePlan:
         config = tiny_config(*self.settings, *overrides)
         return broadcast_plan(find_checkpoint(config, self.out, wanted, fingerprint, force), ProcessGrid.alone().world)
 
@@ -281,7 +283,9 @@ def test_auto_takes_the_newest(saved_once: Saved) -> None:
     assert saved_once.look("none") == ResumePlan()
     assert saved_once.look(str(saved_once.newest)).in_same_directory
     assert saved_once.look(str(saved_once.out)).candidates[0] == saved_once.newest
-    assert find_checkpoint(saved_once.run.config, saved_once.out / "empty", "auto", "", False) == ResumePlan(in_same_directory=True)
+    assert find_checkpoint(saved_once.run.config, saved_once.out / "empty", "auto", "", False) == ResumePlan(
+        in_same_directory=True
+    )
 
 
 def test_a_run_that_has_done_its_iterations_is_left_alone(tmp_path: Path) -> None:
@@ -315,7 +319,9 @@ def test_what_may_change_is_said(saved_once: Saved) -> None:
 
 
 def test_an_older_checkpoint_of_the_same_run_needs_another_folder(saved_once: Saved) -> None:
-    with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; resume from step-00000002 in anoth"):
+    with pytest.raises(
+        UsageError, match=r"holds a newer checkpoint, step-00000004; resume from step-00000002 in anoth"
+    ):
         saved_once.look(str(saved_once.older))
 
 

@@ -161,10 +161,10 @@ def test_one_bubble_is_predicted_where_stages_have_equal_work(tmp_path: Path) ->
 
 def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
     log, stream, file = opened_for(tmp_path, "training.non_finite=skip")
-    bad = replace(STEP, loss=math.nan, left_out="not finite", lost_samples="48-55")
+    bad = replace(STEP, loss=math.nan, skip_reason="not finite", lost_samples="48-55")
     log.skipped_step(7, bad)
     log.iteration(7, [bad], CONSUMED, 1, IntervalMeasurements(0.5, 1, 1))
-    log.skipped_step(9, replace(STEP, loss=9.5, left_out="spike", lost_samples="40-71", returned_to=5))
+    log.skipped_step(9, replace(STEP, loss=9.5, skip_reason="spike", lost_samples="40-71", returned_to=5))
     told, line, returned = stream.getvalue().splitlines()
     assert told == "iteration 7 was skipped: not finite: loss nan, gradient norm 0.98765; samples lost: 48-55"
     assert "| lm loss: nan | grad norm: 0.988 | number of skipped iterations: 1 | samples per second" in line

@@ -34,7 +34,7 @@ from fugaku_gpt.training.memory_guard import MemoryGuard
 limit = f"{resident_bytes() // 2**20 + 200}Mi" if sys.argv[2] else ""
 with MemoryGuard(RunDirectory(Path(sys.argv[1])), 1, [os.getpid()], NodeConfig(memory_limit=limit)) as guard:
     weights = np.ones(64 * 2**20, dtype=np.uint8)
-    guard.tell(lambda: {"weights": weights.nbytes, "gradients": 0})
+    guard.set_memory_by_category(lambda: {"weights": weights.nbytes, "gradients": 0})
     kept = []
     while True:
         kept.append(np.ones(2**20, dtype=np.uint8))

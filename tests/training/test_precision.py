@@ -58,7 +58,11 @@ def test_the_curve_in_16_bits_is_near_that_in_float32(dtype: str, settings: Any)
 def test_the_curve_without_a_kernel_is_near_that_with_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = steps_of(trainer(), 4)
     others = list(TRIALS) if missing == "all" else [missing]
-    monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset([*compat.operations_without_kernel(torch.bfloat16), *others]))
+    monkeypatch.setitem(
+        RANK_CONSENSUS.in_float32,
+        torch.bfloat16,
+        frozenset([*compat.operations_without_kernel(torch.bfloat16), *others]),
+    )
     assert is_near(steps_of(trainer("training.dtype=bfloat16"), 4), judge, "bfloat16")
 
 

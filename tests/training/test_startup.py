@@ -43,7 +43,7 @@ def test_preparing_a_process_says_what_took_effect() -> None:
 
 _HEAP = """
 import ctypes, json, torch
-from fugaku_gpt.training.startup import pages_of_its_own, prepare_process
+from fugaku_gpt.training.startup import mmap_large_allocations, prepare_process
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
@@ -58,13 +58,13 @@ found, keeps = [], {keeps}
 if keeps:
     keeps = prepare_process(1)["allocator_keeps_pages"]
 before = mapped()
-with pages_of_its_own():
+with mmap_large_allocations():
     lasting = torch.zeros(2**20)
     found.append(mapped() - before)
 passing = torch.zeros(2**20)
 found.append(mapped() - before)
 try:
-    with pages_of_its_own():
+    with mmap_large_allocations():
         raise KeyError
 except KeyError:
     another = torch.zeros(2**20)

@@ -18,7 +18,7 @@ from fugaku_gpt.training.stopping import StopRequest
 STUCK = """
 import signal, sys, time
 from fugaku_gpt.training import stopping
-stopping._SAME_SECONDS, stopping._PATIENCE_SECONDS = 0.05, 0.3
+stopping._DUPLICATE_SECONDS, stopping._PATIENCE_SECONDS = 0.05, 0.3
 with stopping.Stop():
     signal.pthread_sigmask(signal.SIG_BLOCK, [])
     signal.signal(signal.SIGTERM, lambda *_: None)  # a main thread that does not come to it
@@ -44,7 +44,7 @@ def test_the_same_order_by_several_ways_is_one_order(monkeypatch: pytest.MonkeyP
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         assert stop.should_stop()
-        monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.0)
+        monkeypatch.setattr(stopping, "_DUPLICATE_SECONDS", 0.0)
         time.sleep(0.01)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)

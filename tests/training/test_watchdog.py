@@ -194,7 +194,7 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
     grid = ProcessGrid(world, config.layout)
     run = Trainer(config, grid, ByteSamples(config.model.seq_len))
     checkpoints = CheckpointSaver(run, directory.checkpoints_dir)
-    monkeypatch.setattr("fugaku_gpt.training.checkpoint._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("fugaku_gpt.training.checkpoint._POLL_SECONDS", 0.001)
     accesses: List[int] = []  # the heartbeat at each
     finishes = threading.Event()
 
