@@ -35,7 +35,7 @@ IMPATIENT = """
 import sys
 from fugaku_gpt.training import stopping
 stopping._DUPLICATE_SECONDS = 0.0
-stopping.Stop.wanted = lambda stop: setattr(stop, "_asked", 0.0) or False
+stopping.StopRequest.should_stop = lambda stop: setattr(stop, "_last_step_end", 0.0) or False
 from fugaku_gpt.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """

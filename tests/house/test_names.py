@@ -228,19 +228,16 @@ def test_a_phrase_that_only_resembles_a_banned_one() -> None:
     assert not prose.banned_phrases("goes hand in hand; a cargo onboard; told it; beforehand in time; ego on")
 
 
-@pytest.mark.xfail(strict=True, reason="names of the package are being replaced")
 def test_dialect_names_are_rare() -> None:
     bound = [binding.name for module in names.modules_below() for binding in names.bindings(names.parse(module))]
     dialect = [name for name in bound if names.is_dialect(name)]
     assert 1000 * len(dialect) / len(bound) < LIMIT, "see: python -m tests.house.names --list ."
 
 
-@pytest.mark.xfail(strict=True, reason="prose of the package is being mended")
 def test_docstrings_and_help_texts_are_sentences() -> None:
     assert not list(names.prose_list("."))
 
 
-@pytest.mark.xfail(strict=True, reason="prose of the repository is being mended")
 def test_no_document_or_template_says_a_banned_phrase() -> None:
     files = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.rglob("jobscripts/*.j2")]
     files += [path for suffix in ("c", "h", "j2", "yaml") for path in names.PACKAGE.rglob(f"*.{suffix}")]

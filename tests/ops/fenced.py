@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import mmap
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import torch
 
@@ -97,8 +97,8 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
     yield "native_sum_of_squares", partial(native.native_sum_of_squares, fences.of(numbers(1003)))
     rounded = of(1003) if dtype == torch.bfloat16 else None
     parameters, gradients, first, second = (fences.of(numbers(1003).abs()) for _ in range(4))
-    options: Dict[str, Any] = {"divisor": 2.0, "keeps": 0.9, "betas": (0.9, 0.95), "step_size": 0.1, "eps": 1e-8}
-    yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, **options)
+    step = native.AdamWStep(divisor=2.0, keeps=0.9, betas=(0.9, 0.95), step_size=0.1, eps=1e-8)
+    yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, step)
     if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
         yield from products(fences, dtype)
 
@@ -110,7 +110,7 @@ def products(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable
         for left in (x, x.t().contiguous().t()):
             for right in (y, y.t().contiguous().t()):
                 sides = fences.of(left), fences.of(right)
-                name = f"multiply_ {rows} x {inner} x {columns}, {left.stride()} {right.stride()}"
+                name = f"matmul_ {rows} x {inner} x {columns}, {left.stride()} {right.stride()}"
                 for its in dict.fromkeys((torch.float32, dtype)):
                     yield (
                         f"{name}, {its}",

@@ -19,7 +19,7 @@ STUCK = """
 import signal, sys, time
 from fugaku_gpt.training import stopping
 stopping._DUPLICATE_SECONDS, stopping._PATIENCE_SECONDS = 0.05, 0.3
-with stopping.Stop():
+with stopping.StopRequest():
     signal.pthread_sigmask(signal.SIG_BLOCK, [])
     signal.signal(signal.SIGTERM, lambda *_: None)  # a main thread that does not come to it
     print("ready", flush=True)
