@@ -96,19 +96,18 @@ class GPT(nn.Module):
 
     def __init__(
         self,
-        model: ModelConfig,
+        config: RunConfig,
         tp: Communicator,
-        dtype: torch.dtype,
-        seed: int,
         chunk: Chunk,
         shared: Optional[VocabParallelEmbedding] = None,
-        sequence_parallel: bool = False,
         recompute: Sequence[str] = (),
         reference_attention: bool = False,
     ) -> None:
         """Create the chunk. ``recompute``: for each layer of the model, see :class:`TransformerBlock`; default:
         ``none``. ``reference_attention``: attention is computed by its definition."""
         super().__init__()
+        model, dtype, seed = config.model, getattr(torch, config.training.dtype), config.training.seed
+        sequence_parallel = config.layout.sequence_parallel and tp.size > 1
         self.config = model
         self.chunk = chunk
         self.gradient_scale = 1.0
@@ -204,22 +203,9 @@ def build_stage(
         ValueError: the module tree and ``layout.tensors`` disagree.
     """
     models: List[GPT] = []
-    dtype = getattr(torch, config.training.dtype)
     for chunk in chunks:
         shared = models[0].token_embedding if models and models[0].chunk.has_embedding and chunk.has_head else None
-        models.append(
-            GPT(
-                config.model,
-                tp,
-                dtype,
-                config.training.seed,
-                chunk,
-                shared,
-                config.layout.sequence_parallel and tp.size > 1,
-                recompute,
-                reference_attention,
-            )
-        )
+        models.append(GPT(config, tp, chunk, shared, recompute, reference_attention))
     parameters = named_parameters(models)
     specs = {spec.name: spec for chunk in chunks for spec in chunk_tensors(config.model, tp.size, chunk)}
     expected = {spec.name: spec.local_shape(tp.size) for spec in specs.values()}
