@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Dict, List
 
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
-from fugaku_gpt.doctor.hang import hang_report, report_lines
+from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
@@ -78,12 +78,20 @@ def hang(run_directory: Path, form: str) -> None:
     """
     report = hang_report(run_directory)
     if form == "json":
-        click.echo(_json(asdict(report)))
+        click.echo(_json(_report_json(report)))
     else:
         click.echo("\n".join(report_lines(report)))
     if report.hang is not None and report.hang.culprits:
         raise click.exceptions.Exit(EXIT_FINDINGS)
 
 
-def _json(value: Optional[Any]) -> str:
+def _report_json(report: HangReport) -> Dict[str, Any]:
+    """The report as JSON values; the other suspects have the key ``others``, which scripts read."""
+    values = asdict(report)
+    if report.hang is not None:
+        values["hang"]["others"] = values["hang"].pop("other_suspects")
+    return values
+
+
+def _json(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False)

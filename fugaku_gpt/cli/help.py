@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from pathlib import Path
 from typing import Dict, Optional
 
 import click
 
-import fugaku_gpt
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.checkout import shipped_folder
 
-_SHIPPED = Path("share", "fugaku_gpt", "docs")
 _FOLDERS = (".", "guide", "reference")
 
 
@@ -45,7 +43,7 @@ def documentation_pages(folder: Optional[Path] = None) -> Dict[str, Path]:
     Raises:
         UsageError: the documentation is not there.
     """
-    root = folder if folder is not None else _documentation_folder()
+    root = folder if folder is not None else shipped_folder("docs")
     pages = {
         page.stem: page for name in _FOLDERS for page in sorted((root / name).glob("*.md")) if page.stem != "index"
     }
@@ -55,13 +53,6 @@ def documentation_pages(folder: Optional[Path] = None) -> Dict[str, Path]:
             "checkout, or use --help of each command"
         )
     return pages
-
-
-def _documentation_folder() -> Path:
-    checkout = Path(fugaku_gpt.__file__).resolve().parents[1]
-    if (checkout / "setup.cfg").is_file() and (checkout / "docs").is_dir():
-        return checkout / "docs"
-    return Path(sys.prefix) / _SHIPPED
 
 
 def _without_comment(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Optional
@@ -14,11 +13,11 @@ import fugaku_gpt
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.machine.checkout import shipped_folder
 
 INSTALLED_MARKS = ".installed-*"  # env/make_environment.sh leaves it in an environment's folder once it is complete
 OWNER_MARK = ".fugaku_gpt"  # the first file that it writes there
 DIFFERENT_BUILD_MEND = "choose another folder with --at, or make it anew: env create with --again"
-_SHIPPED = Path("share", "fugaku_gpt", "env")
 
 
 @dataclass(frozen=True)
@@ -52,22 +51,13 @@ def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:
     Raises:
         UsageError: there is no such folder.
     """
-    profile_folder = folder or _shipped_folder()
+    profile_folder = folder or shipped_folder("env")
     if not profile_folder.is_dir():
         raise UsageError(
             f"{profile_folder}: there is no folder of profiles: this fugaku_gpt was installed without them; name a "
             "profile by its path, such as ./env/torch-1.7.yaml, or run from a checkout"
         )
     return _profiles_in(profile_folder)
-
-
-def _shipped_folder() -> Path:
-    root = checkout()
-    if root is not None:
-        return root / "env"
-    # Below the prefix that the package was installed into, which is not always this Python's: ~/.local, /usr/local.
-    prefixes = Path(fugaku_gpt.__file__).resolve().parents
-    return next((prefix / _SHIPPED for prefix in prefixes if (prefix / _SHIPPED).is_dir()), Path(sys.prefix) / _SHIPPED)
 
 
 def _profiles_in(folder: Path) -> Dict[str, Path]:
@@ -117,7 +107,7 @@ def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: 
     if run_file is not None:
         beside = Path(os.path.abspath(start / run_file)).parent
         folders += [folder for folder in (beside, _top_of_checkout(beside)) if folder is not None]
-    profiles = _profiles_in(_shipped_folder())
+    profiles = _profiles_in(shipped_folder("env"))
     candidates = [folder / named for folder in folders]
     name = named[len("env/") : -len(".yaml")] if named.startswith("env/") and named.endswith(".yaml") else named
     if name in profiles:
@@ -142,7 +132,7 @@ def is_profile(name_or_path: str) -> bool:
     """True if a text is a profile's name, or the path of a profile's file."""
     if name_or_path.endswith((".yaml", ".yml")):
         return Path(name_or_path).is_file()
-    folder = _shipped_folder()
+    folder = shipped_folder("env")
     return folder.is_dir() and name_or_path in _profiles_in(folder)
 
 

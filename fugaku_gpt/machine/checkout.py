@@ -1,11 +1,25 @@
-"""The commit of the running code."""
+"""Where the running code comes from: its checkout, the files that were installed with it, its commit."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import fugaku_gpt
+
+
+def shipped_folder(name: str) -> Path:
+    """The repository's folder ``name`` (``env``, ``docs``): in the checkout, or where an installation has put it.
+
+    An installation lies below the prefix that the package was installed into, which is not always this Python's:
+    ``~/.local``, ``/usr/local``. The folder of an installation without these files does not exist.
+    """
+    parents = Path(fugaku_gpt.__file__).resolve().parents
+    if (parents[1] / "setup.cfg").is_file() and (parents[1] / name).is_dir():
+        return parents[1] / name
+    shipped = Path("share") / "fugaku_gpt" / name
+    return next((prefix / shipped for prefix in parents if (prefix / shipped).is_dir()), Path(sys.prefix) / shipped)
 
 
 def git_commit() -> str:

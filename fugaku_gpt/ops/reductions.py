@@ -1,4 +1,4 @@
-"""Sums of native_sum_of_squares of many numbers, for the norm of a gradient."""
+"""Sums of squares of many numbers, for the norm of a gradient."""
 
 from __future__ import annotations
 

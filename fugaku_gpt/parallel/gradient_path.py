@@ -294,7 +294,7 @@ class GradientReducer:
     def end_backward(self) -> None:
         """End the backward pass that :meth:`begin_backward` has begun."""
         self._is_last_pass = False
-        self.deferrals.recording = None
+        self.deferrals.end()
 
     def make_deferred(self, micro_batch: int, chunk: int) -> None:
         """Make the gradients of weights that a backward pass has deferred."""

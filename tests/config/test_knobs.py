@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fugaku_gpt.config import NodeConfig
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
@@ -42,6 +44,7 @@ def test_a_node_requests_nothing_by_default_and_zero_is_a_request() -> None:
     assert is_requested(0) and is_requested("none") and not is_requested(())
 
 
+@pytest.mark.slow  # starts an interpreter that goes through every room
 def test_one_more_power_knob_is_one_edit(tmp_path: Path) -> None:
     """A copy of the package with one more field goes through all stages."""
     for package in ("fugaku_gpt", "jobscripts"):

@@ -24,8 +24,6 @@ from tests.docs.pages import (
     blocks_of,
     fugaku_gpt_calls,
     lay_out_examples,
-    pages,
-    without_code,
     written_pages,
 )
 
@@ -189,8 +187,6 @@ def _shortened(text: str) -> str:
     return text
 
 
-def test_prose_names_no_command_that_left() -> None:
-    verbs = set(cli.list_commands(click.Context(cli)))
-    for page in pages():
-        for verb in re.findall(r"^fugaku-gpt ([a-z]+)\b", without_code(page.read_text(encoding="utf-8")), re.MULTILINE):
-            assert verb in verbs, (page, verb)
+def test_commands_and_outputs_of_the_pages_are_seen() -> None:
+    """The parametrised tests above would pass with nothing to test, if the pages' marks or fences were not seen."""
+    assert len(RERUN) >= 15 and len(CALLS) >= 50

@@ -7,7 +7,7 @@ targets, class fields and module constants.
 ::
 
     python -m tests.house.names                  # table of all rooms
-    python -m tests.house.names --list jobs/pjm  # each dialect name below a folder, as file:line: kind: name
+    python -m tests.house.names --list pjm  # each dialect name below a folder, as file:line: kind: name
     python -m tests.house.names --prose jobs     # each fragment and banned phrase below a folder
 """
 

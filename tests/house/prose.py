@@ -41,6 +41,10 @@ class Text:
         return self.content.strip().partition("\n")[0]
 
 
+# The position of the meaning among the arguments of the functions that make fields of a run.
+MEANING_POSITION = {"option": 1, "duration": 1, "power_knob": 0}
+
+
 def texts_of(source: str) -> List[Text]:
     """Docstrings, help texts, meanings of fields, comments and other strings of Python source, by line."""
     nodes = list(ast.walk(ast.parse(source)))
@@ -62,8 +66,9 @@ def _special_strings(nodes: Sequence[ast.AST]) -> Iterator[Tuple[str, ast.AST]]:
                 yield "docstring", node.body[0].value  # type: ignore[attr-defined]
         elif isinstance(node, ast.Call):
             yield from (("help", word.value) for word in node.keywords if word.arg in ("help", "short_help"))
-            if isinstance(node.func, ast.Name) and node.func.id == "option" and len(node.args) > 1:
-                yield "field", node.args[1]
+            position = MEANING_POSITION.get(node.func.id) if isinstance(node.func, ast.Name) else None
+            if position is not None and len(node.args) > position:
+                yield "field", node.args[position]
 
 
 def _literal(node: ast.AST) -> Optional[str]:

@@ -16,7 +16,7 @@ import pytest
 from tests.support.corpus import write_byte_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("fugaku_gpt", "jobscripts", "env")
+SOURCES = ("fugaku_gpt", "jobscripts", "env", "docs")
 PROJECT_FILES = ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE")
 PROFILES = ("torch-1.7", "torch-1.10", "torch-1.13", "torch-2.13", "a64fx-torch-1.10")
 DEPENDENCIES = Path(click.__file__).parents[1]  # the folder of the packages that the tests use
@@ -119,3 +119,7 @@ def test_one_rank_trains_without_a_checkout(venv: Path, tmp_path: Path) -> None:
     settings = ["--set", "training.iterations=3", "--set", "model.vocab_size=256"]
     command(venv, tmp_path, "train", "--preset", "tiny", "--data", "corpus", *settings, "--out", "run")
     assert '"status": "ok"' in (tmp_path / "run" / "result.json").read_text(encoding="utf-8")
+
+
+def test_a_page_is_printed_without_a_checkout(venv: Path, tmp_path: Path) -> None:
+    assert command(venv, tmp_path, "help", "glossary").startswith("# ")

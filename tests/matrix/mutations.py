@@ -84,7 +84,7 @@ def _without_scale(patch: pytest.MonkeyPatch) -> None:
 
 
 def _in_order(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(samples, "permuted", lambda key, size, index: index)
+    patch.setattr(samples, "permuted_index", lambda key, size, index: index)
 
 
 def _one_sample_late(patch: pytest.MonkeyPatch) -> None:
