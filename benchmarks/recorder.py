@@ -35,7 +35,7 @@ from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
 
 LAYOUTS = ("dp=2 zero=1", "tp=2", "pp=2")
-METHODS = ("enter", "posted", "wait", "leave", "progress")  # all that a step uses
+METHODS = ("enter", "posted", "wait", "leave", "mark_phase")  # all that a step uses
 HEAD = f"{'layout':>12} {'step ms':>9} {'calls':>6} {'us':>6} {'share':>8} {'loop us':>8} {'ratio':>7} "
 HEAD += f"{'95 %':>15} {'middle half':>15}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -39,15 +41,40 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests.
 
-    Tests with real ranks are slow. Under pytest-xdist they never run beside each other: their ranks alone are more than
-    the cores of a small machine.
+    Tests with real ranks are slow. Under pytest-xdist they never run beside each other (see below): their ranks alone
+    are more than the cores of a small machine.
     """
     for item in items:
         if needs_training(item.path):
             item.add_marker(pytest.mark.torch)
         if item.get_closest_marker("mpi"):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("mpi"))
+
+
+@pytest.hookimpl(optionalhook=True)  # there is none without pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files with tests of real ranks, or of one ``xdist_group``, to one process, and every other test to
+    whichever is free.
+
+    (``--dist loadgroup`` would do it by the mark, but pytest-xdist 3.8 hands the group to pytest 9 in a way that it does
+    not see.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupedFiles(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group_of_file(nodeid.partition("::")[0]) or nodeid
+
+    return GroupedFiles(config, log)
+
+
+@functools.lru_cache(maxsize=None)
+def _group_of_file(file: str) -> str:
+    """The group that a test file, named from the top of the checkout, asks for; "" for none."""
+    path = Path(__file__).resolve().parents[1] / file
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    group = re.search(r'xdist_group\("(\w+)"\)', text)
+    return "mpi" if "pytest.mark.mpi" in text else group[1] if group else ""
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,6 @@ def test_state_that_is_not_what_was_saved_is_found(mistake: Dict[str, Any]) -> N
 
 @pytest.mark.parametrize("kind", ["first_moment", "second_moment"])
 def test_moments_that_are_lost_are_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming.Checkpoint, "holds", lambda self, which, name: which != kind)
+    monkeypatch.setattr(resuming.Checkpoint, "has_tensor", lambda self, which, name: which != kind)
     path = only_checkpoint(FIXTURES_FOLDER / FIXTURES[0] / FIXTURE)
     assert "too far from the curve" in resume(None, path, FIXTURE, "").problem
