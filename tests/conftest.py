@@ -56,8 +56,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give all files with tests of real ranks, or of one ``xdist_group``, to one process, and every other test to
     whichever is free.
 
-    (``--dist loadgroup`` would do it by the mark, but pytest-xdist 3.8 hands the group to pytest 9 in a way that it does
-    not see.)
+    (``--dist loadgroup`` would do it by the mark, but pytest 9 does not see how pytest-xdist 3.8 passes the group on.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
