@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import fcntl
 import os
-import re
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Iterator, List, Optional
 
@@ -49,31 +49,21 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
             item.add_marker(pytest.mark.torch)
         if item.get_closest_marker("mpi"):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("mpi"))
 
 
-@pytest.hookimpl(optionalhook=True)  # there is none without pytest-xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all files with tests of real ranks, or of one ``xdist_group``, to one process, and every other test to
-    whichever is free.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let tests with real ranks wait for each other, whichever process of pytest-xdist runs them.
 
-    (``--dist loadgroup`` would do it by the mark, but pytest 9 does not see how pytest-xdist 3.8 passes the group on.)
+    (The group ``mpi`` should do it, but pytest 9 does not see how pytest-xdist 3.8 passes a group on.)
     """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class GroupedFiles(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return _group_of_file(nodeid.partition("::")[0]) or nodeid
-
-    return GroupedFiles(config, log)
-
-
-@functools.lru_cache(maxsize=None)
-def _group_of_file(file: str) -> str:
-    """The group that a test file, named from the top of the checkout, asks for; "" for none."""
-    path = Path(__file__).resolve().parents[1] / file
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    group = re.search(r'xdist_group\("(\w+)"\)', text)
-    return "mpi" if "pytest.mark.mpi" in text else group[1] if group else ""
+    if item.get_closest_marker("mpi") is None:
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / f"fugaku_gpt-ranks-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -79,7 +79,7 @@ class Outcome:
 
 
 def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
-    """Diagnose the job of a run directory.
+    """Diagnose the job of a run directory. For a run without a job, see :func:`fugaku_gpt.doctor.run.diagnose`.
 
     Args:
         status: the scheduler's status of the deciding job (:func:`deciding_job`); default: the last recorded one.

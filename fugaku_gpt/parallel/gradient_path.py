@@ -15,7 +15,9 @@ A step's gradients travel in this order; every function named here is in this fi
    (:meth:`GradientReducer._on_accumulated`). The parameter is ready once this has happened in the last pass of every
    chunk that uses it and none of its products is deferred.
 6. A bucket whose parameters are all ready starts its sum over replicas, while the backward pass computes on. Buckets
-   start in a fixed order, equal on all ranks, and at most ``buckets_at_once`` are summed at the same time.
+   start in a fixed order, equal on all ranks, and at most ``buckets_at_once`` are summed at the same time. MPI
+   itself is called by ``ProcessGrid.replicas`` (``comm/communicator.py``, or ``comm/hierarchical.py`` above it). In
+   calibration steps, whose sums are timed alone, no bucket starts before the next point.
 7. The trainer says :meth:`GradientReducer.finish`: parameters that tensor-parallel ranks hold alike are summed over
    these first (under sequence parallelism), the remaining buckets start, all are waited for, and last the two ends of
    the pipeline add up the tied token embedding.
