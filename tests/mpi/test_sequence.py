@@ -64,10 +64,10 @@ class Recording(Communicator):
         return Recording(part, self._calls)
 
     def _enter(
-        self, operation: str, tensor: Optional[torch.Tensor], waits: bool = True, peer: Optional[int] = None
+        self, operation: str, tensor: Optional[torch.Tensor], blocking: bool = True, peer: Optional[int] = None
     ) -> int:
         self._calls[self.name].append((operation, tensor.numel() if tensor is not None else 0, peer))
-        return super()._enter(operation, tensor, waits, peer)
+        return super()._enter(operation, tensor, blocking, peer)
 
 
 def calls_of(steps: Sequence[Communication]) -> Calls:
