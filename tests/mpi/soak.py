@@ -55,11 +55,11 @@ class Delayed(Communicator):
         return Delayed(part._handle, name, shares_cores=True)
 
     def _enter(
-        self, operation: str, tensor: Optional[torch.Tensor], waits: bool = True, peer: Optional[int] = None
+        self, operation: str, tensor: Optional[torch.Tensor], blocking: bool = True, peer: Optional[int] = None
     ) -> int:
         if self.dice.random() < 0.2:
             time.sleep(self.dice.random() * LONGEST_DELAY_SECONDS)
-        return super()._enter(operation, tensor, waits, peer)
+        return super()._enter(operation, tensor, blocking, peer)
 
 
 @dataclass
