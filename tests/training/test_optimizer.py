@@ -109,10 +109,10 @@ def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) ->
         owned = buffers.layout.owned(shards - 1, shards)
         masters = MasterWeights(buffers, owned)
         adamw: Any = build(list(buffers.param_ranges(owned, lambda spec: True, masters)), config.training)
-        assert adamw.rounds == (build is build_optimizer)
+        assert adamw.rounds_parameters == (build is build_optimizer)
         buffers.gradients.copy_(torch.from_numpy(gradient(0, buffers.gradients.numel())))
         adamw.step(0.01)
-        if adamw.rounds:
+        if adamw.rounds_parameters:
             stepped = buffers.parameters.clone()
             masters.round()
             assert torch.equal(buffers.parameters, stepped)
