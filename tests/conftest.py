@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import signal
@@ -69,16 +70,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def kernels_as_they_were() -> Iterator[None]:
     """What a run in this process has agreed on (``compat``) is not agreed on for the tests after it."""
-    before = _agreed()
+    name = "fugaku_gpt.compat.kernel_choices"  # imports PyTorch, which most tests do without
+    module: Any = sys.modules.get(name)
+    choices = None if module is None else copy.deepcopy(module.RANK_CONSENSUS)
     yield
-    if before != _agreed():
-        agreed: Any = sys.modules["fugaku_gpt.compat.kernel_choices"]
-        vars(agreed.RANK_CONSENSUS).update(before)
-
-
-def _agreed() -> Any:
-    agreed: Any = sys.modules.get("fugaku_gpt.compat.kernel_choices")  # of most tests, nothing needs PyTorch
-    if agreed is None:
-        names = ("gelu_by_erf", "products_by_onednn", "compiled", "compiled_products")
-        return {"in_float32": {}, **dict.fromkeys(names)}
-    return {**vars(agreed.RANK_CONSENSUS), "in_float32": dict(agreed.RANK_CONSENSUS.in_float32)}
+    module = sys.modules.get(name)
+    if module is not None:
+        vars(module.RANK_CONSENSUS).update(vars(choices or module.KernelChoices()))

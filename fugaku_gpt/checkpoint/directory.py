@@ -13,12 +13,14 @@ import json
 import re
 import uuid
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import List, Optional
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, manifest_text
 from fugaku_gpt.errors import CheckpointError, RunFailed
+from fugaku_gpt.versioned_json import parse_versioned_json
 
 TRACKER = "latest.json"
 TRACKER_VERSION = 1
@@ -153,10 +155,18 @@ def is_checkpoint_name(name: str) -> bool:
 def tracked_checkpoint(directory: Path) -> Optional[Path]:
     """The checkpoint that the tracker names, which is the one written last. None if there is no readable tracker, or if
     its checkpoint is gone."""
+    tracker = directory / TRACKER
     try:
-        values = json.loads(file_system.read_file(directory / TRACKER).decode("utf-8"))
-        name = values["name"] if values["version"] == TRACKER_VERSION else None
-    except (OSError, ValueError, KeyError, TypeError):
+        name = parse_versioned_json(
+            file_system.read_file(tracker),
+            tracker,
+            "a tracker of checkpoints",
+            [TRACKER_VERSION],
+            itemgetter("name"),
+            mend="remove it",
+            error=CheckpointError,
+        )
+    except (OSError, CheckpointError):
         return None
     if not isinstance(name, str) or not is_checkpoint_name(name) or not file_system.is_folder(directory / name):
         return None

@@ -63,8 +63,12 @@ def run(run_directory: Path, form: str) -> None:
     if form == "json":
         click.echo(_json(asdict(diagnosis)))
         return
-    for line in (f"result: {diagnosis.result}", f"last: {diagnosis.last}", *diagnosis.findings):
-        click.echo(line)
+    lines = [f"result: {diagnosis.result}", f"last: {diagnosis.last}"]
+    if diagnosis.node:
+        lines.append(f"node: {diagnosis.node}")
+    if diagnosis.last_checkpoint:
+        lines.append(f"last checkpoint: {diagnosis.last_checkpoint}")
+    click.echo("\n".join([*lines, *diagnosis.findings]))
 
 
 @doctor.command()

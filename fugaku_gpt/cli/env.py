@@ -94,7 +94,7 @@ def create(
     An unfinished environment is not used by anything; the same command continues it. For a build that is compiled,
     build.sh, a job for pjsub, and activate.sh, to be sourced on nodes, are written to FOLDER (default: build-NAME).
     """
-    from fugaku_gpt.environments.create import create as make
+    from fugaku_gpt.environments.create import create as create_environment
     from fugaku_gpt.environments.registry import DIFFERENT_BUILD_MEND, find_profile, location_of, resolve
 
     profile = resolve(name)
@@ -123,7 +123,9 @@ def create(
         pip_arguments = shlex.split(pip_args)
     except ValueError as error:
         raise UsageError(f"--pip-args {pip_args}: {error}") from None
-    seconds = make(profile, location.folder, python, pip_arguments, lambda line: click.echo(line, err=True))
+    seconds = create_environment(
+        profile, location.folder, python, pip_arguments, lambda line: click.echo(line, err=True)
+    )
     click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative(location.folder)}; activate it with")
     click.echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
     for limit in profile.limits:

@@ -10,7 +10,7 @@ from typing import List
 from fugaku_gpt.doctor.hang import run_directory
 from fugaku_gpt.hang.against_plan import config_or_none
 from fugaku_gpt.hang.diagnosis import describe_ranks, diagnose_hang, process_states, read_flights
-from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
+from fugaku_gpt.records.run import HUNG, OK, REFUSED, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,16 @@ class Diagnosis:
     Attributes:
         result: how the run ended, in one line.
         last: its last finished iteration, in one line.
+        node: host of the failure that ended it; empty if there is no single one, or if it is unknown.
+        last_checkpoint: the checkpoint from which it can be resumed; empty if there is none, or the run ended well.
         findings: lines about the cause; empty for a run that ended well.
     """
 
     result: str
     last: str
     findings: List[str]
+    node: str = ""
+    last_checkpoint: str = ""
 
 
 def diagnose(path: Path) -> Diagnosis:
@@ -51,9 +55,12 @@ def diagnose(path: Path) -> Diagnosis:
             findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` shows which ranks wait for which"]
             if hang.missing:
                 findings.insert(1, f"{describe_ranks(hang.missing)} left no record")
-        else:
+        elif result is None or result.status == HUNG:  # only the recorders could explain it
             findings.append("no flight recorders: node.flight_recorder is off, or no rank made a call")
-    return Diagnosis(result_text, last_iteration_line(directory), findings)
+    last = last_iteration_line(directory)
+    if result is None:
+        return Diagnosis(result_text, last, findings, last_checkpoint=directory.last_checkpoint())
+    return Diagnosis(result_text, last, findings, result.node, result.last_checkpoint)
 
 
 def last_iteration_line(directory: RunDirectory) -> str:

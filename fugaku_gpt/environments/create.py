@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
 from fugaku_gpt.config.profile import Profile
-from fugaku_gpt.environments.registry import checkout, is_managed
+from fugaku_gpt.environments.registry import is_managed
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.launch.processes import run_command
+from fugaku_gpt.machine.checkout import checkout
 
 _QUIET_SECONDS = 5.0  # after this time without output from pip, a line says that it is at work
 _QUOTED_LINES = 20

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Optional
 
-import fugaku_gpt
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -34,12 +33,6 @@ class EnvironmentLocation:
     folder: Path
     state: str
     differing_pins: str = ""
-
-
-def checkout() -> Optional[Path]:
-    """The checkout that this package runs from, or None where it was installed without one."""
-    root = Path(fugaku_gpt.__file__).resolve().parents[1]
-    return root if (root / "setup.cfg").is_file() and (root / "env" / "make_environment.sh").is_file() else None
 
 
 def profile_files(folder: Optional[Path] = None) -> Dict[str, Path]:

@@ -10,9 +10,9 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.profile import Build, Profile
-from fugaku_gpt.environments.registry import checkout
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.jobs.render import JobScript, render_job
+from fugaku_gpt.machine.checkout import checkout
 
 _FOLDERS = re.compile(r"\{(prefix|compiler)\}")
 

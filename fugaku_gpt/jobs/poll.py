@@ -77,7 +77,8 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
         below = list(_directories_below(path, _MAX_DEPTH))
         if not below:
             raise UsageError(
-                f"{path}: holds no run directory with a job ({JOB_FILE}); `fugaku-gpt job submit` makes one"
+                f"{path}: holds no run directory with a job ({JOB_FILE}); `fugaku-gpt job submit` makes one; "
+                f"for a run without a job: `fugaku-gpt doctor {path}`"
             )
         directories.update((directory, None) for directory in below)
     return list(directories)

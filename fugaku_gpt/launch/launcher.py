@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import fugaku_gpt
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.launch.processes import Outcome, run_command
+from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
@@ -192,11 +192,11 @@ def profile_variables(profile: Profile) -> Dict[str, str]:
     for name, folders in (("PATH", profile.path), ("LD_LIBRARY_PATH", profile.library_path)):
         if folders or (SAVED_VARIABLE_PREFIX + name in os.environ and name not in variables):
             variables[name] = prepended(folders, name, variables)
-    checkout = Path(fugaku_gpt.__file__).resolve().parent.parent
+    top = checkout()
     # The code of this checkout runs under another Python. An installed copy has the packages of this Python beside it:
     # then the environment's own copy is used, and the run records which.
-    if (checkout / "setup.cfg").exists():
-        variables["PYTHONPATH"] = prepended([str(checkout)], "PYTHONPATH", variables)
+    if top is not None:
+        variables["PYTHONPATH"] = prepended([str(top)], "PYTHONPATH", variables)
     return variables
 
 

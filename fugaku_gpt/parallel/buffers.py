@@ -13,7 +13,7 @@ and the parameters are rounded from those.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterator, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Callable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -54,6 +54,11 @@ class AllGather(Protocol):
 def nbytes(*tensors: torch.Tensor) -> int:
     """Return the memory of some tensors' elements, in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def have_overlap(a: slice, b: slice) -> bool:
+    """Return whether two ranges have elements in common."""
+    return a.start < b.stop and b.start < a.stop
 
 
 def counted_in_norm(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
@@ -131,9 +136,12 @@ class FlatBuffers:
     def parameters(self) -> torch.Tensor:
         """The flat parameters [elements], in the same layout as the gradients. Waits for parameters that are still
         arriving."""
-        if self._all_gather is not None:
-            self._all_gather.finish()
+        self.wait_for_all_gather()
         return self._parameters
+
+    def buckets_of(self, *spans: slice) -> List[int]:
+        """Return the numbers of the buckets that have elements in common with any of some ranges."""
+        return [index for index, bucket in enumerate(self.buckets) if any(have_overlap(span, bucket) for span in spans)]
 
     def param_ranges(
         self,
@@ -161,7 +169,7 @@ class FlatBuffers:
             span = shard.parameters
             start, kind = span.start, None
             for placement in self.placements:
-                if placement.span.stop <= span.start or placement.start >= span.stop:
+                if not have_overlap(placement.span, span):
                     continue
                 next_kind = (placement.spec.decays, counts(placement.spec))
                 # the token embedding is a range of its own on both stages that have it: kernels that step it see the

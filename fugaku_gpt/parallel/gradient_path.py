@@ -219,9 +219,8 @@ class GradientReducer:
         self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
         self._slots = self._attach(chunks, accumulate_in_layers)
         members = [sum(index in slot.buckets for slot in self._slots) for index in range(len(buffers.buckets))]
-        for index, bucket in enumerate(buffers.buckets):
-            if _overlap(bucket, self._tp_replicated):  # is summed over another group first, by finish()
-                members[index] += 1
+        for index in buffers.buckets_of(self._tp_replicated):  # is summed over another group first, by finish()
+            members[index] += 1
         self._members = members
         # [elements] of another type than the gradients, in which they travel
         self._rounded: Optional[torch.Tensor] = None
@@ -251,7 +250,7 @@ class GradientReducer:
                 gradient,
                 self.deferrals,
                 parameter if is_narrow else None,
-                [index for index, bucket in enumerate(self._buffers.buckets) if _overlap(placement.span, bucket)],
+                self._buffers.buckets_of(placement.span),
                 sum(id(parameter) in chunk for chunk in uses),
             )
             if not is_narrow:
@@ -376,8 +375,3 @@ class GradientReducer:
         else:
             self.overlap.sums.exposed_seconds += seconds
             self.overlap.sums.steps += 1
-
-
-def _overlap(a: slice, b: slice) -> bool:
-    """Whether two ranges have elements in common."""
-    return a.start < b.stop and b.start < a.stop

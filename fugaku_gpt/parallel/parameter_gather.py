@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 
 from torch import nn
 
@@ -41,7 +42,8 @@ class ParameterGather:
             for prefix, module in _modules_in_order(chunk):
                 names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
                 names += [name for read_by, name in _READ_AFTER.items() if read_by == prefix and name in spans]
-                self._wait_before(module, [spans[name] for name in names])
+                buckets = buffers.buckets_of(*(spans[name] for name in names))
+                module.register_forward_pre_hook(functools.partial(self._on_forward, buckets))
 
     def start(self) -> None:
         """Start the all-gather, after the optimiser has stepped this rank's shard. The forward pass uses the last
@@ -83,13 +85,9 @@ class ParameterGather:
         if not self._pending:
             self._timed.steps += 1
 
-    def _wait_before(self, module: nn.Module, spans: Sequence[slice]) -> None:
-        buckets = [
-            index
-            for index, bucket in enumerate(self._buffers.buckets)
-            if any(span.start < bucket.stop and bucket.start < span.stop for span in spans)
-        ]
-        module.register_forward_pre_hook(lambda *_: self._expose(buckets))
+    def _on_forward(self, buckets: Sequence[int], *_: Any) -> None:
+        """A module's forward pass begins, which reads these buckets."""
+        self._expose(buckets)
 
 
 def _modules_in_order(chunk: nn.Module) -> List[Tuple[str, nn.Module]]:

@@ -40,7 +40,7 @@ class Gathered:
 
 def gather(
     directories: Sequence[Path],
-    scheduler_of: Callable[[str], Scheduler] = scheduler_named,
+    make_scheduler: Callable[[str], Scheduler] = scheduler_named,
     clock: Callable[[], float] = time.time,
     on_run: Optional[RunCallback] = None,
 ) -> List[Gathered]:
@@ -53,17 +53,17 @@ def gather(
         UsageError: a file of a run is damaged.
     """
     gathered = []
-    for run in poll_runs(directories, scheduler_of, clock):
+    for run in poll_runs(directories, make_scheduler, clock):
         if on_run is not None:
             on_run(run.directory)
-        gathered.append(_gather(run, scheduler_of))
+        gathered.append(_gather(run, make_scheduler))
     return gathered
 
 
-def _gather(run: PolledRun, scheduler_of: Callable[[str], Scheduler]) -> Gathered:
+def _gather(run: PolledRun, make_scheduler: Callable[[str], Scheduler]) -> Gathered:
     history = read_history(run.directory)
     notes = [f"{subject}: {why}" for subject, why in run.unanswered.items()]
-    accounts = _accounts(run.directory, history, scheduler_of, notes)
+    accounts = _accounts(run.directory, history, make_scheduler, notes)
     if accounts:
         write_accounting(run.directory, accounts)
     notes += _result_notes(run, history)
@@ -75,7 +75,7 @@ def _gather(run: PolledRun, scheduler_of: Callable[[str], Scheduler]) -> Gathere
 
 
 def _accounts(
-    directory: Path, history: JobHistory, scheduler_of: Callable[[str], Scheduler], notes: List[str]
+    directory: Path, history: JobHistory, make_scheduler: Callable[[str], Scheduler], notes: List[str]
 ) -> Tuple[JobAccount, ...]:
     """Read the accounts of a run's jobs: PJM's from statistics files of the directory, others by asking the scheduler.
     Appends to ``notes`` why an account is missing."""
@@ -97,7 +97,7 @@ def _accounts(
             notes.append(f"job {job.job_id}: no statistics file *.{job.job_id}.stats (job.statistics: job asks for it)")
             continue
         try:
-            accounting = scheduler_of(job.scheduler).accounting(directory, job.job_id)
+            accounting = make_scheduler(job.scheduler).accounting(directory, job.job_id)
         except UsageError as error:
             notes.append(f"job {job.job_id}: {str(error).splitlines()[0]}")
             continue

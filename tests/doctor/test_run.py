@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from fugaku_gpt.cli.main import run as run_command_line
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.run import FAILED, Result
 from tests.doctor.flights import Ranks
 from tests.sweep.fake import leave_run
 
@@ -43,6 +47,25 @@ def test_nothing_was_recorded(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     told = diagnose(run)
     assert told.last == "no iteration was finished" and told.findings[0].startswith("no flight recorders")
+
+
+def test_a_failure_is_reported_with_its_node_and_the_checkpoint_from_which_the_run_resumes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = Result(
+        FAILED, "ValueError: bad batch", 1.0, 2.0, 3, rank=1, node="fn07", last_checkpoint="iteration-00000002"
+    )
+    write_json_atomically(run / "result.json", asdict(result))
+    diagnosis = diagnose(run)
+    assert (diagnosis.node, diagnosis.last_checkpoint) == ("fn07", "iteration-00000002")
+    assert diagnosis.findings == []  # the result names the cause: that there is no flight recorder is no news
+    assert run_command_line(["doctor", str(run)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "result: failed: ValueError: bad batch (3 iterations)",
+        "last: iteration 4, loss 4.0000, 0.5 s per iteration",
+        "node: fn07",
+        "last checkpoint: iteration-00000002",
+    ]
 
 
 def test_foreign_folders_and_damaged_files_are_refused(run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import fugaku_gpt
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.environments.registry import (
-    checkout,
     is_profile,
     location_of,
     profile_files,
@@ -20,6 +19,7 @@ from fugaku_gpt.environments.registry import (
     with_profile_file,
 )
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.machine.checkout import checkout
 
 ROOT = Path(fugaku_gpt.__file__).resolve().parents[1]
 

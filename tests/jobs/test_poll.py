@@ -221,7 +221,9 @@ def test_directories_are_found_in_folders_of_folders_without_earlier_attempts(tm
 def test_a_folder_without_jobs_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         job_directories([tmp_path / "none"])
-    with pytest.raises(UsageError, match="holds no run directory"):
+    with pytest.raises(
+        UsageError, match="holds no run directory with a job .*for a run without a job: `fugaku-gpt doctor "
+    ):
         job_directories([tmp_path])
 
 

@@ -199,7 +199,9 @@ def flat_of(sizes: List[Tuple[str, int]], bucket: int) -> Any:
     ]
     buckets = [slice(start, min(start + bucket, total)) for start in range(0, total, bucket)]
     layout = SimpleNamespace(tp_replicated=slice(0, 0), tied=lambda shards: [])
-    return SimpleNamespace(gradients=torch.zeros(total), placements=placements, buckets=buckets, layout=layout)
+    buffers: Any = SimpleNamespace(gradients=torch.zeros(total), placements=placements, buckets=buckets, layout=layout)
+    buffers.buckets_of = partial(FlatBuffers.buckets_of, buffers)
+    return buffers
 
 
 def two_chunks(replica: Replica) -> Tuple[GradientReducer, List[Sharer], Any]:

@@ -31,9 +31,8 @@ from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNI
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
-_IMPORTED_FROM = (
-    Path(fugaku_gpt.__file__).resolve().parent.parent
-)  # the package may be a checkout that is not installed
+# the package may be a checkout that is not installed
+_IMPORTED_FROM = Path(fugaku_gpt.__file__).resolve().parent.parent
 
 
 class LocalScheduler:
