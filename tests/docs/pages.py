@@ -34,7 +34,7 @@ class Block:
         title: the file that the block shows, below ``docs/examples``; empty for most.
         text: what is inside, with its last newline.
         rerun: its commands are to be run again and their output compared.
-        exit_code: that its last command is to end with.
+        exit_code: exit code of its last command; the commands before it end with 0.
     """
 
     page: str
