@@ -1,5 +1,7 @@
-"""What ``test_knobs.py`` runs with a copy of the package that has one more power knob, ``prefetch_level``: each stage
-that knows of knobs, from a run file to the tables. Every function is one stage, and fails where the knob is missing.
+"""The program that ``test_knobs.py`` runs with a copy of the package that has one more power knob, ``prefetch_level``.
+
+It goes through each stage that handles knobs, from a run file to the tables. Every function is one stage, and fails
+where the knob is missing.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.compare.factorial import parse_factors
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.profile import this_python
+from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_USAGE, ConfigError
 from fugaku_gpt.jobs.render import JobScript, render_job, settings_of
 from fugaku_gpt.machine.local import read_back_toggles
@@ -39,17 +42,17 @@ KEY = "node.prefetch_level"
 
 
 def tiny(*overrides: str) -> RunConfig:
-    """The smallest preset with these settings over it."""
+    """Returns the smallest preset with these overrides."""
     return load_run_config(preset="tiny", overrides=overrides)
 
 
 def script_for(scheduler: str, *overrides: str) -> JobScript:
-    """The job script of such a run."""
+    """Returns the job script of the smallest preset with these overrides."""
     return render_job(tiny(f"job.scheduler={scheduler}", *overrides), this_python())
 
 
 def the_schema_checks_it(folder: Path) -> None:
-    """A run file accepts its values and no other."""
+    """A run file accepts the knob's values and no other."""
     assert vars(tiny(f"{KEY}=2").node)["prefetch_level"] == 2
     try:
         tiny(f"{KEY}=30")
@@ -60,9 +63,11 @@ def the_schema_checks_it(folder: Path) -> None:
 
 
 def job_scripts_write_or_note_it(folder: Path) -> None:
-    """PJM's script sets it, requested or not; the others note that they cannot."""
+    """PJM's script sets the knob, requested or not; the others note that they cannot."""
     text = script_for("pjm", f"{KEY}=2").text
-    assert '#PJM -L "ex_pipe_state=0"\n#PJM -L "prefetch_level=2"\n' in text, text
+    before, last = POWER_KNOBS[-2:]
+    assert last.key == KEY
+    assert f'#PJM -L "{before.resource}={before.default}"\n#PJM -L "prefetch_level=2"\n' in text, text
     assert settings_of(text) == tiny("job.scheduler=pjm", f"{KEY}=2")
     assert '#PJM -L "prefetch_level=1"\n' in script_for("pjm").text
     notes = script_for("slurm", f"{KEY}=0").notes
@@ -72,18 +77,19 @@ def job_scripts_write_or_note_it(folder: Path) -> None:
 
 
 def lint_checks_it(folder: Path) -> None:
-    """A value that the knob does not have is found, and the cure names it."""
+    """Lint finds a value that the knob does not have, and the fix names the knob."""
     text = script_for("pjm", f"{KEY}=2").text.replace("prefetch_level=2", "prefetch_level=30")
     (finding,) = Linter(rules=[find_rule("PJM054")]).check(text, "job.sh").findings
     assert finding.message == "prefetch_level=30: the knob takes 0 to 2", finding
-    assert "eco_state and prefetch_level 0 to 2" in find_rule("PJM054").fix
+    resources = [knob.resource for knob in POWER_KNOBS if knob.values == (0, 1, 2)]
+    assert f"{', '.join(resources[:-1])} and prefetch_level 0 to 2" in find_rule("PJM054").fix
     script = folder / "job.sh"
     script.write_text(text, encoding="utf-8")
     assert run(["job", "lint", str(script)]) == EXIT_FINDINGS
 
 
 def ranks_read_it_back(folder: Path) -> None:
-    """What PJM granted is compared with what was requested."""
+    """The value that PJM granted is compared with the requested value."""
     for granted, is_applied in (("prefetch_level=2", True), ("prefetch_level=1", False), ("", False)):
         os.environ["PJM_CUSTOM_RESOURCES"] = granted
         (toggle,) = read_back_toggles(tiny(f"{KEY}=2").node)
@@ -91,7 +97,7 @@ def ranks_read_it_back(folder: Path) -> None:
 
 
 def recorded_row(folder: Path, is_applied: Optional[bool], used: str = "") -> ResultRow:
-    """The row of a run whose ranks, or the account of whose job, say so."""
+    """Returns the row of a run whose ranks report whether the knob is applied, or whose job's account has its value."""
     directory = folder / f"run-{is_applied}-{used}"
     config = tiny(f"{KEY}=0")
     leave_run(directory, config)
@@ -104,7 +110,7 @@ def recorded_row(folder: Path, is_applied: Optional[bool], used: str = "") -> Re
 
 
 def tables_show_it(folder: Path) -> None:
-    """Applied, in the Nodes cell; not applied, or never run, in the notes; and a kept table is read back."""
+    """Tables show an applied knob in the Nodes cell and any other in the notes, and a saved table is read back."""
     row = recorded_row(folder, True)
     assert row_cells(row)[0] == '1 ("prefetch_level=0")' and row.not_applied == (), row
     assert raw_values(row)["knobs_applied"] == "prefetch_level=0"
@@ -120,8 +126,7 @@ def tables_show_it(folder: Path) -> None:
 
 
 def comparisons_know_it(folder: Path) -> None:
-    """One job cannot have two values of it; a factorial design has its lowest and its highest; a sweep's row names
-    it."""
+    """A job cannot have two values of the knob, a factorial design has the lowest and the highest, a row names it."""
     options = ["--preset", "tiny", "--job", "pjm", "--out", str(folder / "job")]
     assert run(["compare", "base", "prefetch_level=2", *options]) == EXIT_USAGE
     (factor,) = parse_factors("prefetch_level", tiny())
@@ -130,7 +135,7 @@ def comparisons_know_it(folder: Path) -> None:
 
 
 def the_simulator_grants_and_counts_it(folder: Path) -> None:
-    """Its values are checked, its default is granted, and the statistics file has it last, where its place is."""
+    """The knob's values are checked, its default is granted, and the statistics file lists it last."""
     for value, code in (("30", 57), ("x", 3)):
         try:
             custom_resources({"prefetch_level": value}, 1)
@@ -148,9 +153,8 @@ def the_simulator_grants_and_counts_it(folder: Path) -> None:
     (statistics,) = read_stats_file(file)
     assert statistics.knobs["prefetch_level"].require == "2", statistics
     order = [name for name in statistics.knobs if name in custom_resources({}, 1)]
-    assert order == [
-        "freq", "throttling_state", "issue_state", "ex_pipe_state", "eco_state", "retention_state", "prefetch_level",
-    ], order  # fmt: skip
+    assert order == [knob.resource for knob in sorted(POWER_KNOBS, key=lambda knob: knob.statistics_order)], order
+    assert order[-1] == "prefetch_level", order
 
 
 STAGES = (

@@ -1,4 +1,4 @@
-"""The table of knobs: what is derived from it, and that one more knob is one edit."""
+"""Tests of the table of knobs, and that adding a knob takes a single edit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from tests.config.seventh_knob import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-LAST_KNOB = "    large_pages: Optional[str] = as_knob(\n"
-SEVENTH = '    prefetch_level: Optional[int] = power_knob("of the test", (0, 1, 2), default=1, statistics_order=7)\n'
+FIELD_NAMES = [field.name for field in fields(NodeConfig)]
+# The start of the field that follows the last power knob in the source.
+NEXT_FIELD = f"    {FIELD_NAMES[FIELD_NAMES.index(POWER_KNOBS[-1].name) + 1]}: "
+EXTRA_KNOB = (
+    '    prefetch_level: Optional[int] = power_knob("of the test", (0, 1, 2), default=1, '
+    f"statistics_order={len(POWER_KNOBS) + 1})\n"
+)
 
 
 def test_the_power_knobs_are_those_of_the_user_guide() -> None:
@@ -31,7 +37,7 @@ def test_the_power_knobs_are_those_of_the_user_guide() -> None:
     ]
 
 
-def test_each_power_knob_has_a_place_of_its_own_and_a_default_that_it_takes() -> None:
+def test_each_power_knob_has_a_distinct_statistics_order_and_a_valid_default() -> None:
     assert sorted(knob.statistics_order for knob in POWER_KNOBS) == list(range(1, len(POWER_KNOBS) + 1))
     assert all(knob.default in knob.values for knob in POWER_KNOBS)
     assert all(knob.historical_value is None or knob.historical_value in knob.values for knob in POWER_KNOBS)
@@ -45,14 +51,14 @@ def test_a_node_requests_nothing_by_default_and_zero_is_a_request() -> None:
 
 
 @pytest.mark.slow  # starts an interpreter that goes through every room
-def test_one_more_power_knob_is_one_edit(tmp_path: Path) -> None:
+def test_adding_a_power_knob_takes_a_single_edit(tmp_path: Path) -> None:
     """A copy of the package with one more field goes through all stages."""
     for package in ("fugaku_gpt", "jobscripts"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     schema = tmp_path / "fugaku_gpt" / "config" / "schema.py"
     text = schema.read_text(encoding="utf-8")
-    assert text.count(LAST_KNOB) == 1
-    schema.write_text(text.replace(LAST_KNOB, SEVENTH + LAST_KNOB), encoding="utf-8")
+    assert text.count(NEXT_FIELD) == 1
+    schema.write_text(text.replace(NEXT_FIELD, EXTRA_KNOB + NEXT_FIELD), encoding="utf-8")
     folder = tmp_path / "work"
     folder.mkdir()
     done = subprocess.run(
