@@ -1,13 +1,13 @@
-"""The pipeline's idle time, measured beside what the schedule promises: (p - 1) / m, that over v where interleaved, a
-third of it where gradients of weights are put off.
+"""Measures the pipeline's idle time beside the schedule's prediction: (p - 1) / m, divided by v if it is interleaved,
+and a third of it if gradients of weights are deferred.
 
     .venv/bin/python benchmarks/bubble.py                    # 4 stages, 8 micro-batches, each kind of schedule
     .venv/bin/python benchmarks/bubble.py --stages 2 --micro-batches 4 16
 
-Real ranks, real messages and the trainer's own pipeline; only the layers are replaced by sleeps, so that ranks that
+The ranks, the messages and the trainer's pipeline are real; only the layers are replaced by sleeps, so that ranks that
 share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, its backward pass twice as long,
-half of that for the gradients of its weights, in v parts where it has v chunks. What is printed is idle over busy time,
-the mean over stages, of the best of ``--tries`` steps: a busy machine only adds to it.
+half of that for the gradients of its weights, divided among v chunks. The figures are idle over busy time, the mean
+over stages, of the best of ``--tries`` steps: a busy machine only adds to it.
 
 Ranks that share a core, as those here do, look for their messages once in a millisecond, so that the one which has work
 gets the core; with a core each they would wait at it and see a message at once. The column ``delayed`` is the
@@ -40,8 +40,8 @@ WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 @dataclass
 class Sleeper:
-    """Seconds of one pass through one chunk, and how long they have taken altogether; the backward pass is without the
-    gradients of weights."""
+    """Seconds of one pass through one chunk, and the seconds slept altogether; the backward pass excludes the gradients
+    of weights."""
 
     forward: float
     backward: float
@@ -49,7 +49,7 @@ class Sleeper:
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """What stands for computing."""
+        """Sleeps in place of computing."""
         before = time.perf_counter()
         time.sleep(seconds)
         self.busy += time.perf_counter() - before
@@ -76,16 +76,16 @@ class SleepingReducer:
         self._at_once: Optional[Sleeper] = None
 
     def begin_backward(self, micro_batch: int, chunk: int, is_last: bool, is_deferring: bool = False) -> None:
-        """Begin a backward pass."""
+        """Begins a backward pass."""
         self._at_once = None if is_deferring else self._sleepers[chunk]
 
     def end_backward(self) -> None:
-        """End it, with the gradients of weights where they are not deferred."""
+        """Ends a backward pass, with the gradients of weights if they are not deferred."""
         if self._at_once is not None:
             self._at_once.sleep(self._at_once.weights)
 
     def make_deferred(self, micro_batch: int, chunk: int) -> None:
-        """Make the gradients of weights."""
+        """Computes deferred gradients of weights."""
         self._sleepers[chunk].sleep(self._sleepers[chunk].weights)
 
 
@@ -98,7 +98,7 @@ def predicted_bubble(
     work: Optional[Sequence[float]] = None,
     delay: float = 0.0,
 ) -> float:
-    """What :func:`measured_bubble` of the same arguments should be.
+    """The value that :func:`measured_bubble` of the same arguments should have.
 
     Args:
         delay: seconds from when both ends of a message are there until it is seen.
@@ -119,8 +119,8 @@ def measured_bubble(
     """Idle over busy time of one step, the mean over the stages of ``pp``; equal on each. Collective.
 
     Args:
-        pass_seconds: of a forward pass through all chunks of a stage.
-        work: of each chunk of the model, as a multiple of the usual; default: all alike.
+        pass_seconds: seconds of a forward pass through all chunks of a stage.
+        work: work of each chunk of the model, as a multiple of the usual; default: all alike.
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}

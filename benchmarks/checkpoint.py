@@ -1,13 +1,14 @@
-"""What checkpoints cost: how long training stands still, how long writing takes beside it, and how long loading.
+"""Measures the cost of checkpoints: how long training stalls, how long writing takes beside it, and how long loading.
 
     .venv/bin/python benchmarks/checkpoint.py --folder /a/disk          # 124M on two ranks, ZeRO 0 and 1
     .venv/bin/python benchmarks/checkpoint.py --preset tiny --ranks 1
 
-One row for each way of saving. ``stall``: seconds for which a step's end waited, of the slowest rank; with
-``asynchronous`` the copy in memory (the first one touches that memory, and is not counted), otherwise all of it.
-``write``: until the slowest rank's data is on the disk. ``slower``: what the steps meanwhile took longer than others,
-since writing takes time from the ranks' cores. ``load``: reading back on all ranks, check sums compared, with the data
-out of the kernel's cache. MB are 10^6 bytes of the whole checkpoint.
+The table has one row for each way of saving. ``stall`` is the time in seconds for which the slowest rank's step waited
+at its end: with ``asynchronous`` for the copy in memory (the first copy touches that memory, and is not counted),
+otherwise for the complete save. ``write`` is the time until the slowest rank's data is on the disk. ``slower`` is the
+time by which the steps meanwhile took longer than others, since writing takes time from the ranks' cores. ``load`` is
+the time of reading back on all ranks, with check sums compared and the data out of the kernel's cache. MB are 10^6
+bytes of the complete checkpoint.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ HEAD += f"{'load s':>8} {'MB/s':>8} {'step s':>8}"
 
 
 class _Log:
-    """Keeps what rank 0 would log of a checkpoint."""
+    """Stands in for rank 0's log, and records the size and the time of a checkpoint."""
 
     size, write_seconds = 0, 0.0
 
     def checkpoint(self, _iteration: int, _name: str, size: int, _ranks: int, _stall: float, seconds: float) -> None:
-        """A checkpoint that is there now."""
+        """Records a checkpoint that has been written."""
         self.size, self.write_seconds = size, seconds
 
     def failed_checkpoint(self, iteration: int, error: str) -> None:
-        """One that could not be written."""
+        """Exits if a checkpoint could not be written."""
         raise SystemExit(f"checkpoint of iteration {iteration}: {error}")
 
     def print_line(self, line: str) -> None:
-        """A line for the reader."""
+        """Prints a line."""
         print(line, flush=True)
 
 
 def measure(world: Communicator, zero: int, way: str, folder: Path, options: argparse.Namespace) -> str:
-    """A row of the table, of medians; collective."""
+    """Measures a row of the table, of medians. Collective."""
     layout = [f"layout.dp={world.size}", f"layout.zero={zero}", f"training.global_batch={world.size}"]
     layout.append(f"checkpoint.asynchronous={str(way == 'asynchronous').lower()}")
     config = load_run_config(preset=options.preset, overrides=["training.micro_batch=1", *layout, *options.settings])
@@ -79,14 +80,14 @@ def measure(world: Communicator, zero: int, way: str, folder: Path, options: arg
         world.barrier()
         before = time.perf_counter()
         checkpoints.save({})
-        stall, late = _slowest(world, time.perf_counter() - before), 0.0
+        stall, extra_seconds = _slowest(world, time.perf_counter() - before), 0.0
         while checkpoints.iteration_being_saved is not None:
-            late += step() - usual
+            extra_seconds += step() - usual
         checkpoints.finish()
         if save:  # the first one touches the memory of the copy
             stalls.append(stall)
             writes.append(log.write_seconds)
-            slower.append(late)
+            slower.append(extra_seconds)
     loads = []
     path = list_checkpoints(folder)[0].path
     manifest = read_manifest(path)
@@ -135,8 +136,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     if rank_from_environment() is None:
-        words = sys.argv[1:] if arguments is None else arguments
-        print("\n".join(run_ranks(options.ranks, __file__, words, timeout=3600.0)))
+        passed_on = sys.argv[1:] if arguments is None else arguments
+        print("\n".join(run_ranks(options.ranks, __file__, passed_on, timeout=3600.0)))
         return
     prepare_process(1)
     world = open_patient_world()

@@ -1,15 +1,15 @@
-"""What the statistics of ``fugaku-gpt compare`` are worth, by simulation: coverage, false alarms, what is found.
+"""Simulates the statistics of ``fugaku-gpt compare``: coverage, false alarms, and how often a slowdown is found.
 
     .venv/bin/python benchmarks/comparison.py                      # about five minutes on one core
     .venv/bin/python benchmarks/comparison.py --trials 200 --noise "log-normal 3 %"
 
-Each trial draws jobs in pairs, A and B equal but for noise between jobs of the stated standard deviation (of the
-logarithm of seconds), and hands them to :func:`compare_pairs` as they come in, from 3 pairs to 10. ``heavy tails`` is
-Student's t with 3 degrees of freedom; ``slow spells`` is exponential: most jobs nearly alike, some much slower. Then B
-of the same jobs is made 5 % slower. Coverage is how often the 95 % interval holds the true ratio; a false alarm is
-the verdict faster or slower where the sides are equal. Where the table says "looking after each pair", pairs end by
-:func:`enough`, and beside that stands what it would be to stop at the first verdict. The same ``--seed`` prints the
-same bytes.
+Each trial draws jobs in pairs, A and B equal except for noise between jobs of the stated standard deviation (of the
+logarithm of seconds), and passes them to :func:`compare_pairs` as they come in, from 3 pairs to 10. ``heavy tails`` is
+Student's t with 3 degrees of freedom; ``slow spells`` is exponential: most jobs are nearly alike, some much slower.
+Then B of the same jobs is made 5 % slower. Coverage is how often the 95 % interval contains the true ratio; a false
+alarm is the verdict faster or slower although the sides are equal. Where the table says "looking after each pair",
+pairs end by :func:`stop_reason`; a further column has the alarms of stopping at the first verdict instead. The same
+``--seed`` prints the same bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Tally:
     covered: float
     alarms: float
     same: float
-    found: float
+    detected: float
 
 
 @dataclass
@@ -74,12 +74,12 @@ class Looks:
     same: float
     first_verdict_alarms: float
     slow_pairs: float
-    found: float
+    detected: float
     missed: float  # 5 % slower, and called the same or faster
 
 
 def jobs_of(noise: str, random: "np.random.Generator", shape: Tuple[int, ...]) -> "np.ndarray":
-    """Seconds of jobs that take one second but for the noise."""
+    """Seconds of jobs that take one second apart from the noise."""
     kind, sd = NOISES[noise]
     seconds: "np.ndarray" = np.exp(sd * _KINDS[kind](random, shape))
     return seconds
@@ -88,7 +88,7 @@ def jobs_of(noise: str, random: "np.random.Generator", shape: Tuple[int, ...]) -
 def simulate_pairs(
     noise: str, trials: int, seed: int, pairs: Sequence[int] = PAIRS
 ) -> Tuple[Dict[int, Tally], Optional[Looks]]:
-    """Tallies by pairs, and of looking after each; None of that where ``pairs`` leave some out."""
+    """Tallies by the number of pairs, and of looking after each pair; the latter is None unless ``pairs`` are all."""
     random = np.random.default_rng([seed, list(NOISES).index(noise)])
     equal: List[Dict[int, Comparison]] = []
     slow: List[Dict[int, Comparison]] = []
@@ -97,12 +97,12 @@ def simulate_pairs(
         slower = [SLOWDOWN * seconds for seconds in b]
         equal.append({n: compare_pairs(a[:n], b[:n]) for n in pairs})
         slow.append({n: compare_pairs(a[:n], slower[:n]) for n in pairs})
-    tallies = {n: _tally([one[n] for one in equal], [one[n] for one in slow]) for n in pairs}
+    tallies = {n: _tally([trial[n] for trial in equal], [trial[n] for trial in slow]) for n in pairs}
     return tallies, _looks(equal, slow) if list(pairs) == list(PAIRS) else None
 
 
 def simulate_groups(noise_a: str, noise_b: str, sizes: Tuple[int, int], trials: int, seed: int) -> Tally:
-    """As one tally of :func:`simulate_pairs`, of jobs that are not pairs."""
+    """A tally as of :func:`simulate_pairs`, for jobs that are not pairs."""
     names = list(NOISES)
     random = np.random.default_rng([seed, names.index(noise_a), names.index(noise_b), *sizes])
     equal, slow = [], []
@@ -116,25 +116,25 @@ def simulate_groups(noise_a: str, noise_b: str, sizes: Tuple[int, int], trials: 
 
 def _tally(equal: Sequence[Comparison], slow: Sequence[Comparison]) -> Tally:
     return Tally(
-        _share(one.low <= 1 <= one.high for one in equal),
-        _share(one.verdict in (FASTER, SLOWER) for one in equal),
-        _share(one.verdict == SAME for one in equal),
-        _share(one.verdict == SLOWER for one in slow),
+        _share(comparison.low <= 1 <= comparison.high for comparison in equal),
+        _share(comparison.verdict in (FASTER, SLOWER) for comparison in equal),
+        _share(comparison.verdict == SAME for comparison in equal),
+        _share(comparison.verdict == SLOWER for comparison in slow),
     )
 
 
 def _looks(equal: Sequence[Dict[int, Comparison]], slow: Sequence[Dict[int, Comparison]]) -> Looks:
-    ends, slow_ends = [_last(one) for one in equal], [_last(one) for one in slow]
-    first = [next((one[n] for n in PAIRS if one[n].verdict != UNDECIDED), one[PAIRS[-1]]) for one in equal]
+    ends, slow_ends = [_last(trial) for trial in equal], [_last(trial) for trial in slow]
+    first = [next((trial[n] for n in PAIRS if trial[n].verdict != UNDECIDED), trial[PAIRS[-1]]) for trial in equal]
     return Looks(
-        float(np.mean([one.a for one in ends])),
-        _share(one.low <= 1 <= one.high for one in ends),
-        _share(one.verdict in (FASTER, SLOWER) for one in ends),
-        _share(one.verdict == SAME for one in ends),
-        _share(one.verdict in (FASTER, SLOWER) for one in first),
-        float(np.mean([one.a for one in slow_ends])),
-        _share(one.verdict == SLOWER for one in slow_ends),
-        _share(one.verdict in (SAME, FASTER) for one in slow_ends),
+        float(np.mean([comparison.a for comparison in ends])),
+        _share(comparison.low <= 1 <= comparison.high for comparison in ends),
+        _share(comparison.verdict in (FASTER, SLOWER) for comparison in ends),
+        _share(comparison.verdict == SAME for comparison in ends),
+        _share(comparison.verdict in (FASTER, SLOWER) for comparison in first),
+        float(np.mean([comparison.a for comparison in slow_ends])),
+        _share(comparison.verdict == SLOWER for comparison in slow_ends),
+        _share(comparison.verdict in (SAME, FASTER) for comparison in slow_ends),
     )
 
 
@@ -148,28 +148,29 @@ def _share(hits: Iterable[bool]) -> float:
 
 def tables(noises: Sequence[str], trials: int, seed: int) -> List[str]:
     """The lines of all tables, in Markdown."""
-    found = {noise: simulate_pairs(noise, trials, seed) for noise in noises}
+    simulated = {noise: simulate_pairs(noise, trials, seed) for noise in noises}
     head = [f"{n} pairs" for n in PAIRS]
     lines: List[str] = []
     for title, field in (
         ("95 % interval holds the true ratio", "covered"),
         ("false alarms: faster or slower, where A and B are equal", "alarms"),
         ("same, where A and B are equal", "same"),
-        ("slower, where B is 5 % slower", "found"),
+        ("slower, where B is 5 % slower", "detected"),
     ):
         cells = {
-            noise: [_percent(getattr(by_pairs[n], field)) for n in PAIRS] for noise, (by_pairs, _) in found.items()
+            noise: [_percent(getattr(by_pairs[n], field)) for n in PAIRS] for noise, (by_pairs, _) in simulated.items()
         }
         lines += _table(f"{title}, {trials} trials", head, cells)
-    ends = {noise: looks for noise, (_, looks) in found.items() if looks is not None}
+    ends = {noise: looks for noise, (_, looks) in simulated.items() if looks is not None}
     lines += _table(
         f"looking after each pair, from {AT_LEAST} to {PAIRS[-1]}, {trials} trials",
         ["pairs", "covered", "false alarms", "same", "alarms, had the first verdict ended it",
          "5 % slower: pairs", "found", "called same or faster"],
         {
-            noise: [f"{one.pairs:.1f}", *map(_percent, (one.covered, one.alarms, one.same, one.first_verdict_alarms)),
-                    f"{one.slow_pairs:.1f}", _percent(one.found), _percent(one.missed)]
-            for noise, one in ends.items()
+            noise: [f"{looks.pairs:.1f}",
+                    *map(_percent, (looks.covered, looks.alarms, looks.same, looks.first_verdict_alarms)),
+                    f"{looks.slow_pairs:.1f}", _percent(looks.detected), _percent(looks.missed)]
+            for noise, looks in ends.items()
         },
     )  # fmt: skip
     sides = [(noise, noise) for noise in noises]
@@ -178,7 +179,9 @@ def tables(noises: Sequence[str], trials: int, seed: int) -> List[str]:
     cells = {}
     for a, b in sides:
         tallies = [simulate_groups(a, b, sizes, trials, seed) for sizes in GROUPS]
-        cells[a if a == b else f"{a}, B {b}"] = [f"{_percent(one.covered)}, {_percent(one.alarms)}" for one in tallies]
+        cells[a if a == b else f"{a}, B {b}"] = [
+            f"{_percent(tally.covered)}, {_percent(tally.alarms)}" for tally in tallies
+        ]
     head = [f"{a} and {b} jobs" for a, b in GROUPS]
     lines += _table(f"not pairs: holds the true ratio, false alarms, {trials} trials", head, cells)
     return lines
@@ -193,13 +196,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def main(words: Sequence[str]) -> int:
-    """The command line."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--noise", action="append", choices=list(NOISES), help="only this; may be given several times")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     if options.trials < 1:
         parser.error(f"--trials {options.trials}: valid: 1 or more")
     print("\n".join(tables(options.noise or list(NOISES), options.trials, options.seed)), end="")

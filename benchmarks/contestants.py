@@ -1,7 +1,7 @@
-"""Who takes part in ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's GPT-2.
+"""The contestants of ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's GPT-2.
 
 All do the same work: the same random tokens, the same padded vocabulary, as many forward and backward passes for each
-AdamW step, the gradient's norm clipped, no dropout. A name is one of ``BASES`` with any of ``WORDS`` behind it, joined
+AdamW step, the gradient's norm clipped, no dropout. A name is one of ``BASES`` followed by any of ``MODIFIERS``, joined
 by dashes, such as ``textbook-tanh-bf16``.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 BASES = ("floor", "ours", "textbook", "hf")
-WORDS = {
+MODIFIERS = {
     "tanh": "GELU's tanh form in place of the exact one (of Hugging Face: its own default, gelu_new)",
     "bf16": "bfloat16: ours with float32 masters, the others by autocast, the floor's products themselves",
     "spin": "threads wait for each other as the OpenMP library has it, not as `train` sets it",
@@ -30,51 +30,51 @@ Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 def parse(name: str) -> Tuple[str, Tuple[str, ...]]:
-    """(base, words) of a contestant's name.
+    """Splits a contestant's name into base and modifiers.
 
     Raises:
         ValueError: there is no such contestant.
     """
-    base, *words = name.split("-")
-    if base not in BASES or any(word not in WORDS for word in words):
+    base, *modifiers = name.split("-")
+    if base not in BASES or any(modifier not in MODIFIERS for modifier in modifiers):
         raise ValueError(
-            f"{name}: no such contestant; valid: one of {', '.join(BASES)}, then any of -{', -'.join(WORDS)}"
+            f"{name}: no such contestant; valid: one of {', '.join(BASES)}, then any of -{', -'.join(MODIFIERS)}"
         )
-    return base, tuple(words)
+    return base, tuple(modifiers)
 
 
 def settings_of(name: str) -> List[str]:
-    """``key=value`` settings that the name stands for."""
-    _, words = parse(name)
-    settings = ["model.gelu=tanh"] if "tanh" in words else []
-    return [*settings, "training.dtype=bfloat16"] if "bf16" in words else settings
+    """The ``key=value`` settings that the name stands for."""
+    _, modifiers = parse(name)
+    settings = ["model.gelu=tanh"] if "tanh" in modifiers else []
+    return [*settings, "training.dtype=bfloat16"] if "bf16" in modifiers else settings
 
 
 def environment_of(name: str, threads: int) -> Dict[str, str]:
-    """Variables of its processes: ours has what ``fugaku-gpt train`` sets."""
+    """Environment variables of a contestant's processes: ours has those that ``fugaku-gpt train`` sets."""
     from fugaku_gpt.cli.train import thread_variables
 
-    base, words = parse(name)
-    if base == "ours" and "spin" not in words:
+    base, modifiers = parse(name)
+    if base == "ours" and "spin" not in modifiers:
         return thread_variables(threads)
     return thread_environment(threads)
 
 
 def setup(name: str, config: RunConfig) -> Work:
-    """One contestant in this process; ``config`` has its settings already.
+    """Sets up a contestant in this process; ``config`` has its settings already.
 
     Raises:
         Lacking: this build cannot do it.
     """
-    base, words = parse(name)
+    base, modifiers = parse(name)
     if base == "floor":
         from gemm_floor import Floor
 
         return Floor(config).measure
     if base == "ours":
         return ours(config)
-    made = {"textbook": textbook, "hf": hugging_face}[base]
-    return plain_step(made(config), config, "bf16" in words)
+    build_model = {"textbook": textbook, "hf": hugging_face}[base]
+    return plain_step(build_model(config), config, "bf16" in modifiers)
 
 
 def ours(config: RunConfig) -> Work:
@@ -94,7 +94,7 @@ def ours(config: RunConfig) -> Work:
 
 
 def textbook(config: RunConfig) -> "torch.nn.Module":
-    """The textbook's model, which gives the mean loss."""
+    """The textbook's model, which returns the mean loss."""
     import torch
     from textbook_gpt import TextbookGPT
 
@@ -114,7 +114,7 @@ def _TanhGELU() -> "torch.nn.Module":
         pass
 
     class Written(torch.nn.Module):
-        """As nanoGPT wrote it before PyTorch had it."""
+        """The tanh form as nanoGPT wrote it before PyTorch had it."""
 
         def forward(self, x: "torch.Tensor") -> "torch.Tensor":
             return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
@@ -123,7 +123,7 @@ def _TanhGELU() -> "torch.nn.Module":
 
 
 def hugging_face(config: RunConfig) -> "torch.nn.Module":
-    """``GPT2LMHeadModel`` with random weights, which gives the mean loss."""
+    """``GPT2LMHeadModel`` with random weights, which returns the mean loss."""
     import torch
 
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is to be downloaded
@@ -154,7 +154,7 @@ def hugging_face(config: RunConfig) -> "torch.nn.Module":
             )
 
         def forward(self, tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
-            # labels that are shifted already: as many tokens count as with the others
+            # the labels are shifted already: as many tokens count as in the other models
             loss: "torch.Tensor" = self.model(input_ids=tokens, labels=targets, shift_labels=targets).loss
             return loss
 
@@ -171,7 +171,7 @@ def plain_step(
     """A step of a plain PyTorch model, the usual way.
 
     Args:
-        replica: whose samples are used.
+        replica: the replica whose samples are used.
         no_sync: keeps gradients from being summed over replicas, in all passes but the last.
 
     Raises:
@@ -208,5 +208,5 @@ def plain_step(
 
 
 def threads() -> int:
-    """Of this process, as its parent has set them."""
+    """The number of threads of this process, as its parent has set it."""
     return int(os.environ["OMP_NUM_THREADS"])

@@ -1,11 +1,11 @@
-"""The loss curve of one small GPT on real text in eight layouts, and how far each is from one rank's.
+"""Draws the loss curve of one small GPT on real text in eight layouts, and measures how far each is from one rank's.
 
     .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and docs/images/curves.svg
     .venv/bin/python benchmarks/curves.py --dtype float64 --picture runs/curves.svg
 
 The text is the Python standard library's own sources, byte by byte. Every layout starts from the same weights, sees the
-same samples and drops the same activations, so its curve is that of one rank up to rounding. Exits with 1 where a loss
-is further from one rank's, at the same step, than the bound of the precision.
+same samples and drops the same activations, so its curve is that of one rank up to rounding. The exit code is 1 if a
+loss is further from one rank's, at the same step, than the bound of the precision.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODEL = (
     "training.warmup_iterations=10",
     "training.bucket_mib=0.1",
 )
-ONE_RANK = "one rank"
+SINGLE_RANK = "one rank"
 LAYOUTS: Dict[str, str] = {
     "dp2 zero1": "dp=2 zero=1",
     "tp2 sp selective": "tp=2 sequence_parallel=true recompute=selective",
@@ -56,7 +56,7 @@ BOUNDS = {"float32": 5e-5, "float64": 1e-10}  # of a loss that falls from 5.5 to
 
 
 class LibraryBytes:
-    """Numbered samples of bytes, cut one after the other from the standard library's sources."""
+    """Numbered samples of bytes, consecutive in the standard library's sources."""
 
     def __init__(self, seq_len: int, limit: int = 2**20) -> None:
         folder = Path(sysconfig.get_paths()["stdlib"])
@@ -69,15 +69,17 @@ class LibraryBytes:
         self._seq_len = seq_len
 
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """[count, seq_len + 1] token ids; starts over at the end."""
+        """Token ids [count, seq_len + 1] of the samples from ``first`` on; the text starts over at its end."""
         room = len(self._tokens) - self._seq_len - 1
         starts = [(number * self._seq_len) % room for number in range(first, first + count)]
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
 
 
 def settings_of(layout: str, dtype: str, steps: int) -> List[str]:
-    """``key=value`` overrides of a layout in words such as ``dp=2 recompute=full``."""
-    sections = [f"training.{word}" if word.startswith("recompute") else f"layout.{word}" for word in layout.split()]
+    """The ``key=value`` overrides of a layout such as ``dp=2 recompute=full``."""
+    sections = [
+        f"training.{setting}" if setting.startswith("recompute") else f"layout.{setting}" for setting in layout.split()
+    ]
     return [*MODEL, f"training.dtype={dtype}", f"training.iterations={steps}", *sections]
 
 
@@ -107,26 +109,26 @@ def run(name: str, layout: str, dtype: str, steps: int) -> List[float]:
     return curve
 
 
-def farthest(curve: Sequence[float], judge: Sequence[float]) -> Tuple[float, int]:
+def farthest(curve: Sequence[float], reference: Sequence[float]) -> Tuple[float, int]:
     """The largest distance at one step, and that step, counted from 1."""
-    distances = [abs(ours - theirs) for ours, theirs in zip(curve, judge)]
+    distances = [abs(ours - theirs) for ours, theirs in zip(curve, reference)]
     distances = [math.inf if math.isnan(distance) else distance for distance in distances]
     largest = max(distances)
     return largest, distances.index(largest) + 1
 
 
 def table(curves: Dict[str, List[float]]) -> List[str]:
-    """A line for each curve, the first of which is the judge."""
-    judge = next(iter(curves.values()))
+    """A line for each curve; the first curve is the reference."""
+    reference = next(iter(curves.values()))
     lines = [f"{'layout':36}{'first loss':>12}{'last loss':>12}{'distance':>12}{'at step':>9}"]
     for name, curve in curves.items():
-        distance, step = farthest(curve, judge)
+        distance, step = farthest(curve, reference)
         lines.append(f"{name:36}{curve[0]:12.6f}{curve[-1]:12.6f}{distance:12.1e}{step:9}")
     return lines
 
 
 def draw(curves: Dict[str, List[float]], bound: float, file: Path) -> None:
-    """All curves, and below them their distances from the first one."""
+    """Draws all curves, and below them their distances from the first one."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -135,17 +137,17 @@ def draw(curves: Dict[str, List[float]], bound: float, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=[3, 2])
-    judge = next(iter(curves.values()))
-    steps = range(1, len(judge) + 1)
+    reference = next(iter(curves.values()))
+    steps = range(1, len(reference) + 1)
     lines = []
     for number, (name, curve) in enumerate(curves.items()):
         style = {"color": "black" if number == 0 else f"C{number - 1}", "label": name}
-        # equal curves hide each other: each has its own dashes, the judge is a broad pale line behind
+        # equal curves hide each other: each has its own dashes, the reference is a broad pale line behind
         if number == 0:
             lines += above.plot(steps, curve, linewidth=5, alpha=0.25, **style)
         else:
             above.plot(steps, curve, linewidth=2, linestyle=(3 * number, (3, 21)), **style)
-            lines += below.plot(steps, [abs(a - b) or math.nan for a, b in zip(curve, judge)], linewidth=1, **style)
+            lines += below.plot(steps, [abs(a - b) or math.nan for a, b in zip(curve, reference)], linewidth=1, **style)
     below.axhline(bound, color="black", linestyle=":", linewidth=1)
     below.annotate("bound", (1, bound), va="bottom")
     above.set_ylabel("loss per token")
@@ -157,7 +159,7 @@ def draw(curves: Dict[str, List[float]], bound: float, file: Path) -> None:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Run, print, draw; 1 where a curve is too far away."""
+    """Runs, prints and draws; returns 1 if a curve is too far away."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--dtype", choices=sorted(BOUNDS), default="float32")
@@ -168,24 +170,24 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    place = rank_from_environment()
-    if place is not None:
+    rank_and_size = rank_from_environment()
+    if rank_and_size is not None:
         curve = losses(load_run_config(overrides=options.rank))
-        if place[0] == 0:
+        if rank_and_size[0] == 0:
             print(json.dumps(curve), flush=True)
         return 0
     try:
-        import matplotlib  # noqa: F401  # the runs take minutes: this is found out first
+        import matplotlib  # noqa: F401  # the runs take minutes: this is checked first
     except ImportError:
         raise SystemExit("the picture needs matplotlib: pip install -e '.[plot]'") from None
     bound = BOUNDS[options.dtype] if options.bound is None else options.bound
-    curves = {ONE_RANK: run(ONE_RANK, "", options.dtype, options.steps)}
+    curves = {SINGLE_RANK: run(SINGLE_RANK, "", options.dtype, options.steps)}
     for name in options.only or LAYOUTS:
         curves[name] = run(name, LAYOUTS[name], options.dtype, options.steps)
     print("\n".join(table(curves)))
     os.makedirs(options.picture.parent, exist_ok=True)
     draw(curves, bound, options.picture)
-    worst = max((farthest(curve, curves[ONE_RANK])[0], name) for name, curve in curves.items())
+    worst = max((farthest(curve, curves[SINGLE_RANK])[0], name) for name, curve in curves.items())
     far = worst[0] > bound
     print(f"{options.dtype}, {options.steps} steps: largest distance {worst[0]:.1e} ({worst[1]}), bound {bound:.0e}"
           f"{': TOO FAR' if far else ''}")  # fmt: skip

@@ -1,15 +1,15 @@
-"""Peak memory of a rank: what ZeRO, recompute, sequence parallelism, 1F1B and bfloat16 save, beside the formulas.
+"""Measures the peak memory that ZeRO, recompute, sequence parallelism, 1F1B and bfloat16 save, beside the formulas.
 
     .venv/bin/python benchmarks/memory.py
     .venv/bin/python benchmarks/memory.py --set model.layers=4 --set model.hidden=256 --only zero
 
-Each row is one run of real ranks: the kernel's high-water mark of resident memory over two steps, above what the same
-rank had before its model was built (interpreter, libraries, MPI, and the pages of a small model's step). Of several
-ranks the largest counts. The formula is that of `plan memory` (``planner/run_memory.py``) without its base. What it
-leaves out is what is there for a moment inside the operation that runs, and blocks that the allocator keeps. A line
-``saved`` is the difference of two rows, where most of that cancels, but for recompute selective: its backward pass
-makes the flags of attention dropout again, with random numbers that take more than the flags. The last column is
-measured over formula.
+Each row is one run of real ranks: the kernel's high-water mark of resident memory over two steps, above the memory that
+the same rank had before its model was built (interpreter, libraries, MPI, and the pages of a small model's step). Of
+several ranks the largest counts. The formula is that of `plan memory` (``planner/trainer/run_memory.py``) without its
+base. It leaves out temporaries inside the operation that runs, and blocks that the allocator keeps. A line ``saved`` is
+the difference of two rows, where most of that cancels, except for recompute selective: its backward pass computes the
+flags of attention dropout again, with random numbers that take more memory than the flags. The last column is measured
+over formula.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BASE = (
     "training.bucket_mib=4",
     "training.global_batch=4",
 )
-STEPS = 2  # the optimiser's state is made in the first
+STEPS = 2  # the optimizer's state is allocated in the first
 MIB = 2.0**20
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs that differ in one thing; the second is to need less."""
+    """Two runs that differ in one thing; the second should need less."""
 
     name: str
     common: Tuple[str, ...]
@@ -50,15 +50,15 @@ class Pair:
     saving: Tuple[str, Tuple[str, ...]]
 
 
-_ONE = ("training.micro_batch=4",)
-_TWO = ("layout.tp=2", "training.micro_batch=4", "model.dropout=0.1")
+_SINGLE_RANK = ("training.micro_batch=4",)
+_TWO_RANKS = ("layout.tp=2", "training.micro_batch=4", "model.dropout=0.1")
 PAIRS = (
     Pair("zero", ("layout.dp=4",), ("dp=4, ZeRO 0", ()), ("dp=4, ZeRO 1", ("layout.zero=1",))),
-    Pair("full", _ONE, ("recompute none", ()), ("recompute full", ("training.recompute=full",))),
-    Pair("selective", _ONE, ("recompute none", ()), ("recompute selective", ("training.recompute=selective",))),
+    Pair("full", _SINGLE_RANK, ("recompute none", ()), ("recompute full", ("training.recompute=full",))),
+    Pair("selective", _SINGLE_RANK, ("recompute none", ()), ("recompute selective", ("training.recompute=selective",))),
     Pair(
         "sequence",
-        (*_TWO, "training.recompute=selective"),
+        (*_TWO_RANKS, "training.recompute=selective"),
         ("tp=2", ()),
         ("tp=2, sequence parallel", ("layout.sequence_parallel=true",)),
     ),
@@ -68,19 +68,19 @@ PAIRS = (
         ("pp=2, gpipe, 8 micro-batches", ("layout.schedule=gpipe",)),
         ("pp=2, 1f1b, 8 micro-batches", ()),
     ),
-    Pair("bf16", _ONE, ("float32", ()), ("bfloat16", ("training.dtype=bfloat16",))),
+    Pair("bf16", _SINGLE_RANK, ("float32", ()), ("bfloat16", ("training.dtype=bfloat16",))),
 )
 
 
 def predicted_bytes(config: RunConfig) -> int:
-    """The formulas' peak of the rank that needs most, above what it had before its model."""
-    found = memory_of_run(config, threads=1)
-    return found.bytes_of_rank - found.stages[found.peak_stage]["base"]
+    """The formulas' peak of the rank that needs most, above its memory before the model is built."""
+    memory = memory_of_run(config, threads=1)
+    return memory.bytes_of_rank - memory.stages[memory.peak_stage]["base"]
 
 
 def measure(config: RunConfig, small: RunConfig) -> Dict[str, float]:
-    """Train ``config`` for a few steps on these ranks; the largest base and the largest peak above it, in bytes.
-    Collective."""
+    """Trains ``config`` for a few steps on these ranks; returns the largest base and the largest peak above it, in
+    bytes. Collective."""
     import torch
     from ranks import open_patient_world
 
@@ -101,17 +101,17 @@ def measure(config: RunConfig, small: RunConfig) -> Dict[str, float]:
     for _ in range(STEPS):
         trainer.step()
     trainer.buffers.parameters.sum()  # the last gather of parameters is over
-    found = torch.tensor([base, _status_bytes("VmHWM") - base], dtype=torch.float64)
-    world.all_reduce(found, "max")
-    return {"base": float(found[0]), "peak": float(found[1])}
+    base_and_peak = torch.tensor([base, _status_bytes("VmHWM") - base], dtype=torch.float64)
+    world.all_reduce(base_and_peak, "max")
+    return {"base": float(base_and_peak[0]), "peak": float(base_and_peak[1])}
 
 
 def _status_bytes(key: str) -> int:
     with open("/proc/self/status", encoding="ascii") as file:
-        found = re.search(rf"^{key}:\s+(\d+) kB$", file.read(), re.MULTILINE)
-    if found is None:
+        match = re.search(rf"^{key}:\s+(\d+) kB$", file.read(), re.MULTILINE)
+    if match is None:
         raise SystemExit(f"/proc/self/status tells no {key}: this needs Linux")
-    return 1024 * int(found[1])
+    return 1024 * int(match[1])
 
 
 class _Random:
@@ -124,12 +124,12 @@ class _Random:
         self._numpy = np
 
     def batch(self, first, count):  # type: ignore[no-untyped-def]
-        """[count, seq_len + 1] token ids."""
+        """Token ids [count, seq_len + 1] of the samples from ``first`` on."""
         return self._numpy.random.RandomState(first).randint(0, self._top, size=(count, self._shape), dtype="int64")
 
 
 def _run(settings: Sequence[str]) -> Tuple[float, float]:
-    """(measured, predicted) bytes of a run with these settings."""
+    """Measured and predicted bytes of a run with these settings."""
     from ranks import run_ranks
 
     config = load_run_config(overrides=settings)
@@ -165,15 +165,15 @@ def main(arguments: Optional[List[str]] = None) -> None:
     for pair in PAIRS:
         if options.only is not None and pair.name not in options.only:
             continue
-        found = []
+        figures = []
         for name, more in (pair.plain, pair.saving):
             settings = (*base, *pair.common, *more)
             if settings not in done:
                 done[settings] = _run(settings)
-            found.append(done[settings])
-            print(_row(name, *found[-1]), flush=True)
-        (first, first_told), (second, second_told) = found
-        print(_row("  saved", first - second, first_told - second_told), flush=True)
+            figures.append(done[settings])
+            print(_row(name, *figures[-1]), flush=True)
+        (plain, plain_predicted), (saving, saving_predicted) = figures
+        print(_row("  saved", plain - saving, plain_predicted - saving_predicted), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Which conclusions of the notes hold, by their own rows: each is a comparison of recorded runs.
+"""Shows which conclusions of the notes hold by their own rows: each is a comparison of recorded runs.
 
     python benchmarks/notes.py [--format table|md|csv|json]
 
-`B/A` is over all configurations that both sides have, one ratio of each. A conclusion holds where the verdict says so;
-it is undecided where the rows cannot tell it from what differs between two runs anyway.
+`B/A` is over all configurations that both sides have, with one ratio of each. A conclusion holds if the verdict says
+so; it is undecided if the rows cannot distinguish it from the usual differences between two runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FUGAKU = "hardware=A64FX Fugaku"
 
 
 class Conclusion(NamedTuple):
-    """What the notes say, as conditions on their rows; ``holds`` where the verdict is this."""
+    """A statement of the notes with conditions on their rows; it holds if the verdict is ``holds``."""
 
-    said: str
+    statement: str
     a: str
     b: str
     holds: str = "faster"
@@ -51,42 +51,47 @@ COLUMNS = ("conclusion", "configurations", "runs", "B/A", "95 % interval", "smal
 
 
 def main() -> int:
-    """Print the table."""
+    """Prints the table."""
     from fugaku_gpt.cli.options import FORMATS
     from fugaku_gpt.cli.output import render_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", choices=FORMATS, default="table")
     form = parser.parse_args().format
-    print(render_rows(COLUMNS, [row_of(one) for one in CONCLUSIONS], form), end="")
+    print(render_rows(COLUMNS, [row_of(conclusion) for conclusion in CONCLUSIONS], form), end="")
     return 0
 
 
-def row_of(one: Conclusion) -> Dict[str, Any]:
-    """What the rows say to one conclusion."""
+def row_of(conclusion: Conclusion) -> Dict[str, Any]:
+    """Compares the rows of a conclusion; returns its row of the table."""
     from fugaku_gpt.compare.recorded import compare_recorded
     from fugaku_gpt.compare.sides import RecordedSide, parse_side
 
     sides: List[RecordedSide] = []
-    for conditions in (one.a, one.b):
+    for conditions in (conclusion.a, conclusion.b):
         side = parse_side(f"{TABLE}:{conditions}", lambda _: False)
         assert isinstance(side, RecordedSide)
         sides.append(side)
-    found = compare_recorded(sides[0], sides[1], 0, 0.02)
-    blocks, whole = found.blocks, found.comparison
-    if whole is None:
-        return {"conclusion": one.said, "configurations": 0, "verdict": "none in common", "holds": "cannot be told"}
+    report = compare_recorded(sides[0], sides[1], 0, 0.02)
+    blocks, overall = report.blocks, report.comparison
+    if overall is None:
+        return {
+            "conclusion": conclusion.statement,
+            "configurations": 0,
+            "verdict": "none in common",
+            "holds": "cannot be told",
+        }
     ratios = [block.ratio for block in blocks]
-    against = {"faster": "slower", "slower": "faster"}.get(one.holds)
-    holds = {one.holds: "yes", against: "no", "same": "no"}.get(whole.verdict, "cannot be told")
+    against = {"faster": "slower", "slower": "faster"}.get(conclusion.holds)
+    holds = {conclusion.holds: "yes", against: "no", "same": "no"}.get(overall.verdict, "cannot be told")
     return {
-        "conclusion": one.said,
+        "conclusion": conclusion.statement,
         "configurations": len(blocks),
         "runs": f"{sum(len(block.a) for block in blocks)} and {sum(len(block.b) for block in blocks)}",
-        "B/A": f"{whole.ratio:.3f}",
-        "95 % interval": f"{whole.low:.3f} to {whole.high:.3f}" if whole.low else None,
+        "B/A": f"{overall.ratio:.3f}",
+        "95 % interval": f"{overall.low:.3f} to {overall.high:.3f}" if overall.low else None,
         "smallest and largest": f"{min(ratios):.3f} to {max(ratios):.3f}",
-        "verdict": whole.verdict,
+        "verdict": overall.verdict,
         "holds": holds,
     }
 

@@ -1,17 +1,18 @@
-"""Our optimiser's step beside the time that reading and writing its bytes takes at this machine's memory bandwidth.
+"""Times our optimizer's step beside the time to read and write its bytes at this machine's memory bandwidth.
 
     .venv/bin/python benchmarks/optimizer.py                             # 124M in float32 and bfloat16
     .venv/bin/python benchmarks/optimizer.py --build .venv-torch17/bin/python --build .venv-torch110/bin/python
 
-Timed is all that a step of the trainer does after its last backward pass: the gradient's norm, the verdict on it,
-division by the tokens and clipping, AdamW, and with bfloat16 the rounding of the float32 masters. The passes themselves
-are replaced by filling the flat gradients.
+It times everything that a step of the trainer does after its last backward pass: the gradient's norm, the check of it,
+division by the tokens and clipping, AdamW, and with bfloat16 the rounding of the float32 masters. The passes are
+replaced by filling the flat gradients.
 
-Bytes of a parameter: the gradient is read once for the norm, which has to be known before the first parameter changes,
-and once for the step; the parameter (of bfloat16, its float32 master) and both moments are read and written: 4 + 4 + 12
-+ 12 = 32; with bfloat16 the parameter is written besides: 34. The bandwidth is that of the fastest of three streaming
-kernels of PyTorch over tensors that no cache holds, in the same process and turn: ``copy_`` (read 1, write 1), ``add_``
-in place (2, 1) and ``addcmul_`` in place (3, 1); what a store reads of a line before it writes is not counted.
+The bytes of a parameter are these: the gradient is read once for the norm, which has to be known before the first
+parameter changes, and once for the step; the parameter (of bfloat16, its float32 master) and both moments are read and
+written: 4 + 4 + 12 + 12 = 32; with bfloat16 the parameter is written besides: 34. The bandwidth is that of the fastest
+of three streaming kernels of PyTorch over tensors that fit in no cache, in the same process and turn: ``copy_`` (read
+1, write 1), ``add_`` in place (2, 1) and ``addcmul_`` in place (3, 1); the reads of a cache line before a store are not
+counted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STREAMED = 2**25  # elements of each of the streamed tensors: 128 MiB
 
 
 def work(config: RunConfig) -> Work:
-    """Seconds of a step, and bytes per second of streaming, in this process.
+    """Returns the work of a turn: it measures seconds of a step and bytes per second of streaming in this process.
 
     Raises:
         Lacking: this build cannot train in the type.
@@ -49,7 +50,7 @@ def work(config: RunConfig) -> Work:
     from fugaku_gpt.training.trainer import Trainer
 
     class Timed(Trainer):
-        """Its passes take no time: gradients are there at once."""
+        """A trainer whose passes take no time, since it fills the gradients."""
 
         filled = 0.0
 
@@ -102,14 +103,14 @@ def main(arguments: Optional[List[str]] = None) -> None:
     print(f"{size_name(config.model)}, {count} threads, {processor_name()}, {options.turns} turns")
     columns = f"{'build':14}{'type':12}{'ns / parameter':>28}{'bytes':>7}{'GB/s':>28}{'x their time':>28}"
     print(columns, flush=True)
-    everything = []
+    all_turns = []
     for python in [sys.executable, *options.build]:  # one build after the other: memory is for two at a time
         with Several() as several:
             for dtype in BYTES:
                 argv = [python, os.path.abspath(__file__), *passed_on, "--worker", dtype]
                 several.start(dtype, argv, thread_variables(count))
             turns = take_turns(several.workers, options.turns) if several.workers else []
-        everything += turns
+        all_turns += turns
         for dtype, why in several.lacking.items():
             print(f"{python}: {dtype}: not on this build: {why}", flush=True)
         for worker in several.workers:
@@ -121,7 +122,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
                 f"{size:7}{middle([unit.value['rate'] / 1e9 for unit in units], 1):>28}{middle(ratios):>28}",
                 flush=True,
             )
-    write_samples(options.samples, {"model": size_name(config.model), "threads": count}, everything)
+    write_samples(options.samples, {"model": size_name(config.model), "threads": count}, all_turns)
 
 
 if __name__ == "__main__":

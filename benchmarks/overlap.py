@@ -1,15 +1,15 @@
-"""How much of the replicas' communication computation hides, as the log's ``hidden communication`` says it.
+"""Measures how much of the replicas' communication computation hides, as the log's ``hidden communication`` reports it.
 
     .venv/bin/python benchmarks/overlap.py                    # two replicas, ZeRO 0 and 1
     .venv/bin/python benchmarks/overlap.py --replicas 4 --steps 20 --set model.hidden=768
 
-One row for each stage of ZeRO, in milliseconds of a step on rank 0: what sums of gradients and gatherings of parameters
-take alone (replicas wait for each other first, and compute nothing meanwhile), and what they take of the rank's time in
-steps that compute meanwhile: calls between computations and from within kernels (``training.progress_ms``), and
-waiting, for messages or for a replica that is late. The share hidden is 1 - exposed / alone where it is largest: the
-last replica waits for nobody. The steps themselves are there too, since what moves messages with the cores of ranks
-makes computing slower instead. On one machine a message is a copy by the ranks' own cores: calls that make it are
-exposed, and little can be hidden; that needs a network.
+The table has one row for each stage of ZeRO, in milliseconds of a step on rank 0: the time that sums of gradients and
+gatherings of parameters take alone (replicas wait for each other first, and compute nothing meanwhile), and the rank's
+time that they take in steps that compute meanwhile: calls between computations and from within kernels
+(``training.progress_ms``), and waiting, for messages or for a replica that is late. The share hidden is
+1 - exposed / alone of the rank where it is largest, since the last replica waits for nobody. The table has the steps
+too, since moving messages with the cores of ranks makes computing slower instead. On one machine a message is a copy by
+the ranks' own cores: calls that make it are exposed, and little can be hidden; that needs a network.
 """
 
 from __future__ import annotations

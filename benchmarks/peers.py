@@ -1,13 +1,12 @@
-"""Tokens per second of ours on several ranks, of ours on one, and of PyTorch's DistributedDataParallel over gloo.
+"""Measures tokens per second of ours on several ranks, on one, and of PyTorch's DistributedDataParallel over gloo.
 
     .venv/bin/python benchmarks/peers.py                                 # two cores: ddp=2, dp=2, and ZeRO 1
     .venv/bin/python benchmarks/peers.py dp=1 tp=2 pp=2 pp=2,schedule=interleaved,chunks=2,split=3+3+6+0
     .venv/bin/python benchmarks/peers.py ddp=4 dp=4 dp=2,tp=2 --cores 8 --bf16
 
-A contestant is a layout in its own words, ``key=value`` joined by commas (``split=3+3+6+0``), or ``ddp=N``: N processes
-with the textbook model in DistributedDataParallel, which sums gradients in the last backward pass of a step only
-(``no_sync`` before).
-Its ranks share ``--cores`` cores, or have as many threads each as ``threads=N`` says. Contestants take turns
+A contestant is a layout, ``key=value`` joined by commas (``split=3+3+6+0``), or ``ddp=N``: N processes with the
+textbook model in DistributedDataParallel, which sums gradients in the last backward pass of a step only (``no_sync``
+before). Its ranks share ``--cores`` cores, or have ``threads=N`` threads each. Contestants take turns
 (``turns.py``), a step each: ``--micro-batches`` forward and backward passes of each replica, the norm clipped, AdamW.
 Figures are medians over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden``
 is the share of the replicas' communication that computation hides, as ``overlap.py`` explains it.
@@ -61,7 +60,7 @@ def config_of(name: str, options: argparse.Namespace) -> RunConfig:
 
 
 def ours(config: RunConfig) -> Work:
-    """This rank's part in a step of this package; a step gives its loss, and the share hidden where it is known."""
+    """This rank's work in a step of this package, which returns its loss and, if it is known, the share hidden."""
     import torch
 
     from fugaku_gpt import compat
@@ -76,7 +75,7 @@ def ours(config: RunConfig) -> Work:
     trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
     for _ in range(
         2
-    ):  # a cold one, and one in which communication is timed alone: in the next, not counted either, too
+    ):  # a cold one, and one that times communication alone; the next does so too, and is not counted either
         trainer.step()
 
     def step() -> Dict[str, Any]:
@@ -88,10 +87,10 @@ def ours(config: RunConfig) -> Work:
 
 
 def distributed(config: RunConfig, bf16: bool, rank: int, meeting: Path) -> Work:
-    """This rank's part in a step of the textbook model in DistributedDataParallel.
+    """This rank's work in a step of the textbook model in DistributedDataParallel.
 
     Args:
-        meeting: a file that is not there yet.
+        meeting: path of a file that does not exist yet, where the processes meet.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -105,7 +104,7 @@ def distributed(config: RunConfig, bf16: bool, rank: int, meeting: Path) -> Work
 
 
 def start(several: Several, name: str, options: argparse.Namespace, program: Sequence[str]) -> RunConfig:
-    """Start one contestant's ranks; returns its run."""
+    """Starts one contestant's ranks; returns its run's configuration."""
     from fugaku_gpt.cli.train import thread_variables
 
     config = config_of(name, options)
@@ -116,15 +115,15 @@ def start(several: Several, name: str, options: argparse.Namespace, program: Seq
     return config
 
 
-def words_of(options: argparse.Namespace) -> List[str]:
+def worker_arguments(options: argparse.Namespace) -> List[str]:
     """The options that a worker needs."""
-    words = ["--preset", options.preset, "--shape", options.shape, "--micro-batches", str(options.micro_batches)]
-    words += ["--bf16"] if options.bf16 else []
-    return words + [word for setting in options.settings for word in ("--set", setting)]
+    arguments = ["--preset", options.preset, "--shape", options.shape, "--micro-batches", str(options.micro_batches)]
+    arguments += ["--bf16"] if options.bf16 else []
+    return arguments + [word for setting in options.settings for word in ("--set", setting)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of :func:`words_of`."""
+    """Adds the options of :func:`worker_arguments`."""
     parser.add_argument("--preset", default="124m")
     parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
     parser.add_argument("--micro-batches", type=int, default=4, help="of each replica in a step")
@@ -138,7 +137,7 @@ def speed(config: RunConfig, unit: Unit) -> float:
 
 
 def title(config: RunConfig, options: argparse.Namespace) -> str:
-    """What was run."""
+    """A line that describes the run."""
     return (
         f"{size_name(config.model)}, sequence {config.model.seq_len}, micro-batch {config.training.micro_batch} x "
         f"{options.micro_batches} for each replica and step, {config.training.dtype}, {processor_name()}"
@@ -181,8 +180,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     if options.worker:
         name, path = options.worker
-        config, place = config_of(name, options), rank_from_environment()
-        rank = place[0] if place is not None else 0
+        config, rank_and_size = config_of(name, options), rank_from_environment()
+        rank = rank_and_size[0] if rank_and_size is not None else 0
         if name.startswith("ddp="):
             meeting = Path(path).with_name("meeting")
             serve(path, lambda: distributed(config, options.bf16, rank, meeting), rank)
@@ -196,14 +195,14 @@ def main(arguments: Optional[List[str]] = None) -> None:
     except (UsageError, ValueError) as error:
         parser.error(str(error))
     with Several() as several:
-        configs = {name: start(several, name, options, words_of(options)) for name in names}
+        configs = {name: start(several, name, options, worker_arguments(options)) for name in names}
         turns = take_turns(several.workers, options.turns) if several.workers else []
     print(title(configs[names[0]], options) + f", {len(turns)} turns")
     for name, why in several.lacking.items():
         print(f"{name}: not on this build: {why}")
     if turns:
         print("\n".join(table(configs, turns, options.cores)))
-    write_samples(options.samples, {"contestants": names, "words": words_of(options)}, turns)
+    write_samples(options.samples, {"contestants": names, "words": worker_arguments(options)}, turns)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Seconds and memory of our own trainer as planned beside those measured: 20 layouts of two models on 1 to 4 ranks.
+"""Compares planned seconds and memory of our trainer with measured ones: 20 layouts of two models on 1 to 4 ranks.
 
     .venv/bin/python benchmarks/planned.py                        # on an idle machine of two cores, about ten minutes
     .venv/bin/python benchmarks/planned.py --layouts 4
     .venv/bin/python benchmarks/planned.py --machine m.yaml       # of an earlier `plan probe --ranks 4 --threads 1`
 
-It begins with a probe of its own, of up to 4 ranks of one thread (``plan probe``), plans every run from that, and then
-runs them: real ranks, the trainer's own step on random tokens. Seconds are the median of some steps after the first
-two; memory is the kernel's high-water mark of resident memory of the largest rank, libraries and all. ``off`` is
-planned over measured, less 1; a ``*`` stands where the 80 % interval does not hold what was measured. The last lines
-hold it against the bars, and the exit code is 1 where one is missed.
+It begins with a probe of up to 4 ranks of one thread (``plan probe``), plans every run from that, and then runs them:
+real ranks, the trainer's own step on random tokens. Seconds are the median of some steps after the first two; memory is
+the kernel's high-water mark of resident memory of the largest rank, libraries included. ``off`` is planned over
+measured, less 1; a ``*`` marks an 80 % interval that does not contain the measured time. The last lines compare the
+results with the bars, and the exit code is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LARGE = (
     "model.layers=8", "model.hidden=512", "model.heads=8", "model.seq_len=256", "model.vocab_size=8192",
     "training.micro_batch=1", "training.global_batch=4",
 )  # fmt: skip
-# of each model in turn, so that the first few are of both
+# the models take turns, so that the first few layouts are of both
 LAYOUTS: Tuple[Tuple[Sequence[str], Sequence[str]], ...] = (
     (SMALL, ["layout.dp=1"]),
     (LARGE, ["layout.dp=2"]),
@@ -82,42 +82,42 @@ class Row:
 
     @property
     def off(self) -> float:
-        """Of the seconds."""
+        """The relative error of the planned seconds."""
         return self.planned.seconds.value / self.seconds - 1.0
 
     @property
     def memory_off(self) -> float:
-        """Of the memory."""
+        """The relative error of the planned memory."""
         return self.planned_bytes / self.peak_bytes - 1.0
 
     @property
-    def held(self) -> bool:
-        """Whether the interval holds what was measured."""
+    def is_in_interval(self) -> bool:
+        """Whether the interval contains the measured seconds."""
         return self.planned.seconds.low <= self.seconds <= self.planned.seconds.high
 
 
 def chosen(count: Optional[int]) -> List[List[str]]:
-    """Settings of so many layouts; default: all."""
+    """Settings of the first ``count`` layouts; default: all."""
     picked = LAYOUTS[: count or len(LAYOUTS)]
     return [[*model, *layout, "node.threads_per_rank=1"] for model, layout in picked]
 
 
 def name_of(config: RunConfig) -> str:
-    """Model and layout in a few letters."""
+    """A short name of model and layout."""
     layout, training = config.layout, config.training
-    words = [f"{axis}{size}" for axis, size in (("dp", layout.dp), ("tp", layout.tp), ("pp", layout.pp)) if size > 1]
-    words += [f"v{layout.chunks}"] if layout.chunks > 1 else []
-    words += ["gpipe"] if layout.schedule == "gpipe" else []
-    words += ["zero"] if layout.zero else []
-    words += ["sp"] if layout.sequence_parallel else []
-    words += ["recompute"] if training.recompute != "none" else []
-    words += ["dropout"] if config.model.dropout else []
-    words += ["bf16"] if training.dtype == "bfloat16" else []
-    return f"{size_name(config.model)} {' '.join(words or ['1 rank'])}"
+    features = [f"{axis}{size}" for axis, size in (("dp", layout.dp), ("tp", layout.tp), ("pp", layout.pp)) if size > 1]
+    features += [f"v{layout.chunks}"] if layout.chunks > 1 else []
+    features += ["gpipe"] if layout.schedule == "gpipe" else []
+    features += ["zero"] if layout.zero else []
+    features += ["sp"] if layout.sequence_parallel else []
+    features += ["recompute"] if training.recompute != "none" else []
+    features += ["dropout"] if config.model.dropout else []
+    features += ["bf16"] if training.dtype == "bfloat16" else []
+    return f"{size_name(config.model)} {' '.join(features or ['1 rank'])}"
 
 
 def measure(config: RunConfig) -> Dict[str, float]:
-    """Steps of a run on these ranks: median seconds, and the most memory that one of them had. Collective."""
+    """Runs steps on these ranks; returns median seconds, and the peak memory of the largest rank. Collective."""
     import torch
 
     from fugaku_gpt.comm import ProcessGrid, open_world
@@ -140,13 +140,13 @@ def measure(config: RunConfig) -> Dict[str, float]:
         trainer.step()
         times.append(time.perf_counter() - before)
     trainer.finish()
-    found = torch.tensor([statistics.median(times), peak_resident_bytes()], dtype=torch.float64)
-    world.all_reduce(found, "max")
-    return {"seconds": float(found[0]), "peak": float(found[1])}
+    seconds_and_peak = torch.tensor([statistics.median(times), peak_resident_bytes()], dtype=torch.float64)
+    world.all_reduce(seconds_and_peak, "max")
+    return {"seconds": float(seconds_and_peak[0]), "peak": float(seconds_and_peak[1])}
 
 
 def run(settings: Sequence[str], machine: Any) -> Row:
-    """Plan a run, and then do it."""
+    """Plans a run, and then runs it."""
     from ranks import run_ranks
 
     config = load_run_config(overrides=settings)
@@ -168,7 +168,7 @@ HEADER = (
 def line_of(row: Row) -> str:
     """A row of the table."""
     guess = row.planned.seconds
-    interval = f"{guess.low:.3f} - {guess.high:.3f}{' ' if row.held else '*'}"
+    interval = f"{guess.low:.3f} - {guess.high:.3f}{' ' if row.is_in_interval else '*'}"
     return (
         f"{row.name:28}{row.ranks:6}{guess.value:11.3f}{interval:>18}{row.seconds:10.3f}{100 * row.off:+7.1f}%"
         f"{row.planned_bytes / MIB:13.0f}{row.peak_bytes / MIB:10.0f}{100 * row.memory_off:+7.1f}%"
@@ -176,18 +176,18 @@ def line_of(row: Row) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> List[Tuple[bool, str]]:
-    """(met, in words) of each bar."""
+    """Whether each bar is met, and a line about it."""
     seconds = statistics.median(abs(row.off) for row in rows)
     memory = statistics.median(abs(row.memory_off) for row in rows)
     below = min(row.memory_off for row in rows)
-    held = sum(row.held for row in rows)
-    found = [
+    covered = sum(row.is_in_interval for row in rows)
+    verdicts_and_texts = [
         (seconds <= TIME_BAR, f"time: off by {100 * seconds:.1f} % in the median (bar {100 * TIME_BAR:.0f} %)"),
         (memory <= MEMORY_BAR, f"memory: off by {100 * memory:.1f} % in the median (bar {100 * MEMORY_BAR:.0f} %)"),
         (below >= -BELOW_BAR, f"memory: {100 * below:+.1f} % at the lowest (bar {-100 * BELOW_BAR:+.0f} %)"),
     ]
-    lines = [(met, f"{'met' if met else 'MISSED'}: {text}") for met, text in found]
-    return [*lines, (True, f"80 % intervals hold {held} of {len(rows)} measured times")]
+    lines = [(met, f"{'met' if met else 'MISSED'}: {text}") for met, text in verdicts_and_texts]
+    return [*lines, (True, f"80 % intervals hold {covered} of {len(rows)} measured times")]
 
 
 def _machine(path: Optional[Path], seconds: float) -> Any:
@@ -195,25 +195,25 @@ def _machine(path: Optional[Path], seconds: float) -> Any:
         return load_machine(str(path))
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "machine.yaml")
-        words = ["plan", "probe", "--ranks", str(RANKS), "--threads", "1", "--seconds", str(seconds), "--out", out]
-        code = run_cli(words)
+        arguments = ["plan", "probe", "--ranks", str(RANKS), "--threads", "1", "--seconds", str(seconds), "--out", out]
+        code = run_cli(arguments)
         if code:
             raise SystemExit(code)
         return load_machine(out)
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Plan, measure and print."""
+    """Plans, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", type=int, metavar="K", help="only the first K")
     parser.add_argument("--machine", type=Path, metavar="FILE.yaml", help="in place of a probe")
     parser.add_argument("--seconds", type=float, default=30.0, help="of the probe")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    place = rank_from_environment()
-    if place is not None:
+    rank_and_size = rank_from_environment()
+    if rank_and_size is not None:
         result = measure(load_run_config(overrides=options.rank))
-        if place[0] == 0:
+        if rank_and_size[0] == 0:
             print(json.dumps(result), flush=True)
         return 0
     machine = _machine(options.machine, options.seconds)
@@ -222,13 +222,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     for settings in chosen(options.layouts):
         rows.append(run(settings, machine))
         print(line_of(rows[-1]), flush=True)
-    found = verdicts(rows)
-    for _, text in found:
+    outcomes = verdicts(rows)
+    for _, text in outcomes:
         print(text)
     beyond = sorted({text for row in rows for text in row.planned.extrapolated})
     for text in beyond:
         print(f"extrapolated: {text}")
-    return 0 if all(met for met, _ in found) else 1
+    return 0 if all(met for met, _ in outcomes) else 1
 
 
 if __name__ == "__main__":

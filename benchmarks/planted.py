@@ -1,10 +1,10 @@
-"""Does `fugaku-gpt compare` find a slowdown that was planted? Two environments of this Python, alike but for iterations
-of one that take longer by a share: after each step its ranks compute on for that share of the step's time.
+"""Tests whether `fugaku-gpt compare` finds a planted slowdown. It compares two environments of this Python that differ
+in one thing: after each step the ranks of the second compute on for a share of the step's time.
 
     python benchmarks/planted.py --data DIR --out DIR [--share 0.05] [options of compare]
 
-Exit code 0 where the verdict is `slower` (`same` for a share of 0) within ten pairs and the interval holds what was
-planted.
+The exit code is 0 if the verdict is `slower` (`same` for a share of 0) within ten pairs and the interval contains the
+planted ratio.
 """
 
 from __future__ import annotations
@@ -23,43 +23,54 @@ MOST_PAIRS = 10
 
 
 def main() -> int:
-    """Plant, compare, judge."""
+    """Plants the slowdown, compares, and checks the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.05, help="of a step's time that is added (default: 0.05)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the environments and the pairs")
     parser.add_argument("--preset", default="tiny", help="of the model (default: tiny)")
-    known, options = parser.parse_known_args()
+    options, compare_options = parser.parse_known_args()
     from fugaku_gpt.cli.main import run
     from fugaku_gpt.compare.pairs import read_comparison
     from fugaku_gpt.compare.report import report_live
 
-    sides = [environment(known.out, name, share) for name, share in (("usual", 0.0), ("slower", known.share))]
-    pairs = known.out / "pairs"
-    words = ["compare", *sides, "--preset", known.preset, "--pairs", str(MOST_PAIRS), "--out", str(pairs), *options]
-    code = run(words)
+    sides = [environment(options.out, name, share) for name, share in (("usual", 0.0), ("slower", options.share))]
+    pairs = options.out / "pairs"
+    argv = [
+        "compare",
+        *sides,
+        "--preset",
+        options.preset,
+        "--pairs",
+        str(MOST_PAIRS),
+        "--out",
+        str(pairs),
+        *compare_options,
+    ]
+    code = run(argv)
     if code:
         return code
     report = report_live(read_comparison(pairs))
-    found = report.comparison
-    assert found is not None
-    held = found.low <= 1 + known.share <= found.high
-    wanted = "slower" if known.share else "same"
+    comparison = report.comparison
+    assert comparison is not None
+    interval_holds = comparison.low <= 1 + options.share <= comparison.high
+    expected_verdict = "slower" if options.share else "same"
     print(
-        f"\nplanted {1 + known.share:.3f}; found {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}) in {found.a} "
-        f"pairs: {report.verdict}; " + json.dumps({"found": report.verdict == wanted, "interval_holds_it": held})
+        f"\nplanted {1 + options.share:.3f}; found {comparison.ratio:.3f} "
+        f"({comparison.low:.3f} to {comparison.high:.3f}) in {comparison.a} pairs: {report.verdict}; "
+        + json.dumps({"found": report.verdict == expected_verdict, "interval_holds_it": interval_holds})
     )
-    return 0 if report.verdict == wanted and held else 1
+    return 0 if report.verdict == expected_verdict and interval_holds else 1
 
 
 def environment(out: Path, name: str, share: float) -> str:
-    """The file of an environment whose Python runs this file's other half."""
+    """Writes the profile of an environment whose Python runs :func:`slow_rank`; returns its path."""
     from fugaku_gpt.launch.launcher import find_launcher
 
     folder = out.resolve() / "environments"
     folder.mkdir(parents=True, exist_ok=True)
     python = folder / f"python-{name}"
-    words = [sys.executable, str(Path(__file__).resolve()), "--as-ranks", str(share)]
-    python.write_text(f'#!/bin/sh\nexec {" ".join(map(shlex.quote, words))} "$@"\n', encoding="utf-8")
+    argv = [sys.executable, str(Path(__file__).resolve()), "--as-ranks", str(share)]
+    python.write_text(f'#!/bin/sh\nexec {" ".join(map(shlex.quote, argv))} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     file = folder / f"{name}.yaml"
     path = find_launcher().path.parent
@@ -67,8 +78,8 @@ def environment(out: Path, name: str, share: float) -> str:
     return str(file)
 
 
-def slow_rank(share: float, words: List[str]) -> None:
-    """``python -m fugaku_gpt ...`` whose steps take longer by a share."""
+def slow_rank(share: float, arguments: List[str]) -> None:
+    """Runs ``python -m fugaku_gpt ...`` with steps that take longer by a share."""
     from fugaku_gpt.cli.main import main as command
     from fugaku_gpt.training.trainer import Trainer
 
@@ -84,8 +95,8 @@ def slow_rank(share: float, words: List[str]) -> None:
 
     if share:
         Trainer.step = longer  # type: ignore[method-assign]
-    assert words[:2] == ["-m", "fugaku_gpt"], words
-    sys.argv = ["fugaku-gpt", *words[2:]]
+    assert arguments[:2] == ["-m", "fugaku_gpt"], arguments
+    sys.argv = ["fugaku-gpt", *arguments[2:]]
     command()
 
 

@@ -1,14 +1,15 @@
-"""What the flight recorder costs: its share of a step, and steps with and without it.
+"""Measures the cost of the flight recorder: its share of a step, and steps with and without it.
 
     .venv/bin/python benchmarks/recorder.py --pairs 1000          # a tiny model on two ranks, three layouts
     .venv/bin/python benchmarks/recorder.py --preset 124m --pairs 5 --set model.seq_len=256
 
 Two trainers of the same configuration take turns on the same ranks, one of them with a recorder, so that a slow moment
-of a shared machine falls on both. ``calls``: uses of the recorder in a step of rank 0 (an MPI call is begun, has
-returned, is waited for, has ended; progress). ``us``: one of them inside a step, where caches are cold, in
-microseconds; a mean of the medians of each kind. ``share``: their product as part of the step. ``loop``: one of them in
-a loop that does nothing else, as processor time. ``ratio``: the step with the recorder by the step without it, the
-median of the pairs with its 95 % interval, and the range in which the middle half of them lies.
+of a shared machine falls on both. ``calls`` is the number of uses of the recorder in a step of rank 0 (an MPI call is
+begun, has returned, is waited for, has ended; progress). ``us`` is the time of one of them inside a step, where caches
+are cold, in microseconds, as a mean of the medians of each kind. ``share`` is their product as part of the step.
+``loop`` is the processor time of one of them in a loop that does nothing else. ``ratio`` is the step with the recorder
+by the step without it: the median of the pairs with its 95 % interval, and the range in which the middle half of them
+lies.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Timed:
     def _timed(self, original: Callable[..., Any], into: List[float]) -> Callable[..., Any]:
         clock = time.perf_counter
 
-        def call(*words: Any, **more: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             before = clock()
-            value = original(*words, **more)
+            value = original(*arguments, **keywords)
             into.append(clock() - before)
             return value
 
@@ -69,7 +70,7 @@ class Timed:
 
 
 def in_a_loop(recorder: FlightRecorder, group: int, count: int = 20000) -> float:
-    """Processor time of one use, in seconds: of calls that are waited for, and progress once for each."""
+    """Processor time of one use in seconds, for calls that are waited for, with progress once for each."""
     before = time.process_time()
     for number in range(count):
         recorder.mark_phase(FORWARD, number, 0)
@@ -81,11 +82,11 @@ def in_a_loop(recorder: FlightRecorder, group: int, count: int = 20000) -> float
 
 
 def measure(plain: Communicator, recorded: Communicator, layout: str, options: argparse.Namespace) -> str:
-    """A row of the table; collective."""
+    """Measures a row of the table. Collective."""
     recorder = recorded.recorder
     assert recorder is not None
-    words = [f"layout.{word}" for word in layout.split()]
-    config = load_run_config(preset=options.preset, overrides=[*words, *options.settings])
+    layout_settings = [f"layout.{setting}" for setting in layout.split()]
+    config = load_run_config(preset=options.preset, overrides=[*layout_settings, *options.settings])
     samples = RandomSamples(config)
     without, with_it = (Trainer(config, ProcessGrid(world, config.layout), samples) for world in (plain, recorded))
 
@@ -110,7 +111,7 @@ def measure(plain: Communicator, recorded: Communicator, layout: str, options: a
     calls = sum(map(len, kinds)) / options.steps
     cost = sum(statistics.median(times) * len(times) for times in kinds) / options.steps  # seconds in a step
     usual = statistics.median(seconds for _, seconds in pairs)
-    ratios = sorted(one / other for one, other in pairs)
+    ratios = sorted(recorded_seconds / plain_seconds for recorded_seconds, plain_seconds in pairs)
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     loop = in_a_loop(recorder, recorder.group("loop", range(plain.size), plain.rank))
     return (
@@ -121,8 +122,8 @@ def measure(plain: Communicator, recorded: Communicator, layout: str, options: a
 
 
 def median_interval(values: Sequence[float]) -> Tuple[float, float]:
-    """Of sorted values the two between which the median of what they are drawn from lies with 95 %: so many of n fair
-    coins fall on one side. Of fewer than 6 values, all of them: less than that."""
+    """The two of the sorted values between which the median of their distribution lies with a probability of 95 %, as n
+    fair coins fall. With fewer than 6 values it is the range of all, with a lower probability."""
     reach = 1.96 * math.sqrt(len(values)) / 2.0
     low = max(0, math.floor(len(values) / 2.0 - reach))
     return values[low], values[-1 - low]

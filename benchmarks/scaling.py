@@ -1,14 +1,15 @@
-"""Efficiency of ours on one machine with many cores: more and more replicas, and every mix of DP, TP and PP.
+"""Measures efficiency of ours on one machine with many cores: more and more replicas, and every mix of DP, TP and PP.
 
     .venv/bin/python benchmarks/scaling.py                           # 16 cores: 1 to 16 ranks x 1 thread, 4 x 4 threads
     .venv/bin/python benchmarks/scaling.py --ranks 4 --mix-ranks 2 --mix-threads 2 --preset 124m --shape 256x1
 
-``replicas``: 1, 2, 4, ... to ``--ranks`` ranks of ``--threads`` threads, each a replica that does the same work, so the
-step of all of them would take as long as that of one. ``mixes``: ``--mix-ranks`` ranks of ``--mix-threads`` threads in
-every product of DP, TP and PP, 1F1B, and where the layers allow it two chunks a stage too. Efficiency is tokens per
-second by those of one rank with as many threads, times ranks: a pipeline's contains its bubble. Each row's ranks take
-turns with that one rank (see ``turns.py``), so a machine that slows down meanwhile slows both; ratios are taken within
-a turn. One rank that has the machine's memory for itself is faster than one of many: that is part of the efficiency.
+The rows ``replicas`` are 1, 2, 4, ... to ``--ranks`` ranks of ``--threads`` threads, each a replica that does the same
+work, so the step of all of them would ideally take as long as that of one. The rows ``mixes`` are ``--mix-ranks`` ranks
+of ``--mix-threads`` threads in every product of DP, TP and PP, with 1F1B, and if the layers allow it with two chunks a
+stage too. Efficiency is tokens per second divided by those of one rank with as many threads, times ranks: a pipeline's
+contains its bubble. Each row's ranks take turns with that one rank (see ``turns.py``), so a machine that slows down
+meanwhile slows both; ratios are taken within a turn. One rank that has the machine's memory for itself is faster than
+one of many: that is part of the efficiency.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import sys
 from typing import List, Optional, Tuple
 
-from peers import add_options, config_of, speed, start, title, words_of
+from peers import add_options, config_of, speed, start, title, worker_arguments
 from turns import Several, middle, take_turns
 
 from fugaku_gpt.errors import UsageError
@@ -34,31 +35,36 @@ def replicas(most: int) -> List[str]:
 
 
 def mixes(ranks: int, layers: int) -> List[str]:
-    """Every layout of so many ranks."""
-    found = []
+    """Every layout of ``ranks`` ranks."""
+    layouts = []
     for dp in range(ranks, 0, -1):
         for tp in range(ranks // dp, 0, -1):
             pp = ranks // dp // tp
             if dp * tp * pp != ranks:
                 continue
-            words = [f"{key}={size}" for key, size in (("dp", dp), ("tp", tp), ("pp", pp)) if size > 1]
-            found.append(",".join(words) or "dp=1")
+            axes = [f"{key}={size}" for key, size in (("dp", dp), ("tp", tp), ("pp", pp)) if size > 1]
+            layouts.append(",".join(axes) or "dp=1")
             if pp > 1 and layers >= 2 * pp:
-                found.append(",".join([*words, "schedule=interleaved", "chunks=2"]))
-    return found
+                layouts.append(",".join([*axes, "schedule=interleaved", "chunks=2"]))
+    return layouts
 
 
 def row(name: str, options: argparse.Namespace) -> str:
-    """Measure one layout beside one rank with as many threads."""
-    one = f"dp=1,threads={name.rsplit('threads=', 1)[1]}"
+    """Measures a layout beside one rank with as many threads."""
+    reference = f"dp=1,threads={name.rsplit('threads=', 1)[1]}"
     with Several() as several:
-        configs = {each: start(several, each, options, words_of(options)) for each in dict.fromkeys((one, name))}
+        configs = {
+            contestant: start(several, contestant, options, worker_arguments(options))
+            for contestant in dict.fromkeys((reference, name))
+        }
         if several.lacking:
-            raise SystemExit("\n".join(f"{each}: not on this build: {why}" for each, why in several.lacking.items()))
+            raise SystemExit(
+                "\n".join(f"{contestant}: not on this build: {why}" for contestant, why in several.lacking.items())
+            )
         turns = take_turns(several.workers, options.turns)
     config, units = configs[name], [turn[name] for turn in turns]
     ranks = config.layout.ranks
-    shares = [speed(config, turn[name]) / speed(configs[one], turn[one]) / ranks for turn in turns]
+    shares = [speed(config, turn[name]) / speed(configs[reference], turn[reference]) / ranks for turn in turns]
     return (
         f"{name.rsplit(',', 1)[0]:36}{f'{ranks} x {config.node.threads_per_rank}':>16}"
         f"{middle([unit.seconds for unit in units]):>24}{middle([speed(config, unit) for unit in units], 1):>28}"
@@ -82,8 +88,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
         if options.ranks:
             names += [("replicas", f"{name},threads={options.threads}") for name in replicas(options.ranks)]
         if options.mix_ranks:
-            found = mixes(options.mix_ranks, shape.layers)
-            names += [("mixes", f"{name},threads={options.mix_threads}") for name in found]
+            layouts = mixes(options.mix_ranks, shape.layers)
+            names += [("mixes", f"{name},threads={options.mix_threads}") for name in layouts]
         for _, name in names:
             config_of(name, options)
     except (UsageError, ValueError) as error:

@@ -1,13 +1,13 @@
-"""From the command `train` to the end of the first step of the tiny model, beside what no start can do without.
+"""Times the command `train` until the end of the first step of the tiny model, beside the minimum of any start.
 
     .venv/bin/python benchmarks/startup.py
     .venv/bin/python benchmarks/startup.py --build .venv-torch17/bin/python --turns 9
 
 Each is a process that is started anew in every turn, in turns: ``floor`` imports torch, imports mpi4py, which calls
-MPI_Init, and opens the data; ``train`` is the command on the same data until rank 0's line of iteration 1 is there,
-with everything that it checks and writes before. Timed is from the start of the process to the line that it prints, and
-the processor time of the whole process and its children, which neighbours on the machine disturb less. ``torch`` is the
-import alone. The data is made once, of the standard library's sources.
+MPI_Init, and opens the data; ``train`` is the command on the same data until rank 0 prints the line of iteration 1,
+including everything that it checks and writes before. The time is measured from the start of the process to that line,
+as is the processor time of the process and its children, which neighbours on the machine disturb less. ``torch`` is the
+import alone. The data is prepared once, from the standard library's sources.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print("{DONE}", flush=True)
 
 
 class Start(NamedTuple):
-    """Seconds until the line is there, and of processor time until the end."""
+    """Wall-clock seconds until the line is printed, and seconds of processor time until the end."""
 
     wall: float
     processor: float
@@ -61,11 +61,11 @@ def start(argv: List[str], until: str, threads: int) -> Start:
     began = time.perf_counter()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     assert process.stdout is not None
-    wall, said = None, []
+    wall, output = None, []
     try:
         for line in process.stdout:
-            said.append(line.decode())
-            if wall is None and said[-1].startswith(until):
+            output.append(line.decode())
+            if wall is None and output[-1].startswith(until):
                 wall = time.perf_counter() - began
         code = process.wait()
     except BaseException:
@@ -73,31 +73,33 @@ def start(argv: List[str], until: str, threads: int) -> Start:
         process.wait()
         raise
     if wall is None or code != 0:
-        raise SystemExit("".join(said) + f"{argv[0]} ended with exit code {code}")
+        raise SystemExit("".join(output) + f"{argv[0]} ended with exit code {code}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Start(wall, sum(getattr(after, kind) - getattr(before, kind) for kind in ("ru_utime", "ru_stime")))
 
 
 def measure(python: str, folder: Path, options: argparse.Namespace, threads: int) -> List[Dict[str, Start]]:
-    """So many turns on one build, after one that is not counted: it reads the files of the libraries."""
+    """Measures the turns on one build, after one that is not counted, since it reads the files of the libraries."""
     data, turns = str(folder / "data"), []
     settings = ["training.iterations=1", "checkpoint.at_end=false", f"node.threads_per_rank={threads}"]
-    words = [word for setting in [*settings, *options.settings] for word in ("--set", setting)]
+    arguments = [word for setting in [*settings, *options.settings] for word in ("--set", setting)]
     for turn in range(options.turns + 1):
         out = str(folder / f"run-{len(list(folder.iterdir()))}")
         commands = {
             "torch": ([python, "-c", f"import torch; print('{DONE}', flush=True)"], DONE),
             "floor": ([python, "-c", FLOOR, data, str(threads)], DONE),
             "train": (
-                [python, "-m", "fugaku_gpt", "train", "--preset", "tiny", "--data", data, *words, "--out", out],
+                [python, "-m", "fugaku_gpt", "train", "--preset", "tiny", "--data", data, *arguments, "--out", out],
                 "iteration 1/1 ",
             ),
         }
         names = list(commands) if turn % 2 else list(reversed(commands))
-        found = {name: start(*commands[name], threads) for name in names}
-        print(f"turn {turn}/{options.turns}: {found['floor'].wall:.2f} s, {found['train'].wall:.2f} s", file=sys.stderr)
+        starts = {name: start(*commands[name], threads) for name in names}
+        print(
+            f"turn {turn}/{options.turns}: {starts['floor'].wall:.2f} s, {starts['train'].wall:.2f} s", file=sys.stderr
+        )
         if turn:
-            turns.append(found)
+            turns.append(starts)
     return turns
 
 

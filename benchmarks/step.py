@@ -1,4 +1,4 @@
-"""One training step of ours, of a textbook PyTorch GPT and of Hugging Face's GPT-2, beside this machine's GEMM floor.
+"""Times one training step of ours, of a textbook PyTorch GPT and of Hugging Face's GPT-2, beside the GEMM floor.
 
     .venv/bin/python benchmarks/step.py                      # 124M, sequence 1024 x micro-batch 1
     .venv/bin/python benchmarks/step.py ours ours-bf16 floor floor-bf16 textbook-bf16 --shape 256x4
@@ -6,12 +6,12 @@
     .venv/bin/python benchmarks/step.py --preset tiny --turns 9
 
 Contestants take turns, each in a process of its own (see ``turns.py``); a step is ``--micro-batches`` forward and
-backward passes and one AdamW step. What the floor counts is in ``gemm_floor.py``, who the contestants are in
-``contestants.py``. Every figure is a median over the turns, with the smallest and the largest; ratios are taken
-within a turn. ``x floor`` is a contestant's time by the floor's of its type, whose products are each computed by the
-way whose median over the turns is smallest (below the table: by whichever way was fastest in the turn); ``ours is``
-is its time by that of ours of its type, ``of it ours`` the peak memory of ours by its own. What a build lacks is said
-in a line.
+backward passes and one AdamW step. ``gemm_floor.py`` describes the products of the floor, ``contestants.py`` the
+contestants. Every figure is a median over the turns, with the smallest and the largest; ratios are taken within a
+turn. ``x floor`` is a contestant's time by the floor's of its type, whose products are each computed by the way whose
+median over the turns is smallest (below the table: by whichever way was fastest in the turn); ``ours is`` is its time
+by that of ours of its type, ``of it ours`` the peak memory of ours by its own. A line names each contestant that the
+build cannot run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from contestants import BASES, WORDS, environment_of, parse, settings_of, setup
+from contestants import BASES, MODIFIERS, environment_of, parse, settings_of, setup
 from turns import Several, Turn, middle, ratios_of, seconds_of, serve, take_turns, write_samples
 
 from fugaku_gpt.config import RunConfig, load_run_config
@@ -32,7 +32,7 @@ from fugaku_gpt.machine.local import processor_name, usable_cores
 
 
 def table(config: RunConfig, turns: List[Turn]) -> List[str]:
-    """A line for each contestant, and what follows from pairs of them."""
+    """A line for each contestant, and further lines for pairs of them."""
     names, as_measured, turns = list(turns[0]), turns, settle(turns)
     tokens = config.training.global_batch * config.model.seq_len
     head = f"{'':20}{'sec/step':>22}{'tokens/s':>10}{'x floor':>24}{'ours is':>24}{'peak RSS':>11}"
@@ -50,45 +50,45 @@ def table(config: RunConfig, turns: List[Turn]) -> List[str]:
         share = f"{turns[-1][our].peak_bytes[0] / peak:.3f}" if our else "-"
         lines.append(f"{line}{peak / 2**20:7.0f} MiB{share:>11}{turns[-1][name].value:9.3f}")
     for name in names:
-        base, words = parse(name)
-        wide = "-".join([base, *(word for word in words if word != "bf16")])
+        base, modifiers = parse(name)
+        wide = "-".join([base, *(modifier for modifier in modifiers if modifier != "bf16")])
         if wide != name and wide in names:
             lines.append(f"{name} is {middle(ratios_of(turns, wide, name))} x as fast as {wide}")
         if base == "floor":
             peak = max(turn[name].value["peak"] for turn in turns)
             best = _best_of_all(as_measured, name)
             lines.append(f"{name}: fastest product {peak / 1e9:.1f} GFLOP/s; best of every product: {best:.3f} s")
-            said = f"{name}, each product by the turn's fastest way: {middle(seconds_of(as_measured, name))}"
+            by_turn = f"{name}, each product by the turn's fastest way: {middle(seconds_of(as_measured, name))}"
             ours = [our for our in names if parse(our)[0] == "ours" and _same_kind(our, "floor", names) == name]
-            lines.append(said + "".join(f"; {our} {middle(ratios_of(as_measured, our, name))}" for our in ours))
+            lines.append(by_turn + "".join(f"; {our} {middle(ratios_of(as_measured, our, name))}" for our in ours))
     return lines
 
 
-def by_one_way(values: Sequence[Mapping[str, Any]]) -> List[Dict[str, List[Any]]]:
-    """Of several turns of the floor the products (:meth:`gemm_floor.Floor.measure`), each computed the same way in all
-    turns: that of which the median is smallest."""
+def products_by_best_way(values: Sequence[Mapping[str, Any]]) -> List[Dict[str, List[Any]]]:
+    """The floor's products in each of several turns (:meth:`gemm_floor.Floor.measure`), each computed by the same way
+    in all turns: the way with the smallest median."""
     settled: List[Dict[str, List[Any]]] = [{} for _ in values]
     for product in values[0]["products"]:
         ways = [value["ways"][product] for value in values]
         best = min(ways[0], key=lambda way: statistics.median(times[way] for times in ways))
-        for found, value, times in zip(settled, values, ways):
+        for turn_products, value, times in zip(settled, values, ways):
             count, seconds, rate, _ = value["products"][product]
-            found[product] = [count, times[best], rate * seconds / times[best], best]
+            turn_products[product] = [count, times[best], rate * seconds / times[best], best]
     return settled
 
 
 def settle(turns: List[Turn]) -> List[Turn]:
-    """The turns with floors whose products are each computed one way."""
+    """The turns with floors whose products are each computed by a single way."""
     turns = [dict(turn) for turn in turns]
     for name in [name for name in turns[0] if parse(name)[0] == "floor"]:
-        for turn, found in zip(turns, by_one_way([turn[name].value for turn in turns])):
-            seconds = sum(count * its for count, its, _, _ in found.values())
-            turn[name] = turn[name]._replace(seconds=seconds, value={**turn[name].value, "products": found})
+        for turn, turn_products in zip(turns, products_by_best_way([turn[name].value for turn in turns])):
+            seconds = sum(count * product_seconds for count, product_seconds, _, _ in turn_products.values())
+            turn[name] = turn[name]._replace(seconds=seconds, value={**turn[name].value, "products": turn_products})
     return turns
 
 
 def products(turns: List[Turn], name: str) -> List[str]:
-    """A floor's products: how often in a step, milliseconds of one, seconds of all, GFLOP/s, the way."""
+    """A table of a floor's products: count in a step, milliseconds of one, seconds of all, GFLOP/s, and the way."""
     lines = [f"{name:28}{'count':>6}{'ms':>10}{'s/step':>9}{'GFLOP/s':>9}  way"]
     for product, (count, _, _, way) in turns[-1][name].value["products"].items():
         rows = [turn[name].value["products"][product] for turn in turns]
@@ -98,25 +98,28 @@ def products(turns: List[Turn], name: str) -> List[str]:
 
 
 def _best_of_all(turns: List[Turn], name: str) -> float:
-    """Seconds of a step's products, each as fast as it was in any turn."""
-    everything = [turn[name].value["products"] for turn in turns]
-    return sum(row[0] * min(one[product][1] for one in everything) for product, row in everything[0].items())
+    """Seconds of a step's products, each as in its fastest turn."""
+    products_by_turn = [turn[name].value["products"] for turn in turns]
+    return sum(
+        row[0] * min(turn_products[product][1] for turn_products in products_by_turn)
+        for product, row in products_by_turn[0].items()
+    )
 
 
 def _same_kind(name: str, base: str, names: List[str]) -> str:
-    """The contestant of another base that is of the same type, and where there is one of the same GELU; or ""."""
-    words = [word for word in parse(name)[1] if word != "spin"]
-    for wanted in (words, [word for word in words if word != "tanh"]):
-        found = "-".join([base, *wanted])
-        if found in names:
-            return found
+    """The contestant of another base with the same type, with the same GELU if there is one; "" if there is none."""
+    modifiers = [modifier for modifier in parse(name)[1] if modifier != "spin"]
+    for candidate_modifiers in (modifiers, [modifier for modifier in modifiers if modifier != "tanh"]):
+        candidate = "-".join([base, *candidate_modifiers])
+        if candidate in names:
+            return candidate
     return ""
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "; ".join(f"-{word}: {meaning}" for word, meaning in WORDS.items())
+    about = "; ".join(f"-{modifier}: {meaning}" for modifier, meaning in MODIFIERS.items())
     parser.add_argument("contestants", nargs="*", help=f"{', '.join(BASES)}; {about}. Default: floor ours textbook")
     parser.add_argument("--preset", default="124m")
     parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")

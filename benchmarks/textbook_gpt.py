@@ -1,6 +1,6 @@
-"""A GPT as a textbook has it, in plain PyTorch on one process: what our step is measured against.
+"""A GPT as in a textbook, in plain PyTorch on one process, with which our step is compared.
 
-Separate query/key/value in one linear layer, PyTorch's fused attention where there is one, all logits at once,
+It has query, key and value in one linear layer, PyTorch's fused attention where there is one, all logits at once,
 ``cross_entropy`` and ``torch.optim.AdamW`` as they come (nanoGPT's structure). It shares no code with the package.
 """
 
@@ -41,12 +41,15 @@ class TextbookBlock(nn.Module):
 
 
 class TextbookGPT(nn.Module):
-    """Token ids [b, s] and targets [b, s] to the mean cross-entropy."""
+    """Maps token ids [b, s] and targets [b, s] to the mean cross-entropy."""
 
     def __init__(
         self, layers: int, hidden: int, heads: int, seq_len: int, vocabulary: int, gelu: Optional[nn.Module] = None
     ) -> None:
-        """``gelu``: default: the exact one."""
+        """
+        Args:
+            gelu: the activation; default: the exact GELU.
+        """
         super().__init__()
         gelu = gelu if gelu is not None else nn.GELU()
         self.tokens, self.positions = nn.Embedding(vocabulary, hidden), nn.Embedding(seq_len, hidden)

@@ -1,7 +1,7 @@
-"""Contestants that take turns in one run, each in processes of its own that sleep while others work.
+"""Lets contestants take turns in one run, each in separate processes that sleep while others work.
 
-A slow moment of a shared machine falls on all of them alike, peak memory is each one's own, and a ratio is taken within
-a turn. Ranks are told by a socket, not by MPI: who waits for a message of MPI may hold a core meanwhile.
+A slow moment of a shared machine falls on all of them alike, peak memory is measured for each, and a ratio is taken
+within a turn. Ranks are notified through a socket, not MPI: a rank that waits for a message of MPI may occupy a core.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Turn = Dict[str, "Unit"]
 
 
 class Lacking(Exception):
-    """A contestant cannot run on this build; says why."""
+    """A contestant cannot run on this build; the message is the reason."""
 
 
 class Unit(NamedTuple):
-    """One unit of work: ``seconds`` of the slowest rank, what rank 0 returned, and each rank's peak memory so far."""
+    """One unit of work: seconds of the slowest rank, the value that rank 0 returned, and each rank's peak memory."""
 
     seconds: float
     value: Any
@@ -44,18 +44,19 @@ class Unit(NamedTuple):
 
 
 class Worker:
-    """Ranks that do one unit of their work whenever they are asked.
+    """Ranks that do one unit of their work at each request.
 
     Attributes:
-        lacks: why this build cannot do it, or "".
+        lacks: the reason why this build cannot do it, or "".
         torch: the version of its PyTorch.
     """
 
     def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], ranks: int = 1) -> None:
-        """``argv``: starts processes that call :func:`serve` with the socket whose path is appended.
+        """Starts the ranks: ``argv`` starts processes that call :func:`serve` with the path of a socket, which is
+        appended.
 
         Raises:
-            SystemExit: they do not come up.
+            SystemExit: they do not start.
         """
         self.name = name
         self._mark = uuid.uuid4().hex
@@ -95,7 +96,7 @@ class Worker:
         self.lacks, self.torch = str(ready["lacks"]), str(ready["torch"])
 
     def work(self) -> Unit:
-        """One unit, by all ranks at once.
+        """Does one unit of work, by all ranks at once.
 
         Raises:
             SystemExit: a rank has ended, or the unit takes too long.
@@ -114,7 +115,7 @@ class Worker:
         )
 
     def close(self, grace: float = 30.0) -> None:
-        """Let it end, and leave nothing of it behind."""
+        """Waits for the processes to end, ends those that do not, and removes the socket."""
         for file in self._files:
             file.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,7 +140,7 @@ class Worker:
 
 
 def serve(path: str, setup: Callable[[], Work], rank: int = 0) -> None:
-    """A rank's side: gets ready, and does one unit for each line that comes from ``path``, until whoever asks is gone.
+    """Serves a rank: sets it up, and does one unit of work for each line from the socket, until it is closed.
 
     A unit's time is that of the call, or ``seconds`` of what it returns where that is a mapping with such a key.
     """
@@ -152,8 +153,8 @@ def _serve(path: str, setup: Callable[[], Work], rank: int) -> None:
     connection.connect(path)
     file = connection.makefile("rwb")
 
-    def answer(**words: Any) -> None:
-        file.write(json.dumps(words).encode() + b"\n")
+    def answer(**fields: Any) -> None:
+        file.write(json.dumps(fields).encode() + b"\n")
         file.flush()
 
     def version() -> str:
@@ -176,23 +177,24 @@ def _serve(path: str, setup: Callable[[], Work], rank: int) -> None:
 
 
 def take_turns(workers: Sequence[Worker], turns: int) -> List[Turn]:
-    """So many turns of all, after one that is not counted: it touches fresh memory. Every second one goes backwards."""
+    """Takes turns of all workers, after one that is not counted, since it touches fresh memory. Every second turn is in
+    reverse order."""
     counted = []
     for turn in range(turns + 1):
         order = workers if turn % 2 else list(reversed(workers))
         measured = {worker.name: worker.work() for worker in order}
-        said = ", ".join(f"{worker.name} {measured[worker.name].seconds:.3f} s" for worker in workers)
-        print(f"turn {turn}/{turns}: {said}", file=sys.stderr, flush=True)
+        times = ", ".join(f"{worker.name} {measured[worker.name].seconds:.3f} s" for worker in workers)
+        print(f"turn {turn}/{turns}: {times}", file=sys.stderr, flush=True)
         if turn:
             counted.append(measured)
     return counted
 
 
 class Several:
-    """Workers of which all are closed at the end, whatever happens; those that their build lacks are left out.
+    """Workers that are all closed at the end, whatever happens; those that their build cannot run are left out.
 
     Attributes:
-        lacking: name → why.
+        lacking: name → the reason why the build cannot run it.
     """
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ class Several:
         self.lacking: Dict[str, str] = {}
 
     def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], ranks: int = 1) -> None:
-        """One more; as of :class:`Worker`."""
+        """Starts a worker; see :class:`Worker`."""
         worker = Worker(name, argv, environment, ranks)
         if worker.lacks:
             self.lacking[name] = worker.lacks
@@ -217,12 +219,12 @@ class Several:
 
 
 def thread_environment(threads: int) -> Dict[str, str]:
-    """Variables that libraries read when they are loaded."""
+    """Environment variables that libraries read when they are loaded."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def seconds_of(turns: Sequence[Turn], name: str) -> List[float]:
-    """Of every turn."""
+    """A contestant's seconds in every turn."""
     return [turn[name].seconds for turn in turns]
 
 

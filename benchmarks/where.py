@@ -1,19 +1,19 @@
-"""Where the time of a step of ours goes, each part timed where it runs, beside the GEMM floor's products.
+"""Shows where the time of a step of ours goes, each part timed where it runs, beside the GEMM floor's products.
 
     .venv/bin/python benchmarks/where.py                            # 124M, sequence 1024 x micro-batch 1
     .venv/bin/python benchmarks/where.py --shape 256x4 --set training.dtype=bfloat16
 
-One process, in turns: a step, and the products of ``gemm_floor.py`` alone (with the threads' settings of a step, which
-``step.py`` does not give the floor). ``seconds`` of a part are its own, without those of parts inside it, as a median
-over the turns. ``floor`` are the part's products alone, each by the way whose median over the turns is smallest.
-``quickest`` of both: for every kind and shape of call its mean in the turn in which that was smallest: the least
-disturbed of each.
+One process alternates between a step and the products of ``gemm_floor.py`` alone (with the threads' settings of a step,
+which ``step.py`` does not give the floor). ``seconds`` of a part exclude those of parts inside it, as a median over the
+turns. ``floor`` is the time of the part's products alone, each by the way whose median over the turns is smallest.
+``quickest`` is for both the sum over every kind and shape of call of its mean in the turn in which that was smallest,
+which is the least disturbed.
 
-Where attention is that of our compiled kernels, products, softmax and all are one call: it stands in the line of
-attention's products, and the line of the rest has next to nothing. (``--set node.compiled_kernels=false``: without.)
+If attention is that of our compiled kernels, products and softmax are one call: it is in the line of attention's
+products, and the line of the rest has next to nothing. ``--set node.compiled_kernels=false`` switches the kernels off.
 
-The floor's products are those of the definition. Ours have more: attention's backward pass computes one of seven again;
-in 16 bits there is the addition to the float32 sums, and casts where the build multiplies in float32.
+The floor's products are those of the definition. Ours do more: attention's backward pass computes one of seven again;
+in 16 bits there are the addition to the float32 sums, and casts where the build multiplies in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from collections import defaultdict
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from step import by_one_way
+from step import products_by_best_way
 from turns import middle, thread_environment
 
 from fugaku_gpt.config import RunConfig, load_run_config
@@ -37,7 +37,7 @@ from fugaku_gpt.machine.local import processor_name, usable_cores
 LAYERS, LOGITS, ATTENTION = "products of layers", "products of logits", "attention: products"
 ATTENTION_REST, LOSS_REST = "attention: softmax, copies", "loss beside its products"
 NORM_GELU, BIASES, OPTIMISER, REST = "LayerNorm, GELU", "sums for biases", "norm, AdamW, zeroes", "everything else"
-PARTS = (LAYERS, LOGITS, ATTENTION, ATTENTION_REST, LOSS_REST, NORM_GELU, BIASES, OPTIMISER, REST)
+PART_NAMES = (LAYERS, LOGITS, ATTENTION, ATTENTION_REST, LOSS_REST, NORM_GELU, BIASES, OPTIMISER, REST)
 PRODUCTS = ("linear", "matmul", "linear_into", "matmul_into", "add_product")
 
 Kind = Tuple[str, str, Tuple[Any, ...]]  # part, function, shapes
@@ -47,23 +47,23 @@ class Clock:
     """Own seconds of calls, by kind.
 
     Attributes:
-        turns: of each turn, the seconds of every call of a kind.
-        runs: calls are counted now.
-        around: the parts of the calls that are open now, the outermost first.
+        turns: the seconds of every call of a kind, for each turn.
+        runs: True while calls are counted.
+        around: the parts of the open calls, the outermost first.
     """
 
     def __init__(self) -> None:
         self.turns: List[Dict[Kind, List[float]]] = []
         self.runs = False
         self.around: List[str] = []
-        self._inside = [0.0]  # of each open call, what calls inside it took
+        self._inside = [0.0]  # seconds of calls inside each open call
 
     def of(self, part: Callable[[], str], name: str) -> Callable[..., ContextManager[None]]:
         """A scope for :func:`fugaku_gpt.comm.observed.scoped_call`."""
 
         @contextlib.contextmanager
-        def timed(*its: Any, **named: Any) -> Iterator[None]:
-            kind = part(), name, tuple(tuple(one.shape) for one in its if hasattr(one, "shape"))
+        def timed(*arguments: Any, **keywords: Any) -> Iterator[None]:
+            kind = part(), name, tuple(tuple(argument.shape) for argument in arguments if hasattr(argument, "shape"))
             self.around.append(kind[0])
             self._inside.append(0.0)
             before = time.perf_counter()
@@ -80,25 +80,25 @@ class Clock:
         return timed
 
     def seconds(self, part: str) -> List[float]:
-        """Of each turn."""
-        return [sum(sum(its) for kind, its in turn.items() if kind[0] == part) for turn in self.turns]
+        """Own seconds of a part in each turn."""
+        return [sum(sum(call_seconds) for kind, call_seconds in turn.items() if kind[0] == part) for turn in self.turns]
 
     def quickest(self, part: str) -> float:
-        """Of the last turn's calls, had those of each kind taken as long as in the turn with the smallest mean."""
-        last = {kind: len(its) for kind, its in self.turns[-1].items() if kind[0] == part}
+        """Seconds of the last turn's calls, if those of each kind took as long as in the turn with the least mean."""
+        last = {kind: len(call_seconds) for kind, call_seconds in self.turns[-1].items() if kind[0] == part}
         return sum(
             count * min(statistics.mean(turn[kind]) for turn in self.turns if kind in turn)
             for kind, count in last.items()
         )
 
     def calls(self, part: str) -> int:
-        """Of the last turn."""
-        return sum(len(its) for kind, its in self.turns[-1].items() if kind[0] == part)
+        """Number of calls of a part in the last turn."""
+        return sum(len(call_seconds) for kind, call_seconds in self.turns[-1].items() if kind[0] == part)
 
 
 @contextlib.contextmanager
 def watched(clock: Clock) -> Iterator[None]:
-    """Every part is timed in here. A model that is to be watched is built in here too: its MLP takes the GELU
+    """Times every part within the context. The watched model must be built within it too: its MLP takes the GELU
     function when it is built."""
     import torch
 
@@ -114,43 +114,43 @@ def watched(clock: Clock) -> Iterator[None]:
         return LOGITS if LOSS_REST in clock.around else LAYERS
 
     def backward() -> str:
-        # of a layer's preparation, LayerNorm or GELU, inside of the micro-batch's, which is around everything
+        # the backward pass of LayerNorm or GELU, a layer's preparation, is inside that of the micro-batch
         return NORM_GELU if clock.around else REST
 
     def always(name: str) -> Callable[[], str]:
         return lambda: name
 
-    places: List[Tuple[Any, str, Callable[[], str]]] = [(ops, name, product) for name in PRODUCTS]
-    places += [(torch, "bmm", always(ATTENTION)), (torch.Tensor, "baddbmm_", always(ATTENTION))]
-    places += [(ops, name, always(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
-    places += [(ops, name, always(ATTENTION)) for name in ("attention", "attention_gradient")]
-    places += [(compat, "backward", backward), (ops, "sum_of_rows", always(BIASES))]
+    timed_functions: List[Tuple[Any, str, Callable[[], str]]] = [(ops, name, product) for name in PRODUCTS]
+    timed_functions += [(torch, "bmm", always(ATTENTION)), (torch.Tensor, "baddbmm_", always(ATTENTION))]
+    timed_functions += [(ops, name, always(NORM_GELU)) for name in ("layer_norm", "gelu", "gelu_tanh")]
+    timed_functions += [(ops, name, always(ATTENTION)) for name in ("attention", "attention_gradient")]
+    timed_functions += [(compat, "backward", backward), (ops, "sum_of_rows", always(BIASES))]
     optimisers = optimizer.FusedAdamW, optimizer.BlockedAdamW, optimizer.CompiledAdamW
-    places += [(owner, "step", always(OPTIMISER)) for owner in optimisers]
-    places += [(trainer, "squares_of", always(OPTIMISER)), (GradientReducer, "begin", always(OPTIMISER))]
-    places += [(MasterWeights, "round", always(OPTIMISER))]
+    timed_functions += [(owner, "step", always(OPTIMISER)) for owner in optimisers]
+    timed_functions += [(trainer, "squares_of", always(OPTIMISER)), (GradientReducer, "begin", always(OPTIMISER))]
+    timed_functions += [(MasterWeights, "round", always(OPTIMISER))]
     ways = _CausalAttention, _CompiledAttention
     functions = [(way, name, ATTENTION_REST) for way in ways for name in ("forward", "backward")]
     with contextlib.ExitStack() as watching:
-        for owner, name, part in places:
+        for owner, name, part in timed_functions:
             watching.enter_context(scoped_call(owner, name, clock.of(part, name)))
-        for owner, name, its in (*functions, (_CrossEntropy, "forward", LOSS_REST)):  # static methods
+        for owner, name, part_name in (*functions, (_CrossEntropy, "forward", LOSS_REST)):  # static methods
             function = getattr(owner, name)
-            setattr(owner, name, staticmethod(_within(clock.of(always(its), name), function)))
+            setattr(owner, name, staticmethod(_within(clock.of(always(part_name), name), function)))
             watching.callback(setattr, owner, name, staticmethod(function))
         yield
 
 
 def _within(scope: Callable[..., ContextManager[None]], function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*its: Any) -> Any:
-        with scope(*its):
-            return function(*its)
+    def called(*arguments: Any) -> Any:
+        with scope(*arguments):
+            return function(*arguments)
 
     return called
 
 
 def measure(config: RunConfig, turns: int, calls: bool) -> List[str]:
-    """The table's lines; with ``calls`` those of :func:`calls_table` too."""
+    """Measures and returns the table's lines; with ``calls`` those of :func:`calls_table` too."""
     import torch
     from gemm_floor import Floor
 
@@ -181,43 +181,48 @@ def measure(config: RunConfig, turns: int, calls: bool) -> List[str]:
             work()
         print(f"turn {turn}/{turns}: {steps[-1]:.2f} s, {floors[-1]['seconds']:.2f} s", file=sys.stderr, flush=True)
     del clock.turns[0]  # the first of each is not counted: it touches fresh memory
-    return table(clock, steps[1:], by_one_way(floors[1:])) + (calls_table(clock) if calls else [])
+    return table(clock, steps[1:], products_by_best_way(floors[1:])) + (calls_table(clock) if calls else [])
 
 
 def table(clock: Clock, steps: Sequence[float], floors: Sequence[Mapping[str, Sequence[Any]]]) -> List[str]:
-    """``steps``: seconds of each turn's; ``floors``: of each turn, product → [count, seconds, ...]."""
+    """Lines of the table of parts.
+
+    Args:
+        steps: seconds of each turn's step.
+        floors: product → [count, seconds, ...], for each turn.
+    """
     lines = [f"{'':30}{'calls':>7}{'seconds':>10}{'share':>8}{'quickest':>10}{'floor':>10}{'quickest':>10}"]
-    whole, rests = statistics.median(steps), list(steps)
+    step_seconds, rests = statistics.median(steps), list(steps)
     quick, quick_floor = 0.0, 0.0
-    for part in PARTS[:-1]:
+    for part in PART_NAMES[:-1]:
         seconds, quickest = clock.seconds(part), clock.quickest(part)
-        rests = [rest - its for rest, its in zip(rests, seconds)]
+        rests = [rest - own_seconds for rest, own_seconds in zip(rests, seconds)]
         names = [name for name in floors[0] if _part_of(name) == part]
         alone = [sum(turn[name][0] * turn[name][1] for name in names) for turn in floors]
         best = sum(floors[0][name][0] * min(turn[name][1] for turn in floors) for name in names)
-        middle_one = statistics.median(seconds)
-        line = f"{part:30}{clock.calls(part):7}{middle_one:10.3f}{middle_one / whole:8.1%}{quickest:10.3f}"
+        median = statistics.median(seconds)
+        line = f"{part:30}{clock.calls(part):7}{median:10.3f}{median / step_seconds:8.1%}{quickest:10.3f}"
         lines.append(line + (f"{statistics.median(alone):10.3f}{best:10.3f}" if names else ""))
         quick, quick_floor = quick + quickest, quick_floor + best
     rest = statistics.median(rests)
-    lines.append(f"{REST:30}{'':7}{rest:10.3f}{rest / whole:8.1%}{min(rests):10.3f}")
+    lines.append(f"{REST:30}{'':7}{rest:10.3f}{rest / step_seconds:8.1%}{min(rests):10.3f}")
     quick += min(rests)
-    alone = [sum(count * its for count, its, *_ in turn.values()) for turn in floors]
+    alone = [sum(count * product_seconds for count, product_seconds, *_ in turn.values()) for turn in floors]
     floor = statistics.median(alone)
-    lines.append(f"{'a step':30}{'':7}{whole:10.3f}{1:8.1%}{quick:10.3f}{floor:10.3f}{quick_floor:10.3f}")
-    ratios = [one / other for one, other in zip(steps, alone)]
+    lines.append(f"{'a step':30}{'':7}{step_seconds:10.3f}{1:8.1%}{quick:10.3f}{floor:10.3f}{quick_floor:10.3f}")
+    ratios = [step / floor_seconds for step, floor_seconds in zip(steps, alone)]
     return [*lines, f"of the floor: {middle(ratios)}; the quickest of both: {quick / quick_floor:.3f}"]
 
 
 def calls_table(clock: Clock) -> List[str]:
-    """Of every kind of call its number in the last turn, median milliseconds of all turns, and seconds of a step."""
+    """For every kind of call its number in the last turn, median milliseconds of all turns, and seconds of a step."""
     lines = [f"{'part':30}{'call':20}{'calls':>6}{'ms':>10}{'s/step':>9}  shapes"]
     for kind in sorted(clock.turns[-1], key=str):
         part, name, shapes = kind
-        its = [seconds for turn in clock.turns for seconds in turn.get(kind, ())]
-        told = " ".join(str(list(shape)) for shape in shapes)
-        count, middle_one = len(clock.turns[-1][kind]), statistics.median(its)
-        lines.append(f"{part:30}{name:20}{count:6}{1e3 * middle_one:10.3f}{count * middle_one:9.3f}  {told}")
+        call_seconds = [seconds for turn in clock.turns for seconds in turn.get(kind, ())]
+        shapes_text = " ".join(str(list(shape)) for shape in shapes)
+        count, median = len(clock.turns[-1][kind]), statistics.median(call_seconds)
+        lines.append(f"{part:30}{name:20}{count:6}{1e3 * median:10.3f}{count * median:9.3f}  {shapes_text}")
     return lines
 
 
@@ -251,11 +256,11 @@ def main(arguments: Optional[List[str]] = None) -> None:
     lines = measure(config, options.turns, options.calls)
     import torch
 
-    told = (
+    model_and_shape = (
         f"{size_name(config.model)}, sequence {seq_len} x micro-batch {micro_batch}, {options.micro_batches} per step"
     )
     about = f"{config.training.dtype}, {count} threads, {processor_name()}, torch {torch.__version__}"
-    print(f"{told}, {about}, {options.turns} turns")
+    print(f"{model_and_shape}, {about}, {options.turns} turns")
     print("\n".join(lines))
 
 

@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""Settings, hooks and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.imports import needs_training
 
-# A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that send it need it heard.
+# A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that send it need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Threads that wait for each other sleep soon, instead of spinning on cores that other tests want; read as PyTorch is
 # loaded. `fugaku-gpt train` sets the same for ranks that it starts.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-# How long an example takes says something about who else uses the machine, and nothing about the code.
+# The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
@@ -68,8 +68,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def kernels_as_they_were() -> Iterator[None]:
-    """What a run in this process has agreed on (``compat``) is not agreed on for the tests after it."""
+def restored_kernel_choices() -> Iterator[None]:
+    """Restore the kernel choices (``compat``) that a run in this process has made, for the tests after it."""
     name = "fugaku_gpt.compat.kernel_choices"  # imports PyTorch, which most tests do without
     module: Any = sys.modules.get(name)
     choices = None if module is None else copy.deepcopy(module.RANK_CONSENSUS)

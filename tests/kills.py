@@ -1,10 +1,11 @@
-"""Kill a training run at random times, again and again: is it in the end the run that was never killed?
+"""Kill a training run at random times and compare its metrics with those of a run that was never killed.
 
     python -m tests.kills --kills 100 --seed 1
 
 A run of two ranks with asynchronous checkpoints is started with ``--resume auto``, and after a random time all of its
-processes are killed with SIGKILL, launcher included. What is left must always do to go on: no start may fail. When all
-kills are done, the run ends by itself, and its metrics must be those of a run that was never killed, bit for bit.
+processes are killed with SIGKILL, launcher included. The files that are left must always suffice to resume: no start
+may fail. After the last kill the run finishes, and its metrics must be those of a run that was never killed, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ _START_SECONDS = 240.0  # until the first new line, on a machine with other thin
 _KEYS = ("iteration", "loss", "grad_norm", "lr", "consumed_samples")
 
 
-class Killed:
-    """A run that is killed now and then."""
+class KilledRun:
+    """A training run that is killed at random times and resumed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.out = folder / "run"
@@ -63,49 +64,49 @@ class Killed:
         self._dice = random.Random(seed)
         self.kills_by_phase: Dict[str, int] = {}
 
-    def _words(self, out: Path, iterations: int) -> List[str]:
-        words = [sys.executable, "-m", "fugaku_gpt", "train", "--data", str(self._corpus), "--out", str(out)]
-        words += ["--ranks", "2", "--resume", "auto"]
+    def _command(self, out: Path, iterations: int) -> List[str]:
+        command = [sys.executable, "-m", "fugaku_gpt", "train", "--data", str(self._corpus), "--out", str(out)]
+        command += ["--ranks", "2", "--resume", "auto"]
         for setting in (*SETTINGS, f"training.iterations={iterations}"):
-            words += ["--set", setting]
-        return words
+            command += ["--set", setting]
+        return command
 
     def start_and_kill(self) -> None:
         """Start, and kill at a random time: while it starts, while it loads, or while it trains and writes."""
         before = self._lines()
-        with open(self._folder / "said.txt", "ab") as said:
+        with open(self._folder / "said.txt", "ab") as log:
             process = subprocess.Popen(
-                self._words(self.out, _ENDLESS), stdout=said, stderr=said, cwd=ROOT, env=_environment()
+                self._command(self.out, _ENDLESS), stdout=log, stderr=log, cwd=ROOT, env=_environment()
             )
         try:
-            if self._dice.random() < 0.15:  # before it has come far
+            if self._dice.random() < 0.15:  # early in the start
                 phase, until = "starting", time.monotonic() + 4.0 * self._dice.random()
             else:
                 deadline = time.monotonic() + _START_SECONDS
                 while self._lines() <= before:
-                    assert process.poll() is None, f"it has ended by itself: {process.returncode}: {self.said()}"
-                    assert time.monotonic() < deadline, f"it does not begin: {self.said()}"
+                    assert process.poll() is None, f"it has ended by itself: {process.returncode}: {self.log_tail()}"
+                    assert time.monotonic() < deadline, f"it does not begin: {self.log_tail()}"
                     time.sleep(_POLL_SECONDS)
                 phase, until = "training", time.monotonic() + 1.5 * self._dice.random()
             while time.monotonic() < until and process.poll() is None:
                 time.sleep(_POLL_SECONDS / 10)
-            hidden = self.out / "checkpoints"
-            if hidden.is_dir() and any(name.startswith(".step-") for name in os.listdir(hidden)):
+            checkpoints = self.out / "checkpoints"
+            if checkpoints.is_dir() and any(name.startswith(".step-") for name in os.listdir(checkpoints)):
                 phase = "writing a checkpoint"
         finally:
             _kill_all(process, str(self.out))
         self.kills_by_phase[phase] = self.kills_by_phase.get(phase, 0) + 1
 
-    def go_on(self, out: Path, iterations: int) -> None:
-        """Let a run come to its end."""
-        words = self._words(out, iterations)
-        done = subprocess.run(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=_environment(), check=False
+    def finish(self, out: Path, iterations: int) -> None:
+        """Resume a run and let it finish."""
+        command = self._command(out, iterations)
+        completed = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=_environment(), check=False
         )
-        assert done.returncode == 0, done.stdout.decode("utf-8", "replace")[-3000:]
+        assert completed.returncode == 0, completed.stdout.decode("utf-8", "replace")[-3000:]
 
-    def said(self) -> str:
-        """The last words of the runs that were killed."""
+    def log_tail(self) -> str:
+        """The end of the output of the runs that were killed."""
         return (self._folder / "said.txt").read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def _lines(self) -> int:
@@ -116,19 +117,19 @@ class Killed:
 
 
 def curve(out: Path) -> Tuple[List[Any], List[Any]]:
-    """What must be equal to the last bit."""
+    """Metrics of a run that must be equal to the last bit."""
     directory = RunDirectory(out)
     iterations = [tuple(line[key] for key in _KEYS) for line in directory.metrics("iteration")]
     return iterations, [(line["iteration"], line["loss"]) for line in directory.metrics("validation")]
 
 
 def survives(folder: Path, kills: int, seed: int) -> str:
-    """Kill so many times and compare; a line of what happened.
+    """Kill a run this many times and compare it with an uninterrupted run; returns a one-line summary.
 
     Raises:
         AssertionError: a start has failed, a checkpoint is torn, or the curve is another.
     """
-    run = Killed(folder, seed)
+    run = KilledRun(folder, seed)
     for number in range(kills):
         run.start_and_kill()
         torn = {info.path.name: verify_checkpoint(info.path) for info in list_checkpoints(run.out / "checkpoints")}
@@ -136,23 +137,23 @@ def survives(folder: Path, kills: int, seed: int) -> str:
         if (number + 1) % 10 == 0:
             print(f"{number + 1} kills, at iteration {RunDirectory(run.out).last_iteration()}", flush=True)
     iterations = RunDirectory(run.out).last_iteration() + _MORE
-    run.go_on(run.out, iterations)
-    judge = folder / "judge"
-    run.go_on(judge, iterations)
-    ours, theirs = curve(run.out), curve(judge)
+    run.finish(run.out, iterations)
+    uninterrupted = folder / "judge"
+    run.finish(uninterrupted, iterations)
+    ours, theirs = curve(run.out), curve(uninterrupted)
     assert len(theirs[0]) == iterations and ours == theirs, _first_difference(ours, theirs)
-    where = ", ".join(f"{count} while {phase}" for phase, count in sorted(run.kills_by_phase.items()))
+    phases = ", ".join(f"{count} while {phase}" for phase, count in sorted(run.kills_by_phase.items()))
     return (
-        f"{kills} kills ({where}) in {iterations} iterations: always gone on, every checkpoint whole, and the curve is "
-        "the uninterrupted run's, bit for bit"
+        f"{kills} kills ({phases}) in {iterations} iterations: always gone on, every checkpoint whole, and the curve "
+        "is the uninterrupted run's, bit for bit"
     )
 
 
 def _first_difference(ours: Tuple[List[Any], List[Any]], theirs: Tuple[List[Any], List[Any]]) -> str:
-    for mine, other in zip(ours, theirs):
-        for one, two in zip(mine, other):
-            if one != two:
-                return f"{one}, but {two} in the run that was not killed"
+    for our_lines, their_lines in zip(ours, theirs):
+        for our_line, their_line in zip(our_lines, their_lines):
+            if our_line != their_line:
+                return f"{our_line}, but {their_line} in the run that was not killed"
     return f"{[len(part) for part in ours]} lines, but {[len(part) for part in theirs]} in the run that was not killed"
 
 
@@ -161,20 +162,20 @@ def _environment() -> Dict[str, str]:
 
 
 def _kill_all(process: "subprocess.Popen[bytes]", out: str) -> None:
-    """Kill whoever has the run directory among its words: who starts the ranks, the launcher, and the ranks."""
+    """Kill all processes with the run directory among their arguments: the trainer, the launcher, and the ranks."""
     process.kill()
     process.wait()
     while True:
-        left = [other for other in psutil.process_iter() if out in _words_of(other)]
-        if not left:
+        processes = [other for other in psutil.process_iter() if out in _arguments_of(other)]
+        if not processes:
             return
-        for other in left:
+        for other in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 other.send_signal(signal.SIGKILL)
-        psutil.wait_procs(left, timeout=5.0)
+        psutil.wait_procs(processes, timeout=5.0)
 
 
-def _words_of(process: psutil.Process) -> List[str]:
+def _arguments_of(process: psutil.Process) -> List[str]:
     try:
         return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
     except psutil.Error:  # gone meanwhile, or another user's

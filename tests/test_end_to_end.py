@@ -1,5 +1,5 @@
-"""A job from its run file to its row, through every scheduler that this machine can have: render, check, hand in, train
-on real ranks, follow, collect, table; and a sweep through the simulated PJM."""
+"""Tests of a job from its run file to its row, through every scheduler that this machine can have: render, check,
+submit, train on real ranks, follow, collect, table; and of a sweep through the simulated PJM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = [
     "training.iterations=4", "training.global_batch=4", "training.eval_interval=2", "layout.dp=2",
     "node.threads_per_rank=1", "job.elapse=10:00", "job.group=hp000000", "job.volumes=[/vol0004]",
 ]  # fmt: skip
-Said = pytest.CaptureFixture[str]
+Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster() -> Iterator[Path]:
-    why_not = slurm.missing()
-    if why_not:
-        pytest.skip(f"REAL SLURM IS NOT TESTED HERE: {why_not}")
+    reason = slurm.missing()
+    if reason:
+        pytest.skip(f"REAL SLURM IS NOT TESTED HERE: {reason}")
     with slurm.slurm_cluster() as logs:
         yield logs
 
@@ -50,21 +50,21 @@ def local_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").mkdir()
 
 
-def words_of(corpus: Path, *settings: str) -> List[str]:
-    words: List[str] = []
+def set_options(corpus: Path, *settings: str) -> List[str]:
+    options: List[str] = []
     for setting in (*TINY, f"data.paths=[{json.dumps(str(corpus))}]", *settings):
-        words += ["--set", setting]
-    return words
+        options += ["--set", setting]
+    return options
 
 
-def read(capsys: Said, *words: str) -> Any:
-    """What a read verb says as JSON; its exit code is 0, or 1 where a run has failed."""
+def read(capsys: Output, *arguments: str) -> Any:
+    """JSON output of a command that reads; its exit code is 0, or 1 where a run has failed."""
     capsys.readouterr()
-    assert run([*words, "--format", "json"]) in (0, 1)
+    assert run([*arguments, "--format", "json"]) in (0, 1)
     return json.loads(capsys.readouterr().out)
 
 
-def wait_until_over(capsys: Said, directory: Path) -> Dict[str, Any]:
+def wait_until_over(capsys: Output, directory: Path) -> Dict[str, Any]:
     """The row of a job in `job status` once it is over."""
     deadline = time.monotonic() + LONGEST_SECONDS
     while True:
@@ -75,9 +75,9 @@ def wait_until_over(capsys: Said, directory: Path) -> Dict[str, Any]:
         time.sleep(0.2)
 
 
-def train_and_collect(capsys: Said, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
-    """Hand a run in, wait for its end, collect it; the row of its table."""
-    assert run(["job", "submit", *words_of(corpus, *settings), "--out", str(out), "--yes"]) == 0
+def train_and_collect(capsys: Output, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
+    """Submit a run, wait for its end and collect it; returns the row of its table."""
+    assert run(["job", "submit", *set_options(corpus, *settings), "--out", str(out), "--yes"]) == 0
     status = wait_until_over(capsys, out)
     assert (status["state"], status["status"]) == ("ended", "ok"), status
     (row,) = read(capsys, "job", "collect", str(out))
@@ -91,11 +91,11 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
-    capsys: Said,
+    capsys: Output,
 ) -> None:
     script = tmp_path / "job.sh"
-    assert run(["job", "render", *words_of(corpus), "--scheduler", "pjm", "--out", str(script)]) == 0
-    # two ranks with a thread each on 48 cores: the check says so, and nothing else
+    assert run(["job", "render", *set_options(corpus), "--scheduler", "pjm", "--out", str(script)]) == 0
+    # two ranks with a thread each on 48 cores: the check reports that, and nothing else
     assert run(["job", "lint", str(script), "--ignore", "PJM062"]) == 0
     assert run(["job", "lint", str(script)]) == EXIT_FINDINGS
     row = train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=pjm", "node.freq_mhz=2200")
@@ -108,7 +108,7 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
 
 
 def test_a_job_goes_through_real_slurm(
-    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Said
+    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Output
 ) -> None:
     settings = [
         "job.scheduler=slurm",
@@ -122,33 +122,35 @@ def test_a_job_goes_through_real_slurm(
     assert len(hosts) == 2
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", *settings)
     long = [*settings, "training.iterations=100000", "training.log_interval=50"]
-    assert run(["job", "submit", *words_of(corpus, *long), "--out", str(tmp_path / "long"), "--yes"]) == 0
+    assert run(["job", "submit", *set_options(corpus, *long), "--out", str(tmp_path / "long"), "--yes"]) == 0
     until(lambda: (tmp_path / "long" / "metrics.jsonl").exists())
     assert run(["job", "cancel", str(tmp_path / "long")]) == 0
     status = wait_until_over(capsys, tmp_path / "long")
     assert status["state"] == "cancelled" and status["status"] == "interrupted", status
 
 
-def test_a_job_goes_through_this_machines_queue(local_queue: None, corpus: Path, tmp_path: Path, capsys: Said) -> None:
+def test_a_job_goes_through_this_machines_queue(
+    local_queue: None, corpus: Path, tmp_path: Path, capsys: Output
+) -> None:
     train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=local", "job.volumes=[]")
 
 
-# Each link may go on until a millisecond after its start, so it stops after its first iteration, however fast this
+# Each link may run until a millisecond after its start, so it stops after its first iteration, however fast this
 # machine is: with a second, all three were over before it where Python and PyTorch start in less.
 THREE_LINKS = ["job.chain=3", "training.iterations=3", "job.elapse=10:00", "job.stop_margin=9:59.999"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of three iterations in one go: the judge of every chain."""
+    """The run directory of three uninterrupted iterations, to which every chain is compared."""
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert run(["train", *words_of(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out)]) == 0
+    assert run(["train", *set_options(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out)]) == 0
     return out
 
 
-def train_in_a_chain(capsys: Said, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
+def train_in_a_chain(capsys: Output, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
     """Three links, each resuming where the one before has stopped, draw the curve of a run that was not interrupted."""
-    assert run(["job", "submit", *words_of(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
+    assert run(["job", "submit", *set_options(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
     deadline = time.monotonic() + 3 * LONGEST_SECONDS
     while True:
         (row,) = read(capsys, "job", "status", str(chained))
@@ -173,13 +175,13 @@ def test_a_chain_resumes_by_itself_in_the_simulated_pjm(
     corpus: Path,
     uninterrupted: Path,
     tmp_path: Path,
-    capsys: Said,
+    capsys: Output,
 ) -> None:
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=pjm")
 
 
 def test_a_chain_resumes_by_itself_in_this_machines_queue(
-    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Said
+    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Output
 ) -> None:
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=local", "job.volumes=[]")
 
@@ -188,7 +190,7 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
-    capsys: Said,
+    capsys: Output,
 ) -> None:
     file = tmp_path / "two.yaml"
     lines = [f"  {key}: {value}" for key, _, value in (setting.partition("=") for setting in TINY)]
@@ -201,11 +203,11 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     out = tmp_path / "sweep"
     submit = ["sweep", "submit", str(file), "--out", str(out), "--scheduler", "pjm", "--yes"]
     assert run([*submit, "--max-in-flight", "1"]) == 0
-    handed_in = len(list(out.glob("*/job.jsonl")))
-    assert handed_in == 1
+    submitted_count = len(list(out.glob("*/job.jsonl")))
+    assert submitted_count == 1
     deadline = time.monotonic() + LONGEST_SECONDS
     while len(list(out.glob("*/result.json"))) < 2:
-        assert run(submit) == 0  # never blocks, hands nothing in twice
+        assert run(submit) == 0  # never blocks, submits nothing twice
         assert time.monotonic() < deadline
         time.sleep(0.5)
     rows = read(capsys, "sweep", "status", str(out))
@@ -218,8 +220,8 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     assert len({round(row["last_validation_loss"], 5) for row in table}) == 1  # the same curve in both layouts
 
 
-def until(true: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LONGEST_SECONDS
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -36,12 +36,12 @@ def test_faults_of_every_kind_end_and_the_doctor_names_rank_and_call(tmp_path: P
     layouts = {layout.name: layout for layout in LAYOUTS}
     corpus = write_byte_corpus(tmp_path / "bytes")
 
-    def one(number: int) -> Outcome:
+    def run_fault(number: int) -> Outcome:
         name, fault = FAULTS[number]
         silent = name == "tp2" and fault.kind == "shape"
         return strike(Case(layouts[name], fault), corpus, tmp_path / str(number), CHECKED if silent else ())
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        outcomes = list(pool.map(one, range(len(FAULTS))))
+        outcomes = list(pool.map(run_fault, range(len(FAULTS))))
     wrong = [f"{outcome.case.name}: {outcome.wrong}; {outcome.verdict}" for outcome in outcomes if outcome.wrong]
     assert not wrong, "\n".join(wrong)

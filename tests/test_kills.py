@@ -1,4 +1,4 @@
-"""A run that is killed again and again is in the end the run that was never killed."""
+"""Tests that a run that is killed repeatedly ends with the metrics of a run that was never killed."""
 
 from __future__ import annotations
 

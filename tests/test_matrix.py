@@ -1,4 +1,4 @@
-"""The matrix of parity and the random layouts have all that can be switched on, and all of it together."""
+"""Tests that the parity matrix and the random layouts cover every feature and every combination of two features."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fugaku_gpt.config.schema import LR_SCHEDULES, PIPELINE_SCHEDULES, SIXTEEN_B
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
 from tests.mpi.cases import NARROW, WIDE, config_of
-from tests.mpi.layouts import draw_layouts, from_words
+from tests.mpi.layouts import draw_layouts, from_arguments
 from tests.support.features import FEATURES, features_of
 
 # features of which a run has one at most, and why
-APART: Dict[str, Tuple[str, ...]] = {
+EXCLUSIVE_FEATURES: Dict[str, Tuple[str, ...]] = {
     "a pipeline has one schedule": PIPELINE_SCHEDULES,
     "layers are recomputed in one way, or by a budget that may mix both": ("selective", "full"),
     "a budget chooses the layers": ("some layers", "budget"),
@@ -32,7 +32,7 @@ TRIPLES: List[Tuple[str, ...]] = [
     ("zero_bubble", "dp", "zero"),
     ("zero_bubble", "full", "bfloat16"),
 ]
-SOAK_PARTS = {1: 4, 2: 8, 3: 12, 4: 14, 5: 8, 6: 18, 7: 8, 8: 28}  # layouts of one seed in `make soak`
+SOAK_LAYOUT_COUNTS = {1: 4, 2: 8, 3: 12, 4: 14, 5: 8, 6: 18, 7: 8, 8: 28}  # layouts of one seed in `make soak`
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,17 @@ def matrix() -> Dict[str, FrozenSet[str]]:
     return {case: features_of(config_of(case)) for case in WIDE + NARROW}
 
 
-def can_meet(features: Tuple[str, ...]) -> bool:
+def can_be_combined(features: Tuple[str, ...]) -> bool:
     """Whether a run can have all of them."""
-    return not any(len(set(apart) & set(features)) > 1 for apart in APART.values())
+    return not any(len(set(exclusive) & set(features)) > 1 for exclusive in EXCLUSIVE_FEATURES.values())
 
 
-def test_parity_has_every_pair_of_features_that_can_meet(matrix: Dict[str, FrozenSet[str]]) -> None:
-    found = {pair for features in matrix.values() for pair in combinations(sorted(features), 2)}
-    wanted = set(combinations(sorted(FEATURES), 2))
-    assert [pair for pair in sorted(wanted - found) if can_meet(pair)] == []
-    assert [pair for pair in sorted(found) if not can_meet(pair)] == []
-    assert (len(wanted), len([pair for pair in wanted if not can_meet(pair)])) == (378, 15)
+def test_parity_has_every_pair_of_features_that_can_be_combined(matrix: Dict[str, FrozenSet[str]]) -> None:
+    covered = {pair for features in matrix.values() for pair in combinations(sorted(features), 2)}
+    pairs = set(combinations(sorted(FEATURES), 2))
+    assert [pair for pair in sorted(pairs - covered) if can_be_combined(pair)] == []
+    assert [pair for pair in sorted(covered) if not can_be_combined(pair)] == []
+    assert (len(pairs), len([pair for pair in pairs if not can_be_combined(pair)])) == (378, 15)
 
 
 @pytest.mark.parametrize("triple", TRIPLES, ids="-".join)
@@ -71,19 +71,19 @@ def test_a_budget_in_the_matrix_makes_a_difference(matrix: Dict[str, FrozenSet[s
         assert any(len(set(recompute_of(config, chunks_of(config)))) > 1 for config in configs), case
 
 
-def test_random_layouts_have_every_feature_and_every_way_to_cut() -> None:
+def test_random_layouts_have_every_feature_and_many_grids() -> None:
     features: Set[str] = set()
     grids = set()
     spoilt, nodes = 0, 0
-    for ranks, count in SOAK_PARTS.items():
+    for ranks, count in SOAK_LAYOUT_COUNTS.items():
         drawn = draw_layouts(ranks, count, 1)
         assert len(set(drawn)) == count
-        for one in drawn:
-            assert one.config.layout.ranks == ranks and from_words(one.words) == one
-            features |= features_of(one.config)
-            grids.add((one.config.layout.dp, one.config.layout.tp, one.config.layout.pp))
-            spoilt += one.spoilt_rank is not None
-            nodes += one.node_replicas is not None
+        for layout in drawn:
+            assert layout.config.layout.ranks == ranks and from_arguments(layout.arguments) == layout
+            features |= features_of(layout.config)
+            grids.add((layout.config.layout.dp, layout.config.layout.tp, layout.config.layout.pp))
+            spoilt += layout.spoilt_rank is not None
+            nodes += layout.node_replicas is not None
     assert features == set(FEATURES)
     assert {dp for dp, _, _ in grids} >= {1, 2, 3, 4, 5, 7} and {tp for _, tp, _ in grids} >= {1, 2, 3, 4}
     assert {pp for _, _, pp in grids} >= {1, 2, 3, 4, 5, 7} and (2, 2, 2) in grids

@@ -27,7 +27,7 @@ def test_every_rank_passes_the_mpi_tests(ranks: int) -> None:
     assert len(re.findall(r"^parity .*, float(?:32|64): loss", output, re.MULTILINE)) == 2 * wide > 0, output
     assert len(re.findall(r"^16 bits .*, beside float32: loss", output, re.MULTILINE)) == narrow > 0, output
     assert (f"5 random layouts on 8 ranks: {SOAKED}" in output) == (ranks == 8), output
-    passed = re.search(r"^.*?(\d+) passed.*$", output, re.MULTILINE)  # MPI may have a word to say after it
+    passed = re.search(r"^.*?(\d+) passed.*$", output, re.MULTILINE)  # MPI may print more after it
     assert passed and int(passed[1]) > 0, output
     print(f"{ranks} ranks: {passed[0]}")
 
@@ -57,7 +57,7 @@ def _mpirun(ranks: int, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("sums", ["flat", "node-first"])
-def test_ranks_may_leave_with_parameters_on_their_way(sums: str) -> None:
+def test_ranks_may_leave_with_parameters_in_flight(sums: str) -> None:
     output = _mpirun(4, "-m", "tests.mpi.leave_early", sums)
     assert f"4 ranks leave; node first: {sums == 'node-first'}; on their way: " in output
     assert "on their way: 0" not in output and "Error" not in output, output

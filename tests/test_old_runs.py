@@ -1,5 +1,5 @@
-"""Run directories, sweeps, jobs and checkpoints that version 0.1.0 wrote are read, shown and resumed, and what is
-written today has the names that it had then."""
+"""Tests that run directories, sweeps, jobs and checkpoints of version 0.1.0 are read, shown and resumed, and that files
+written today have the names that they had then."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_runs_are_listed_and_shown(old: Path, capsys: Output) -> None:
         assert re.search(cells, table)
 
 
-def test_a_sweep_has_its_status_and_is_continued_without_running_again(old: Path, capsys: Output) -> None:
+def test_the_status_of_a_sweep_is_read_and_it_continues_without_running_again(old: Path, capsys: Output) -> None:
     rows = json.loads(output_of(capsys, "sweep", "status", "runs/sweep", "--format", "json"))
     assert {row["run"]: row["status"] for row in rows} == {
         "one-rank-r1": "ok",
@@ -222,7 +222,7 @@ def test_a_sweep_has_its_status_and_is_continued_without_running_again(old: Path
 
 
 @pytest.mark.parametrize(("name", "job"), [("job-local", "local-1"), ("job-pjm", "1")])
-def test_a_job_that_has_ended_has_its_state_and_its_account(old: Path, capsys: Output, name: str, job: str) -> None:
+def test_state_and_accounting_of_an_ended_job_are_read(old: Path, capsys: Output, name: str, job: str) -> None:
     (row,) = json.loads(output_of(capsys, "job", "status", f"runs/{name}", "--format", "json"))
     assert (row["job"], row["state"], row["status"]) == (job, "ended", "ok")
     accounting = old / "runs" / name / "accounting.json"
@@ -289,7 +289,7 @@ def test_a_comparison_is_reported_again(old: Path, capsys: Output) -> None:
     assert_named("ratio low high p a b paired verdict more", comparison)
 
 
-def test_a_corpus_has_its_figures(old: Path, capsys: Output) -> None:
+def test_figures_of_a_corpus_are_read(old: Path, capsys: Output) -> None:
     (row,) = json.loads(output_of(capsys, "data", "info", "corpus", "--format", "json"))
     assert (row["tokens"], row["documents"], row["vocab_size"], row["dtype"]) == (12362, 28, 288, "uint16")
     assert row["fingerprint"] == "077aa7e72c9b0f07ccabd124a6d8aae3e54bb0f90e7d56c2d98739d806a48968"
@@ -311,7 +311,7 @@ def test_the_doctor_names_the_cause_of_a_hang(old: Path, capsys: Output) -> None
     assert states == [([1], "silent"), ([0], "waits")]
 
 
-def test_the_doctor_reads_a_run_that_failed_and_one_that_finished(old: Path, capsys: Output) -> None:
+def test_the_doctor_reads_a_failed_and_a_finished_run(old: Path, capsys: Output) -> None:
     assert "rank 1: killed by signal 9 (SIGKILL)" in output_of(capsys, "doctor", "runs/failed")
     assert "5.4222" in output_of(capsys, "doctor", "runs/finished")
 
@@ -319,7 +319,7 @@ def test_the_doctor_reads_a_run_that_failed_and_one_that_finished(old: Path, cap
 # training
 
 
-def train_words(*arguments: str) -> List[str]:
+def train_command(*arguments: str) -> List[str]:
     """Command line of a training run."""
     return [sys.executable, "-m", "fugaku_gpt", "train", *arguments]
 
@@ -340,9 +340,9 @@ def assert_continued(out: Path) -> None:
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stopped run, resumed in its own layout up to iteration 8 by today's code."""
     folder = copy_of_old_files(tmp_path_factory.mktemp("resumed") / "old")
-    words = ["--set", "training.iterations=8", "--resume", "auto", "--ranks", "2", "--out", "runs/stopped"]
+    arguments = ["--set", "training.iterations=8", "--resume", "auto", "--ranks", "2", "--out", "runs/stopped"]
     done = subprocess.run(
-        train_words("runs/stopped/config.yaml", *words),
+        train_command("runs/stopped/config.yaml", *arguments),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -354,7 +354,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "stopped"
 
 
-def test_a_run_is_resumed_in_its_layout(resumed: Path) -> None:
+def test_a_run_is_resumed_in_the_same_layout(resumed: Path) -> None:
     assert_continued(resumed)
     lines = read_lines(resumed / "metrics.jsonl")
     old_lines = read_lines(OLD / "runs" / "stopped" / "metrics.jsonl")
@@ -365,7 +365,7 @@ def test_a_run_is_resumed_in_its_layout(resumed: Path) -> None:
 
 def test_a_run_is_resumed_in_another_layout_and_stopped_again_with_code_75(tmp_path: Path) -> None:
     folder = copy_of_old_files(tmp_path / "old")
-    words = [
+    arguments = [
         "--set",
         "layout.dp=1",
         "--set",
@@ -379,7 +379,7 @@ def test_a_run_is_resumed_in_another_layout_and_stopped_again_with_code_75(tmp_p
     ]
     with open(tmp_path / "output.txt", "wb") as output:
         process = subprocess.Popen(
-            train_words("runs/stopped/config.yaml", *words),
+            train_command("runs/stopped/config.yaml", *arguments),
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=output,
@@ -413,26 +413,26 @@ def has_reached(out: Path, iteration: int) -> bool:
 # names
 
 
-def test_metrics_have_their_names(resumed: Path) -> None:
+def test_metrics_have_all_names(resumed: Path) -> None:
     lines = read_lines(resumed / "metrics.jsonl")
-    written_now = lines[len(read_lines(OLD / "runs" / "stopped" / "metrics.jsonl")) :]
-    assert {line["kind"] for line in written_now} == set(METRICS)
-    for line in written_now:
+    new_lines = lines[len(read_lines(OLD / "runs" / "stopped" / "metrics.jsonl")) :]
+    assert {line["kind"] for line in new_lines} == set(METRICS)
+    for line in new_lines:
         assert_named(METRICS[line["kind"]], line)
 
 
-def test_result_and_environment_have_their_names(resumed: Path) -> None:
+def test_result_and_environment_have_all_names(resumed: Path) -> None:
     assert_named(RESULT, json.loads((resumed / "result.json").read_text(encoding="utf-8")))
     assert_named(ENVIRONMENT, json.loads((resumed / "environment.json").read_text(encoding="utf-8")))
 
 
-def test_config_has_its_sections_and_fields(resumed: Path) -> None:
+def test_config_has_all_sections_and_fields(resumed: Path) -> None:
     config = yaml.safe_load((resumed / "config.yaml").read_text(encoding="utf-8"))
     for section, names in CONFIG.items():
         assert_named(names, config[section])
 
 
-def test_a_checkpoint_has_its_files_and_names(resumed: Path) -> None:
+def test_a_checkpoint_has_all_files_and_names(resumed: Path) -> None:
     folder = resumed / "checkpoints" / "step-00000006"
     assert sorted(path.name for path in folder.iterdir()) == [
         "data-000000.safetensors",
@@ -446,7 +446,7 @@ def test_a_checkpoint_has_its_files_and_names(resumed: Path) -> None:
     assert json.loads((resumed / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["name"] == folder.name
 
 
-def test_a_run_directory_has_its_files(resumed: Path) -> None:
+def test_a_run_directory_has_all_files(resumed: Path) -> None:
     names = {path.relative_to(resumed).as_posix() for path in resumed.rglob("*")}
     assert names >= {
         "config.yaml",
@@ -462,7 +462,7 @@ def test_a_run_directory_has_its_files(resumed: Path) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["local", "pjm", "slurm"])
-def test_a_script_writes_an_exit_record_with_its_names(old: Path, capsys: Output, scheduler: str) -> None:
+def test_a_script_writes_an_exit_record_with_all_names(old: Path, capsys: Output, scheduler: str) -> None:
     script = output_of(capsys, "job", "render", "job.yaml", "--scheduler", scheduler)
     (record,) = re.findall(r"printf '(\{.*\})\\n'", script)
     assert re.findall(r'"(\w+)":', record) == EXIT_RECORD.split()
@@ -470,7 +470,7 @@ def test_a_script_writes_an_exit_record_with_its_names(old: Path, capsys: Output
 
 
 @pytest.mark.parametrize("name", ["job-local", "job-pjm"])
-def test_a_job_has_the_names_of_its_records(old: Path, capsys: Output, name: str) -> None:
+def test_records_of_a_job_have_all_names(old: Path, capsys: Output, name: str) -> None:
     folder = old / "runs" / name
     (folder / "accounting.json").unlink()
     output_of(capsys, "job", "collect", f"runs/{name}")
@@ -481,7 +481,7 @@ def test_a_job_has_the_names_of_its_records(old: Path, capsys: Output, name: str
         assert_named(JOB_EVENTS[event["kind"]], event)
 
 
-def test_a_missing_name_is_seen() -> None:
+def test_a_missing_name_is_detected() -> None:
     named = {"a": {"b": 1, "c": {}}, "d": [{"e": 1}, {"f": []}]}
     assert key_paths(named) == {"a.b", "a.c", "d.e", "d.f"}
     assert_named("a a.b a.c d d.e d.f", named)

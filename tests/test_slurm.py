@@ -1,5 +1,5 @@
-"""Jobs on a real Slurm, Debian's, on this machine: handed in, followed, cancelled, held, in arrays and chains, stopped
-at their time limit."""
+"""Tests of jobs on a real Slurm, Debian's, on this machine: submitted, followed, cancelled, held, in arrays and chains,
+stopped at their time limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.skipif(bool(REASON), reason=f"no real Slurm on this machine: {REASON}"),
 ]
 
-# as our templates do it: the record when told to stop, and again at the end
+# as in the job templates: an exit record at the stop signal, and again at the end
 RECORD = """
 started=$(date +%s) told='' child=''
 id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}
@@ -67,7 +67,7 @@ def limited(slurm: SlurmScheduler, tmp_path_factory: pytest.TempPathFactory) -> 
     """A job that runs into its time limit, of a minute at least: it does so beside the other tests."""
     directory = tmp_path_factory.mktemp("limited")
     write(directory, "sleep 600", "--time=1")
-    prepared(directory)
+    write_config(directory)
     submit(directory, slurm)
     return directory
 
@@ -94,7 +94,7 @@ def until(slurm: SlurmScheduler, job_id: str, *states: str) -> JobStatus:
         time.sleep(0.5)
 
 
-def test_two_ranks_on_two_nodes_run_and_their_end_is_known(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_two_ranks_on_two_nodes_run_and_the_outcome_is_read(slurm: SlurmScheduler, tmp_path: Path) -> None:
     body = "srun --kill-on-bad-exit=1 bash -c 'echo rank $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME'; exit 3"
     job_id = slurm.submit(write(tmp_path, body, "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"))
     status = until_over(slurm, job_id)
@@ -115,7 +115,7 @@ def test_a_running_job_is_cancelled(slurm: SlurmScheduler, tmp_path: Path) -> No
     assert slurm.cancel([job_id])[job_id] != ""
 
 
-def test_a_job_is_held_and_released(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_a_job_is_put_on_hold_and_released(slurm: SlurmScheduler, tmp_path: Path) -> None:
     blocker = slurm.submit(write(tmp_path / "blocker", "sleep 600"))
     submission = write(tmp_path / "held", "true", f"--dependency=afterany:{blocker}")
     job_id = slurm.submit(submission)
@@ -127,7 +127,7 @@ def test_a_job_is_held_and_released(slurm: SlurmScheduler, tmp_path: Path) -> No
     assert until_over(slurm, job_id) == JobStatus(job_id, ENDED, "COMPLETED", exit_code=0, group="all")
 
 
-def test_an_array_is_as_bad_as_its_worst_task(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_an_array_has_the_exit_code_of_the_worst_task(slurm: SlurmScheduler, tmp_path: Path) -> None:
     job_id = slurm.submit(write(tmp_path, "exit $((SLURM_ARRAY_TASK_ID * 4))", "--array=0-2"))
     status = until_over(slurm, job_id)
     assert (status.state, status.exit_code) == (ENDED, 4)
@@ -137,7 +137,7 @@ def test_an_array_is_as_bad_as_its_worst_task(slurm: SlurmScheduler, tmp_path: P
 
 
 @pytest.mark.parametrize(("code", "ran"), [(75, True), (0, False)])
-def test_a_link_of_a_chain_waits_for_one_that_wants_to_be_resumed(
+def test_a_link_of_a_chain_runs_only_after_a_link_to_be_resumed(
     slurm: SlurmScheduler, tmp_path: Path, code: int, ran: bool
 ) -> None:
     first = slurm.submit(write(tmp_path / "first", f"sleep 2; exit {code}"))
@@ -149,7 +149,7 @@ def test_a_link_of_a_chain_waits_for_one_that_wants_to_be_resumed(
     assert printed == ([first] if ran else [])
 
 
-def test_many_jobs_are_asked_for_at_once_with_those_that_are_not_there(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_many_jobs_are_polled_at_once_with_unknown_ids(slurm: SlurmScheduler, tmp_path: Path) -> None:
     ids = [slurm.submit(write(tmp_path / str(number), f"exit {number}")) for number in range(5)]
     for job_id in ids:
         until_over(slurm, job_id)
@@ -159,15 +159,15 @@ def test_many_jobs_are_asked_for_at_once_with_those_that_are_not_there(slurm: Sl
     assert slurm.poll(["999999"])["999999"].state == LOST
 
 
-def test_a_refusal_has_slurm_s_words_and_advice(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_a_refusal_has_the_text_of_slurm_and_advice(slurm: SlurmScheduler, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="invalid partition[\\s\\S]*job.resource_group"):
         slurm.submit(write(tmp_path, "true", "--partition=none"))
     with pytest.raises(Refused, match="job.nodes"):
         slurm.submit(write(tmp_path, "true", "--nodes=99"))
 
 
-def test_a_job_is_found_again_by_its_tag(slurm: SlurmScheduler, tmp_path: Path) -> None:
-    """Between Slurm's yes and our record the submitter was killed: the intent is there, and the job is."""
+def test_a_job_without_recorded_id_is_recovered_by_tag(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    """The submitter was killed between Slurm's answer and the record of it: intent and job exist, but no job id."""
     submission = write(tmp_path, RECORD + "sleep 1")
     tag = f"fugaku-gpt-{os.getpid()}-{time.time()}"
     append_event(tmp_path, "intent", time.time(), scheduler="slurm", tag=tag, link=1, chain=1, bulk="")
@@ -176,11 +176,11 @@ def test_a_job_is_found_again_by_its_tag(slurm: SlurmScheduler, tmp_path: Path) 
     assert poll_runs([tmp_path])[0].job_id == job_id
     assert [job.job_id for job in read_history(tmp_path).jobs] == [job_id]
     with pytest.raises(UsageError, match=f"holds job {job_id}|job {job_id} is"):
-        prepared(tmp_path)
+        write_config(tmp_path)
         submit(tmp_path, slurm)
 
 
-def test_a_job_told_to_stop_before_its_limit_records_that_it_can_be_resumed(
+def test_a_job_stopped_before_the_time_limit_records_that_it_can_be_resumed(
     slurm: SlurmScheduler, tmp_path: Path
 ) -> None:
     body = RECORD + "sleep 600 & child=$!; wait"
@@ -197,22 +197,22 @@ def test_a_killed_script_is_no_success(slurm: SlurmScheduler, tmp_path: Path) ->
     assert followed[tmp_path].status == "failed" and "signal 9" in followed[tmp_path].cause
 
 
-def prepared(directory: Path) -> None:
-    """The configuration that a run directory has beside its script."""
+def write_config(directory: Path) -> None:
+    """Write the configuration that a run directory has beside its script."""
     config = load_run_config(preset="tiny", overrides=["job.scheduler=slurm"])
     (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
 
 
 def follow_scripts(slurm: SlurmScheduler, submissions: Dict[Path, Submission]) -> Dict[Path, Outcome]:
-    """Hand in prepared run directories with these scripts, and follow them to their ends."""
+    """Submit run directories with these scripts, and follow them to their ends."""
     for directory in submissions:
-        prepared(directory)
+        write_config(directory)
         submit(directory, slurm)
     *_, last = watch_runs(list(submissions), max_wait=5.0)
-    return {one.directory: one.outcome for one in last}
+    return {polled.directory: polled.outcome for polled in last}
 
 
-def test_a_job_at_its_limit_without_a_record_is_a_timeout(limited: Path) -> None:
+def test_a_job_at_the_time_limit_without_a_record_is_a_timeout(limited: Path) -> None:
     *_, (followed,) = watch_runs([limited], max_wait=5.0)
     verdict = followed.outcome
     assert (verdict.status, verdict.retry) == ("timeout", "resume") and "time limit" in verdict.cause

@@ -1,4 +1,4 @@
-"""JSON files with a version: read, absent, damaged, of another kind, of another version."""
+"""Tests of versioned JSON files: valid, absent, damaged, of another kind, and of another version."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
         (b'{"version": [3], "nodes": 384}', r"version [3] of this format; this program reads version 3 and 2"),
     ],
 )
-def test_an_unusable_file_is_named_with_the_reason_and_what_to_do(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_an_unusable_file_is_named_with_reason_and_remedy(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "nodes.json"
     file.write_bytes(content)
     with pytest.raises(UsageError) as caught:
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read(tmp_path / "nodes.json")
 
 
-def test_an_empty_file_counts_as_missing_where_writers_may_leave_one(tmp_path: Path) -> None:
+def test_an_empty_file_counts_as_missing_where_writers_may_leave_it(tmp_path: Path) -> None:
     (tmp_path / "nodes.json").write_bytes(b"")
     assert read(tmp_path / "nodes.json", is_missing_if_empty=True) is None
 

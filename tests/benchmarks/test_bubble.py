@@ -1,4 +1,4 @@
-"""The bubble benchmark's table, from two real ranks. What it measures is judged in ``tests/mpi/test_bubble.py``."""
+"""Tests of the bubble benchmark's table, from two real ranks. ``tests/mpi/test_bubble.py`` tests its figures."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.benchmarks.programs import printed_lines, refusal
 
 
 @pytest.mark.mpi
-def test_it_prints_measured_beside_predicted(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--stages", "2", "--micro-batches", "4", "--pass-ms", "5", "--tries", "1"]
-    rows = [line.split() for line in printed_lines(capfd, "bubble", *words)]
+def test_the_bubble_benchmark_prints_measured_beside_predicted(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--stages", "2", "--micro-batches", "4", "--pass-ms", "5", "--tries", "1"]
+    rows = [line.split() for line in printed_lines(capfd, "bubble", *arguments)]
     assert [row[:4] for row in rows[1:]] == [
         ["gpipe", "2", "4", "1"],
         ["1f1b", "2", "4", "1"],
@@ -22,5 +22,5 @@ def test_it_prints_measured_beside_predicted(capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow  # imports PyTorch
-def test_one_stage_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_single_stage_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "valid: 2 or more" in refusal(capfd, "bubble", "--stages", "1")

@@ -1,4 +1,4 @@
-"""The checkpoint benchmark's table, from two real ranks."""
+"""Test of the checkpoint benchmark's table, from two real ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.benchmarks.programs import printed_lines
 
 
 @pytest.mark.mpi
-def test_it_prints_a_row_for_each_way_of_saving_and_leaves_nothing(
+def test_the_checkpoint_benchmark_prints_a_row_for_each_way_of_saving_and_leaves_no_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # as wide as this, since a copy of the preset itself may take less than what is printed of a stall, 1 ms
+    # wider than the preset, since a copy of the preset's model may take less than the printed precision, 1 ms
     small = ["model.hidden=512", "model.layers=1", "model.seq_len=16"]
-    words = ["--preset", "tiny", "--ranks", "2", "--steps", "1", "--saves", "1", "--folder", str(tmp_path)]
-    words += [word for setting in small for word in ("--set", setting)]
-    head, *rows = [line.split() for line in printed_lines(capfd, "checkpoint", *words)]
+    arguments = ["--preset", "tiny", "--ranks", "2", "--steps", "1", "--saves", "1", "--folder", str(tmp_path)]
+    arguments += [argument for setting in small for argument in ("--set", setting)]
+    head, *rows = [line.split() for line in printed_lines(capfd, "checkpoint", *arguments)]
     assert [row[:2] for row in rows] == [
         ["0", "asynchronous"],
         ["0", "synchronous"],

@@ -1,4 +1,4 @@
-"""The simulation of the statistics: its short form holds what the long one is quoted for."""
+"""Tests of the simulation of the statistics: a short simulation confirms the figures quoted from the long one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def test_intervals_cover_and_alarms_are_rare(noise: str) -> None:
         # 90 to 98 % and at most 6 %, with three standard deviations of 400 trials for the seed
         assert 0.90 <= tally.covered <= 0.98 + 0.02
         assert tally.alarms <= 0.06 + 0.035
-    assert tallies[6].found > tallies[3].found - 0.02
+    assert tallies[6].detected > tallies[3].detected - 0.02
 
 
 @pytest.mark.slow
-def test_looking_after_each_pair_misleads_no_more_than_one_look() -> None:
+def test_looking_after_each_pair_misleads_no_more_than_a_single_look() -> None:
     _, looks = comparison.simulate_pairs("log-normal 3 %", 150, seed=1)
     assert looks is not None
     assert looks.alarms <= 0.06 + 0.05 and looks.first_verdict_alarms > looks.alarms
-    assert looks.covered >= 0.88 and looks.found >= 0.75 and looks.missed <= 0.03 and 4 <= looks.pairs <= 10
+    assert looks.covered >= 0.88 and looks.detected >= 0.75 and looks.missed <= 0.03 and 4 <= looks.pairs <= 10
 
 
 def test_the_table_is_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--trials", "5", "--noise", "log-normal 1 %"]
-    assert comparison.main(words) == 0
+    arguments = ["--trials", "5", "--noise", "log-normal 1 %"]
+    assert comparison.main(arguments) == 0
     first = capsys.readouterr().out
-    comparison.main(words)
+    comparison.main(arguments)
     assert capsys.readouterr().out == first
     assert first.count("| log-normal 1 % |") == 6 and "looking after each pair, from 4 to 10, 5 trials" in first

@@ -1,4 +1,4 @@
-"""The loss-curve benchmark: what it counts as far, what it draws, and one short run of real ranks."""
+"""Tests of the loss-curve benchmark: its distances, its picture, and a short run of real ranks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fugaku_gpt.config import load_run_config
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_is_valid_and_small_enough_for_one_machine(name: str) -> None:
+def test_a_layout_is_valid_and_small_enough_for_a_single_machine(name: str) -> None:
     assert 1 <= load_run_config(overrides=settings_of(LAYOUTS[name], "float32", 100)).layout.ranks <= 8
 
 
-def test_there_are_eight_layouts_that_use_every_way_of_cutting_a_run() -> None:
-    words = " ".join(LAYOUTS.values())
+def test_there_are_eight_layouts_that_use_every_kind_of_parallelism() -> None:
+    all_settings = " ".join(LAYOUTS.values())
     assert len(set(LAYOUTS.values())) == 8
-    for word in ("dp=2", "tp=2", "pp=4", "interleaved", "gpipe", "zero=1", "sequence_parallel=true"):
-        assert word in words
-    assert "recompute=full" in words and "recompute=selective" in words
+    for setting in ("dp=2", "tp=2", "pp=4", "interleaved", "gpipe", "zero=1", "sequence_parallel=true"):
+        assert setting in all_settings
+    assert "recompute=full" in all_settings and "recompute=selective" in all_settings
 
 
-def test_the_distance_is_the_largest_of_all_steps_and_a_loss_that_is_no_number_is_far() -> None:
+def test_the_distance_is_the_largest_of_all_steps_and_infinite_if_a_loss_is_nan() -> None:
     assert farthest([3.0, 2.0, 1.5], [3.0, 2.5, 1.25]) == (0.5, 2)
     assert farthest([3.0, math.nan, 9.0], [3.0, 2.5, 1.25]) == (math.inf, 2)
     lines = table({"one rank": [3.0, 2.0], "other": [3.0, 2.25]})
@@ -55,18 +55,18 @@ def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = tmp_path / "new" / "curves.svg"
-    words = ["--steps", "3", "--dtype", "float64", "--only", "tp2 sp selective", "--picture", str(picture)]
+    arguments = ["--steps", "3", "--dtype", "float64", "--only", "tp2 sp selective", "--picture", str(picture)]
     curves: Dict[str, List[float]] = {}
     run_ranks = program.run
 
     def run_once(name: str, layout: str, dtype: str, steps: int) -> List[float]:
-        """Both calls of the program are judged by the same runs."""
+        """Runs each layout once, for both calls of the program."""
         if name not in curves:
             curves[name] = run_ranks(name, layout, dtype, steps)
         return curves[name]
 
     monkeypatch.setattr(program, "run", run_once)
-    assert program.main(words) == 0
+    assert program.main(arguments) == 0
     assert "largest distance" in capsys.readouterr().out and picture.exists()
-    assert program.main([*words, "--bound", "-1"]) == 1
+    assert program.main([*arguments, "--bound", "-1"]) == 1
     assert "TOO FAR" in capsys.readouterr().out

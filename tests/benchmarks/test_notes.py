@@ -1,4 +1,4 @@
-"""What the notes' own rows say to their conclusions."""
+"""Test of the notes' conclusions against their rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from benchmarks import notes
 
 
-def test_conclusions_hold_where_their_rows_can_tell(
+def test_conclusions_are_checked_against_the_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["notes.py", "--format", "csv"])

@@ -1,4 +1,4 @@
-"""The benchmarks of several ranks, of the optimiser and of starting: their tables, from models of no size."""
+"""Tests of the benchmarks of several ranks, of the optimizer and of starting: their tables, from minimal models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from scaling import mixes, replicas  # isort: skip  # a module of benchmarks/
 SMALL = ["model.layers=4", "model.hidden=16", "model.heads=2", "model.vocab_size=64"]
 
 
-def lines_of(capfd: pytest.CaptureFixture[str], program: str, *words: str) -> List[str]:
-    """What a program prints of a small model."""
-    return printed_lines(capfd, program, *words, *[word for setting in SMALL for word in ("--set", setting)])
+def lines_of(capfd: pytest.CaptureFixture[str], program: str, *arguments: str) -> List[str]:
+    """The lines that a program prints for a small model."""
+    return printed_lines(
+        capfd, program, *arguments, *[argument for setting in SMALL for argument in ("--set", setting)]
+    )
 
 
 @pytest.mark.mpi
@@ -26,29 +28,29 @@ def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capfd, "peers", *names, "--preset", "tiny", "--shape", "16x1", "--turns", "1")
     assert [line.split()[0] for line in lines[2:5]] == names
     assert all(" 2 x 1 " in line for line in lines[2:5])
-    assert [line.split()[-1] for line in lines[2:5]][0] == "-"  # gloo does not tell what it hides
-    said = [(line.split()[0], line.split()[-1]) for line in lines[5:]]
-    assert said == [(names[1], names[0]), (names[2], names[0]), (names[2], names[1])]
+    assert [line.split()[-1] for line in lines[2:5]][0] == "-"  # gloo does not report what it hides
+    compared_pairs = [(line.split()[0], line.split()[-1]) for line in lines[5:]]
+    assert compared_pairs == [(names[1], names[0]), (names[2], names[0]), (names[2], names[1])]
 
 
-def test_a_layout_that_is_none_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_layout_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "did you mean layout.zero?" in refusal(capfd, "peers", "dp=2,zer=1")
 
 
-def test_a_type_that_ours_alone_would_have_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_type_for_ours_alone_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     for program, names, instead in (("peers", ["ddp=2", "dp=2"], "--bf16"), ("step", ["ours"], "ours-bf16")):
         assert instead in refusal(capfd, program, *names, "--set", "training.dtype=bfloat16")
 
 
 @pytest.mark.mpi
-def test_scaling_prints_efficiency_beside_one_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--preset", "tiny", "--shape", "16x1", "--turns", "1", "--ranks", "2", "--mix-ranks", "0"]
-    rows = [line.split() for line in lines_of(capfd, "scaling", *words)[3:]]
+def test_scaling_prints_efficiency_beside_a_single_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--preset", "tiny", "--shape", "16x1", "--turns", "1", "--ranks", "2", "--mix-ranks", "0"]
+    rows = [line.split() for line in lines_of(capfd, "scaling", *arguments)[3:]]
     assert [row[0] for row in rows] == ["dp=1", "dp=2"]
     assert rows[0][-2:] == ["1.000", "(1.000-1.000)"] and float(rows[1][-2]) > 0
 
 
-def test_scaling_goes_through_every_mix() -> None:
+def test_scaling_covers_every_mix() -> None:
     assert replicas(12) == ["dp=1", "dp=2", "dp=4", "dp=8", "dp=12"]
     assert mixes(4, 12) == [
         "dp=4",
@@ -65,7 +67,7 @@ def test_scaling_goes_through_every_mix() -> None:
 
 
 @pytest.mark.slow
-def test_the_optimizer_stands_beside_its_bytes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_optimizer_is_compared_with_memory_bandwidth(capfd: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capfd, "optimizer", "--preset", "tiny", "--turns", "1", "--set", "model.seq_len=16")
     rows = [line.split() for line in lines[2:] if ": not on this build: " not in line]
     assert [row[1] for row in rows] == ["float32", "bfloat16"][: len(rows)] and rows
@@ -74,7 +76,7 @@ def test_the_optimizer_stands_beside_its_bytes(capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_a_start_is_timed_to_its_first_step() -> None:
+def test_a_start_is_timed_to_the_first_step() -> None:
     command = [sys.executable, str(BENCHMARKS / "startup.py"), "--turns", "1"]
     done = subprocess.run(command, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""The benchmark of plans: its list of runs, its verdict, and one run of real ranks."""
+"""Tests of the benchmark of plans: its list of runs, its verdicts, and a run of real ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.planner.probes import even_machine
 TINY = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.seq_len=32", "model.vocab_size=256"]
 
 
-def test_the_runs_are_twenty_of_two_models_on_one_to_four_ranks() -> None:
+def test_there_are_twenty_runs_of_two_models_on_up_to_four_ranks() -> None:
     configs = [load_run_config(overrides=settings) for settings in planned.chosen(None)]
     assert len(configs) == len({planned.name_of(config) for config in configs}) == 20
     assert {config.layout.ranks for config in configs} == {1, 2, 3, 4}
@@ -25,11 +25,11 @@ def test_the_runs_are_twenty_of_two_models_on_one_to_four_ranks() -> None:
 
 
 def row(seconds: float, peak: int) -> planned.Row:
-    """Planned are one second, 0.9 to 1.1, and 1000 bytes."""
+    """A row planned at one second, 0.9 to 1.1, and 1000 bytes."""
     return planned.Row("a run", 1, LocalPrediction(Estimate(1.0, 0.9, 1.1), {}, ()), 1000, seconds, peak)
 
 
-def test_verdicts_are_by_the_median_and_by_the_lowest() -> None:
+def test_verdicts_are_by_the_median_and_by_the_minimum() -> None:
     good = planned.verdicts([row(1.05, 1010), row(0.95, 990), row(2.0, 960)])
     assert [met for met, _ in good] == [True, True, True, True]
     assert "hold 2 of 3" in good[-1][1] and "*" in planned.line_of(row(2.0, 960))
@@ -43,7 +43,7 @@ def test_a_run_of_two_ranks_is_planned_and_measured(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["planned.py"])
     machine, _ = machine_from_probe(even_machine(), 2**34)
     machine.probed.facts["torch"] = ""  # type: ignore[union-attr,index]
-    found = planned.run([*TINY, "layout.dp=2", "training.global_batch=8", "node.threads_per_rank=1"], machine)
-    assert found.name.endswith("dp2") and found.ranks == 2
-    assert found.seconds > 0 and found.planned.seconds.value > 0
-    assert -0.3 < found.memory_off < 0.6  # nearly all of it is the framework
+    measured_row = planned.run([*TINY, "layout.dp=2", "training.global_batch=8", "node.threads_per_rank=1"], machine)
+    assert measured_row.name.endswith("dp2") and measured_row.ranks == 2
+    assert measured_row.seconds > 0 and measured_row.planned.seconds.value > 0
+    assert -0.3 < measured_row.memory_off < 0.6  # nearly all of it is the framework

@@ -1,4 +1,4 @@
-"""Parts of a step: own time, and the table."""
+"""Tests of the time of a step's parts: own time, and the table."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ from where import (  # noqa: E402
 from tests.training.test_operators import trainer  # noqa: E402
 
 
-class Hand:
-    """A clock that is moved by hand."""
+class ManualClock:
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.seconds = 0.0
 
     def perf_counter(self) -> float:
-        return self.now
+        return self.seconds
 
 
 @pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
-    moved = Hand()
-    monkeypatch.setattr(where, "time", moved)
-    return moved
+def manual_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock()
+    monkeypatch.setattr(where, "time", clock)
+    return clock
 
 
-def test_a_call_s_own_time_is_without_the_calls_inside_it_and_only_counted_while_it_runs(hand: Hand) -> None:
+def test_a_call_s_own_time_excludes_the_calls_inside_it_and_is_counted_while_the_clock_runs(
+    manual_clock: ManualClock,
+) -> None:
     clock = Clock()
     outer, inner = clock.of(lambda: LOSS_REST, "loss"), clock.of(lambda: LOGITS, "linear")
     around: List[List[str]] = []
@@ -55,10 +57,10 @@ def test_a_call_s_own_time_is_without_the_calls_inside_it_and_only_counted_while
     def step(own: float, inside: float) -> None:
         clock.turns.append(defaultdict(list))
         with outer():
-            hand.now += own
+            manual_clock.seconds += own
             for _ in range(2):
                 with inner():
-                    hand.now += inside
+                    manual_clock.seconds += inside
                     around.append(list(clock.around))
 
     step(5.0, 7.0)
@@ -71,26 +73,28 @@ def test_a_call_s_own_time_is_without_the_calls_inside_it_and_only_counted_while
     assert around == [[LOSS_REST, LOGITS]] * 6 and clock.around == []
 
 
-def test_the_table_puts_each_part_beside_its_products_of_the_floor(hand: Hand) -> None:
+def test_the_table_shows_each_part_beside_the_floor_s_products(manual_clock: ManualClock) -> None:
     clock = Clock()
     clock.runs = True
     for seconds in (4.0, 2.0, 3.0):
         clock.turns.append(defaultdict(list))
         for part in (LAYERS, ATTENTION, NORM_GELU):
             with clock.of(lambda part=part: part, "some")():
-                hand.now += seconds
-    floors = [{"qkv forward": [3, 1.0], "attention keys": [1, its]} for its in (2.0, 1.0, 4.0)]
+                manual_clock.seconds += seconds
+    floors = [
+        {"qkv forward": [3, 1.0], "attention keys": [1, attention_seconds]} for attention_seconds in (2.0, 1.0, 4.0)
+    ]
     lines = table(clock, [14.0, 8.0, 10.0], floors)
-    found = {line[:30].strip(): line[30:].split() for line in lines}
-    assert found[LAYERS] == ["1", "3.000", "30.0%", "2.000", "3.000", "3.000"]
-    assert found[ATTENTION] == ["1", "3.000", "30.0%", "2.000", "2.000", "1.000"]
-    assert found[NORM_GELU] == ["1", "3.000", "30.0%", "2.000"]
-    assert found[REST] == ["2.000", "20.0%", "1.000"]  # 14 - 12, 8 - 6, 10 - 9
-    assert found["a step"] == ["10.000", "100.0%", "7.000", "5.000", "4.000"]
+    cells = {line[:30].strip(): line[30:].split() for line in lines}
+    assert cells[LAYERS] == ["1", "3.000", "30.0%", "2.000", "3.000", "3.000"]
+    assert cells[ATTENTION] == ["1", "3.000", "30.0%", "2.000", "2.000", "1.000"]
+    assert cells[NORM_GELU] == ["1", "3.000", "30.0%", "2.000"]
+    assert cells[REST] == ["2.000", "20.0%", "1.000"]  # 14 - 12, 8 - 6, 10 - 9
+    assert cells["a step"] == ["10.000", "100.0%", "7.000", "5.000", "4.000"]
     assert lines[-1] == "of the floor: 2.000 (1.429-2.800); the quickest of both: 1.750"
 
 
-def test_every_kind_and_shape_of_call_has_a_line(hand: Hand) -> None:
+def test_every_kind_and_shape_of_call_has_a_line(manual_clock: ManualClock) -> None:
     clock = Clock()
     clock.runs = True
     linear = clock.of(lambda: LAYERS, "linear")
@@ -99,7 +103,7 @@ def test_every_kind_and_shape_of_call_has_a_line(hand: Hand) -> None:
         for shape, times in (((2, 3), 2), ((5,), 1)):
             for _ in range(times):
                 with linear(torch.zeros(shape), torch.zeros(3)):
-                    hand.now += seconds * times
+                    manual_clock.seconds += seconds * times
     lines = calls_table(clock)
     assert [line.split() for line in lines[1:]] == [
         f"{LAYERS} linear 2 4000.000 8.000 [2, 3] [3]".split(),
@@ -108,7 +112,7 @@ def test_every_kind_and_shape_of_call_has_a_line(hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
+def test_every_part_of_a_real_step_is_timed_and_the_functions_are_restored(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fugaku_gpt import ops
@@ -117,8 +121,8 @@ def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
 
     if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)  # what is agreed on here holds here
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)  # the choice of this test ends with it
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # with more threads, the heads are too few for the kernels
 
     def functions() -> List[object]:
         ways = [
@@ -135,7 +139,7 @@ def test_every_part_of_a_real_step_is_seen_and_the_functions_are_put_back(
         run.step()
         clock.runs = False
     assert functions() == before
-    calls = {part: clock.calls(part) for part in where.PARTS}
+    calls = {part: clock.calls(part) for part in where.PART_NAMES}
     layers, passes = run.config.model.layers, run.config.micro_batches
     assert calls[LAYERS] == 4 * 3 * layers * passes  # four linear layers, each multiplied in three ways
     assert calls[LOGITS] % (3 * passes) == 0 and calls[LOSS_REST] >= passes

@@ -1,8 +1,9 @@
-"""A program that lets a save of a checkpoint fail at each of its calls of the file system, in each way; prints JSON.
+"""A program that makes a save of a checkpoint fail at each file system call, in each way, and prints JSON.
 
-Argument: folder. In it lies an old checkpoint; a child saves a new one as a trainer does (clean, ask for room, write,
-commit, keep one), and dies or sees an error at its n-th call, for every n. Then: what is visible is whole, the newest
-is the old or the new one, and the next save succeeds and leaves nothing behind.
+The argument is a folder, which gets an old checkpoint. A child process saves a new one as a trainer does (clean up,
+require room, write, commit, retain one), and dies or sees an error at its n-th call, for every n. Afterwards every
+visible checkpoint must be valid, the newest must be the old or the new one, and the next save must succeed and leave
+nothing behind.
 
 Ways: ``kill`` (kill -9 before the call), ``torn`` (kill -9 after half of a write), ``full`` (ENOSPC at this and every
 later call that needs room), ``broken`` (EIO at this and every later call), ``once`` (EIO at this call alone), ``short``
@@ -57,18 +58,18 @@ class Faults:
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             self.log.append(name)
-            here, from_here = len(self.log) == self.nth, len(self.log) >= self.nth
-            if here and self.way == "kill":
+            is_nth, is_nth_or_later = len(self.log) == self.nth, len(self.log) >= self.nth
+            if is_nth and self.way == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if here and self.way in ("torn", "short"):
+            if is_nth and self.way in ("torn", "short"):
                 descriptor, content, offset = arguments
                 taken = real(descriptor, memoryview(content)[: max(1, len(content) // 2)], offset)
                 if self.way == "torn":
                     os.kill(os.getpid(), signal.SIGKILL)
                 return taken
-            if self.way == "full" and from_here and name in NEED_ROOM:
+            if self.way == "full" and is_nth_or_later and name in NEED_ROOM:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if self.way == "broken" and from_here or self.way == "once" and here:
+            if self.way == "broken" and is_nth_or_later or self.way == "once" and is_nth:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return real(*arguments)
 
@@ -76,7 +77,7 @@ class Faults:
 
 
 def save_as_a_trainer_does(directory: Path, iteration: int, arrays: Arrays) -> None:
-    """One save with everything around it."""
+    """Save a checkpoint with the steps that a trainer takes before and after it."""
     clean_leftovers(directory)
     require_room(directory, 1000)
     save(directory, iteration, arrays, cut_flat(arrays, 2))
@@ -84,7 +85,7 @@ def save_as_a_trainer_does(directory: Path, iteration: int, arrays: Arrays) -> N
 
 
 def in_child(work: Callable[[], int]) -> int:
-    """Exit code of a process that does this; minus the signal that has killed it."""
+    """Do the work in a child process; return its exit code, or minus the signal that killed it."""
     process = os.fork()
     if process == 0:
         code = UNEXPECTED
@@ -98,7 +99,7 @@ def in_child(work: Callable[[], int]) -> int:
 
 
 def save_with_a_fault(directory: Path, way: str, nth: int) -> int:
-    """Save the new checkpoint; ``SAVED`` or ``SAW_ERROR``, if it lives."""
+    """Save the new checkpoint; return ``SAVED`` or ``SAW_ERROR`` if the process survives."""
     Faults(way, nth)
     try:
         save_as_a_trainer_does(directory, 20, NEW)
@@ -108,7 +109,7 @@ def save_with_a_fault(directory: Path, way: str, nth: int) -> int:
 
 
 def calls_of_a_save(directory: Path, log: Path) -> int:
-    """The same without a fault; the names of its calls go to a file."""
+    """Save the new checkpoint without a fault, and write the names of its file system calls to a file."""
     counted = Faults()
     save_as_a_trainer_does(directory, 20, NEW)
     log.write_text(json.dumps(counted.log))
@@ -116,15 +117,15 @@ def calls_of_a_save(directory: Path, log: Path) -> int:
 
 
 def is_equal(checkpoint: Optional[Path], arrays: Arrays) -> bool:
-    """Whether a checkpoint holds these."""
+    """True if a checkpoint holds these arrays."""
     if checkpoint is None:
         return False
-    with open_checkpoint(checkpoint) as found:
-        return all(np.array_equal(found.tensor(*key.split("/")), array) for key, array in arrays.items())
+    with open_checkpoint(checkpoint) as reader:
+        return all(np.array_equal(reader.tensor(*key.split("/")), array) for key, array in arrays.items())
 
 
 def judge(directory: Path, way: str, code: int) -> List[str]:
-    """What is wrong after a fault."""
+    """List the problems after a fault."""
     wrong = []
     torn = [info.path.name for info in list_checkpoints(directory) if verify_checkpoint(info.path)]
     if torn:
@@ -144,13 +145,13 @@ def judge(directory: Path, way: str, code: int) -> List[str]:
     return wrong
 
 
-def nothing(target: Any) -> None:
-    """In place of the two calls that wait for the disk."""
+def skip_sync(target: Any) -> None:
+    """Do nothing, in place of the two calls that wait for the disk."""
 
 
 def main(folder: Path) -> None:
-    """All calls, all ways."""
-    file_system.sync = file_system.sync_folder = nothing
+    """Let every call fail in every way."""
+    file_system.sync = file_system.sync_folder = skip_sync
     old, case, log_file = folder / "old", folder / "case", folder / "calls.json"
     save_as_a_trainer_does(old, 10, OLD)
     shutil.copytree(old, case)
@@ -165,7 +166,7 @@ def main(folder: Path) -> None:
         shutil.copytree(old, case)
         code = in_child(partial(save_with_a_fault, case, way, nth))
         ends[way][code] += 1
-        wrong += [f"{way} at call {nth}, {name}: {one}" for one in judge(case, way, code)]
+        wrong += [f"{way} at call {nth}, {name}: {problem}" for problem in judge(case, way, code)]
     print(json.dumps({"calls": Counter(log), "ends": ends, "wrong": wrong}))
 
 

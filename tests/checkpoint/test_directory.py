@@ -1,4 +1,4 @@
-"""Checkpoints: saved in one cut, read in another; which are whole, and which are kept."""
+"""Tests that checkpoints are saved in one cut and read in another, and of which are valid and which are retained."""
 
 from __future__ import annotations
 
@@ -28,29 +28,31 @@ from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, remove_old_checkpoints, verify_checkpoint
 from fugaku_gpt.errors import CheckpointError, RunFailed
 from fugaku_gpt.layout.regions import Region, full_region, rectangles
-from tests.support.checkpoints import Arrays, Held, cut_flat, save, some_arrays
+from tests.support.checkpoints import Arrays, Pieces, cut_flat, save, some_arrays
 
 
-def cut_like_a_layout(draw: st.DrawFn, arrays: Arrays) -> List[Held]:
-    """Each tensor cut along some dimension over tp ranks, each part's memory cut at any places over dp replicas."""
+def cut_like_a_layout(draw: st.DrawFn, arrays: Arrays) -> List[Pieces]:
+    """Cut each tensor along some dimension over tp ranks, and the memory of each part anywhere over dp replicas."""
     tp, dp = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    held: List[Held] = [[] for _ in range(tp * dp)]
+    pieces_by_rank: List[Pieces] = [[] for _ in range(tp * dp)]
     for key, array in arrays.items():
         dims = [dim for dim, size in enumerate(array.shape) if size % tp == 0]
         dim = draw(st.sampled_from([*dims, None])) if tp > 1 else None
         for part in range(tp if dim is not None else 1):
-            shape = tuple(size // tp if one == dim else size for one, size in enumerate(array.shape))
-            start = tuple(part * shape[one] if one == dim else 0 for one in range(array.ndim))
+            shape = tuple(size // tp if axis == dim else size for axis, size in enumerate(array.shape))
+            start = tuple(part * shape[axis] if axis == dim else 0 for axis in range(array.ndim))
             size = math.prod(shape)
             inner = sorted(draw(st.lists(st.integers(0, size), min_size=dp - 1, max_size=dp - 1)))
             for replica, (first, stop) in enumerate(zip([0, *inner], [*inner, size])):
-                held[replica * tp + part] += [(key, one) for one in rectangles(start, shape, first, stop)]
-    return [rank for rank in held if rank]
+                pieces_by_rank[replica * tp + part] += [
+                    (key, region) for region in rectangles(start, shape, first, stop)
+                ]
+    return [rank for rank in pieces_by_rank if rank]
 
 
 @st.composite
 def two_cuts(draw: st.DrawFn) -> Any:
-    """(arrays, how they are saved, ranks to a file, how they are read)."""
+    """Draw (arrays, the cut to save, ranks per file, the cut to read)."""
     some = st.lists(st.integers(1, 6), max_size=3).map(tuple)
     shapes = {f"t{index}": shape for index, shape in enumerate(draw(st.lists(some, min_size=1, max_size=3)))}
     arrays = some_arrays(draw(st.integers(0, 99)), shapes, draw(st.sampled_from(["F32", "F64"])))
@@ -60,24 +62,26 @@ def two_cuts(draw: st.DrawFn) -> Any:
 
 @settings(max_examples=25, deadline=None)
 @given(two_cuts())
-def test_saved_in_one_cut_and_read_in_another(case: Any) -> None:
+def test_a_checkpoint_is_read_back_in_another_cut(case: Any) -> None:
     arrays, saved, ranks_per_file, read = case
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "checkpoints", 7, arrays, saved, ranks_per_file)
         assert verify_checkpoint(path) == []
         assert len(read_manifest(path).files) == -(-len(saved) // ranks_per_file)
         with open_checkpoint(path) as checkpoint:
-            got = {key: np.full(array.shape, np.nan, array.dtype) for key, array in arrays.items()}
+            loaded = {key: np.full(array.shape, np.nan, array.dtype) for key, array in arrays.items()}
             for key, region in (piece for rank in read for piece in rank):
                 kind, _, name = key.partition("/")
-                checkpoint.read_region(kind, name, region, got[key][region.within(full_region(arrays[key].shape))])
-            assert all(np.array_equal(got[key], array) for key, array in arrays.items())
+                checkpoint.read_region(kind, name, region, loaded[key][region.within(full_region(arrays[key].shape))])
+            assert all(np.array_equal(loaded[key], array) for key, array in arrays.items())
 
 
-def test_a_rank_that_wants_what_it_wrote_opens_no_other_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays, ranks = some_arrays(3), 40  # more than files are kept open
-    held = cut_flat(arrays, ranks)
-    path = save(tmp_path / "checkpoints", 7, arrays, held)
+def test_a_rank_that_reads_the_pieces_it_wrote_opens_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays, ranks = some_arrays(3), 40  # more files than a reader keeps open
+    pieces_by_rank = cut_flat(arrays, ranks)
+    path = save(tmp_path / "checkpoints", 7, arrays, pieces_by_rank)
     manifest, real, opened = read_manifest(path), file_system.open_to_read, []
 
     def open_to_read(file: Path) -> int:
@@ -85,26 +89,26 @@ def test_a_rank_that_wants_what_it_wrote_opens_no_other_s_file(tmp_path: Path, m
         return real(file)
 
     monkeypatch.setattr(file_system, "open_to_read", open_to_read)
-    writers = [pieces for pieces in held if pieces]
+    writers = [pieces for pieces in pieces_by_rank if pieces]
     assert len(writers) == len(manifest.files)
-    for place, pieces in enumerate(writers):
+    for index, pieces in enumerate(writers):
         opened.clear()
-        with Checkpoint(path, manifest, start_fraction=(place + 0.5) / len(writers)) as checkpoint:
+        with Checkpoint(path, manifest, start_fraction=(index + 0.5) / len(writers)) as checkpoint:
             for key, region in pieces:
                 kind, _, name = key.partition("/")
                 checkpoint.read_region(kind, name, region, np.empty(region.shape, np.float32))
-        assert opened == [manifest.files[place].name]
+        assert opened == [manifest.files[index].name]
 
 
 def test_everything_is_read_back(tmp_path: Path) -> None:
     arrays = some_arrays(1, dtype="F64")
-    told = {"state": {"loss_scale": 0.1, "window": [1.5, None]}, "config": {"model": {"layers": 2}}}
-    path = save(tmp_path / "checkpoints", 12, arrays, cut_flat(arrays, 3), data_fingerprint="f", **told)
+    metadata = {"state": {"loss_scale": 0.1, "window": [1.5, None]}, "config": {"model": {"layers": 2}}}
+    path = save(tmp_path / "checkpoints", 12, arrays, cut_flat(arrays, 3), data_fingerprint="f", **metadata)
     assert path.name == "step-00000012" and tracked_checkpoint(path.parent) == path
     with open_checkpoint(path) as checkpoint:
         manifest = checkpoint.manifest
         assert (manifest.iteration, manifest.consumed_samples, manifest.consumed_tokens) == (12, 96, 768)
-        assert {"state": manifest.state, "config": manifest.config} == told and manifest.data_fingerprint == "f"
+        assert {"state": manifest.state, "config": manifest.config} == metadata and manifest.data_fingerprint == "f"
         for key, array in arrays.items():
             kind, _, name = key.partition("/")
             read = checkpoint.tensor(kind, name)
@@ -121,13 +125,13 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
 def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed: make dev")
     arrays = some_arrays(2)
-    held = cut_flat(arrays, 3)
-    path = save(tmp_path, 1, arrays, held, ranks_per_file=2)
+    pieces_by_rank = cut_flat(arrays, 3)
+    path = save(tmp_path, 1, arrays, pieces_by_rank, ranks_per_file=2)
     seen: Dict[str, Any] = {}
     for file in sorted(path.glob("*.safetensors")):
         seen.update(safetensors.load_file(str(file)))
-    assert len(seen) == sum(map(len, held))
-    for key, region in (piece for rank in held for piece in rank):
+    assert len(seen) == sum(map(len, pieces_by_rank))
+    for key, region in (piece for rank in pieces_by_rank for piece in rank):
         at = ",".join(map(str, region.start))
         assert np.array_equal(seen[f"{key}@{at}"], arrays[key][region.within(full_region(arrays[key].shape))])
 
@@ -148,7 +152,7 @@ def test_a_piece_of_another_shape_is_not_written(tmp_path: Path) -> None:
         write_pieces(tmp_path / "file", plan, [(0, np.zeros((4,), np.float32))])
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_retained(tmp_path: Path) -> None:
     arrays = some_arrays(0)
     for iteration in (10, 20, 30, 30, 40):
         save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
@@ -174,9 +178,9 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_removed(tmp_path: Path) -> N
     assert rejected == [("step-00000040", f"{tmp_path}/step-00000040/data-000001.safetensors: missing")]
 
 
-def test_what_is_newer_than_the_last_one_written_neither_counts_nor_is_removed(tmp_path: Path) -> None:
+def test_checkpoints_newer_than_the_last_written_neither_count_nor_are_removed(tmp_path: Path) -> None:
     arrays = some_arrays(0)
-    for iteration in (10, 30, 40, 20):  # a run has gone on from 10, as the data of 30 and 40 is damaged
+    for iteration in (10, 30, 40, 20):  # a run has resumed from 10, as the data of 30 and 40 is damaged
         save(tmp_path, iteration, arrays, cut_flat(arrays, 2))
     assert remove_old_checkpoints(tmp_path, 1) == ["step-00000010"]
     assert [info.iteration for info in list_checkpoints(tmp_path)] == [40, 30, 20]
@@ -185,7 +189,7 @@ def test_what_is_newer_than_the_last_one_written_neither_counts_nor_is_removed(t
     assert [info.path.name for info in list_checkpoints(tmp_path)] == ["step-00000040", "step-00000030-2"]
 
 
-def test_leftovers_are_cleaned_and_strangers_stay(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_foreign_files_stay(tmp_path: Path) -> None:
     for name in (".step-00000007.0af.tmp", ".step-00000008.0af.tmp"):
         (tmp_path / name / "deeper").mkdir(parents=True)
         (tmp_path / name / "data-000000.safetensors").write_text("half")
@@ -202,7 +206,7 @@ def test_leftovers_are_cleaned_and_strangers_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "[]", '{"version": 1, "name": "../x"}', '{"version": 2, "name": "step-00000001"}']
 )
-def test_a_tracker_that_cannot_be_used_is_none(tmp_path: Path, text: Any) -> None:
+def test_a_tracker_that_cannot_be_used_is_ignored(tmp_path: Path, text: Any) -> None:
     save(tmp_path, 1, some_arrays(0), cut_flat(some_arrays(0), 1))
     (tmp_path / "latest.json").unlink()
     if text is not None:
@@ -214,7 +218,7 @@ def test_a_tracker_that_cannot_be_used_is_none(tmp_path: Path, text: Any) -> Non
     assert tracked_checkpoint(tmp_path) == tmp_path / "step-00000002"
 
 
-def test_room_is_asked_for_before_there_is_a_directory(tmp_path: Path) -> None:
+def test_room_is_checked_before_the_directory_exists(tmp_path: Path) -> None:
     require_room(tmp_path / "a" / "b", 1000)
     free = file_system.free_bytes(tmp_path)
     with pytest.raises(RunFailed, match=r"a checkpoint needs [\d,]+ MiB, and [\d,]+ MiB are free"):

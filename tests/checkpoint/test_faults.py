@@ -1,4 +1,4 @@
-"""A save that is killed or fails at any of its file system calls leaves the old checkpoint or the new one, whole."""
+"""Tests that a save which is killed or fails at any file system call leaves the old or the new checkpoint valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_a_fault_at_every_call_loses_nothing(tmp_path: Path) -> None:
+def test_a_fault_at_any_call_loses_no_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.faults", str(tmp_path)],
         cwd=ROOT,
@@ -28,9 +28,9 @@ def test_a_fault_at_every_call_loses_nothing(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         check=True,
     )
-    told = json.loads(done.stdout)
-    assert told["wrong"] == []
-    calls, ends = told["calls"], told["ends"]
+    report = json.loads(done.stdout)
+    assert report["wrong"] == []
+    calls, ends = report["calls"], report["ends"]
     assert set(calls) >= set(CALLS) - {"open_to_read", "read_at", "exists"}
     everything, writes = sum(calls.values()), calls["write_at"]
     assert ends["kill"] == {"-9": everything} and ends["torn"] == {"-9": writes} and ends["short"] == {"0": writes}
@@ -58,13 +58,13 @@ def test_nothing_is_made_visible_before_it_is_on_the_disk(tmp_path: Path, monkey
         monkeypatch.setattr(file_system, name, recorded(name))
     path = save(tmp_path / "checkpoints", 5, OLD, cut_flat(OLD, 2))
     assert verify_checkpoint(path) == []
-    hidden, tracker = [one for call, one in log if call == "rename"]
-    shown, tracked = (log.index(("rename", one)) for one in (hidden, tracker))
-    for file in sorted({one for call, one in log if call == "create"}):
-        last_write = max(at for at, one in enumerate(log) if one == ("write_at", file))
+    hidden, tracker = [source for call, source in log if call == "rename"]
+    shown, tracked = (log.index(("rename", source)) for source in (hidden, tracker))
+    for file in sorted({created for call, created in log if call == "create"}):
+        last_write = max(at for at, entry in enumerate(log) if entry == ("write_at", file))
         assert last_write < log.index(("sync", file)) < (tracked if file == tracker else shown)
         if file != tracker:
             assert log.index(("create", file)) < log.index(("sync_folder", hidden)) < shown
     assert log.index(("sync_folder", str(path.parent.parent))) < shown  # the folder of checkpoints is new, too
-    parents = [at for at, one in enumerate(log) if one == ("sync_folder", str(path.parent))]
+    parents = [at for at, entry in enumerate(log) if entry == ("sync_folder", str(path.parent))]
     assert shown < parents[0] < log.index(("create", tracker)) < tracked < parents[1]

@@ -1,4 +1,4 @@
-"""GPT-2 folders of Hugging Face: there and back; the judge of the logits is transformers itself."""
+"""Tests of exporting and importing GPT-2 folders of Hugging Face; transformers itself computes the expected logits."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def a_model(*overrides: str) -> ModelConfig:
 
 
 def a_checkpoint(folder: Path, model: ModelConfig, dtype: str = "F32") -> Path:
-    """Random weights of some size, so that every tensor shows in the loss, cut over three ranks."""
-    shapes = {one.ours: one.shape for one in tensor_pairs(model)}
+    """Save random weights, large enough that every tensor changes the loss, cut over three ranks."""
+    shapes = {pair.ours: pair.shape for pair in tensor_pairs(model)}
     arrays = some_arrays(1, shapes, dtype)
     for key in arrays:
         arrays[key] *= np.asarray(0.3, arrays[key].dtype)
@@ -36,8 +36,8 @@ def a_checkpoint(folder: Path, model: ModelConfig, dtype: str = "F32") -> Path:
 
 
 def weights_of(checkpoint: Path) -> Dict[str, Any]:
-    with open_checkpoint(checkpoint) as found:
-        return {name: found.tensor("weights", name).astype(np.float64) for name in found.manifest.tensors}
+    with open_checkpoint(checkpoint) as reader:
+        return {name: reader.tensor("weights", name).astype(np.float64) for name in reader.manifest.tensors}
 
 
 def our_loss(model: ModelConfig, checkpoint: Path) -> float:
@@ -48,7 +48,7 @@ def our_loss(model: ModelConfig, checkpoint: Path) -> float:
 
 @pytest.mark.parametrize("settings", [["model.gelu=tanh"], ["model.gelu=erf", "model.ffn_hidden=40"]])
 @pytest.mark.slow
-def test_what_transformers_loads_has_our_logits(tmp_path: Path, settings: Any) -> None:
+def test_an_exported_model_has_equal_logits_in_transformers(tmp_path: Path, settings: Any) -> None:
     torch, theirs, ours = _both_models(tmp_path, settings)
     tokens = torch.from_numpy(TOKENS[:, :16])
     with torch.no_grad():
@@ -79,7 +79,9 @@ def _both_models(folder: Path, settings: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
-def test_what_transformers_has_saved_has_its_loss_here(tmp_path: Path, dtype: str, activation: str) -> None:
+def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(
+    tmp_path: Path, dtype: str, activation: str
+) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: make install")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
     torch.manual_seed(1)
@@ -105,7 +107,7 @@ def test_what_transformers_has_saved_has_its_loss_here(tmp_path: Path, dtype: st
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F64"])
-def test_there_and_back_is_the_same(tmp_path: Path, dtype: str) -> None:
+def test_weights_are_unchanged_by_export_and_import(tmp_path: Path, dtype: str) -> None:
     model = a_model("model.gelu=tanh", "model.dropout=0.1", "model.ffn_hidden=31")
     checkpoint = a_checkpoint(tmp_path / "one", model, dtype)
     export_gpt2(checkpoint, tmp_path / "gpt2")
@@ -116,12 +118,12 @@ def test_there_and_back_is_the_same(tmp_path: Path, dtype: str) -> None:
         assert after.manifest.tensors.keys() == before.manifest.tensors.keys()
         assert (after.manifest.iteration, after.manifest.consumed_samples, after.manifest.state) == (0, 0, {})
         for name in before.manifest.tensors:
-            was, now = before.tensor("weights", name), after.tensor("weights", name)
-            assert now.dtype == np.float32 and np.array_equal(was.astype(np.float32), now)
+            original, imported = before.tensor("weights", name), after.tensor("weights", name)
+            assert imported.dtype == np.float32 and np.array_equal(original.astype(np.float32), imported)
             assert dict(after.manifest.tensors[name].kinds) == {"weights": "F32"}
 
 
-def test_a_model_that_gpt_2_has_not_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_no_gpt_2_is_refused(tmp_path: Path) -> None:
     arrays = some_arrays(0)
     with_norm = {"model": {**vars(load_run_config(overrides=["model.embedding_layernorm=true"]).model)}}
     checkpoint = save(tmp_path / "a", 1, arrays, cut_flat(arrays, 1), config=with_norm)
@@ -158,7 +160,7 @@ def rename_a_tensor(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda folder: changed(folder, model_type="llama"), "model_type is 'llama'; only 'gpt2'"),
         (lambda folder: changed(folder, activation_function="relu"), "'relu'; known are gelu, gelu_new"),
@@ -178,15 +180,17 @@ def rename_a_tensor(folder: Path) -> None:
         (rename_a_tensor, "holds no h.1.ln_1.bias"),
     ],
 )
-def test_what_is_no_gpt_2_of_ours_is_refused_and_leaves_nothing(tmp_path: Path, spoil: Any, told: str) -> None:
+def test_an_unsupported_gpt_2_folder_is_refused_and_nothing_is_written(
+    tmp_path: Path, spoil: Any, message: str
+) -> None:
     export_gpt2(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "gpt2")
     spoil(tmp_path / "gpt2")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         import_gpt2(tmp_path / "gpt2", tmp_path / "two")
     assert list_checkpoints(tmp_path / "two") == [] and not (tmp_path / "two").exists()
 
 
-def test_checkpoints_that_are_there_stay(tmp_path: Path) -> None:
+def test_existing_checkpoints_are_not_overwritten(tmp_path: Path) -> None:
     checkpoint = a_checkpoint(tmp_path / "one", a_model())
     export_gpt2(checkpoint, tmp_path / "gpt2")
     with pytest.raises(UsageError, match="holds checkpoints already"):

@@ -1,4 +1,4 @@
-"""``fugaku-gpt ckpt``: list, inspect, verify, export, import."""
+"""Tests of ``fugaku-gpt ckpt``: list, inspect, verify, export and import."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ def run_directory(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def told(capsys: pytest.CaptureFixture[str], code: int, *words: Any) -> str:
-    assert run(["ckpt", *map(str, words)]) == code
+def ckpt(capsys: pytest.CaptureFixture[str], code: int, *arguments: Any) -> str:
+    assert run(["ckpt", *map(str, arguments)]) == code
     return capsys.readouterr().out
 
 
-def test_ls_in_every_form(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows: List[Any] = json.loads(told(capsys, 0, "ls", run_directory, "--format", "json"))
+def test_ls_in_every_format(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: List[Any] = json.loads(ckpt(capsys, 0, "ls", run_directory, "--format", "json"))
     assert [(row["checkpoint"], row["iteration"], row["latest"], row["problem"]) for row in rows] == [
         ("step-00000020", 20, "yes", None),
         ("step-00000010", 10, None, None),
     ]
     newest = run_directory / "checkpoints" / "step-00000020"
-    assert rows[0]["files"] == 2 and rows[0]["bytes"] == sum(one.stat().st_size for one in newest.glob("data-*"))
-    assert told(capsys, 0, "ls", newest.parent).splitlines()[2].startswith("step-00000020  20         160      1280")
-    assert told(capsys, 0, "ls", newest, "--format", "csv").splitlines()[1].startswith("step-00000020,20,160,1280,2,")
+    assert rows[0]["files"] == 2 and rows[0]["bytes"] == sum(file.stat().st_size for file in newest.glob("data-*"))
+    assert ckpt(capsys, 0, "ls", newest.parent).splitlines()[2].startswith("step-00000020  20         160      1280")
+    assert ckpt(capsys, 0, "ls", newest, "--format", "csv").splitlines()[1].startswith("step-00000020,20,160,1280,2,")
     (newest / "data-000001.safetensors").unlink()
-    assert "data-000001.safetensors: missing" in told(capsys, 0, "ls", run_directory)
+    assert "data-000001.safetensors: missing" in ckpt(capsys, 0, "ls", run_directory)
     (newest / "manifest.json").unlink()
-    assert "it holds no manifest.json" in told(capsys, 0, "ls", run_directory)
+    assert "it holds no manifest.json" in ckpt(capsys, 0, "ls", run_directory)
 
 
-def test_inspect_tells_what_the_newest_holds(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(told(capsys, 0, "inspect", run_directory, "--format", "json"))
-    assert facts["iteration"] == 20 and facts["parameters"] == 60 + 7 + 48 + 1 and facts["data_fingerprint"] == "abc"
-    assert facts["state"] == {"loss_scale": 0.5} and facts["config"] == {"model": {"layers": 2}}
-    table = told(capsys, 0, "inspect", run_directory / "checkpoints" / "step-00000010")
+def test_inspect_reports_the_newest_checkpoint(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info = json.loads(ckpt(capsys, 0, "inspect", run_directory, "--format", "json"))
+    assert info["iteration"] == 20 and info["parameters"] == 60 + 7 + 48 + 1 and info["data_fingerprint"] == "abc"
+    assert info["state"] == {"loss_scale": 0.5} and info["config"] == {"model": {"layers": 2}}
+    table = ckpt(capsys, 0, "inspect", run_directory / "checkpoints" / "step-00000010")
     assert "\nconfig.model.layers  2\n" in table and "\niteration            10\n" in table
-    tensors = json.loads(told(capsys, 0, "inspect", run_directory, "--tensors", "--format", "json"))
+    tensors = json.loads(ckpt(capsys, 0, "inspect", run_directory, "--tensors", "--format", "json"))
     assert tensors[1] == {
         "tensor": "a.weight",
         "shape": "3x4x5",
@@ -63,30 +63,30 @@ def test_inspect_tells_what_the_newest_holds(run_directory: Path, capsys: pytest
     }
 
 
-def test_verify_names_the_damage_and_ends_with_3(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, 0, "verify", run_directory).count("  whole") == 2
+def test_verify_names_the_damage_and_is_exit_code_3(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt(capsys, 0, "verify", run_directory).count("  whole") == 2
     path = run_directory / "checkpoints" / "step-00000020" / "data-000000.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 4
     path.write_bytes(bytes(content))
-    rows = json.loads(told(capsys, 3, "verify", run_directory, "--format", "json"))
+    rows = json.loads(ckpt(capsys, 3, "verify", run_directory, "--format", "json"))
     assert [row["verdict"] for row in rows] == ["damaged", "whole"]
     assert rows[0]["problem"] == f"{path}: damaged: second_moment of b.weight[0:3, 0:8]: its CRC-32 is another"
-    assert "right" in told(capsys, 0, "verify", "--fast", run_directory)
+    assert "right" in ckpt(capsys, 0, "verify", "--fast", run_directory)
 
 
 @pytest.mark.parametrize("verb", ["ls", "inspect", "verify"])
-def test_a_place_without_checkpoints_is_exit_code_2(
+def test_a_folder_without_checkpoints_is_exit_code_2(
     tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, told in ((tmp_path, "holds no checkpoint"), (tmp_path / "nowhere", "no such folder")):
+    for path, message in ((tmp_path, "holds no checkpoint"), (tmp_path / "nowhere", "no such folder")):
         assert run(["ckpt", verb, str(path)]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2", "model.gelu=tanh"]).model
-    arrays = some_arrays(1, {one.ours: one.shape for one in tensor_pairs(model)})
+    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model)})
     (tmp_path / "run").mkdir()
     for iteration in (10, 20):
         path = save(
@@ -97,9 +97,9 @@ def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     captured = capsys.readouterr()
     assert captured.out.endswith(f"parameters from {path.parent / 'step-00000010'}\n")
     assert "warning: step-00000020 is left out: " in captured.err and "data-000000.safetensors: missing" in captured.err
-    output = told(capsys, 0, "import", tmp_path / "gpt2", tmp_path / "new" / "checkpoints")
-    (tmp_path / "run.yaml").write_text(output)  # what is printed is a run file
+    output = ckpt(capsys, 0, "import", tmp_path / "gpt2", tmp_path / "new" / "checkpoints")
+    (tmp_path / "run.yaml").write_text(output)  # the output is a run file
     assert load_run_config(tmp_path / "run.yaml").model == model
-    assert told(capsys, 0, "verify", tmp_path / "new").count("  whole") == 1
+    assert ckpt(capsys, 0, "verify", tmp_path / "new").count("  whole") == 1
     assert run(["ckpt", "export", str(path), str(tmp_path / "other")]) == 2
     assert "none of its checkpoints is complete" in capsys.readouterr().err and not (tmp_path / "other").exists()

@@ -1,4 +1,4 @@
-"""``fugaku-gpt data`` as a user meets it."""
+"""Tests of ``fugaku-gpt data``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_prepare_then_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert run([*command, "--seed", "7", "--force"]) == 0
     capsys.readouterr()
     assert run(["data", "info", str(out), "--format", "json"]) == 0
-    (facts,) = json.loads(capsys.readouterr().out)
-    assert facts["vocab_size"] == 300 and facts["documents"] == facts["train_sequences"] == 1
-    assert facts["tokens"] == facts["train_tokens"] and len(facts["fingerprint"]) == 64
+    (info,) = json.loads(capsys.readouterr().out)
+    assert info["vocab_size"] == 300 and info["documents"] == info["train_sequences"] == 1
+    assert info["tokens"] == info["train_tokens"] and len(info["fingerprint"]) == 64
 
 
 def test_info_of_a_megatron_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def test_info_of_a_megatron_pair(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["info", "{}/gone"], "neither a folder made by `fugaku-gpt data prepare` nor the prefix"),
         (["info", "{}"], "has no manifest.json"),
@@ -62,16 +62,16 @@ def test_info_of_a_megatron_pair(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["prepare", "--stdlib"], "--out"),
     ],
 )
-def test_mistakes_are_messages(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: "list[str]", words: str
+def test_mistakes_are_reported_and_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: "list[str]", message: str
 ) -> None:
     assert run(["data", *(argument.format(tmp_path) for argument in arguments)]) == 2
     captured = capsys.readouterr()
-    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert message in captured.err and "Traceback" not in captured.err and captured.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_small_vocabulary_and_skipped_files_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_vocabulary_and_skipped_files_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("aaaa bbbb")
@@ -88,6 +88,6 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'tokenizers', 'rich', 'mpi4py', 'yaml'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "--text-key" in done.stdout
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr
+    assert "--text-key" in completed.stdout

@@ -1,4 +1,4 @@
-"""``fugaku-gpt doctor`` of a machine and of a run."""
+"""Tests of ``fugaku-gpt doctor`` for a machine and for a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import List
 
 import pytest
 
-from fugaku_gpt.cli import doctor as verb
+from fugaku_gpt.cli import doctor as doctor_command
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN, Check
@@ -23,14 +23,14 @@ def test_the_exit_code_is_the_verdict(
     def checks() -> List[Check]:
         return [Check("Python", OK, "3"), Check("mpirun", worst, "none", "install one")]
 
-    monkeypatch.setattr(verb, "check_machine", checks)
+    monkeypatch.setattr(doctor_command, "check_machine", checks)
     assert run(["doctor", "--format", "json"]) == code
     rows = json.loads(capsys.readouterr().out)
     assert rows[1] == {"name": "mpirun", "status": worst, "seen": "none", "mend": "install one"}
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Path:
+def hanging_run(tmp_path: Path) -> Path:
     leave_run(tmp_path / "run", load_run_config(preset="tiny"), status=None)
     ranks = Ranks(tmp_path / "run" / "flight", 2, {"dp": [(0, 1)]})
     ranks.progress((0, 1), step=5)
@@ -38,26 +38,26 @@ def hanging(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_happened_to_a_run(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", str(hanging)]) == 0
+def test_doctor_reports_the_state_of_a_run(hanging_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", str(hanging_run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("result: no result: still running") and lines[1].startswith("last: iteration 4")
     assert lines[2].startswith("rank 1 is the cause") and "a.py:7" in lines[2]
-    assert run(["doctor", "--format", "json", str(hanging)]) == 0
+    assert run(["doctor", "--format", "json", str(hanging_run)]) == 0
     assert json.loads(capsys.readouterr().out)["findings"][0] == lines[2]
 
 
-def test_who_is_the_cause_of_a_hang(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", "hang", str(hanging)]) == 3
-    out = capsys.readouterr().out
-    assert out.startswith("rank 1 is the cause: it is busy outside MPI") and "ranks that wait for others:" in out
-    assert run(["doctor", "hang", str(hanging), "--format", "json"]) == 3
-    told = json.loads(capsys.readouterr().out)
-    assert told["hang"]["culprits"] == [1] and told["hang"]["positions"][1]["absent"] == [1]
-    assert told["hang"]["call"]["site"] == "a.py:7" and told["hang"]["others"] == []
+def test_doctor_hang_names_the_culprit(hanging_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "hang", str(hanging_run)]) == 3
+    output = capsys.readouterr().out
+    assert output.startswith("rank 1 is the cause: it is busy outside MPI") and "ranks that wait for others:" in output
+    assert run(["doctor", "hang", str(hanging_run), "--format", "json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["hang"]["culprits"] == [1] and report["hang"]["positions"][1]["absent"] == [1]
+    assert report["hang"]["call"]["site"] == "a.py:7" and report["hang"]["others"] == []
 
 
-def test_a_foreign_folder_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["doctor", str(tmp_path)], ["doctor", "hang", str(tmp_path)]):
-        assert run(words) == 2
+def test_a_folder_that_is_no_run_directory_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["doctor", str(tmp_path)], ["doctor", "hang", str(tmp_path)]):
+        assert run(arguments) == 2
         assert "not a run directory" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``fugaku-gpt env``."""
+"""Tests of ``fugaku-gpt env``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.kernels import build
 
-HERE = f"name: here\npython: {sys.executable}\n"
+CURRENT_PYTHON_PROFILE = f"name: here\npython: {sys.executable}\n"
 
 
-def test_the_list_tells_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_every_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", "list", "--format", "json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["torch-1.7"]["pytorch"] == "1.7.1" and rows["torch-1.7"]["python"] == "3.8"
@@ -25,7 +25,7 @@ def test_the_list_tells_what_there_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.splitlines()[0].split() == ["name", "pytorch", "python", "where", "made", "note"]
 
 
-def test_kernels_are_compiled_once_and_again_where_that_is_asked_for(
+def test_kernels_are_compiled_once_and_again_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -37,18 +37,22 @@ def test_kernels_are_compiled_once_and_again_where_that_is_asked_for(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert run(["env", "kernels", "--compiler", compiler]) == 0
-    told = capsys.readouterr()
-    assert told.err.startswith("compiling kernels for this processor\n")
-    made = Path(told.out.rstrip().rpartition(", in ")[2])
-    assert told.out.startswith("kernels: compiled") and made.is_file() and made.parent == Path("lib", "fugaku_gpt")
-    made.write_text("broken", encoding="utf-8")
+    captured = capsys.readouterr()
+    assert captured.err.startswith("compiling kernels for this processor\n")
+    library = Path(captured.out.rstrip().rpartition(", in ")[2])
+    assert (
+        captured.out.startswith("kernels: compiled")
+        and library.is_file()
+        and library.parent == Path("lib", "fugaku_gpt")
+    )
+    library.write_text("broken", encoding="utf-8")
     assert run(["env", "kernels"]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith(f"kernels: are compiled already, in {made}; ") and not told.err
-    assert run(["env", "kernels", "--again"]) == 0 and made.read_bytes().startswith(b"\x7fELF")
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"kernels: are compiled already, in {library}; ") and not captured.err
+    assert run(["env", "kernels", "--again"]) == 0 and library.read_bytes().startswith(b"\x7fELF")
 
 
-def test_a_target_that_the_compiler_refuses_is_told(
+def test_a_target_that_the_compiler_refuses_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if shutil.which("cc") is None:
@@ -56,15 +60,19 @@ def test_a_target_that_the_compiler_refuses_is_told(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n", encoding="utf-8")
     compiler = tmp_path / "mycc"
-    refuses = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
-    compiler.write_text(f"#!/bin/sh\n{refuses}\n", encoding="utf-8")
+    compiler_script = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
+    compiler.write_text(f"#!/bin/sh\n{compiler_script}\n", encoding="utf-8")
     compiler.chmod(0o755)
     monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["env", "kernels", "--compiler", str(compiler)]) == 0
-    told = capsys.readouterr()
-    assert "note: the kernels may be slower than they could be; the compiler refused -m" in told.err
-    assert "=native" in told.err and "what processor" in told.err and told.out.startswith("kernels: compiled, in ")
+    captured = capsys.readouterr()
+    assert "note: the kernels may be slower than they could be; the compiler refused -m" in captured.err
+    assert (
+        "=native" in captured.err
+        and "what processor" in captured.err
+        and captured.out.startswith("kernels: compiled, in ")
+    )
 
 
 def test_kernels_without_a_compiler_are_exit_code_2(
@@ -76,19 +84,19 @@ def test_kernels_without_a_compiler_are_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow  # this very Python imports PyTorch to tell of itself
+@pytest.mark.slow  # the Python of this profile imports PyTorch to report its version
 @pytest.mark.parametrize(("expected", "code"), [("{}", 0), ("{torch: 0.1}", 3)])
-def test_a_difference_is_exit_code_3(
+def test_a_difference_from_the_profile_is_exit_code_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], expected: str, code: int
 ) -> None:
-    (tmp_path / "here.yaml").write_text(f"{HERE}expected: {expected}\n", encoding="utf-8")
+    (tmp_path / "here.yaml").write_text(f"{CURRENT_PYTHON_PROFILE}expected: {expected}\n", encoding="utf-8")
     assert run(["env", "check", str(tmp_path / "here.yaml"), "--format", "json"]) == code
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["PyTorch"]["status"] == ("differs" if code else "not stated")
     assert rows["PyTorch"]["mend"] == (f"fugaku-gpt env create {tmp_path}/here.yaml --again" if code else None)
 
 
-def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
+def test_create_of_a_build_in_a_tar_file_writes_a_job_and_an_activation_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +113,7 @@ def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["check", "torch-1.8"], "no profile has this name; did you mean"),
         (["check", "a64fx-torch-1.7"], "name the folder with --at FOLDER"),
@@ -119,23 +127,29 @@ def test_a_build_in_a_tar_file_gets_its_job_and_its_activation(
         (["recipe", "torch-1.7"], "is installed by pip, not compiled"),
     ],
 )
-def test_a_slip_is_exit_code_2_and_says_how_to_mend_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: "list[str]", told: str
+def test_a_mistake_is_exit_code_2_with_a_remedy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: "list[str]",
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["env", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert run(["env", *arguments]) == 2
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_no_such_python_is_said_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_python_is_refused_before_anything_is_created(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "pins.txt").write_text("tiny==1\n", encoding="utf-8")
     (tmp_path / "old.yaml").write_text("python: v/bin/python\npins: pins.txt\npython_version: 3.99\n", encoding="utf-8")
     assert run(["env", "create", str(tmp_path / "old.yaml")]) == 2
     assert "no Python 3.99 on PATH and none in pyenv" in capsys.readouterr().err and not (tmp_path / "v").exists()
 
 
-def test_a_profile_without_pins_is_nothing_to_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "here.yaml").write_text(HERE, encoding="utf-8")
+def test_a_profile_without_pins_cannot_be_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "here.yaml").write_text(CURRENT_PYTHON_PROFILE, encoding="utf-8")
     assert run(["env", "create", str(tmp_path / "here.yaml")]) == 2
     assert "its profile names no pins: there is nothing to make" in capsys.readouterr().err

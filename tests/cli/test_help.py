@@ -1,4 +1,4 @@
-"""``fugaku-gpt help``: the pages of the documentation on the terminal."""
+"""Tests of ``fugaku-gpt help``, which prints the pages of the documentation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_an_unknown_topic_names_the_valid_ones(capsys: pytest.CaptureFixture[str
     assert "did you mean glossary? valid: " in capsys.readouterr().err
 
 
-def test_an_installation_without_pages_says_so(tmp_path: Path) -> None:
+def test_an_installation_without_pages_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="without its documentation"):
         documentation_pages(tmp_path)
 
 
-def test_no_two_pages_have_one_name() -> None:
+def test_all_pages_have_different_names() -> None:
     files = [page for folder in (".", "guide", "reference") for page in (DOCS / folder).glob("*.md")]
     assert len(documentation_pages()) == len([page for page in files if page.stem != "index"])

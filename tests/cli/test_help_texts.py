@@ -1,4 +1,4 @@
-"""What ``--help`` prints of every command: whole sentences, in words that a reader would search for."""
+"""Tests of the help texts of all commands: complete sentences in terms of the field."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 
 from fugaku_gpt.cli.main import cli
 
-NO_SENTENCE = re.compile(r"(Of|That|So|Such|With|Who|Whom|Which|To|From|\.\.\.)\b")  # what no help text begins with
+NO_SENTENCE = re.compile(r"(Of|That|So|Such|With|Who|Whom|Which|To|From|\.\.\.)\b")  # beginnings of fragments
 DIALECT = re.compile(r"\bhand(s|ed|ing)? in\b|\bgoe?s? on\b|\bgoing on\b|\bwhole\b(?! training)", re.IGNORECASE)
 
 
-def commands_below(command: click.Command, words: Tuple[str, ...] = ()) -> "Iterator[Tuple[str, click.Command]]":
-    yield " ".join(words) or "fugaku-gpt", command
+def commands_below(command: click.Command, path: Tuple[str, ...] = ()) -> "Iterator[Tuple[str, click.Command]]":
+    yield " ".join(path) or "fugaku-gpt", command
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            assert below is not None
-            yield from commands_below(below, (*words, name))
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from commands_below(subcommand, (*path, name))
 
 
 COMMANDS = dict(commands_below(cli))
 
 
 def help_texts(command: click.Command) -> List[Tuple[str, str]]:
-    """(option, its help without click's own remarks) of a command."""
+    """Each option of a command with its help text, without the remarks that click adds."""
     return [
         (option.opts[0], re.sub(r"\s+\[default: \w+\]$", "", option.help or ""))
         for option in command.params
@@ -52,6 +52,6 @@ def test_every_command_is_described_by_sentences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_uses_the_words_of_the_field(name: str) -> None:
+def test_help_uses_terms_of_the_field(name: str) -> None:
     texts = [COMMANDS[name].help or "", *(text for _, text in help_texts(COMMANDS[name]))]
     assert [text for text in texts if DIALECT.search(text)] == []

@@ -1,4 +1,4 @@
-"""The command line before any verb does its work: help, versions, exit codes, how mistakes are told."""
+"""Tests of the command line without the work of any command: help, version, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fugaku_gpt.cli.main import COMMANDS, run
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_names_every_verb_and_ends_well(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_and_is_exit_code_0(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([flag]) == 0
-    shown = capsys.readouterr().out
-    for verb in COMMANDS:
-        assert f"\n  {verb} " in shown
-    assert "Exit codes: 0 ok, 1 a run failed, 2 usage or config error, 3 findings" in " ".join(shown.split())
+    output = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command} " in output
+    assert "Exit codes: 0 ok, 1 a run failed, 2 usage or config error, 3 findings" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("verb", sorted(COMMANDS))
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([verb, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"Usage: fugaku-gpt {verb}")
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: fugaku-gpt {command}")
 
 
-def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert __version__ in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["trian"], "No such command 'trian'"),
         (["--colour"], "No such option"),
@@ -46,15 +46,15 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
         (["sweep", "launch"], "No such command 'launch'"),
     ],
 )
-def test_a_slip_on_the_command_line_is_exit_code_2(
-    words: List[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_on_the_command_line_is_exit_code_2(
+    arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(words) == 2
+    assert run(arguments) == 2
     captured = capsys.readouterr()
-    assert told in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert message in captured.err and "Traceback" not in captured.err and captured.out == ""
 
 
-def test_each_line_of_a_config_error_is_told_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_line_of_a_configuration_error_is_printed_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--set", "training.lr=fast", "--set", "layout.tpp=2"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(": ")[0] for line in lines] == ["fugaku-gpt", "fugaku-gpt"]
@@ -62,34 +62,34 @@ def test_each_line_of_a_config_error_is_told_without_a_traceback(capsys: pytest.
 
 
 @pytest.mark.slow
-def test_no_words_at_all_show_the_help() -> None:
-    done = subprocess.run(
+def test_a_command_line_without_arguments_prints_the_help() -> None:
+    completed = subprocess.run(
         [sys.executable, "-m", "fugaku_gpt"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
-    assert b"Usage: fugaku-gpt" in done.stdout and b"Traceback" not in done.stdout
+    assert b"Usage: fugaku-gpt" in completed.stdout and b"Traceback" not in completed.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 @pytest.mark.slow
-def test_a_reader_that_has_seen_enough_is_no_failure(words: List[str]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
+def test_a_closed_output_pipe_is_no_failure(arguments: List[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "fugaku_gpt", *words], stdout=writing, stderr=subprocess.PIPE, check=False
+        completed = subprocess.run(
+            [sys.executable, "-m", "fugaku_gpt", *arguments], stdout=write_end, stderr=subprocess.PIPE, check=False
         )
     finally:
-        os.close(writing)
-    assert done.returncode == 0 and done.stderr == b""
+        os.close(write_end)
+    assert completed.returncode == 0 and completed.stderr == b""
 
 
-def test_the_shell_completes_verbs_and_options() -> None:
-    asked = {**os.environ, "_FUGAKU_GPT_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
-    for typed, completion in (("fugaku-gpt job su", "submit"), ("fugaku-gpt train --res", "--resume")):
-        done = subprocess.run(
+def test_the_shell_completes_commands_and_options() -> None:
+    environment = {**os.environ, "_FUGAKU_GPT_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
+    for command_line, completion in (("fugaku-gpt job su", "submit"), ("fugaku-gpt train --res", "--resume")):
+        completed = subprocess.run(
             [sys.executable, "-m", "fugaku_gpt"],
-            env={**asked, "COMP_WORDS": typed},
+            env={**environment, "COMP_WORDS": command_line},
             capture_output=True,
             check=True,
         )
-        assert f"plain,{completion}" in done.stdout.decode().split()
+        assert f"plain,{completion}" in completed.stdout.decode().split()

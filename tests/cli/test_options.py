@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Tests of options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fugaku_gpt.cli.options import (
 from fugaku_gpt.errors import ConfigError
 
 
-def result_of(decorators: List[Any], words: List[str]) -> Any:
-    """What a command with these decorators, the topmost first, gets for a command line."""
+def parsed_options(decorators: List[Any], arguments: List[str]) -> Any:
+    """The options that a command with these decorators, the topmost first, gets from a command line."""
     values: List[Any] = []
 
-    def keep(**options: Any) -> None:
+    def record_options(**options: Any) -> None:
         values.append(options)
 
-    function: Any = keep
+    function: Any = record_options
     for decorator in reversed(decorators):
         function = decorator(function)
-    done = CliRunner().invoke(click.command()(function), words)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(click.command()(function), arguments)
+    assert result.exit_code == 0, result.output
     return values[0]
 
 
@@ -45,24 +45,24 @@ class Limits:
     pairs: Tuple[str, ...]
 
 
-def test_options_reach_a_command_as_one_dataclass_and_others_by_themselves() -> None:
+def test_grouped_options_are_a_dataclass_and_the_rest_stay_separate() -> None:
     decorators = [
         click.option("--nodes", type=int),
         click.option("--pairs", multiple=True),
         click.option("--plot"),
         options_as(Limits, "limits"),
     ]
-    words = ["--nodes", "4", "--pairs", "a", "--pairs", "b", "--plot", "x.svg"]
-    assert result_of(decorators, words) == {"limits": Limits(4, ("a", "b")), "plot": "x.svg"}
+    arguments = ["--nodes", "4", "--pairs", "a", "--pairs", "b", "--plot", "x.svg"]
+    assert parsed_options(decorators, arguments) == {"limits": Limits(4, ("a", "b")), "plot": "x.svg"}
 
 
 def test_a_field_without_an_option_is_a_mistake_of_the_command() -> None:
-    done = CliRunner().invoke(click.command()(options_as(Limits)(click.option("--nodes")(lambda options: None))), [])
-    assert isinstance(done.exception, KeyError)
+    result = CliRunner().invoke(click.command()(options_as(Limits)(click.option("--nodes")(lambda options: None))), [])
+    assert isinstance(result.exception, KeyError)
 
 
 @pytest.mark.parametrize(
-    ("options", "words", "source"),
+    ("options", "arguments", "source"),
     [
         ({}, [], RunSource(None, None, ())),
         ({}, ["r.yaml", "--preset", "tiny"], RunSource(Path("r.yaml"), "tiny", ())),
@@ -71,8 +71,8 @@ def test_a_field_without_an_option_is_a_mistake_of_the_command() -> None:
         ({"preset_flags": ("--model", "--preset")}, ["--model", "1.3b"], RunSource(None, "1.3b", ())),
     ],
 )
-def test_a_run_comes_from_a_file_a_preset_and_overrides(options: Any, words: List[str], source: RunSource) -> None:
-    assert result_of([run_source(**options)], words) == {"source": source}
+def test_a_run_comes_from_a_file_a_preset_and_overrides(options: Any, arguments: List[str], source: RunSource) -> None:
+    assert parsed_options([run_source(**options)], arguments) == {"source": source}
 
 
 def test_overrides_of_a_command_win_over_those_of_the_user() -> None:
@@ -90,11 +90,11 @@ def test_a_run_that_does_not_fit_together_is_loaded_where_it_is_not_checked() ->
 
 
 def test_the_first_format_is_the_default() -> None:
-    assert result_of([format_option(("json", "table"))], []) == {"form": "json"}
-    assert result_of([format_option(("json", "table"))], ["--format", "table"]) == {"form": "table"}
+    assert parsed_options([format_option(("json", "table"))], []) == {"form": "json"}
+    assert parsed_options([format_option(("json", "table"))], ["--format", "table"]) == {"form": "table"}
 
 
 def test_data_and_scheduler_stand_for_overrides() -> None:
-    assert result_of([scheduler_option()], ["--scheduler", "slurm"]) == {"scheduler": "slurm"}
+    assert parsed_options([scheduler_option()], ["--scheduler", "slurm"]) == {"scheduler": "slurm"}
     assert scheduler_overrides("slurm") == ["job.scheduler=slurm"] and scheduler_overrides(None) == []
     assert data_overrides('a "b"') == ['data.paths=["a \\"b\\""]'] and data_overrides(None) == []

@@ -1,4 +1,4 @@
-"""Rows in the four forms of every read verb."""
+"""Tests of the four output formats of rows."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def test_a_table_has_aligned_columns_and_no_trailing_blanks() -> None:
     assert render_rows(COLUMNS, ROWS[:1], "table") == "name  loss  note\n----  ----  ----\none   1.5   -\n"
 
 
-def test_markdown_keeps_a_bar_inside_its_cell() -> None:
+def test_markdown_escapes_a_bar_inside_a_cell() -> None:
     lines = render_rows(COLUMNS, [{"name": "a | b", "loss": 2}], "md").splitlines()
     assert lines == ["| name | loss | note |", "| --- | --- | --- |", "| a \\| b | 2 | - |"]
 
 
-def test_csv_is_read_back_equal_with_empty_cells_for_what_is_missing() -> None:
-    read = list(csv.reader(io.StringIO(render_rows(COLUMNS, ROWS, "csv"))))
-    assert read == [list(COLUMNS), ["one", "1.5", ""], ['a, "b" | c', "0", "two\nlines"], ["", "", ""]]
+def test_csv_round_trips_with_empty_cells_for_missing_values() -> None:
+    parsed = list(csv.reader(io.StringIO(render_rows(COLUMNS, ROWS, "csv"))))
+    assert parsed == [list(COLUMNS), ["one", "1.5", ""], ['a, "b" | c', "0", "two\nlines"], ["", "", ""]]
 
 
-def test_json_keeps_types_and_says_null() -> None:
-    read = json.loads(render_rows(COLUMNS, ROWS, "json"))
-    assert read[0] == {"name": "one", "loss": 1.5, "note": None} and list(read[0]) == list(COLUMNS)
-    assert read[1]["loss"] == 0 and read[2] == {"name": "", "loss": None, "note": None}
+def test_json_keeps_types_and_has_null_for_missing_values() -> None:
+    parsed = json.loads(render_rows(COLUMNS, ROWS, "json"))
+    assert parsed[0] == {"name": "one", "loss": 1.5, "note": None} and list(parsed[0]) == list(COLUMNS)
+    assert parsed[1]["loss"] == 0 and parsed[2] == {"name": "", "loss": None, "note": None}
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_form_ends_its_last_line_also_without_rows(form: str) -> None:
+def test_every_format_ends_with_a_single_newline_also_without_rows(form: str) -> None:
     for rows in ([], ROWS):
         text = render_rows(COLUMNS, rows, form)
         assert text.endswith("\n") and not text.endswith("\n\n")
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-def test_a_cell_of_several_lines_stays_in_its_row(form: str) -> None:
+def test_a_cell_of_several_lines_is_printed_on_a_single_line(form: str) -> None:
     assert render_rows(COLUMNS, ROWS, form).count("\n") == 2 + len(ROWS)

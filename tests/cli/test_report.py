@@ -1,4 +1,4 @@
-"""``fugaku-gpt report table`` in its four forms."""
+"""Tests of ``fugaku-gpt report``: table, check and import."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_markdown_is_the_notes_form(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_has_the_format_of_the_notes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = table(capsys, str(runs), "--format", "md")
     assert text.splitlines()[0] == "### 1.1M model, Sequence Length=128, PyTorch 2.13"
     assert text.splitlines()[3].startswith("| 1 | 1.1M | 1 | 1 | 1 | 4 | 16 | 1028.0 MiB | 0.500 | ")
@@ -50,7 +50,7 @@ def test_csv_and_json_carry_raw_values_with_units(runs: Path, capsys: pytest.Cap
     assert line["freq_mhz_applied"] == "" and line["first_validation_loss"] == "8.0"
 
 
-def test_the_terminal_form_shows_the_validation_loss(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_format_shows_the_validation_loss(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = table(capsys, str(runs)).splitlines()
     assert lines[0] == "1.1M model, Sequence Length=128, PyTorch 2.13"
     assert "8.000 to 4.500" in lines[3] and max(len(line) for line in lines) <= 140
@@ -71,12 +71,12 @@ def test_no_runs_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["report", "table"]) == 2
 
 
-def test_html_is_one_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_is_a_single_page(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = table(capsys, str(runs), "--format", "html")
     assert text.startswith("<!DOCTYPE html>") and text.endswith("</html>\n") and "11-14, OOM" in text
 
 
-def test_energy_is_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_energy_columns_are_optional(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with_energy = table(capsys, str(runs), "--format", "md", "--energy")
     assert "| W/node | J/it | J/token | Notes |" in with_energy
     header, dashes, first = with_energy.splitlines()[1:4]
@@ -101,19 +101,19 @@ def test_check_is_silent_about_a_correct_table(tmp_path: Path, capsys: pytest.Ca
     assert captured.out == "" and captured.err == "2 rows, 0 findings\n"
 
 
-def test_check_names_line_slip_and_cause_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_line_rule_and_cause_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.md").write_text(CLEAN.replace("2.2GHz", "2.2Hz"))
     (tmp_path / "clean.md").write_text(CLEAN)
-    words = ["report", "check", str(tmp_path / "clean.md"), str(tmp_path / "notes.md")]
-    assert run(words) == 3
+    arguments = ["report", "check", str(tmp_path / "clean.md"), str(tmp_path / "notes.md")]
+    assert run(arguments) == 3
     line = capsys.readouterr().out
     assert line == f"{tmp_path}/notes.md:5: [unit] clock '2.2Hz' is not in GHz (2.2 GHz was meant)\n"
-    assert run([*words, "--format", "json"]) == 3
-    read = json.loads(capsys.readouterr().out)
-    assert read["rows"] == 4
-    (finding,) = read["findings"]
+    assert run([*arguments, "--format", "json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["rows"] == 4
+    (finding,) = report["findings"]
     assert (finding["file"], finding["line"], finding["rule"]) == (f"{tmp_path}/notes.md", 5, "unit")
-    assert run([*words, "--format", "md"]) == 3
+    assert run([*arguments, "--format", "md"]) == 3
     assert capsys.readouterr().out.splitlines()[0] == "| file | line | rule | what | cause |"
 
 
@@ -128,7 +128,7 @@ def test_check_changes_nothing_and_takes_options(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
 
 
-def test_check_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_refuses_unreadable_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "check", str(tmp_path / "none.md")]) == 2
     assert "none.md: cannot be read" in capsys.readouterr().err
     (tmp_path / "other.md").write_bytes(b"\xff\xfe| a | b |\n")
@@ -143,13 +143,13 @@ def test_our_own_tables_pass_the_check(runs: Path, tmp_path: Path, capsys: pytes
 
 def test_a_log_is_imported_to_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.out").write_text(log_of(ARGUMENTS))
-    words = ["report", "import", str(tmp_path / "run.out"), "--out", str(tmp_path / "row")]
-    assert run(words) == 0
+    arguments = ["report", "import", str(tmp_path / "run.out"), "--out", str(tmp_path / "row")]
+    assert run(arguments) == 0
     captured = capsys.readouterr()
     assert "not in the log: nodes; give them with --set" in captured.err
-    assert run([*words, "--set", "nodes=4"]) == 0
+    assert run([*arguments, "--set", "nodes=4"]) == 0
     assert "0.90" in capsys.readouterr().out
     assert "| 4 | 1.3B | 1 | 4 | 1 | 2 | 1024 | - | 3231.4 | 0.90 | 0.004 |" in table(
         capsys, str(tmp_path / "row"), "--format", "md"
     )
-    assert run([*words, "--set", "nods=4"]) == 2 and "did you mean nodes" in capsys.readouterr().err
+    assert run([*arguments, "--set", "nods=4"]) == 2 and "did you mean nodes" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``fugaku-gpt runs`` as a person uses it."""
+"""Tests of ``fugaku-gpt runs``."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
-def ls(store: Path, capsys: pytest.CaptureFixture[str], *options: str) -> List[Dict[str, Any]]:
+def list_runs(store: Path, capsys: pytest.CaptureFixture[str], *options: str) -> List[Dict[str, Any]]:
     assert run(["runs", "ls", str(store), "--format", "json", *options]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert isinstance(rows, list)
     return rows
 
 
-def names(rows: List[Dict[str, Any]]) -> List[str]:
+def run_names(rows: List[Dict[str, Any]]) -> List[str]:
     return [row["run"] for row in rows]
 
 
 def test_runs_of_all_folders_are_listed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ls(store, capsys)
-    assert names(rows) == ["c", "s/a", "s/b"]
+    rows = list_runs(store, capsys)
+    assert run_names(rows) == ["c", "s/a", "s/b"]
     assert rows[0]["status"] == "oom" and rows[0]["reason"] == "killed by the kernel" and rows[0]["layout.dp"] == 4
     assert rows[1]["seconds_per_iteration"] == 0.5 and rows[1]["job"] is None
-    assert names(ls(store, capsys, "--attempts")) == ["c", "s/a", "s/attempts/b/1", "s/b"]
-    assert names(ls(store / "s", capsys)) == ["a", "b"]
+    assert run_names(list_runs(store, capsys, "--attempts")) == ["c", "s/a", "s/attempts/b/1", "s/b"]
+    assert run_names(list_runs(store / "s", capsys)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -62,23 +62,23 @@ def test_runs_of_all_folders_are_listed(store: Path, capsys: pytest.CaptureFixtu
         ("job != ''", []),
     ],
 )
-def test_filters_know_columns_and_settings(
+def test_filters_take_columns_and_settings(
     store: Path, capsys: pytest.CaptureFixture[str], condition: str, expected: List[str]
 ) -> None:
-    assert names(ls(store, capsys, "--where", condition)) == expected
+    assert run_names(list_runs(store, capsys, "--where", condition)) == expected
 
 
 def test_sorting_and_columns(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert names(ls(store, capsys, "--sort", "seconds_per_iteration")) == ["s/b", "s/a", "c"]
-    assert names(ls(store, capsys, "--sort=-layout.dp,run")) == ["c", "s/b", "s/a"]
-    assert names(ls(store, capsys, "--sort", "status,-run")) == ["s/b", "s/a", "c"]
+    assert run_names(list_runs(store, capsys, "--sort", "seconds_per_iteration")) == ["s/b", "s/a", "c"]
+    assert run_names(list_runs(store, capsys, "--sort=-layout.dp,run")) == ["c", "s/b", "s/a"]
+    assert run_names(list_runs(store, capsys, "--sort", "status,-run")) == ["s/b", "s/a", "c"]
     RunDirectory(store / "fresh").create("model.layers: 2\n")
-    assert names(ls(store, capsys, "--sort=-seconds_per_iteration"))[-1] == "fresh"  # what has no value comes last
-    rows = ls(store, capsys, "--columns", "run,layout.ranks,node.preload,job.elapse")
+    assert run_names(list_runs(store, capsys, "--sort=-seconds_per_iteration"))[-1] == "fresh"  # no value: sorted last
+    rows = list_runs(store, capsys, "--columns", "run,layout.ranks,node.preload,job.elapse")
     assert rows[0] == {"run": "c", "layout.ranks": 4, "node.preload": None, "job.elapse": 5400.0}
 
 
-def test_every_form(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_format(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "ls", str(store), "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["started"] for row in rows] == ["1700000000.0"] * 3  # raw values
@@ -89,26 +89,26 @@ def test_every_form(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("| run | status |")
 
 
-def test_damage_is_told_beside_the_table(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_beside_the_table(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (store / "c" / "result.json").write_text("{")
     assert run(["runs", "ls", str(store)]) == 0
-    said = capsys.readouterr()
-    assert "unfinished" in said.out and "note: " in said.err
-    assert "c/result.json: not the result of a run: it is not JSON" in said.err
+    captured = capsys.readouterr()
+    assert "unfinished" in captured.out and "note: " in captured.err
+    assert "c/result.json: not the result of a run: it is not JSON" in captured.err
 
 
-def test_one_run_in_full(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_run_in_full(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = store / "c"
     append_event(path, "submitted", 1.7e9, scheduler="slurm", job_id="12", tag="t")
     append_event(path, "status", 1.7e9, job_id="12", state="ended", raw="OUT_OF_MEMORY")
     assert run(["runs", "show", str(path), "--format", "json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["run"]["status"] == "oom" and facts["preset"]["name"] == "tiny"
-    assert facts["settings"]["layout.dp"] == {"value": 4, "default": 1}
-    assert facts["settings"]["training.seed"] == {"value": 7, "default": 1234}
-    assert "model.layers" not in facts["settings"]  # as the preset has it
-    assert "slurm" in facts["jobs"]["12"] and facts["jobs"]["verdict"].startswith("oom: ")
-    assert facts["environment"]["git_commit"] == "0123abc"
+    description = json.loads(capsys.readouterr().out)
+    assert description["run"]["status"] == "oom" and description["preset"]["name"] == "tiny"
+    assert description["settings"]["layout.dp"] == {"value": 4, "default": 1}
+    assert description["settings"]["training.seed"] == {"value": 7, "default": 1234}
+    assert "model.layers" not in description["settings"]  # as in the preset
+    assert "slurm" in description["jobs"]["12"] and description["jobs"]["verdict"].startswith("oom: ")
+    assert description["environment"]["git_commit"] == "0123abc"
     assert run(["runs", "show", str(path)]) == 0
     table = capsys.readouterr().out
     assert "layout.dp" in table and "4 (default 1)" in table and "toggles.tcmalloc" in table
@@ -121,16 +121,16 @@ def test_a_refused_run_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "must divide model.heads" in capsys.readouterr().out
 
 
-def test_reindexing_says_what_there_is(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reindex_reports_runs_and_damage(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (store / FILE).write_text("nonsense")
     (store / "c" / "sweep.json").write_text("nonsense")
     assert run(["runs", "reindex", str(store)]) == 0
-    said = capsys.readouterr()
-    assert "4 runs, 1 of them damaged" in said.out and "c/sweep.json: not a sweep entry" in said.err
+    captured = capsys.readouterr()
+    assert "4 runs, 1 of them damaged" in captured.out and "c/sweep.json: not a sweep entry" in captured.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["runs", "ls", "none"], "none: no such folder"),
         (["runs", "show", "."], "not a run directory"),
@@ -148,13 +148,13 @@ def test_mistakes_are_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: List[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_expression_that_cannot_be_asked_of_a_run_names_it(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_expression_that_cannot_be_evaluated_names_the_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "ls", str(store), "--where", "node.freq_mhz > 2000"]) == 2
     assert "null (not set) and the number 2000 have no order (in c)" in capsys.readouterr().err

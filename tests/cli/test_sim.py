@@ -1,4 +1,4 @@
-"""``fugaku-gpt sim``: start, use, break and stop a simulated PJM from the command line."""
+"""Tests of ``fugaku-gpt sim``, which starts, breaks and stops a simulated PJM from the command line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from fugaku_gpt.simulator.spool import Spool
 PROGRAM = [sys.executable, "-m", "fugaku_gpt", "sim"]
 
 
-def sim(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+def sim(*arguments: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*PROGRAM, *words], capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=300
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env={**os.environ, **environment},
+        timeout=300,
     )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "the site"
-    yield place
-    if Spool(place).daemon_pid() is not None:
-        stop_simulator(Spool(place))
+    path = tmp_path / "the site"
+    yield path
+    if Spool(path).daemon_pid() is not None:
+        stop_simulator(Spool(path))
 
 
 @pytest.mark.slow
@@ -35,19 +40,19 @@ def test_from_start_to_stop(folder: Path, tmp_path: Path) -> None:
     started = sim("start", "--dir", str(folder), "--nodes", "48", "--min-elapse", "1")
     assert started.returncode == 0, started.stderr
     assert started.stderr.splitlines()[0] == "This is a simulated PJM on this machine, not Fugaku."
-    line = started.stdout
-    assert line == f"export PATH='{folder}/bin':\"$PATH\"\n"
-    assert sim("env", "--dir", str(folder)).stdout == line
+    export_line = started.stdout
+    assert export_line == f"export PATH='{folder}/bin':\"$PATH\"\n"
+    assert sim("env", "--dir", str(folder)).stdout == export_line
 
     (tmp_path / "job.sh").write_text("#PJM -L node=2,elapse=5\necho $PJM_NODE\n")
-    used = subprocess.run(
-        ["sh", "-c", f"{line}\npjsub -z jid job.sh && pjwait 1"], cwd=tmp_path, capture_output=True, text=True
+    waited = subprocess.run(
+        ["sh", "-c", f"{export_line}\npjsub -z jid job.sh && pjwait 1"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert used.stdout == "1\n1 0 0 0\n"
+    assert waited.stdout == "1\n1 0 0 0\n"
     assert (tmp_path / "job.sh.1.out").read_text() == "2\n"
 
-    told = sim("status", "--dir", str(folder)).stdout
-    assert "jobs    1 EXT\n" in told and "faults  none\n" in told
+    status = sim("status", "--dir", str(folder)).stdout
+    assert "jobs    1 EXT\n" in status and "faults  none\n" in status
     assert sim("fault", "--dir", str(folder), "refuse", "--code", "0072").returncode == 0
     assert "faults  refuse 1\n" in sim("status", FUGAKU_GPT_SIM_DIR=str(folder)).stdout
     refused = subprocess.run([str(folder / "bin" / "pjsub"), "job.sh"], cwd=tmp_path, capture_output=True, text=True)
@@ -55,8 +60,8 @@ def test_from_start_to_stop(folder: Path, tmp_path: Path) -> None:
     unknown = sim("fault", "--dir", str(folder), "explode")
     assert unknown.returncode == 2 and "valid are" in unknown.stderr
 
-    again = sim("start", "--dir", str(folder))
-    assert again.returncode == 2 and "runs there already" in again.stderr
+    second_start = sim("start", "--dir", str(folder))
+    assert second_start.returncode == 2 and "runs there already" in second_start.stderr
     stopped = sim("stop", "--dir", str(folder))
     assert stopped.returncode == 0
     assert Spool(folder).daemon_pid() is None
@@ -71,15 +76,15 @@ def test_from_start_to_stop(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_shell_with_the_commands(folder: Path) -> None:
-    done = sim("start", "--dir", str(folder), "--shell", stdin="pjstat\nexit 0\n", SHELL="/bin/sh")
-    assert done.returncode == 0
-    assert done.stdout.startswith("JOB_ID ")
-    assert "not Fugaku" in done.stderr
+    completed = sim("start", "--dir", str(folder), "--shell", stdin="pjstat\nexit 0\n", SHELL="/bin/sh")
+    assert completed.returncode == 0
+    assert completed.stdout.startswith("JOB_ID ")
+    assert "not Fugaku" in completed.stderr
     assert Spool(folder).daemon_pid() is None
 
 
-@pytest.mark.parametrize("words", [[], ["start"], ["stop"], ["status"], ["env"], ["fault"]])
-def test_help_says_what_it_is(words: "list[str]") -> None:
-    done = sim(*words, "--help")
-    assert done.returncode == 0
-    assert "not Fugaku" in " ".join(done.stdout.split())
+@pytest.mark.parametrize("arguments", [[], ["start"], ["stop"], ["status"], ["env"], ["fault"]])
+def test_help_says_that_pjm_is_simulated(arguments: "list[str]") -> None:
+    completed = sim(*arguments, "--help")
+    assert completed.returncode == 0
+    assert "not Fugaku" in " ".join(completed.stdout.split())

@@ -1,4 +1,4 @@
-"""``fugaku-gpt sweep`` as a person uses it, with the real trainer on a minuscule model."""
+"""Tests of ``fugaku-gpt sweep`` with the real trainer on a minuscule model."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
-def write(tmp_path: Path, data: Path, rest: str) -> Path:
+def write_sweep(tmp_path: Path, data: Path, more_yaml: str) -> Path:
     file = tmp_path / "mini.yaml"
-    file.write_text(SWEEP.replace("DATA", str(data)) + rest, encoding="utf-8")
+    file.write_text(SWEEP.replace("DATA", str(data)) + more_yaml, encoding="utf-8")
     return file
 
 
-def start(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
-    argv = [sys.executable, "-m", "fugaku_gpt", "sweep", "run", str(file), "--out", str(out), *options]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+def start_sweep(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "fugaku_gpt", "sweep", "run", str(file), "--out", str(out), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def wait_for(done: Callable[[], bool], seconds: float = 300) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
-    while not done():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 @pytest.mark.mpi
 def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = "matrix:\n  layout: {dp: [1, 2], tp: [2, 3]}\nexclude: [{layout.dp: 2, layout.tp: 3}]\n"
+    matrix = "matrix:\n  layout: {dp: [1, 2], tp: [2, 3]}\nexclude: [{layout.dp: 2, layout.tp: 3}]\n"
     toggles = "include: [{label: toggles, node.freq_mhz: 2200, node.retention_state: 0}]\n"
-    file, out = write(tmp_path, data, rows + toggles), tmp_path / "out"
+    file, out = write_sweep(tmp_path, data, matrix + toggles), tmp_path / "out"
     assert run(["sweep", "run", str(file), "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "[2/4] dp1-tp3-r1: refused: " in said.err and "4 runs: 3 ok, 1 refused" in said.err
-    assert f"tables: {out}/table.md" in said.err
+    captured = capsys.readouterr()
+    assert "[2/4] dp1-tp3-r1: refused: " in captured.err and "4 runs: 3 ok, 1 refused" in captured.err
+    assert f"tables: {out}/table.md" in captured.err
     results = {path.name: RunDirectory(path).result() for path in out.iterdir() if path.name.endswith("-r1")}
     losses = set()
     for name in ("dp1-tp2-r1", "dp2-tp2-r1", "toggles-r1"):
@@ -95,7 +95,7 @@ def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.
 def test_a_missing_corpus_fails_and_is_tried_again(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = write(tmp_path, tmp_path / "corpus", ""), tmp_path / "out"
+    file, out = write_sweep(tmp_path, tmp_path / "corpus", ""), tmp_path / "out"
     assert run(["sweep", "run", str(file), "--out", str(out)]) == 1
     assert "refused" in capsys.readouterr().err and "corpus" in (out / "table.md").read_text()
     for suffix in (".bin", ".idx"):
@@ -105,28 +105,28 @@ def test_a_missing_corpus_fails_and_is_tried_again(
 
 @pytest.mark.mpi
 def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -> None:
-    rest = "matrix:\n  layout.dp: [2]\n  training.iterations: [1000000]\n"
-    file, out = write(tmp_path, data, rest), tmp_path / "out"
-    sweep = start(file, out)
+    matrix = "matrix:\n  layout.dp: [2]\n  training.iterations: [1000000]\n"
+    file, out = write_sweep(tmp_path, data, matrix), tmp_path / "out"
+    sweep = start_sweep(file, out)
     metrics = out / "dp2-tp1-iterations1000000-r1" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
     mark = json.loads((out / ".sweep.lock").read_text())["mark"]
     assert len(marked_processes(mark)) >= 3  # mpirun and two ranks
     sweep.send_signal(signal.SIGINT)
-    said, _ = sweep.communicate(timeout=300)
-    assert sweep.returncode == 1 and b"the same command runs what is missing" in said and b"Traceback" not in said
+    output, _ = sweep.communicate(timeout=300)
+    assert sweep.returncode == 1 and b"the same command runs what is missing" in output and b"Traceback" not in output
     assert marked_processes(mark) == []
     result = RunDirectory(metrics.parent).result()
     assert result is not None and result.iterations > 0
-    said = f"stopped: SIGINT, after iteration {result.iterations}"
-    assert (result.status, result.reason) == ("interrupted", said)
+    reason = f"stopped: SIGINT, after iteration {result.iterations}"
+    assert (result.status, result.reason) == ("interrupted", reason)
 
 
 @pytest.mark.mpi
 def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
-    rest = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
-    file, out = write(tmp_path, data, rest), tmp_path / "out"
-    sweep = start(
+    include = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
+    file, out = write_sweep(tmp_path, data, include), tmp_path / "out"
+    sweep = start_sweep(
         file, out, "--set", "training.iterations=1000000", "--timeout", "45"
     )  # a start on busy cores takes some of it
     metrics = out / "killed-r1" / "metrics.jsonl"
@@ -142,7 +142,7 @@ def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> 
     assert "failed: " in (out / "table.md").read_text() and ", timeout |" in (out / "table.md").read_text()
 
 
-def test_expand_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expand_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("preset: tiny\nmatrix: {layout.tp: [2, 3]}\n", encoding="utf-8")
 
@@ -175,29 +175,31 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     return scheduler
 
 
-def test_a_dry_run_prints_every_job_its_script_and_the_node_hours(
+def test_a_dry_run_prints_every_job_with_script_and_node_hours(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(os.listdir(tmp_path))
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("#!/bin/bash") == 4 and "#SBATCH --time=0:30:00" in said.replace('"', "")
-    assert "==> [2/4] dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1: slurm, 1 node, at most 0:30:00, 0.5 node-hours" in said
-    assert "==> dp1-tp3-r1: refused: " in said
-    assert said.endswith("total: 4 jobs, 2 node-hours, 1 refused; nothing was written\n")
+    output = capsys.readouterr().out
+    assert output.count("#!/bin/bash") == 4 and "#SBATCH --time=0:30:00" in output.replace('"', "")
+    assert "==> [2/4] dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1: slurm, 1 node, at most 0:30:00, 0.5 node-hours" in output
+    assert "==> dp1-tp3-r1: refused: " in output
+    assert output.endswith("total: 4 jobs, 2 node-hours, 1 refused; nothing was written\n")
     assert sorted(os.listdir(tmp_path)) == before and queue.jobs() == [] and queue.polls == []
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--set", "job.elapse=null", "--dry-run"]) == 0
     assert "total: 4 jobs, 0 node-hours and 4 without a time limit (job.elapse), 1 refused" in capsys.readouterr().out
 
 
-def test_jobs_are_handed_in_followed_and_resumed(
+def test_jobs_are_submitted_followed_and_resumed(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit = ["sweep", "submit", "jobs.yaml", "--out", "an out", "--scheduler", "slurm", "--max-in-flight", "3"]
     assert run(submit) == 0
-    said = capsys.readouterr().err
-    assert "[1/3] dp1-tp1-r1: job 100" in said and "5 runs: 3 submitted now, 1 left" in said
-    assert "to continue: fugaku-gpt sweep submit jobs.yaml --out 'an out' --scheduler slurm --max-in-flight 3" in said
+    progress = capsys.readouterr().err
+    assert "[1/3] dp1-tp1-r1: job 100" in progress and "5 runs: 3 submitted now, 1 left" in progress
+    assert (
+        "to continue: fugaku-gpt sweep submit jobs.yaml --out 'an out' --scheduler slurm --max-in-flight 3" in progress
+    )
     out = tmp_path / "an out"
     leave_run(out / "dp1-tp1-r1", load_run_config(out / "dp1-tp1-r1" / "config.yaml"))
     queue.states = {
@@ -206,12 +208,12 @@ def test_jobs_are_handed_in_followed_and_resumed(
         "102": JobStatus("102", "running", "RUNNING"),
     }
     assert run(["sweep", "status", "an out", "--format", "json"]) == 0
-    answer = capsys.readouterr()
-    rows = {row["run"]: row for row in json.loads(answer.out)}
+    captured = capsys.readouterr()
+    rows = {row["run"]: row for row in json.loads(captured.out)}
     assert [row["status"] for row in rows.values()] == ["ok", "failed", "running", "missing", "refused"]
     assert rows["dp1-tp1-r1"]["iteration"] == "4/100" and rows["dp1-tp1-r1"]["seconds_per_iteration"] == 0.5
     assert "node" in rows["dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1"]["reason"]
-    assert "1 ok, " in answer.err and "1 failed" in answer.err
+    assert "1 ok, " in captured.err and "1 failed" in captured.err
     assert run(["sweep", "resume", "an out", "--yes", "--dry-run"]) == 0
     assert "total: 2 jobs, 1 node-hours" in capsys.readouterr().out
     assert run(["sweep", "resume", "an out", "--yes"]) == 0
@@ -219,12 +221,12 @@ def test_jobs_are_handed_in_followed_and_resumed(
     assert run(["sweep", "resume", "jobs.yaml", "--out", "an out", "--scheduler", "slurm"]) == 0
     assert "0 submitted now, 0 left" in capsys.readouterr().err
     assert [job["run"] for job in queue.jobs()].count("dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1") == 2
-    asked = len(queue.polls)
+    polls = len(queue.polls)
     assert run(["sweep", "status", "an out", "--no-ask"]) == 0
-    assert "running" in capsys.readouterr().out and len(queue.polls) == asked
+    assert "running" in capsys.readouterr().out and len(queue.polls) == polls
 
 
-def test_a_person_is_asked_and_may_say_no(
+def test_submit_asks_for_confirmation(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = ["n\n", "y\n"]
@@ -241,13 +243,13 @@ def test_a_person_is_asked_and_may_say_no(
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 0  # nothing to ask about
 
 
-def test_a_refusal_by_the_scheduler_is_a_failure_with_its_words(
+def test_a_refusal_by_the_scheduler_is_a_failure_with_the_scheduler_s_message(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queue.refuse = {"dp1-tp2-r1": "sbatch: error: more nodes than the partition has"}
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 1
-    said = capsys.readouterr().err
-    assert "dp1-tp2-r1: not taken: sbatch: error: more nodes than the partition has" in said
+    error = capsys.readouterr().err
+    assert "dp1-tp2-r1: not taken: sbatch: error: more nodes than the partition has" in error
     assert run(["sweep", "status", "o"]) == 0
     assert "not taken: sbatch: error" in capsys.readouterr().out
 
@@ -283,7 +285,7 @@ def test_mistakes_are_exit_code_2_and_write_nothing(
     assert os.listdir(tmp_path) == ["s.yaml"]
 
 
-def test_the_login_node_wall() -> None:
+def test_commands_for_the_login_node_import_neither_pytorch_nor_mpi() -> None:
     program = (
         "import sys; import fugaku_gpt.cli.sweep, fugaku_gpt.cli.report, fugaku_gpt.cli.doctor; "
         "print([name for name in ('torch', 'mpi4py', 'rich') if name in sys.modules])"

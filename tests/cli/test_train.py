@@ -1,4 +1,4 @@
-"""The train verb as a user calls it: real mpirun, real files, real exit codes."""
+"""Tests of ``fugaku-gpt train`` with real mpirun, files and exit codes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_corpus(tmp_path_factory.mktemp("corpus") / "bytes")
 
 
-# a rank that takes any second signal for another order, and never comes to the end of a step
-IMPATIENT = """
+# A rank that takes any second signal for another request to stop, and never reaches the end of a step.
+UNFINISHED_STEP_PROGRAM = """
 import sys
 from fugaku_gpt.training import stopping
 stopping._DUPLICATE_SECONDS = 0.0
@@ -41,22 +41,22 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-# Whether garbage is collected, and whether what was imported is out of its reach; and what is imported in the end of
-# PyTorch's compiler, which takes longer than all of a small run's first step.
-WATCHED = """
+# Prints whether the garbage collector is on and whether imported objects are frozen, and at the end which modules of
+# PyTorch's compiler are imported: importing them takes longer than the first step of a small run.
+GARBAGE_COLLECTION_PROGRAM = """
 import gc
 import sys
 from fugaku_gpt.cli import main
 from fugaku_gpt.training import run, trainer
 
-def told(what, function):
-    def telling(*arguments, **options):
-        print(what, gc.isenabled(), gc.get_freeze_count() > 10000, flush=True)
+def reported(event, function):
+    def reporting(*arguments, **options):
+        print(event, gc.isenabled(), gc.get_freeze_count() > 10000, flush=True)
         return function(*arguments, **options)
-    return telling
+    return reporting
 
-run.agree_on_kernels = told("starts", run.agree_on_kernels)
-trainer.Trainer.step = told("steps", trainer.Trainer.step)
+run.agree_on_kernels = reported("starts", run.agree_on_kernels)
+trainer.Trainer.step = reported("steps", trainer.Trainer.step)
 code = main.run(sys.argv[1:])
 print("ends", gc.isenabled())
 print([name for name in ("sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes") if name in sys.modules])
@@ -64,11 +64,11 @@ sys.exit(code)
 """
 
 
-def arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
-    words = ["train", "--data", str(corpus), "--out", str(out)]
+def train_arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
+    arguments = ["train", "--data", str(corpus), "--out", str(out)]
     for setting in (*SMALL, *SHORT, *settings):
-        words += ["--set", setting]
-    return words
+        arguments += ["--set", setting]
+    return arguments
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
@@ -77,33 +77,33 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], ranks: Optional[int]
 ) -> None:
     out = tmp_path / "run"
-    words = arguments(corpus, out, f"layout.dp={ranks or 1}", "node.memory_limit=100Mi")
-    command = [sys.executable, "-m", "fugaku_gpt", *words, *([] if ranks is None else ["--ranks", str(ranks)])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
-    said = done.stdout.decode()
-    assert done.returncode == 2 and said.count("this run needs") == 1 and "(node.memory_limit" in said, said
+    arguments = train_arguments(corpus, out, f"layout.dp={ranks or 1}", "node.memory_limit=100Mi")
+    command = [sys.executable, "-m", "fugaku_gpt", *arguments, *([] if ranks is None else ["--ranks", str(ranks)])]
+    completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    output = completed.stdout.decode()
+    assert completed.returncode == 2 and output.count("this run needs") == 1 and "(node.memory_limit" in output, output
     assert not out.exists()
 
 
 @pytest.mark.mpi
-def test_under_mpirun_one_rank_says_that_a_run_does_not_fit_and_none_goes_on(corpus: Path, tmp_path: Path) -> None:
+def test_under_mpirun_a_single_rank_reports_that_a_run_does_not_fit_and_all_end(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = arguments(corpus, out, "layout.pp=1", "layout.dp=2", "node.memory_limit=100Mi")
+    arguments = train_arguments(corpus, out, "layout.pp=1", "layout.dp=2", "node.memory_limit=100Mi")
     launcher = find_launcher()
-    command = [*launcher.command_prefix(2), sys.executable, "-m", "fugaku_gpt", *words]
+    command = [*launcher.command_prefix(2), sys.executable, "-m", "fugaku_gpt", *arguments]
     environment = {**os.environ, **launcher.environment}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=300)
-    said = done.stdout.decode()
-    assert done.returncode == 2 and said.count("this run needs") == 1 and "for 2 ranks" in said, said
+    completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, timeout=300)
+    output = completed.stdout.decode()
+    assert completed.returncode == 2 and output.count("this run needs") == 1 and "for 2 ranks" in output, output
     assert not out.exists()
 
 
 @pytest.mark.mpi
-def test_two_ranks_leave_a_whole_run_directory_and_a_second_run_into_it_is_refused(
+def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_refused(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    command = [*arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]
+    command = [*train_arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]
     assert run(command) == 0
     directory = RunDirectory(out)
     result, environment = directory.result(), directory.environment()
@@ -118,8 +118,8 @@ def test_two_ranks_leave_a_whole_run_directory_and_a_second_run_into_it_is_refus
     assert last["compute_max_node"] == environment["ranks"][0]["host"]
     assert last["rss_max_bytes"] > 0 and last["node_used_bytes"] > last["rss_max_bytes"] / 2
     printed = capfd.readouterr().out
-    for words in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
-        assert words in printed
+    for phrase in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
+        assert phrase in printed
     before = (out / "result.json").read_text(encoding="utf-8")
     assert run(command) == 2
     assert "already holds a run" in capfd.readouterr().err
@@ -127,22 +127,20 @@ def test_two_ranks_leave_a_whole_run_directory_and_a_second_run_into_it_is_refus
 
 
 @pytest.mark.mpi
-def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two_whoever_starts_them(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_losses_on_1_and_2_ranks_with_any_launcher(corpus: Path, tmp_path: Path) -> None:
     losses = []
-    for ranks, more in (
+    for ranks, options in (
         (1, []),
         (2, []),  # by mpirun itself
-        (2, ["--check-collectives"]),  # which finds nothing to say, and changes nothing
+        (2, ["--check-collectives"]),  # which finds no mismatch, and changes nothing
     ):
-        out = tmp_path / "-".join([str(ranks), *more])
-        words = [*arguments(corpus, out, f"layout.tp={ranks}", "training.dtype=float64"), *more]
-        if ranks == 2 and not more:
-            done = _mpirun(ranks, words)
-            assert done.returncode == 0, done.stdout
+        out = tmp_path / "-".join([str(ranks), *options])
+        arguments = [*train_arguments(corpus, out, f"layout.tp={ranks}", "training.dtype=float64"), *options]
+        if ranks == 2 and not options:
+            completed = _mpirun(ranks, arguments)
+            assert completed.returncode == 0, completed.stdout
         else:
-            assert run([*words, "--ranks", str(ranks)]) == 0
+            assert run([*arguments, "--ranks", str(ranks)]) == 0
         result = RunDirectory(out).result()
         assert result is not None and result.status == "ok"
         losses.append([line["loss"] for line in RunDirectory(out).metrics("iteration")])
@@ -151,19 +149,21 @@ def test_the_same_seed_gives_the_same_losses_with_one_rank_and_with_two_whoever_
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.mpi
-def test_a_run_imports_nothing_of_pytorch_s_compiler_and_collects_garbage_from_its_first_iteration_on(
+def test_a_run_imports_no_compiler_of_pytorch_and_collects_garbage_from_the_first_iteration_on(
     corpus: Path, tmp_path: Path, recompute: str
 ) -> None:
-    words = arguments(corpus, tmp_path / "run", f"training.recompute={recompute}", "checkpoint.at_end=false")
-    done = subprocess.run([sys.executable, "-c", WATCHED, *words], check=True, stdout=subprocess.PIPE, timeout=300)
-    lines = done.stdout.decode().splitlines()
+    arguments = train_arguments(corpus, tmp_path / "run", f"training.recompute={recompute}", "checkpoint.at_end=false")
+    completed = subprocess.run(
+        [sys.executable, "-c", GARBAGE_COLLECTION_PROGRAM, *arguments], check=True, stdout=subprocess.PIPE, timeout=300
+    )
+    lines = completed.stdout.decode().splitlines()
     assert any("iteration 4/4" in line for line in lines) and lines[-1] == "[]"
-    watched = [line for line in lines if line.split()[0] in ("starts", "steps", "ends")]
-    assert watched == ["starts False True", *["steps True True"] * 4, "ends True"]
+    events = [line for line in lines if line.split()[0] in ("starts", "steps", "ends")]
+    assert events == ["starts False True", *["steps True True"] * 4, "ends True"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--ranks", "2"], "layout.dp 1 * layout.tp 1 * layout.pp 1 = 1 ranks, but there are 2"),
         (["--set", "layout.dp=2"], "add --ranks 2"),
@@ -177,14 +177,14 @@ def test_a_run_imports_nothing_of_pytorch_s_compiler_and_collects_garbage_from_i
         ),
     ],
 )
-def test_a_mistake_is_a_message_and_leaves_nothing(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: List[str], said: str
+def test_a_mistake_is_reported_and_creates_no_run_directory(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: List[str], message: str
 ) -> None:
     out = tmp_path / "run"
-    code = run([*arguments(corpus, out), *words])
+    code = run([*train_arguments(corpus, out), *arguments])
     captured = capfd.readouterr()
     output = captured.out + captured.err
-    assert said in output
+    assert message in output
     assert "Traceback" not in output
     assert code == 2 and not out.exists()
 
@@ -194,7 +194,7 @@ def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"  # a foreign corpus does not name its vocabulary: it is seen when a rank reads the sample
-    assert run([*arguments(corpus, out, "model.vocab_size=118", "layout.dp=2"), "--ranks", "2"]) == 1
+    assert run([*train_arguments(corpus, out, "model.vocab_size=118", "layout.dp=2"), "--ranks", "2"]) == 1
     output = capfd.readouterr().out
     assert "is outside the vocabulary; model.vocab_size is 118" in output and "Traceback" not in output
     result = RunDirectory(out).result()
@@ -208,49 +208,51 @@ def test_a_loss_that_is_not_finite_is_a_failed_run(
 ) -> None:
     out = tmp_path / "run"
     settings = ["training.lr=1e30", "training.min_lr=1e29", "training.clip_grad=0", "layout.dp=2"]
-    assert run([*arguments(corpus, out, *settings), "--ranks", "2"]) == 1
+    assert run([*train_arguments(corpus, out, *settings), "--ranks", "2"]) == 1
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     assert result["status"] == "failed" and "not finite" in result["reason"]
     assert "Traceback" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(("ranks", "victim", "own"), [(2, 1, True), (4, 2, False)])
+@pytest.mark.parametrize(("ranks", "victim", "own_launcher"), [(2, 1, True), (4, 2, False)])
 @pytest.mark.mpi
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(
-    corpus: Path, tmp_path: Path, ranks: int, victim: int, own: bool
+    corpus: Path, tmp_path: Path, ranks: int, victim: int, own_launcher: bool
 ) -> None:
-    """Under a launcher of ours, and under mpirun alone, which kills the others within milliseconds."""
+    """The package's launcher is tested, and mpirun alone, which kills the other ranks within milliseconds."""
     out = tmp_path / "run"
-    words = arguments(corpus, out, f"layout.dp={ranks}", "training.iterations=100000", "training.eval_interval=null")
+    arguments = train_arguments(
+        corpus, out, f"layout.dp={ranks}", "training.iterations=100000", "training.eval_interval=null"
+    )
     launcher = find_launcher()
-    train = [sys.executable, "-m", "fugaku_gpt", *words]
-    command = [*train, "--ranks", str(ranks)] if own else [*launcher.command_prefix(ranks), *train]
-    environment = {**os.environ, **({} if own else launcher.environment)}
+    train = [sys.executable, "-m", "fugaku_gpt", *arguments]
+    command = [*train, "--ranks", str(ranks)] if own_launcher else [*launcher.command_prefix(ranks), *train]
+    environment = {**os.environ, **({} if own_launcher else launcher.environment)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(b"iteration"):
                 break
-        facts = RunDirectory(out).environment()
-        assert facts is not None
-        processes = [psutil.Process(rank["process"]) for rank in facts["ranks"]]
+        recorded_environment = RunDirectory(out).environment()
+        assert recorded_environment is not None
+        processes = [psutil.Process(rank["process"]) for rank in recorded_environment["ranks"]]
         processes += [parent for parent in (rank.parent() for rank in processes) if parent is not None]
-        os.kill(facts["ranks"][victim]["process"], signal.SIGKILL)
-        said = process.stdout.read().decode()
-        # of the rank's supervisor, or of one that mpirun has killed meanwhile
+        os.kill(recorded_environment["ranks"][victim]["process"], signal.SIGKILL)
+        output = process.stdout.read().decode()
+        # the exit code of the rank's supervisor, or of another supervisor that mpirun has killed
         assert process.wait(timeout=300) in (128 + signal.SIGKILL, signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert len(processes) == 2 * ranks and not alive
     result = RunDirectory(out).result()
     assert result is not None and result.status == "failed" and result.iterations > 0
-    assert (result.rank, result.node) == (victim, facts["ranks"][victim]["host"])
+    assert (result.rank, result.node) == (victim, recorded_environment["ranks"][victim]["host"])
     assert result.reason == f"rank {victim}: killed by signal 9 (SIGKILL)"
-    # the rank's own supervisor says it, and that of rank 0, for whoever reads rank 0's output only
-    assert said.count(f"fugaku-gpt: {result.reason}") == 2 and "last checkpoint: none" in said
+    # printed by the rank's own supervisor, and by that of rank 0 for readers of rank 0's output only
+    assert output.count(f"fugaku-gpt: {result.reason}") == 2 and "last checkpoint: none" in output
 
 
 @pytest.mark.parametrize(
-    ("number", "own", "reason"),
+    ("signal_number", "own_launcher", "reason"),
     [
         (signal.SIGINT, True, "stopped: SIGINT, after iteration "),  # though it is passed on as SIGUSR1
         (signal.SIGTERM, False, "stopped: SIGTERM on "),
@@ -259,26 +261,28 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
 )
 @pytest.mark.mpi
 def test_a_run_that_is_stopped_can_be_resumed(
-    corpus: Path, tmp_path: Path, number: Optional[int], own: bool, reason: str
+    corpus: Path, tmp_path: Path, signal_number: Optional[int], own_launcher: bool, reason: str
 ) -> None:
-    """Told by a signal to its launcher, ours or MPI's, or by its time limit."""
+    """A signal to the launcher, the package's or MPI's, stops the run, and so does the time limit."""
     out = tmp_path / "run"
-    words = arguments(corpus, out, "layout.dp=2", "training.iterations=100000", "training.eval_interval=null")
+    arguments = train_arguments(corpus, out, "layout.dp=2", "training.iterations=100000", "training.eval_interval=null")
     launcher = find_launcher()
-    train = [sys.executable, "-m", "fugaku_gpt", *words]
-    if number is None:
+    train = [sys.executable, "-m", "fugaku_gpt", *arguments]
+    if signal_number is None:
         train += ["--set", "job.elapse=120", "--set", "job.stop_margin=119"]
-    command = [*train, "--ranks", "2"] if own else [*launcher.command_prefix(2), *train]
-    environment = {**os.environ, **({} if own else launcher.environment)}
+    command = [*train, "--ranks", "2"] if own_launcher else [*launcher.command_prefix(2), *train]
+    environment = {**os.environ, **({} if own_launcher else launcher.environment)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if number is not None and line.startswith(b"iteration"):
-                process.send_signal(number)
+            if signal_number is not None and line.startswith(b"iteration"):
+                process.send_signal(signal_number)
                 break
         output = process.stdout.read()
-        # mpirun alone may tell of ranks that it has killed as they left
-        assert process.wait(timeout=300) in ((EXIT_RESUME,) if own else (EXIT_RESUME, signal.SIGKILL)), output.decode()
+        # mpirun alone may report ranks that it killed as they exited
+        assert process.wait(timeout=300) in ((EXIT_RESUME,) if own_launcher else (EXIT_RESUME, signal.SIGKILL)), (
+            output.decode()
+        )
     result = RunDirectory(out).result()
     assert result is not None and result.status == "interrupted" and result.reason.startswith(reason)
     assert result.reason.endswith(f", after iteration {result.iterations}")
@@ -286,11 +290,11 @@ def test_a_run_that_is_stopped_can_be_resumed(
 
 
 @pytest.mark.mpi
-def test_a_second_order_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = arguments(corpus, out, "training.iterations=100000", "training.eval_interval=null")
+    arguments = train_arguments(corpus, out, "training.iterations=100000", "training.eval_interval=null")
     process = subprocess.Popen(
-        [sys.executable, "-c", IMPATIENT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", UNFINISHED_STEP_PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     with process:
         assert process.stdout is not None
@@ -298,7 +302,7 @@ def test_a_second_order_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None
             if line.startswith(b"iteration"):
                 break
         process.send_signal(signal.SIGTERM)
-        time.sleep(1.0)  # two that come before the process looks are one
+        time.sleep(1.0)  # two signals that arrive before the process handles the first count once
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
         assert process.wait(timeout=300) == 1
@@ -306,10 +310,10 @@ def test_a_second_order_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None
     assert result is not None and (result.status, result.reason) == ("interrupted", "rank 0: interrupted")
 
 
-def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
+def _mpirun(ranks: int, arguments: List[str]) -> "subprocess.CompletedProcess[str]":
     launcher = find_launcher()
     return subprocess.run(
-        [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *words],
+        [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments],
         env={**os.environ, **launcher.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -320,22 +324,26 @@ def _mpirun(ranks: int, words: List[str]) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.mpi
-def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
+def test_a_run_resumes_in_another_layout_and_refuses_another_corpus(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def words(out: str, iterations: int, *settings: str) -> List[str]:
-        more = ("training.dtype=float64", "training.lr_schedule=constant", f"training.iterations={iterations}")
-        return [*arguments(corpus, tmp_path / out, *more, "checkpoint.at_end=true", *settings), "--ranks", "2"]
+    def train_command(out: str, iterations: int, *settings: str) -> List[str]:
+        overrides = ("training.dtype=float64", "training.lr_schedule=constant", f"training.iterations={iterations}")
+        return [
+            *train_arguments(corpus, tmp_path / out, *overrides, "checkpoint.at_end=true", *settings),
+            "--ranks",
+            "2",
+        ]
 
-    assert run(words("whole", 6, "layout.dp=2")) == 0
-    assert run(words("run", 4, "layout.dp=2", "layout.zero=1")) == 0
+    assert run(train_command("whole", 6, "layout.dp=2")) == 0
+    assert run(train_command("run", 4, "layout.dp=2", "layout.zero=1")) == 0
     capfd.readouterr()
-    assert run([*words("run", 4, "layout.dp=2"), "--resume", "auto"]) == 0
+    assert run([*train_command("run", 4, "layout.dp=2"), "--resume", "auto"]) == 0
     assert "the run has done its 4 iterations: nothing to do" in capfd.readouterr().out
-    other = write_byte_corpus(tmp_path / "other")
+    other_corpus = write_byte_corpus(tmp_path / "other")
     (tmp_path / "other.bin").write_bytes((tmp_path / "other.bin").read_bytes()[::-1])
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    refused = [*words("run", 6, "layout.dp=2"), "--resume", "auto", "--data", str(other)]
+    refused = [*train_command("run", 6, "layout.dp=2"), "--resume", "auto", "--data", str(other_corpus)]
     assert run(refused) == 2 and "--force-data" in capfd.readouterr().out
     directory = RunDirectory(tmp_path / "run")
     result = directory.result()
@@ -343,13 +351,13 @@ def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
     assert [name for name in sorted(path.name for path in directory.path.iterdir()) if ".claim" not in name] == [
         name for name in before if ".claim" not in name
     ]
-    stale = directory.path / "flight" / "000" / "rank-000005.flight"
-    stale.write_bytes(b"of a start with more ranks")
-    assert run([*words("run", 6, "layout.tp=2"), "--resume", "auto"]) == 0
-    assert len(list(stale.parent.iterdir())) == 2  # else the doctor would take it for a rank of this start
-    said = capfd.readouterr().out
-    assert "resuming from step-00000004: iteration 4, 16 samples consumed" in said
-    assert "layout.dp 2 -> 1" in said and "layout.tp 1 -> 2" in said
+    stale_record = directory.path / "flight" / "000" / "rank-000005.flight"
+    stale_record.write_bytes(b"of a start with more ranks")
+    assert run([*train_command("run", 6, "layout.tp=2"), "--resume", "auto"]) == 0
+    assert len(list(stale_record.parent.iterdir())) == 2  # else the doctor would take it for a rank of this start
+    output = capfd.readouterr().out
+    assert "resuming from step-00000004: iteration 4, 16 samples consumed" in output
+    assert "layout.dp 2 -> 1" in output and "layout.tp 1 -> 2" in output
     curves = []
     for out in ("run", "whole"):
         lines = RunDirectory(tmp_path / out)
@@ -358,6 +366,6 @@ def test_a_run_goes_on_in_another_layout_and_refuses_another_corpus(
     assert (directory.path / "result.1.json").exists() and load_run_config(directory.config_file).layout.tp == 2
 
 
-def test_going_on_without_saying_where_is_refused(corpus: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resume_without_a_run_directory_is_refused(corpus: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--data", str(corpus), "--resume", "auto"]) == 2
     assert "--resume auto: needs --out" in capfd.readouterr().err

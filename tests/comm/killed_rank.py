@@ -1,4 +1,4 @@
-"""Two ranks: rank 0 is killed while it waits in a collective that rank 1 never enters.
+"""A program for two ranks: rank 0 is killed while it waits in a collective that rank 1 never enters.
 
 mpirun -n 2 python -m tests.comm.killed_rank FLIGHT_DIR
 """
@@ -32,7 +32,7 @@ def refuse_gaps(world: Communicator) -> None:
 
 
 def main() -> None:
-    """The two ranks."""
+    """Run one of the two ranks."""
     directory = Path(sys.argv[1])
     world = open_world(directory)
     refuse_gaps(world)

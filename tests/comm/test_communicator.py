@@ -1,4 +1,4 @@
-"""Communicators as one process sees them, and what is left of a rank that was killed inside a real collective."""
+"""Tests of communicators in one process, and of the records of a rank that was killed inside a real collective."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "comm" / "killed_rank.py"
 
 
-def _line_of(words: str) -> int:
-    (number,) = [n for n, line in enumerate(PROGRAM.read_text(encoding="utf-8").splitlines(), 1) if words in line]
+def _line_of(text: str) -> int:
+    (number,) = [n for n, line in enumerate(PROGRAM.read_text(encoding="utf-8").splitlines(), 1) if text in line]
     return number
 
 
 @pytest.mark.mpi
-def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller_s_line(tmp_path: Path) -> None:
+def test_a_rank_killed_inside_a_collective_leaves_the_open_call_and_the_calling_line(tmp_path: Path) -> None:
     launcher = find_launcher()
     start = time.monotonic()
     done = subprocess.run(
@@ -56,7 +56,7 @@ def test_a_rank_killed_inside_a_collective_has_left_its_open_call_and_the_caller
     assert [call.operation for call in witness.calls] == ["barrier"]
 
 
-def test_a_world_of_one_records_progress_and_no_calls(tmp_path: Path) -> None:
+def test_a_single_process_world_records_progress_and_no_calls(tmp_path: Path) -> None:
     world = open_world(tmp_path)
     assert (world.rank, world.size, world.name) == (0, 1, "world")
     world.all_reduce(torch.ones(2))
@@ -67,18 +67,18 @@ def test_a_world_of_one_records_progress_and_no_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["sum", "max", "min"])
-def test_alone_every_operation_gives_back_what_it_was_given(operation: str) -> None:
+def test_all_reduce_in_a_single_process_leaves_the_tensor_unchanged(operation: str) -> None:
     tensor = torch.arange(4.0)
     Communicator.alone().all_reduce(tensor, operation)
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
-def test_a_gathered_tensor_alone_is_a_view_and_costs_no_copy() -> None:
+def test_all_gather_in_a_single_process_is_a_view_and_makes_no_copy() -> None:
     tensor = torch.arange(4.0)
     assert Communicator.alone().all_gather(tensor).data_ptr() == tensor.data_ptr()
 
 
-def test_the_grid_of_one_process_is_one_by_one() -> None:
+def test_the_grid_of_a_single_process_has_groups_of_size_1() -> None:
     grid = ProcessGrid.alone()
     assert (grid.coordinates.dp, grid.coordinates.pp, grid.coordinates.tp) == (0, 0, 0)
     assert grid.world.size == grid.tp.size == grid.dp.size == 1
@@ -99,6 +99,6 @@ def test_ranks_that_share_cores_sleep_little_longer_than_they_have_to_wait(
     monkeypatch.setattr(time, "sleep", slept.append)
     group = Communicator(None, "a group", shares_cores=True)
     group._wait(Request())
-    late = sum(slept) - seconds
-    assert 0.0 <= late <= min(1e-3, 2e-5 + seconds / 8) + 1e-12
-    assert max(slept, default=0.0) <= 1e-3 and len(slept) <= 60 + seconds / 1e-3  # who computes keeps its core
+    overslept_seconds = sum(slept) - seconds
+    assert 0.0 <= overslept_seconds <= min(1e-3, 2e-5 + seconds / 8) + 1e-12
+    assert max(slept, default=0.0) <= 1e-3 and len(slept) <= 60 + seconds / 1e-3  # ranks that compute keep their cores

@@ -1,4 +1,4 @@
-"""The flight recorder, written by one process and read by another, also after a kill."""
+"""Tests of the flight recorder, which one process writes and another reads, also after a kill."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_process_is_seen_inside_its_last_call(tmp_path: Path) -> None:
+def test_the_last_call_of_a_killed_process_is_recorded_as_open(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
     flight = read_flight(flight_file(tmp_path, 3))
@@ -62,7 +62,7 @@ def test_a_killed_process_is_seen_inside_its_last_call(tmp_path: Path) -> None:
     assert last.site.startswith("<string>:")
 
 
-def test_the_last_calls_come_back_in_order_with_the_rank_s_progress(tmp_path: Path) -> None:
+def test_the_last_calls_are_read_in_order_with_the_rank_s_progress(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 1001, 2000)
     tp = recorder.group("tp", range(1000, 1008), 1)
     recorder.mark_phase(BACKWARD, step=7, micro_batch=3)
@@ -89,7 +89,7 @@ def test_the_last_calls_come_back_in_order_with_the_rank_s_progress(tmp_path: Pa
     assert flight.groups[0].members == tuple(range(1000, 1008)) and flight.groups[0].collectives == SLOTS + 100
 
 
-def test_a_call_goes_through_its_states_and_only_one_is_waited_for(tmp_path: Path) -> None:
+def test_a_call_passes_through_all_states_and_only_the_awaited_call_is_waiting(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 0, 4)
     pp = recorder.group("pp", (0, 2), 0)
     sent = recorder.enter(pp, SEND, "torch.float32", (8,), False, peer=2)
@@ -97,7 +97,7 @@ def test_a_call_goes_through_its_states_and_only_one_is_waited_for(tmp_path: Pat
     assert [call.state for call in read_flight(recorder.path).outstanding] == [ENTERED, ENTERED]
     recorder.posted(sent)
     recorder.posted(awaited)
-    assert read_flight(recorder.path).waiting is None  # posted, and the rank goes on with its work
+    assert read_flight(recorder.path).waiting is None  # posted, and the rank continues its work
     recorder.wait(awaited)
     flight = read_flight(recorder.path)
     assert [call.state for call in flight.outstanding] == [POSTED, WAITING]
@@ -110,17 +110,17 @@ def test_a_call_goes_through_its_states_and_only_one_is_waited_for(tmp_path: Pat
 def test_outstanding_calls_outlive_the_ring_and_their_end_marks_no_other_record(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 0, 2)
     world = recorder.group("world", (0, 1), 0)
-    kept = [recorder.enter(world, "all_reduce_sum", "-", (), False) for _ in range(3 * PINNED)]
+    outstanding = [recorder.enter(world, "all_reduce_sum", "-", (), False) for _ in range(3 * PINNED)]
     for _ in range(2 * SLOTS):
         recorder.leave(recorder.enter(world, "barrier", "-", (), True))
-    assert [call.ordinal for call in read_flight(recorder.path).outstanding] == kept
-    for ordinal in kept[::2]:
+    assert [call.ordinal for call in read_flight(recorder.path).outstanding] == outstanding
+    for ordinal in outstanding[::2]:
         recorder.leave(ordinal)
     flight = read_flight(recorder.path)
-    assert [call.ordinal for call in flight.outstanding] == kept[1::2]
+    assert [call.ordinal for call in flight.outstanding] == outstanding[1::2]
     assert len(flight.calls) == SLOTS + 3 * PINNED
-    recorder.leave(kept[0])  # again: its record is another call's by now
-    assert [call.ordinal for call in read_flight(recorder.path).outstanding] == kept[1::2]
+    recorder.leave(outstanding[0])  # a second time: the record belongs to another call by now
+    assert [call.ordinal for call in read_flight(recorder.path).outstanding] == outstanding[1::2]
 
 
 def test_a_disk_that_fills_up_cannot_kill_the_rank(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_cannot_kill_the_rank(tmp_path: Path) -> None:
 def test_equal_sequence_numbers_are_the_same_call(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 0, 4)
     groups = [recorder.group(name, (0, 1), 0) for name in ("tp", "dp", "dp")]
-    for group in [groups[place] for place in (0, 1, 0, 2, 0, 1)]:
+    for group in [groups[index] for index in (0, 1, 0, 2, 0, 1)]:
         recorder.leave(recorder.enter(group, "barrier", "-", (), True))
     for peer in (1, 3, 1):
         recorder.leave(recorder.enter(0, SEND, "-", (), False, peer=peer))
@@ -149,7 +149,7 @@ def test_equal_sequence_numbers_are_the_same_call(tmp_path: Path) -> None:
     ]
 
 
-def test_members_of_a_grid_are_written_as_runs_and_others_fit_too(tmp_path: Path) -> None:
+def test_members_of_a_grid_are_written_as_progressions_and_irregular_members_fit_too(tmp_path: Path) -> None:
     assert progressions(range(0, 13824, 48)) == "0+48*288" and progressions([5]) == "5+1*1"
     assert progressions([0, 1, 4, 9, 10, 11]) == "0+1*2,4+5*2,10+1*2"
     recorder = FlightRecorder(tmp_path, 0, 20000)
@@ -160,7 +160,7 @@ def test_members_of_a_grid_are_written_as_runs_and_others_fit_too(tmp_path: Path
     assert flight.groups[0].members == tuple(uneven) and flight.groups[1].members == (0, 1)
 
 
-def test_more_names_than_there_is_room_for_are_question_marks(tmp_path: Path) -> None:
+def test_names_beyond_the_capacity_are_question_marks(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path, 0, 1)
     for number in range(NAMES + 10):
         group = recorder.group(f"communicator {number}", (0,), 0)
@@ -172,27 +172,27 @@ def test_more_names_than_there_is_room_for_are_question_marks(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", [b"", b"FGFLIGHT", b"something else entirely" * 10])
-def test_what_is_no_flight_recorder_is_refused(tmp_path: Path, damage: bytes) -> None:
+def test_a_file_that_is_no_flight_recorder_is_refused(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "x.flight").write_bytes(damage)
     with pytest.raises(UsageError, match="x.flight: not a flight recorder"):
         read_flight(tmp_path / "x.flight")
 
 
-def test_a_file_that_is_cut_short_of_another_version_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_of_another_version_or_missing_is_refused(tmp_path: Path) -> None:
     FlightRecorder(tmp_path, 0, 1)
     path = flight_file(tmp_path, 0)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
     with pytest.raises(UsageError, match="cut short"):
         read_flight(path)
-    path.write_bytes(whole[:8] + b"\x01" + whole[9:])
+    path.write_bytes(content[:8] + b"\x01" + content[9:])
     with pytest.raises(UsageError, match="of version 1; this build reads 2"):
         read_flight(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_flight(tmp_path / "none")
 
 
-def test_a_group_of_one_needs_no_mpi_and_changes_nothing() -> None:
+def test_a_single_rank_group_needs_no_mpi_and_changes_nothing() -> None:
     alone = Communicator.alone()
     x = torch.arange(6.0).view(2, 3).t()  # with gaps: nothing is sent, so nothing is refused
     alone.all_reduce(x)

@@ -1,4 +1,4 @@
-"""Communications under way are looked after from within kernels, where nothing can be raised."""
+"""Tests of polling outstanding communications from within kernels, where nothing can be raised."""
 
 from __future__ import annotations
 
@@ -15,80 +15,82 @@ from fugaku_gpt.comm import BACKGROUND, Communicator, pending
 from fugaku_gpt.comm.pending import BackgroundProgress, Pending
 
 
-class UnderWay:
-    """Looked at some times until it is done, or raises."""
+class OutstandingRequest:
+    """A request that is done after some polls, or raises an error."""
 
-    def __init__(self, looks: int, error: Any = None) -> None:
-        self.looks = looks
+    def __init__(self, polls: int, error: Any = None) -> None:
+        self.polls_left = polls
         self._error = error
 
     def done(self) -> bool:
         if self._error is not None:
             raise self._error
-        self.looks -= 1
-        if self.looks <= 0:
+        self.polls_left -= 1
+        if self.polls_left <= 0:
             pending.OUTSTANDING.discard(self)  # type: ignore[arg-type]
-        return self.looks <= 0
+        return self.polls_left <= 0
 
 
 @pytest.fixture
-def under_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
-    """What is put into it is under way, in this order."""
-    found = Ordered()
-    monkeypatch.setattr(pending, "OUTSTANDING", found)
-    yield found
+def outstanding(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
+    """The outstanding requests that a poll tests, in the order of this list."""
+    requests = OrderedSet()
+    monkeypatch.setattr(pending, "OUTSTANDING", requests)
+    yield requests
     BACKGROUND._failed = None
 
 
-class Ordered(List[Any]):
-    """A set that keeps an order."""
+class OrderedSet(List[Any]):
+    """Stand-in for a set, which keeps the order of its elements."""
 
-    def discard(self, one: Any) -> None:
-        self.remove(one)
+    def discard(self, request: Any) -> None:
+        self.remove(request)
 
 
-def test_what_is_done_makes_way_and_one_that_is_not_moves_the_others(
-    under_way: List[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_poll_removes_finished_requests_and_ends_at_the_first_unfinished_request(
+    outstanding: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background, ones = BackgroundProgress(), [UnderWay(1), UnderWay(2), UnderWay(9)]
-    monkeypatch.setattr(pending, "MULTI_STEP", {UnderWay(1, ValueError("would begin the next step"))})
+    background, requests = BackgroundProgress(), [OutstandingRequest(1), OutstandingRequest(2), OutstandingRequest(9)]
+    monkeypatch.setattr(pending, "MULTI_STEP", {OutstandingRequest(1, ValueError("would begin the next step"))})
     background.poll()
-    assert background.pop_seconds() == 0.0  # nothing is under way
-    under_way += ones
+    assert background.pop_seconds() == 0.0  # nothing is outstanding
+    outstanding += requests
     background.poll()
-    assert [one.looks for one in ones] == [0, 1, 9] and under_way == ones[1:]
+    assert [request.polls_left for request in requests] == [0, 1, 9] and outstanding == requests[1:]
     background.poll()
-    assert [one.looks for one in ones] == [0, 0, 8] and under_way == ones[2:]
+    assert [request.polls_left for request in requests] == [0, 0, 8] and outstanding == requests[2:]
     assert background.pop_seconds() > 0.0 == background.pop_seconds()
     background.check()
 
 
-def test_what_is_over_is_not_kept(under_way: List[Any]) -> None:
-    background, one = BackgroundProgress(), UnderWay(9)
-    under_way.append(one)
+def test_a_finished_request_is_released(outstanding: List[Any]) -> None:
+    background, request = BackgroundProgress(), OutstandingRequest(9)
+    outstanding.append(request)
     background.poll()
-    under_way.clear()
-    kept = weakref.ref(one)
-    del one
-    assert kept() is None
+    outstanding.clear()
+    reference = weakref.ref(request)
+    del request
+    assert reference() is None
 
 
 @pytest.mark.parametrize("error", [ValueError("calls disagree"), KeyboardInterrupt()])
-def test_what_goes_wrong_is_raised_by_the_next_call_and_only_once(under_way: List[Any], error: BaseException) -> None:
-    under_way.append(UnderWay(1, error))
+def test_an_error_of_a_poll_is_raised_by_the_next_call_and_only_once(
+    outstanding: List[Any], error: BaseException
+) -> None:
+    outstanding.append(OutstandingRequest(1, error))
     BACKGROUND.poll()
-    under_way[:] = [one] = [UnderWay(5)]
+    outstanding[:] = [request] = [OutstandingRequest(5)]
     BACKGROUND.poll()
-    assert one.looks == 5  # nothing more is done until somebody knows
+    assert request.polls_left == 5  # no request is polled until the error has been raised
     with pytest.raises(type(error)):
         Communicator.alone()._enter("barrier", torch.zeros(1))
     Communicator.alone()._enter("barrier", torch.zeros(1))
     BACKGROUND.poll()
-    assert one.looks == 4
+    assert request.polls_left == 4
 
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels: fugaku-gpt env kernels")
-def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
+def test_an_exception_that_a_signal_raises_inside_a_kernel_is_not_lost() -> None:
     background, qkv = BackgroundProgress(), torch.zeros(1, 1, 2048, 3, 8, 64)
 
     def interrupt(*_: Any) -> None:
@@ -100,7 +102,7 @@ def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:  # it comes in the midst of a kernel, but for the very rare case
+            while time.monotonic() < deadline:  # the signal nearly always arrives inside a kernel
                 ops.attention(qkv, None, 1.0)
                 background.check()
     finally:
@@ -109,10 +111,10 @@ def test_what_a_signal_raises_while_a_kernel_computes_is_not_lost() -> None:
         signal.signal(signal.SIGALRM, former)
 
 
-def test_whoever_waits_is_told_what_went_wrong_meanwhile(under_way: List[Any]) -> None:
-    under_way.append(UnderWay(1, ValueError("calls disagree")))
-    one = Pending(Communicator.alone(), [], -1, None)
+def test_waiting_raises_the_error_of_an_earlier_poll(outstanding: List[Any]) -> None:
+    outstanding.append(OutstandingRequest(1, ValueError("calls disagree")))
+    communication = Pending(Communicator.alone(), [], -1, None)
     BACKGROUND.poll()
     with pytest.raises(ValueError, match="calls disagree"):
-        one.wait()
-    one.wait()
+        communication.wait()
+    communication.wait()

@@ -1,4 +1,4 @@
-"""Sums of 16-bit types as MPI calls them, by PyTorch and by NumPy."""
+"""Tests of the sums of 16-bit types that MPI calls, by PyTorch and by NumPy."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def test_the_body_of_the_sum_adds_and_rounds_as_pytorch_does(
     assert bool(same.all())
 
 
-def test_an_array_is_the_tensor_s_own_memory_and_keeps_it() -> None:
+def test_an_array_shares_the_tensor_s_memory_and_keeps_it_alive() -> None:
     flat = torch.zeros(6, dtype=torch.bfloat16)
     array = array_of(flat)
     array[2] = 0x3F80
     assert array.dtype == np.int16 and flat.tolist() == [0, 0, 1, 0, 0, 0]
-    again = array_of(torch.ones(1000, dtype=torch.float16))  # nobody else holds that tensor
-    others = [torch.zeros(1000, dtype=torch.float16) for _ in range(50)]
-    assert len(others) == 50 and bool((again == 0x3C00).all())
+    again = array_of(torch.ones(1000, dtype=torch.float16))  # nothing else refers to that tensor
+    later_tensors = [torch.zeros(1000, dtype=torch.float16) for _ in range(50)]
+    assert len(later_tensors) == 50 and bool((again == 0x3C00).all())
     assert array_of(torch.arange(3)).tolist() == [0, 1, 2]
 
 
-def test_only_sums_of_16_bit_types_are_there() -> None:
+def test_16_bit_types_can_only_be_summed() -> None:
     assert operation_for("max", torch.float32) != operation_for("sum", torch.float32)
     with pytest.raises(ValueError, match="only be summed"):
         operation_for("max", torch.bfloat16)

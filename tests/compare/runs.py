@@ -1,4 +1,4 @@
-"""Run directories as runs leave them, with times that a test chooses."""
+"""Makes run directories such as runs leave, with times that a test chooses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def leave_run(
     losses: Sequence[float] = (),
     memory: int = 2**20,
 ) -> Path:
-    """A run that took so long for each iteration."""
+    """Writes the directory of a run with these seconds for each iteration."""
     directory = RunDirectory(path)
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.config_file.write_text(dump_run_config(config or tiny()))
@@ -68,7 +68,7 @@ def fill_run(
 
 
 class FakeLaunch:
-    """In place of :func:`fugaku_gpt.launch.launcher.launch`: leaves a run directory as ranks would.
+    """Stands in for :func:`fugaku_gpt.launch.launcher.launch`: leaves a run directory as ranks would.
 
     Args:
         seconds: side → seconds per iteration of its first job, of its second one, and so on; the last one stays.
@@ -78,7 +78,7 @@ class FakeLaunch:
         self.seconds = seconds
         self.started: "list[str]" = []
         self.toggles: Dict[str, Any] = {}
-        self.ends: Dict[int, Outcome] = {}  # number of a start → another end than a good one
+        self.ends: Dict[int, Outcome] = {}  # number of a start → its outcome, where that is not a good one
 
     def __call__(self, config: RunConfig, directory: RunDirectory, **options: Any) -> Outcome:
         side = directory.path.name
@@ -91,6 +91,6 @@ class FakeLaunch:
             return end
         toggles = [self.toggles[side]] if side in self.toggles else []
         directory.write_environment({**ENVIRONMENT, "toggles": toggles})
-        # the first iterations are slow, as they are
+        # the first iterations are slow, as those of real runs are
         fill_run(directory, [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds])
         return Outcome(0, None, False, 1.0, 0)

@@ -1,4 +1,4 @@
-"""Designs: their fractions against the published ones, their sweep files read by the sweep room."""
+"""Tests of factorial designs: their fractions against published ones, and their sweep files."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def design(text: str, fraction: int = 0, repeats: int = 1, seed: int = 0, run: O
 
 
 def test_toggles_have_their_usual_levels() -> None:
-    found = parse_factors("freq,tcmalloc,retention,ranks,precision,node.arena_lock=1|0", base())
-    assert [(one.name, one.low.text, one.high.text) for one in found] == [
+    factors = parse_factors("freq,tcmalloc,retention,ranks,precision,node.arena_lock=1|0", base())
+    assert [(factor.name, factor.low.text, factor.high.text) for factor in factors] == [
         ("freq", "2000", "2200"),
         ("tcmalloc", "false", "true"),
         ("retention", "0", "1"),
@@ -52,8 +52,8 @@ def test_toggles_have_their_usual_levels() -> None:
         ("arena_lock", "1", "0"),
     ]
     # 2.2 GHz runs with one floating-point pipe alone: so does 2.0 GHz, or the clock's effect would be that of both
-    assert found[0].high.settings == (("node.freq_mhz", "2200"), ("node.eco_state", "2"))
-    assert ("node.eco_state", "2") in found[0].low.settings
+    assert factors[0].high.settings == (("node.freq_mhz", "2200"), ("node.eco_state", "2"))
+    assert ("node.eco_state", "2") in factors[0].low.settings
 
 
 def test_more_ranks_are_more_replicas_on_the_same_cores() -> None:
@@ -64,7 +64,7 @@ def test_more_ranks_are_more_replicas_on_the_same_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "empty name"),
         ("freq,", "empty name"),
@@ -79,8 +79,8 @@ def test_more_ranks_are_more_replicas_on_the_same_cores() -> None:
         (NINE + ",zero=0|1", "valid: 1 to 9"),
     ],
 )
-def test_what_is_no_toggle_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_toggles_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_factors(text, base())
 
 
@@ -94,14 +94,14 @@ def test_ranks_that_the_cores_do_not_divide_by_are_refused() -> None:
 @pytest.mark.parametrize(("size", "resolution"), RESOLUTIONS.items())
 def test_fractions_have_the_published_resolution(size: Any, resolution: int) -> None:
     k, p = size
-    found = design(",".join(NINE.split(",")[:k]), p)
-    assert found.resolution == resolution and len(found.combinations) == len(set(found.combinations)) == 2 ** (k - p)
-    columns = list(zip(*found.combinations))
-    for one, other in itertools.combinations(columns, 2):  # balanced, and no two toggles vary together
-        assert sum(one) == sum(other) == sum(x * y for x, y in zip(one, other)) == 0
+    plan = design(",".join(NINE.split(",")[:k]), p)
+    assert plan.resolution == resolution and len(plan.combinations) == len(set(plan.combinations)) == 2 ** (k - p)
+    columns = list(zip(*plan.combinations))
+    for column, other in itertools.combinations(columns, 2):  # balanced, and no two toggles vary together
+        assert sum(column) == sum(other) == sum(x * y for x, y in zip(column, other)) == 0
 
 
-def test_the_fewest_short_words_are_taken() -> None:
+def test_the_design_of_minimum_aberration_is_taken() -> None:
     # Montgomery, Design and Analysis of Experiments: of the 2^(7-2) designs of resolution IV the one with the least
     # words of length 4 has one (D = {4, 5, 5}); of 2^(6-2), three
     assert sorted(map(len, design(",".join(NINE.split(",")[:7]), 2).defining_relation)) == [4, 5, 5]
@@ -109,18 +109,18 @@ def test_the_fewest_short_words_are_taken() -> None:
 
 
 def test_aliases_are_equal_columns() -> None:
-    found = design("freq,tcmalloc,retention,ranks,precision", 2)
-    terms = [frozenset(one) for size in (1, 2) for one in itertools.combinations(range(5), size)]
+    plan = design("freq,tcmalloc,retention,ranks,precision", 2)
+    terms = [frozenset(term) for size in (1, 2) for term in itertools.combinations(range(5), size)]
 
     def column(term: Any) -> List[int]:
-        return [math.prod(row[place] for place in term) for row in found.combinations]
+        return [math.prod(row[toggle] for toggle in term) for row in plan.combinations]
 
-    for one in terms:
-        alike = [other for other in terms if other != one and column(other) == column(one)]
-        assert set(found.aliases(one)) == set(alike)
+    for term in terms:
+        alike = [other for other in terms if other != term and column(other) == column(term)]
+        assert set(plan.aliases(term)) == set(alike)
 
 
-def test_the_design_is_told() -> None:
+def test_a_design_is_described() -> None:
     lines = describe(design(FOUR, 1, 3))
     assert lines[0].startswith("2^(4-1), resolution IV: 8 combinations in 3 blocks, 24 runs")
     assert "freq: 2000 | 2200 (node.freq_mhz 2000 | 2200, node.eco_state 2)" in lines
@@ -131,69 +131,69 @@ def test_the_design_is_told() -> None:
 
 
 @pytest.mark.parametrize(("fraction", "repeats"), [(3, 1), (-1, 1), (0, 0)])
-def test_what_is_no_design_is_refused(fraction: int, repeats: int) -> None:
+def test_invalid_fractions_and_repeats_are_refused(fraction: int, repeats: int) -> None:
     with pytest.raises(UsageError, match="valid"):
         design(FOUR, fraction, repeats)
 
 
-def runs_of(found: Design, run: Optional[RunConfig] = None) -> List[Run]:
-    text = sweep_text(found, run or base(), "toggles")
-    assert read_design(text, "a file") == (found, None)
+def runs_of(plan: Design, run: Optional[RunConfig] = None) -> List[Run]:
+    text = sweep_text(plan, run or base(), "toggles")
+    assert read_design(text, "a file") == (plan, None)
     timed = AnalysisSettings(7, 0.05)
-    assert read_design(sweep_text(found, run or base(), "toggles", timed), "a file") == (found, timed)
+    assert read_design(sweep_text(plan, run or base(), "toggles", timed), "a file") == (plan, timed)
     return list(expand_text(text, "a file", "x").runs)
 
 
-def test_the_sweep_runs_each_combination_once_a_block_in_an_order_of_its_own() -> None:
-    found = design(FOUR, 0, 3, seed=4)
-    runs = runs_of(found)
+def test_each_block_of_the_sweep_runs_every_combination_once_in_a_random_order() -> None:
+    plan = design(FOUR, 0, 3, seed=4)
+    runs = runs_of(plan)
     assert len(runs) == 48 and not any(run.refusal for run in runs)
-    labels = found.labels()
+    labels = plan.labels()
     orders = []
     for block in range(3):
-        part = runs[16 * block : 16 * (block + 1)]
-        assert all(labels[run.row][0] == block + 1 for run in part)
-        orders.append([labels[run.row][1] for run in part])
-        assert sorted(orders[-1]) == sorted(found.combinations)
+        block_runs = runs[16 * block : 16 * (block + 1)]
+        assert all(labels[run.row][0] == block + 1 for run in block_runs)
+        orders.append([labels[run.row][1] for run in block_runs])
+        assert sorted(orders[-1]) == sorted(plan.combinations)
     assert orders[0] != orders[1] != orders[2] != orders[0]
     assert [run.row for run in runs_of(design(FOUR, 0, 3, seed=4))] == [run.row for run in runs]
     assert [run.row for run in runs_of(design(FOUR, 0, 3, seed=5))] != [run.row for run in runs]
 
 
 def test_the_sweeps_runs_have_the_levels_of_their_labels() -> None:
-    found = design("freq,tcmalloc,ranks=1|2,precision", 1)
+    plan = design("freq,tcmalloc,ranks=1|2,precision", 1)
     run = base("training.lr=2e-4", "job.elapse=0:40:00", "data.paths=[a, b c]")
-    labels = found.labels()
-    for one in runs_of(found, run):
-        _, (freq, tcmalloc, ranks, precision) = labels[one.row]
-        assert one.config is not None
-        node = one.config.node
+    labels = plan.labels()
+    for sweep_run in runs_of(plan, run):
+        _, (freq, tcmalloc, ranks, precision) = labels[sweep_run.row]
+        assert sweep_run.config is not None
+        node = sweep_run.config.node
         assert (node.freq_mhz, node.eco_state) == (2200 if freq == HIGH else 2000, 2)
-        assert node.tcmalloc == (tcmalloc == HIGH) and one.config.layout.dp == (1 if ranks == LOW else 2)
-        assert one.config.training.dtype == ("bfloat16" if precision == HIGH else "float32")
-        assert (one.config.training.lr, one.config.job.elapse) == (2e-4, 2400.0)
-        assert one.config.data.paths == ("a", "b c")
+        assert node.tcmalloc == (tcmalloc == HIGH) and sweep_run.config.layout.dp == (1 if ranks == LOW else 2)
+        assert sweep_run.config.training.dtype == ("bfloat16" if precision == HIGH else "float32")
+        assert (sweep_run.config.training.lr, sweep_run.config.job.elapse) == (2e-4, 2400.0)
+        assert sweep_run.config.data.paths == ("a", "b c")
 
 
 def test_labels_of_many_toggles_stay_file_names() -> None:
     long = "node.check_collectives,flight_recorder,memory_guard,memory_check,hierarchical_sum,sequence_parallel"
-    found = design(long, 0)
-    assert max(map(len, found.labels())) < 20
-    assert len(runs_of(found)) == 64
+    plan = design(long, 0)
+    assert max(map(len, plan.labels())) < 20
+    assert len(runs_of(plan)) == 64
 
 
-def test_a_combination_that_cannot_run_is_told() -> None:
+def test_a_combination_that_cannot_run_is_refused() -> None:
     with pytest.raises(UsageError, match=r"(?s)layout.dp=3.* is no valid run.*training.global_batch"):
         sweep_text(design("tcmalloc,ranks=1|3"), base(), "x")
 
 
 @pytest.mark.parametrize("text", ["name: x", "# design: {}", "# design: [", '# design: {"factors": 3}'])
-def test_a_sweep_of_no_design_is_told(text: str) -> None:
+def test_a_sweep_without_a_design_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="a file: no factorial design"):
         read_design(text, "a file")
 
 
 def test_settings_of_a_combination() -> None:
-    found = design("tcmalloc,retention")
-    wanted: Dict[str, str] = {"node.tcmalloc": "true", "node.retention_state": "0"}
-    assert settings_of(found, (HIGH, LOW)) == wanted
+    plan = design("tcmalloc,retention")
+    expected: Dict[str, str] = {"node.tcmalloc": "true", "node.retention_state": "0"}
+    assert settings_of(plan, (HIGH, LOW)) == expected

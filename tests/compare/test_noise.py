@@ -1,4 +1,4 @@
-"""The noise guard: counters to shares, and shares to words."""
+"""Tests of the noise guard: counters become shares, and shares become messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_shares_of_all_cores_during_a_job_and_around_it() -> None:
     assert disturbances(noise, max_load=0.6) == ["the clock was throttled 2 times"]
 
 
-def test_what_is_not_told_is_unknown_and_disturbs_nothing() -> None:
+def test_missing_counters_are_unknown_and_disturb_nothing() -> None:
     bare = replace(START, stolen=None, throttled=None, swapped_in=None)
     noise = around(
         bare, bare, replace(bare, busy=120.0, idle=120.0), replace(bare, busy=120.0, idle=121.0), descendants=False
@@ -74,14 +74,14 @@ def test_stolen_time_and_swapping_disturb() -> None:
 
 
 def test_counters_of_this_machine_and_of_files(tmp_path: Path) -> None:
-    here = read_counters()
-    assert here.busy > 0 and here.idle >= 0 and here.own > 0 and here.minor_faults > 0
+    counters = read_counters()
+    assert counters.busy > 0 and counters.idle >= 0 and counters.own > 0 and counters.minor_faults > 0
     for core, (count, clock) in enumerate(((3, 2_000_000), (4, 2_200_000))):
-        place = tmp_path / "devices" / "system" / "cpu" / f"cpu{core}"
-        (place / "thermal_throttle").mkdir(parents=True)
-        (place / "cpufreq").mkdir()
-        (place / "thermal_throttle" / "core_throttle_count").write_text(f"{count}\n")
-        (place / "cpufreq" / "scaling_cur_freq").write_text(f"{clock}\n")
+        core_directory = tmp_path / "devices" / "system" / "cpu" / f"cpu{core}"
+        (core_directory / "thermal_throttle").mkdir(parents=True)
+        (core_directory / "cpufreq").mkdir()
+        (core_directory / "thermal_throttle" / "core_throttle_count").write_text(f"{count}\n")
+        (core_directory / "cpufreq" / "scaling_cur_freq").write_text(f"{clock}\n")
     (tmp_path / "vmstat").write_text("pgfault 9\npswpin 2\n")
     read = read_counters(tmp_path, tmp_path)
     assert read.throttled == 7 and read.swapped_in is not None and read.swapped_in >= 2 * 4096

@@ -1,4 +1,4 @@
-"""Recorded runs as observations: levels, blocks, and what is left out; from designs, folders and the notes."""
+"""Tests of recorded runs as observations, from designs, folders and the notes: levels, blocks and runs left out."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ HEADER = (
 
 
 def times(seconds: float) -> List[float]:
-    """Of six iterations, the first two of which are the warm-up."""
+    """Seconds of six iterations, the first two of which are the warm-up."""
     return [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds]
 
 
-def running(config: RunConfig) -> Dict[str, Any]:
-    """The record of a run that has got the threads that it asked for."""
+def environment_of(config: RunConfig) -> Dict[str, Any]:
+    """Environment record of a run that got the threads that it asked for."""
     (rank,) = ENVIRONMENT["ranks"]
     return {**ENVIRONMENT, "ranks": [{**rank, "threads": config.node.threads_per_rank}]}
 
 
-def effects_of(found: ToggleObservations) -> Dict[str, Effect]:
-    answer = estimate_effects(found.observations, found.names, found.levels, notes=found.notes)
-    return {one.name: one for one in answer.effects}
+def effects_of(observed: ToggleObservations) -> Dict[str, Effect]:
+    estimates = estimate_effects(observed.observations, observed.names, observed.levels, notes=observed.notes)
+    return {effect.name: effect for effect in estimates.effects}
 
 
-def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -> None:
+def test_the_sweep_of_a_design_is_read_back_with_levels_and_blocks(tmp_path: Path) -> None:
     base = tiny("node.threads_per_rank=2")
     design = plan_design(parse_factors("tcmalloc,ranks=1|2,recompute", base), repeats=2)
     sweep = expand_text(sweep_text(design, base, "toggles"), "a file", "toggles")
@@ -51,16 +51,16 @@ def test_a_designs_sweep_is_read_back_by_its_levels_and_blocks(tmp_path: Path) -
             tmp_path / run.name,
             times(seconds * (1 + 0.002 * (number % 3))),
             run.config,
-            environment=running(run.config),
+            environment=environment_of(run.config),
         )
-    found = observe_runs(tmp_path, design, warm_up=2)
+    observed = observe_runs(tmp_path, design, warm_up=2)
     labels = design.labels()
-    assert len(found.observations) == 16
-    for one in found.observations:
-        assert one.levels == labels[one.name[:-3]][1]
-        assert one.block.startswith(f"block {labels[one.name[:-3]][0]}, ")
-    assert len({one.block for one in found.observations}) == 2
-    effects = effects_of(found)
+    assert len(observed.observations) == 16
+    for observation in observed.observations:
+        assert observation.levels == labels[observation.name[:-3]][1]
+        assert observation.block.startswith(f"block {labels[observation.name[:-3]][0]}, ")
+    assert len({observation.block for observation in observed.observations}) == 2
+    effects = effects_of(observed)
     assert effects["tcmalloc"].ratio == pytest.approx(0.8, abs=0.005) and effects["tcmalloc"].verdict == "faster"
     assert effects["ranks"].ratio == pytest.approx(0.6, abs=0.005)
     assert {effects[name].verdict for name in ("recompute", "tcmalloc×ranks")} == {"same"}
@@ -75,7 +75,7 @@ def test_a_design_s_failed_runs_are_named_and_another_folder_s_are_left_out(tmp_
     assert observe_runs(tmp_path, "tcmalloc", warm_up=2).failures == ()
 
 
-def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
+def test_a_folder_without_a_design_gives_the_varied_toggles_and_blocks(tmp_path: Path) -> None:
     for number in range(3):
         for settings, seconds in (
             ((), 1.0),
@@ -86,33 +86,34 @@ def test_any_folder_of_runs_tells_what_varies_in_it(tmp_path: Path) -> None:
             name = f"run-{number}-{len(list(tmp_path.iterdir()))}"
             leave_run(tmp_path / name, times(seconds * (1 + 0.003 * number)), tiny(*settings))
     leave_run(tmp_path / "broken", times(9.0), tiny(), status="oom")
-    found = observe_runs(tmp_path, "tcmalloc", warm_up=2)
-    assert len({one.block for one in found.observations}) == 2  # each tensor-parallel layout is a block
-    assert found.names == ("tcmalloc",) and found.levels == (("false", "true"),)
-    assert effects_of(found)["tcmalloc"].ratio == pytest.approx(0.8, abs=0.002)
-    assert any("1 run with status oom" in note for note in found.notes)
+    observed = observe_runs(tmp_path, "tcmalloc", warm_up=2)
+    # each tensor-parallel layout is a block
+    assert len({observation.block for observation in observed.observations}) == 2
+    assert observed.names == ("tcmalloc",) and observed.levels == (("false", "true"),)
+    assert effects_of(observed)["tcmalloc"].ratio == pytest.approx(0.8, abs=0.002)
+    assert any("1 run with status oom" in note for note in observed.notes)
     with pytest.raises(UsageError, match="none of recompute varies"):
         effects_of(observe_runs(tmp_path, "recompute", warm_up=2))
 
 
-def test_a_run_at_neither_level_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_run_at_neither_level_is_left_out_and_reported(tmp_path: Path) -> None:
     for threads, seconds in ((1, 2.0), (2, 1.2), (4, 1.0), (1, 2.01), (2, 1.21)):
         name = f"{threads}-{len(list(tmp_path.iterdir()))}"
         config = tiny(f"node.threads_per_rank={threads}")
-        leave_run(tmp_path / name, times(seconds), config, environment=running(config))
-    found = observe_runs(tmp_path, "threads=1|2", warm_up=2)
-    assert sorted(one.levels for one in found.observations) == [(-1,), (-1,), (HIGH,), (HIGH,)]
-    assert found.notes[0] == "left out: 1 run at neither level of threads (1 | 2)"
+        leave_run(tmp_path / name, times(seconds), config, environment=environment_of(config))
+    observed = observe_runs(tmp_path, "threads=1|2", warm_up=2)
+    assert sorted(observation.levels for observation in observed.observations) == [(-1,), (-1,), (HIGH,), (HIGH,)]
+    assert observed.notes[0] == "left out: 1 run at neither level of threads (1 | 2)"
 
 
-def test_what_both_levels_have_in_common_stays_with_the_block(tmp_path: Path) -> None:
+def test_settings_common_to_both_levels_belong_to_the_block(tmp_path: Path) -> None:
     for eco, freq, seconds in ((0, 2000, 1.0), (2, 2000, 0.9), (2, 2200, 0.85)):
         settings = (f"node.eco_state={eco}", f"node.freq_mhz={freq}")
         leave_run(tmp_path / f"{eco}-{freq}", times(seconds), tiny(*settings))
-    found = observe_runs(tmp_path, "freq", warm_up=2)
-    answer = estimate_effects(found.observations, found.names, found.levels)
-    # the run with both pipes is no like of the one at 2.2 GHz: its pipes are no effect of the clock
-    assert answer.effects[0].ratio == pytest.approx(0.85 / 0.9) and answer.jobs == 2
+    observed = observe_runs(tmp_path, "freq", warm_up=2)
+    estimates = estimate_effects(observed.observations, observed.names, observed.levels)
+    # the run with both pipes is no match for the run at 2.2 GHz: its pipes are no effect of the clock
+    assert estimates.effects[0].ratio == pytest.approx(0.85 / 0.9) and estimates.jobs == 2
 
 
 def test_a_run_whose_toggle_was_not_applied_is_left_out_and_named(tmp_path: Path) -> None:
@@ -121,10 +122,10 @@ def test_a_run_whose_toggle_was_not_applied_is_left_out_and_named(tmp_path: Path
         leave_run(tmp_path / name, times(1.0))
     leave_run(tmp_path / "d", times(0.8), tiny("node.tcmalloc=true"))
     leave_run(tmp_path / "b", times(1.0), tiny("node.tcmalloc=true"), environment={**ENVIRONMENT, "toggles": [toggle]})
-    found = observe_runs(tmp_path, "tcmalloc", warm_up=2)
-    assert found.failures == ("left out: b: node.tcmalloc=True was not applied (seen: libc)",) == found.notes
-    assert [one.name for one in found.observations] == ["a", "c", "d"]
-    assert effects_of(found)["tcmalloc"].ratio == pytest.approx(0.8)
+    observed = observe_runs(tmp_path, "tcmalloc", warm_up=2)
+    assert observed.failures == ("left out: b: node.tcmalloc=True was not applied (seen: libc)",) == observed.notes
+    assert [observation.name for observation in observed.observations] == ["a", "c", "d"]
+    assert effects_of(observed)["tcmalloc"].ratio == pytest.approx(0.8)
 
 
 def rows(path: Path, *cells: str) -> Path:
@@ -142,20 +143,21 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
         row("a.1", 10.0), row("a.2", 7.0, True), row("a.3", 9.9), row("a.4", 7.1, True), row("a.5", 4.0, ranks=4),
         row("b.1", 20.0), row("b.2", 10.0),
     )  # fmt: skip
-    found = observe_table(table, "tcmalloc,ranks")
-    assert found.notes == ("left out: 1 row that another table shows too: counted once",)
-    assert {one.name: one.levels for one in found.observations}["a.5"] == (-1, 1)
-    assert {one.block.partition(",")[0] for one in found.observations} == {"a", "b"}
-    assert len({one.block for one in found.observations}) == 2  # four ranks are four replicas, not another layout
-    assert estimate_effects(found.observations, found.names, found.levels).jobs == 5
+    observed = observe_table(table, "tcmalloc,ranks")
+    assert observed.notes == ("left out: 1 row that another table shows too: counted once",)
+    assert {observation.name: observation.levels for observation in observed.observations}["a.5"] == (-1, 1)
+    assert {observation.block.partition(",")[0] for observation in observed.observations} == {"a", "b"}
+    # four ranks are four replicas, not another layout
+    assert len({observation.block for observation in observed.observations}) == 2
+    assert estimate_effects(observed.observations, observed.names, observed.levels).jobs == 5
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("tcmaloc", "two levels"), ("torch", "two levels"), ("nonsense=1|2", "no such column"),
-                       ("torch=1.7|", "two levels"), ("", "empty name")]
+    ("text", "message"), [("tcmaloc", "two levels"), ("torch", "two levels"), ("nonsense=1|2", "no such column"),
+                          ("torch=1.7|", "two levels"), ("", "empty name")]
 )  # fmt: skip
-def test_what_is_no_toggle_of_a_table_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_toggles_of_a_table_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         observe_table(NOTES, text)
 
 
@@ -164,21 +166,21 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         observe_runs(tmp_path / "none", "tcmalloc", 2)
 
 
-def test_the_notes_tell_what_a_higher_clock_is_worth() -> None:
-    found = observe_table(NOTES, "freq")
-    clock = effects_of(found)["freq"]
+def test_the_notes_show_the_speedup_of_a_higher_clock() -> None:
+    observed = observe_table(NOTES, "freq")
+    clock = effects_of(observed)["freq"]
     # 3.2/3.7, 1261.2/1489.7, 10532.4/11727.9 and 1804.3/2157.3: their geometric mean
     assert clock.ratio == pytest.approx(0.861, abs=0.001) and clock.verdict == "faster"
     assert 0.8 < clock.low < clock.high < 0.92
 
 
-def test_the_notes_do_not_tell_retention_from_what_varied_with_it() -> None:
-    found = observe_table(NOTES, "freq,tcmalloc,retention,ranks")
-    answer = estimate_effects(found.observations, found.names, found.levels)
-    assert set(answer.not_identified) >= {"freq", "tcmalloc", "retention", "ranks"}
-    effects = {(one.name, one.given): one for one in answer.effects}
+def test_the_notes_do_not_identify_retention_beside_toggles_that_varied_with_it() -> None:
+    observed = observe_table(NOTES, "freq,tcmalloc,retention,ranks")
+    estimates = estimate_effects(observed.observations, observed.names, observed.levels)
+    assert set(estimates.not_identified) >= {"freq", "tcmalloc", "retention", "ranks"}
+    effects = {(effect.name, effect.given): effect for effect in estimates.effects}
     assert effects["retention", "no interactions"].verdict == "undecided"
     assert effects["tcmalloc", "no interactions"].verdict == "faster"
     assert effects["ranks where freq=2.0, tcmalloc=false, retention=default", ""].verdict == "faster"
-    only = observe_table(NOTES, "torch=1.7|1.10,tcmalloc")
-    assert estimate_effects(only.observations, only.names, only.levels).jobs > 0
+    observed_builds = observe_table(NOTES, "torch=1.7|1.10,tcmalloc")
+    assert estimate_effects(observed_builds.observations, observed_builds.names, observed_builds.levels).jobs > 0

@@ -1,4 +1,4 @@
-"""The table that says which operators make one side slower."""
+"""Tests of the table that shows which operators make one side slower."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fugaku_gpt.records.operators import CLASSES, Operators
 
 
 def job(slowdown: float = 1.25, **seconds: float) -> Operators:
-    """A job whose classes take so long, underscores for spaces; the others take none."""
-    classes = {**dict.fromkeys(CLASSES, 0.0), **{name.replace("_", " "): its for name, its in seconds.items()}}
-    whole = sum(classes.values())
-    return Operators(3, whole, 2, classes, whole / slowdown)
+    """A job with these seconds for each class, underscores for spaces; the other classes take none."""
+    classes = {**dict.fromkeys(CLASSES, 0.0), **{name.replace("_", " "): value for name, value in seconds.items()}}
+    total_seconds = sum(classes.values())
+    return Operators(3, total_seconds, 2, classes, total_seconds / slowdown)
 
 
 A = [job(matrix_product=1.0, GELU=0.5, softmax=0.2), job(matrix_product=1.2, GELU=0.5, softmax=0.2)]
 B = [job(matrix_product=1.0, GELU=0.1, softmax=0.26, cast=0.04)]
 
 
-def test_rows_are_means_over_jobs_and_their_shares_sum_to_one() -> None:
+def test_rows_are_means_over_jobs_and_their_shares_sum_to_1() -> None:
     rows: List[Dict[str, Any]] = operator_rows(A, B)
     assert [tuple(row[name] for name in COLUMNS) for row in rows] == [
         ("matrix product", 1.1, 1.0, 0.909, 0.25),
@@ -42,7 +42,7 @@ def test_the_sentence_names_the_class_that_explains_most_either_way() -> None:
         "GELU explains 100% of the difference between profiled iterations of B and A (1.8 s and 1.4 s): "
         "0.4 s more, 5.00 times A's; softmax goes the other way, by 0.06 s"
     )
-    assert ": 0.5 s more" in explanation([job(softmax=1.0)], [job(softmax=1.0, cast=0.5)])  # of which A has none
+    assert ": 0.5 s more" in explanation([job(softmax=1.0)], [job(softmax=1.0, cast=0.5)])  # A has no casts
 
 
 def test_a_share_of_nothing_has_no_sign() -> None:

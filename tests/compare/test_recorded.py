@@ -1,4 +1,4 @@
-"""Runs that were made before: matched by all of their configuration but what is asked about."""
+"""Tests of comparisons of earlier runs, matched by all of their configuration but the compared settings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HEADER = (
 
 
 def side(text: str) -> RecordedSide:
-    found = parse_side(text, lambda _: False)
-    assert isinstance(found, RecordedSide)
-    return found
+    recorded_side = parse_side(text, lambda _: False)
+    assert isinstance(recorded_side, RecordedSide)
+    return recorded_side
 
 
 def rows(*cells: str) -> str:
@@ -34,7 +34,7 @@ def row(name: str, torch: str, seconds: float, nodes: int = 1, status: str = "ok
     return f"{name},A64FX,12,768,12,50304,1024,{nodes},1,{nodes},1,1,1,64,{torch},False,100,MiB,{seconds},{status}"
 
 
-def test_the_notes_cannot_tell_1_10_from_1_7() -> None:
+def test_the_notes_leave_1_10_against_1_7_undecided() -> None:
     recorded = compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:pytorch=1.10"), 2, 0.02)
     report = report_recorded("A", "B", recorded, 0.02)
     assert report.verdict == "undecided"
@@ -44,7 +44,7 @@ def test_the_notes_cannot_tell_1_10_from_1_7() -> None:
     assert any("4 of 4 configurations have one run alone" in line for line in report.reasons)
 
 
-def test_repeats_make_a_verdict_and_what_has_no_partner_is_told(tmp_path: Path) -> None:
+def test_repeats_make_a_verdict_and_unmatched_runs_are_reported(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text(
         rows(
@@ -65,7 +65,7 @@ def test_repeats_make_a_verdict_and_what_has_no_partner_is_told(tmp_path: Path) 
     assert "B: 1 run of configurations that the other side lacks: b.other" in recorded.left_out
 
 
-def test_one_run_each_is_undecided(tmp_path: Path) -> None:
+def test_a_single_run_each_is_undecided(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text(rows(row("a", "1.7", 10.0), row("b", "1.10", 5.0)))
     recorded = compare_recorded(side(f"{table}:torch=1.7"), side(f"{table}:torch=1.10"), 2, 0.02)
@@ -109,7 +109,7 @@ def test_run_directories_of_a_sweep(tmp_path: Path) -> None:
     ]
 
 
-def test_what_an_iteration_s_time_goes_to_is_told_where_both_were_profiled(tmp_path: Path) -> None:
+def test_operator_times_are_reported_where_both_sides_were_profiled(tmp_path: Path) -> None:
     for name, product, optimiser in (("a", 0.6, 0.4), ("b", 0.6, 0.2)):
         path = leave_run(tmp_path / name, [product + optimiser] * 6, tiny(f"training.seed={ord(name)}"))
         classes = {**dict.fromkeys(CLASSES, 0.0), MATMUL: product, OPTIMISER: optimiser}
@@ -120,11 +120,11 @@ def test_what_an_iteration_s_time_goes_to_is_told_where_both_were_profiled(tmp_p
         (MATMUL, 0.0),
         (OPTIMISER, 1.0),
     ]
-    (section,) = [one for one in report.sections if one.title == "Where the time of an iteration goes"]
+    (section,) = [section for section in report.sections if section.title == "Where the time of an iteration goes"]
     assert "optimiser" in section.lines[0] and "1.11 (A) and 1.11 (B) times" in section.lines[1]
 
 
-def test_two_folders_of_one_configuration_each_need_no_condition(tmp_path: Path) -> None:
+def test_two_folders_of_a_single_configuration_each_need_no_condition(tmp_path: Path) -> None:
     for repeat in range(3):
         leave_run(tmp_path / "one" / f"r{repeat}", [1.0 + repeat / 100] * 6)
         leave_run(tmp_path / "two" / f"r{repeat}", [1.2 + repeat / 100] * 6, tiny("training.dtype=bfloat16"))
@@ -144,7 +144,7 @@ def test_a_run_whose_toggle_was_not_applied_is_no_run_with_it(tmp_path: Path) ->
     assert report_recorded("A", "B", recorded, 0.02).verdict == NO_VERDICT
 
 
-def test_a_toggle_that_one_side_alone_has_got_gives_no_verdict(tmp_path: Path) -> None:
+def test_a_toggle_applied_on_a_single_side_gives_no_verdict(tmp_path: Path) -> None:
     toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
     in_vain = {**ENVIRONMENT, "toggles": [toggle]}
     for repeat in range(3):
@@ -160,7 +160,7 @@ def test_a_toggle_that_one_side_alone_has_got_gives_no_verdict(tmp_path: Path) -
     recorded = compare_recorded(sides["float32"], sides["bfloat16"], 2, 0.02)
     assert recorded.blocks == () and recorded.comparison is None
     assert "B: b0: node.tcmalloc was not applied, by its own record" in recorded.left_out
-    # what no run of either side has got is the same for all
+    # a toggle that no run of either side got is the same for all
     assert len(compare_recorded(sides["float64"], sides["bfloat16"], 2, 0.02).blocks) == 1
 
 
@@ -186,20 +186,20 @@ def test_iterations_of_other_work_are_refused(tmp_path: Path) -> None:
         compare_recorded(side(f"{table}:seq_len=1024"), side(f"{table}:seq_len=2048"), 2, 0.02)
 
 
-def test_runs_of_one_name_are_each_told_by_their_side(tmp_path: Path) -> None:
+def test_runs_of_equal_name_on_both_sides_are_distinguished(tmp_path: Path) -> None:
     for folder, dtype in (("one", "float32"), ("two", "bfloat16")):
         leave_run(tmp_path / folder / "r0", [1.0] * 6, tiny(f"training.dtype={dtype}"))
     leave_run(tmp_path / "one" / "r1", [1.0] * 6, tiny("node.threads_per_rank=1"))
     leave_run(tmp_path / "two" / "r1", [1.0] * 6, tiny("layout.dp=2", "training.dtype=bfloat16"))
     leave_run(tmp_path / "two" / "r2", [1.0] * 6, tiny("node.threads_per_rank=1", "training.dtype=bfloat16"))
-    one, two = tmp_path / "one", tmp_path / "two"
-    recorded = compare_recorded(side(f"{one}:dtype=float32"), side(f"{two}:dtype=bfloat16"), 2, 0.02)
+    folder_a, folder_b = tmp_path / "one", tmp_path / "two"
+    recorded = compare_recorded(side(f"{folder_a}:dtype=float32"), side(f"{folder_b}:dtype=bfloat16"), 2, 0.02)
     assert [job.name for job in recorded.jobs_a] == ["r0", "r1"]
     assert [job.name for job in recorded.jobs_b] == ["r0", "r2"]
     assert recorded.left_out == ("B: 1 run of configurations that the other side lacks: r1",)
 
 
-def test_repeats_of_one_table_that_took_as_long_are_repeats(tmp_path: Path) -> None:
+def test_rows_of_a_table_with_equal_times_are_repeats(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text(
         rows(row("n.1", "1.7", 10.0), row("n.2", "1.7", 10.0).replace(",100,", ",101,"), row("m.3", "1.10", 8.0))
@@ -208,13 +208,13 @@ def test_repeats_of_one_table_that_took_as_long_are_repeats(tmp_path: Path) -> N
     assert [run.name for run in recorded.blocks[0].a] == ["n.1", "n.2"]
 
 
-def test_what_cannot_be_matched_is_refused(tmp_path: Path) -> None:
-    one = leave_run(tmp_path / "runs" / "one", [1.0] * 6).parent
+def test_sides_that_cannot_be_matched_are_refused(tmp_path: Path) -> None:
+    runs_folder = leave_run(tmp_path / "runs" / "one", [1.0] * 6).parent
     with pytest.raises(UsageError, match="are the same runs"):
-        compare_recorded(side(str(one)), side(str(one)), 2, 0.02)
+        compare_recorded(side(str(runs_folder)), side(str(runs_folder)), 2, 0.02)
     with pytest.raises(UsageError, match="no columns in common"):
-        compare_recorded(side(str(one)), side(f"{NOTES}:torch=1.7"), 2, 0.02)
+        compare_recorded(side(str(runs_folder)), side(f"{NOTES}:torch=1.7"), 2, 0.02)
     with pytest.raises(UsageError, match="no row with status ok"):
         compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:torch=9.9"), 2, 0.02)
     with pytest.raises(UsageError, match="holds no run directory"):
-        compare_recorded(side(str(tmp_path)), side(str(one)), 2, 0.02)
+        compare_recorded(side(str(tmp_path)), side(str(runs_folder)), 2, 0.02)

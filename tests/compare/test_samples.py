@@ -1,4 +1,4 @@
-"""One number a job, and what else is read of a run: curves, start-up facts, settings that were not applied."""
+"""Tests of the seconds of a job and of its curves, start-up facts and settings that were not applied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fugaku_gpt.compare.samples import NOT_RUN, read_job, timed_seconds, unappli
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 
 
-def test_a_job_is_the_median_of_its_iterations_after_the_warm_up(tmp_path: Path) -> None:
+def test_a_job_counts_as_the_median_of_iterations_after_the_warm_up(tmp_path: Path) -> None:
     job = read_job(leave_run(tmp_path / "run", [9.0, 5.0, 1.0, 1.2, 1.1, 1.3]), warm_up=2)
     assert job.is_usable and job.timed_count == 4
     assert job.seconds == pytest.approx(1.15)
@@ -30,7 +30,7 @@ def test_a_line_that_reaches_into_the_warm_up_does_not_count() -> None:
     assert timed_seconds(lines, 4) == [0.8, 1.2]
 
 
-def test_runs_without_an_end_are_said(tmp_path: Path) -> None:
+def test_runs_without_a_result_are_not_usable(tmp_path: Path) -> None:
     assert read_job(tmp_path / "none", 2).status == NOT_RUN
     path = leave_run(tmp_path / "run", [1.0, 1.0, 1.0])
     (path / "result.json").unlink()
@@ -48,7 +48,7 @@ def test_settings_that_a_run_did_not_get(tmp_path: Path) -> None:
     }
 
 
-def test_an_allocator_that_nobody_asked_for_is_told(tmp_path: Path) -> None:
+def test_an_allocator_that_nobody_asked_for_is_reported(tmp_path: Path) -> None:
     (rank,) = ENVIRONMENT["ranks"]
     environment = {**ENVIRONMENT, "ranks": [rank, {**rank, "rank": 1, "allocator": "libtcmalloc.so.4"}]}
     job = read_job(leave_run(tmp_path / "off", [1.0] * 4, environment=environment), 1)
@@ -72,16 +72,16 @@ def test_facts_that_differ(tmp_path: Path) -> None:
         Difference("toggle tcmalloc=True", "not asked for", "applied (seen: libtcmalloc.so)"),
         Difference("node.tcmalloc", "default", "yes"),
     ]
-    # one side's own jobs that differ are told, too
+    # jobs of one side that differ are reported, too
     assert Difference("torch", "1.7.1; 2.13", "1.7.1; 2.13") in differences([a, b], [a, b])
 
 
 def test_curves_are_equal_within_the_tolerance_of_the_coarser_type() -> None:
     a = {1: 8.0, 2: 7.0, 3: 6.0}
-    found = compare_curves(a, {1: 8.0, 2: 7.0007, 3: 6.0, 4: 5.0}, ("float32", "float32"))
-    assert found is not None and found.points == 3 and found.iteration == 2
+    curve_distance = compare_curves(a, {1: 8.0, 2: 7.0007, 3: 6.0, 4: 5.0}, ("float32", "float32"))
+    assert curve_distance is not None and curve_distance.points == 3 and curve_distance.iteration == 2
     assert (
-        found.distance == pytest.approx(1e-4, rel=1e-3)
+        curve_distance.distance == pytest.approx(1e-4, rel=1e-3)
         and not compare_curves(a, {2: 7.0008}, ("float32", "float32")).is_within_tolerance
     )  # type: ignore[union-attr]
     coarse = compare_curves(a, {2: 7.1}, ("float32", "bfloat16"))

@@ -1,4 +1,4 @@
-"""What a side may be, and what is refused with which words."""
+"""Tests of texts that name a side, and of the messages that refuse other texts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_live_side(text: str, environment: str, settings: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("torchh", "'torchh' is no environment, no key=value and no folder of runs"),
         ("tcmaloc=true", "did you mean tcmalloc?"),
@@ -51,13 +51,13 @@ def test_a_live_side(text: str, environment: str, settings: object) -> None:
         ("", "an empty word"),
     ],
 )
-def test_what_is_no_side_is_refused_with_what_would_be(text: str, said: str) -> None:
+def test_invalid_sides_are_refused_with_a_hint(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_a_report_names_an_environment_s_file_without_its_folder() -> None:
+def test_a_report_names_an_environment_s_file_without_the_folder() -> None:
     side = parse_side("/some/where/mine.yaml,threads=1", lambda word: word.endswith(".yaml"))
     assert isinstance(side, LiveSide) and side.label == "mine,threads=1"
 
@@ -110,7 +110,7 @@ def test_sides_that_do_other_work_are_refused() -> None:
         refuse_unequal_work(work_per_iteration(tiny()), work_per_iteration(tiny("model.layers=2")))
 
 
-def test_flags_are_told_in_any_of_yaml_s_words() -> None:
+def test_flags_are_accepted_in_all_spellings_of_yaml() -> None:
     for word in ("true", "Yes", "on", "1"):
         assert Condition("tcmalloc", "=", word).is_met_by(True) and Condition("tcmalloc", "!=", word).is_met_by(False)
     for word in ("false", "no", "OFF", "0"):

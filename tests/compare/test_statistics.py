@@ -1,4 +1,4 @@
-"""Two sides' jobs to a ratio, interval, p and verdict: against SciPy, known answers, and what must not matter."""
+"""Tests of the ratio, interval, p and verdict of two sides' jobs: against SciPy, clear answers and invariances."""
 
 from __future__ import annotations
 
@@ -28,23 +28,33 @@ PAIRS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=11)
 
 
 def noisy(n: int, noise: float, seconds: float = 1.0, seed: int = 0) -> List[float]:
-    """Jobs that take so long but for the noise."""
-    found: List[float] = (seconds * np.exp(noise * np.random.default_rng([seed, n]).standard_normal(n))).tolist()
-    return found
+    """Seconds of ``n`` jobs with log-normal noise."""
+    times: List[float] = (seconds * np.exp(noise * np.random.default_rng([seed, n]).standard_normal(n))).tolist()
+    return times
 
 
-def close(one: Comparison, other: Comparison) -> None:
-    """Equal but for rounding."""
-    assert (one.a, one.b, one.verdict, one.more) == (other.a, other.b, other.verdict, other.more)
-    assert one.ratio == pytest.approx(other.ratio, rel=1e-9)
-    assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9)
-    assert one.p == other.p
+def close(first: Comparison, second: Comparison) -> None:
+    """Asserts that two comparisons are equal but for rounding."""
+    assert (first.a, first.b, first.verdict, first.more) == (second.a, second.b, second.verdict, second.more)
+    assert first.ratio == pytest.approx(second.ratio, rel=1e-9)
+    assert (first.low, first.high) == pytest.approx((second.low, second.high), rel=1e-9)
+    assert first.p == second.p
 
 
-def mirrored(one: Comparison) -> Comparison:
-    """A over B of a comparison of B over A."""
-    low, high = (1 / one.high, 1 / one.low if one.low else math.inf)
-    return Comparison(1 / one.ratio, low, high, one.p, one.b, one.a, one.paired, MIRRORED[one.verdict], one.more)
+def mirrored(comparison: Comparison) -> Comparison:
+    """The same comparison with its sides swapped."""
+    low, high = (1 / comparison.high, 1 / comparison.low if comparison.low else math.inf)
+    return Comparison(
+        1 / comparison.ratio,
+        low,
+        high,
+        comparison.p,
+        comparison.b,
+        comparison.a,
+        comparison.paired,
+        MIRRORED[comparison.verdict],
+        comparison.more,
+    )
 
 
 def test_students_t_is_scipys() -> None:
@@ -57,34 +67,34 @@ def test_students_t_is_scipys() -> None:
     assert two_sided_p(math.inf, 3) == 0
 
 
-def test_p_of_pairs_is_scipys_exact_one() -> None:
+def test_p_of_pairs_equals_scipys_exact_p() -> None:
     stats = pytest.importorskip("scipy.stats")
     for n in (3, 5, 8, 10):
         a, b = noisy(n, 0.03), noisy(n, 0.03, 1.03, seed=1)
-        found = stats.permutation_test(
+        permutation_test = stats.permutation_test(
             (np.log(b) - np.log(a),), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
         )
-        assert compare_pairs(a, b).p == pytest.approx(found.pvalue, abs=1e-12)
+        assert compare_pairs(a, b).p == pytest.approx(permutation_test.pvalue, abs=1e-12)
 
 
-def test_p_of_groups_is_scipys_exact_one() -> None:
+def test_p_of_groups_equals_scipys_exact_p() -> None:
     stats = pytest.importorskip("scipy.stats")
     for sizes in ((2, 3), (4, 4), (3, 9)):
         a, b = noisy(sizes[0], 0.03), noisy(sizes[1], 0.03, 1.05, seed=1)
-        found = stats.permutation_test(
+        permutation_test = stats.permutation_test(
             (np.log(a), np.log(b)), lambda x, y: abs(np.mean(y) - np.mean(x)), n_resamples=np.inf, alternative="greater"
         )
-        assert compare_groups(a, b).p == pytest.approx(found.pvalue, abs=1e-12)
+        assert compare_groups(a, b).p == pytest.approx(permutation_test.pvalue, abs=1e-12)
 
 
-def test_p_of_many_jobs_is_drawn_near_the_exact_one_and_never_0() -> None:
+def test_p_of_many_jobs_is_sampled_close_to_the_exact_p_and_never_0() -> None:
     stats = pytest.importorskip("scipy.stats")
     a, b = noisy(16, 0.03), noisy(16, 0.03, 1.02, seed=1)
-    for found, exact in (
+    for sampled_p, exact_p in (
         (compare_pairs(a, b).p, stats.ttest_rel(np.log(a), np.log(b)).pvalue),
         (compare_groups(a, b).p, stats.ttest_ind(np.log(a), np.log(b)).pvalue),
     ):
-        assert found == pytest.approx(exact, abs=0.02)
+        assert sampled_p == pytest.approx(exact_p, abs=0.02)
     far = compare_pairs(noisy(30, 0.001), noisy(30, 0.001, 2.0, seed=1))
     assert 0 < far.p < 1e-4
 
@@ -94,13 +104,13 @@ def test_the_interval_is_as_wide_as_students_and_leans_as_scipys_bootstrap() -> 
     for n in (6, 10):
         a, b = noisy(n, 0.03), noisy(n, 0.03, seed=1)
         logs = np.log(b) - np.log(a)
-        found = compare_pairs(a, b)
+        comparison = compare_pairs(a, b)
         student = stats.ttest_1samp(logs, 0).confidence_interval()
-        assert math.log(found.high / found.low) == pytest.approx(student.high - student.low, rel=0.05)
+        assert math.log(comparison.high / comparison.low) == pytest.approx(student.high - student.low, rel=0.05)
         plain = stats.bootstrap((logs,), np.mean, n_resamples=20_000, method="percentile", random_state=1)
         interval = plain.confidence_interval
         below, above = np.mean(logs) - interval.low, interval.high - np.mean(logs)
-        lean = math.log(found.high / found.ratio) / math.log(found.ratio / found.low)
+        lean = math.log(comparison.high / comparison.ratio) / math.log(comparison.ratio / comparison.low)
         assert lean == pytest.approx(above / below, rel=0.08)
 
 
@@ -108,42 +118,42 @@ def test_the_groups_interval_is_as_wide_as_welchs() -> None:
     stats = pytest.importorskip("scipy.stats")
     for sizes in ((3, 3), (3, 9), (8, 5)):
         a, b = noisy(sizes[0], 0.03), noisy(sizes[1], 0.13, seed=1)
-        found = compare_groups(a, b)
+        comparison = compare_groups(a, b)
         welch = stats.ttest_ind(np.log(b), np.log(a), equal_var=False).confidence_interval()
-        assert math.log(found.high / found.low) == pytest.approx(welch.high - welch.low, rel=0.12)
+        assert math.log(comparison.high / comparison.low) == pytest.approx(welch.high - welch.low, rel=0.12)
 
 
-def test_known_answers() -> None:
-    found = compare_pairs([1.0, 1.01, 0.99, 1.0, 1.02, 0.98], [1.1, 1.11, 1.09, 1.1, 1.12, 1.08])
-    assert (found.verdict, found.more, found.p) == ("slower", None, 2 / 64)
-    assert found.ratio == pytest.approx(1.1, rel=1e-3) and found.low > 1.09 and found.high < 1.11
+def test_comparisons_with_clear_answers() -> None:
+    comparison = compare_pairs([1.0, 1.01, 0.99, 1.0, 1.02, 0.98], [1.1, 1.11, 1.09, 1.1, 1.12, 1.08])
+    assert (comparison.verdict, comparison.more, comparison.p) == ("slower", None, 2 / 64)
+    assert comparison.ratio == pytest.approx(1.1, rel=1e-3) and comparison.low > 1.09 and comparison.high < 1.11
     assert compare_pairs(noisy(8, 0.004), noisy(8, 0.004, seed=1)).verdict == "same"
     assert compare_groups([5.4, 10.4], [7.8, 8.1]).verdict == "undecided"
 
 
-def test_one_job_each_tells_no_interval() -> None:
-    for found in (compare_pairs([2.0], [1.0]), compare_groups([2.0], [1.0])):
-        assert (found.ratio, found.low, found.high, found.p) == (pytest.approx(0.5), 0.0, math.inf, 1.0)
-        assert (found.verdict, found.more) == ("undecided", None) and stop_reason(found) == ""
+def test_a_single_job_each_gives_no_interval() -> None:
+    for single in (compare_pairs([2.0], [1.0]), compare_groups([2.0], [1.0])):
+        assert (single.ratio, single.low, single.high, single.p) == (pytest.approx(0.5), 0.0, math.inf, 1.0)
+        assert (single.verdict, single.more) == ("undecided", None) and stop_reason(single) == ""
 
 
-def test_a_lone_job_borrows_the_others_noise() -> None:
+def test_a_lone_job_borrows_the_noise_of_the_other_side() -> None:
     several = [1.0, 1.03, 0.98, 1.01]
-    found = compare_groups([1.3], several)
-    assert found.verdict == "faster" and (found.a, found.b) == (1, 4)
-    close(compare_groups(several, [1.3]), mirrored(found))
+    comparison = compare_groups([1.3], several)
+    assert comparison.verdict == "faster" and (comparison.a, comparison.b) == (1, 4)
+    close(compare_groups(several, [1.3]), mirrored(comparison))
     error = np.std(np.log(several), ddof=1) * math.sqrt(1 + 1 / 4)
-    assert math.log(found.high / found.low) == pytest.approx(2 * t_quantile(0.95, 3) * error, rel=0.15)
+    assert math.log(comparison.high / comparison.low) == pytest.approx(2 * t_quantile(0.95, 3) * error, rel=0.15)
 
 
 def test_jobs_that_agree_to_the_last_digit_are_believed_to_a_thousandth() -> None:
-    found = compare_pairs([1.0] * 4, [1.001] * 4)
-    assert found.verdict == "same" and found.low < 0.9995 and found.high > 1.0025
+    comparison = compare_pairs([1.0] * 4, [1.001] * 4)
+    assert comparison.verdict == "same" and comparison.low < 0.9995 and comparison.high > 1.0025
     assert compare_groups([29.0, 29.0], [30.0, 30.0]).verdict == "slower"
 
 
 @pytest.mark.parametrize("wrong", [[], [0.0], [-1.0], [math.nan], [math.inf]])
-def test_what_is_no_time_is_refused(wrong: List[float]) -> None:
+def test_invalid_times_are_refused(wrong: List[float]) -> None:
     with pytest.raises(UsageError, match="side B"):
         compare_pairs([1.0] * len(wrong) or [1.0], wrong)
     with pytest.raises(UsageError, match="side A"):
@@ -155,13 +165,13 @@ def test_what_is_no_time_is_refused(wrong: List[float]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(PAIRS, st.floats(1e-4, 1e4), st.randoms(use_true_random=False))
 def test_pairs_know_no_order_no_unit_and_no_favourite(pairs, factor, random) -> None:  # type: ignore[no-untyped-def]
-    a, b = [one for one, _ in pairs], [other for _, other in pairs]
-    found = compare_pairs(a, b)
-    assert found.low <= found.ratio <= found.high and 0 < found.p <= 1
-    close(compare_pairs(b, a), mirrored(found))
-    close(compare_pairs([factor * x for x in a], [factor * x for x in b]), found)
+    a, b = [seconds_a for seconds_a, _ in pairs], [seconds_b for _, seconds_b in pairs]
+    comparison = compare_pairs(a, b)
+    assert comparison.low <= comparison.ratio <= comparison.high and 0 < comparison.p <= 1
+    close(compare_pairs(b, a), mirrored(comparison))
+    close(compare_pairs([factor * x for x in a], [factor * x for x in b]), comparison)
     random.shuffle(pairs)
-    close(compare_pairs([one for one, _ in pairs], [other for _, other in pairs]), found)
+    close(compare_pairs([seconds_a for seconds_a, _ in pairs], [seconds_b for _, seconds_b in pairs]), comparison)
 
 
 def test_resamples_that_tie_lean_to_neither_side() -> None:
@@ -174,11 +184,11 @@ def test_resamples_that_tie_lean_to_neither_side() -> None:
 @given(st.lists(SECONDS, min_size=1, max_size=9), st.lists(SECONDS, min_size=1, max_size=9), st.floats(1e-4, 1e4))
 @pytest.mark.slow
 def test_groups_know_no_order_no_unit_and_no_favourite(a: List[float], b: List[float], factor: float) -> None:
-    found = compare_groups(a, b)
-    assert found.low <= found.ratio <= found.high and 0 < found.p <= 1
-    close(compare_groups(b, a), mirrored(found))
-    close(compare_groups([factor * x for x in a], [factor * x for x in b]), found)
-    close(compare_groups(a[::-1], b[::-1]), found)
+    comparison = compare_groups(a, b)
+    assert comparison.low <= comparison.ratio <= comparison.high and 0 < comparison.p <= 1
+    close(compare_groups(b, a), mirrored(comparison))
+    close(compare_groups([factor * x for x in a], [factor * x for x in b]), comparison)
+    close(compare_groups(a[::-1], b[::-1]), comparison)
 
 
 def test_verdicts_hold_the_tolerance_in_both_directions() -> None:
@@ -190,13 +200,13 @@ def test_verdicts_hold_the_tolerance_in_both_directions() -> None:
     assert verdict_of(-0.001, 1.1 * bound, 0.02) == "undecided"
 
 
-def test_so_many_more_pairs_do_decide_as_often_as_said() -> None:
+def test_the_estimated_number_of_further_pairs_decides_at_the_stated_rate() -> None:
     first = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 1.04, seed=7))
     assert first.verdict == "undecided" and first.more is not None
     n = 4 + first.more
     errors = (
         math.log(first.high / first.low) / 2 / t_quantile(0.95, 3) * 2
-    )  # of one pair: the standard error times sqrt(4)
+    )  # standard deviation of one pair: the standard error times sqrt(4)
     random = np.random.default_rng(0)
     decided = 0
     for _ in range(200):
@@ -215,26 +225,26 @@ def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
     assert stop_reason(quiet) == "narrow" and stop_reason(quiet, min_pairs=6) == ""
     far = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 2.0, seed=1))
     assert stop_reason(far) == "clear" and stop_reason(mirrored(far)) == "clear"
-    near = compare_pairs(noisy(6, 0.03), noisy(6, 0.03, 1.08, seed=2))
-    assert near.verdict == "slower" and stop_reason(near) == "" and stop_reason(near, max_pairs=6) == "budget"
-    assert stop_reason(near, max_pairs=None) == ""
+    slower = compare_pairs(noisy(6, 0.03), noisy(6, 0.03, 1.08, seed=2))
+    assert slower.verdict == "slower" and stop_reason(slower) == "" and stop_reason(slower, max_pairs=6) == "budget"
+    assert stop_reason(slower, max_pairs=None) == ""
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(-0.05, 0.05), st.floats(0.0005, 0.02), st.integers(4, 8))
 def test_a_narrow_interval_always_decides(mean: float, noise: float, n: int) -> None:
     pattern = np.array([(-1.0) ** index for index in range(n)])
-    found = compare_pairs([1.0] * n, np.exp(mean + noise * pattern).tolist())
-    if stop_reason(found) == "narrow":
-        assert found.verdict != "undecided"
+    comparison = compare_pairs([1.0] * n, np.exp(mean + noise * pattern).tolist())
+    if stop_reason(comparison) == "narrow":
+        assert comparison.verdict != "undecided"
 
 
-def test_pairs_that_are_asked_for_to_tell_the_same_do_so_in_four_cases_of_five() -> None:
+def test_the_pairs_asked_for_give_the_verdict_same_in_four_cases_of_five() -> None:
     noise, tolerance = 0.03, 0.02
     a = [math.exp(noise * (-1) ** number) for number in range(4)]
-    found = compare_pairs(a, [1.0] * 4, tolerance)
-    assert found.verdict == "undecided" and found.more is not None and abs(math.log(found.ratio)) < 1e-12
-    n, rng = 4 + found.more, np.random.default_rng(1)
+    comparison = compare_pairs(a, [1.0] * 4, tolerance)
+    assert comparison.verdict == "undecided" and comparison.more is not None and abs(math.log(comparison.ratio)) < 1e-12
+    n, rng = 4 + comparison.more, np.random.default_rng(1)
     spread = float(np.std(np.log(a), ddof=1))
     draws = rng.normal(0.0, spread, (2000, n))
     outer = t_quantile(0.95, n - 1) * np.std(draws, axis=1, ddof=1) / math.sqrt(n)

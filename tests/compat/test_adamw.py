@@ -1,4 +1,4 @@
-"""A fused AdamW that is taken does what AdamW does."""
+"""Tests that a fused AdamW is used only if it does what AdamW does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fugaku_gpt.compat import adamw
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_fused_optimiser_that_is_found_takes_the_first_step_of_adam(dtype: torch.dtype) -> None:
+def test_the_fused_optimizer_takes_the_first_step_of_adam(dtype: torch.dtype) -> None:
     kernel = compat.fused_adamw(dtype)
     if kernel is None:
         assert not compat.has_gradient_scale(dtype)
@@ -25,7 +25,7 @@ def test_a_fused_optimiser_that_is_found_takes_the_first_step_of_adam(dtype: tor
     assert first[0].tolist() == pytest.approx([0.3] * 5) and second[0].tolist() == pytest.approx([0.09] * 5)
 
 
-def _other_words(*_: Any, learning_rate: float) -> None:
+def _other_signature(*_: Any, learning_rate: float) -> None:
     raise AssertionError("is not called")
 
 
@@ -33,8 +33,8 @@ def _does_nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-@pytest.mark.parametrize("kernel", [None, _other_words, _does_nothing])
-def test_a_kernel_that_is_not_what_it_should_be_is_not_taken(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [None, _other_signature, _does_nothing])
+def test_a_kernel_that_is_missing_or_wrong_is_not_used(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_fused_adamw_", kernel, raising=False)
     assert compat.fused_adamw.__wrapped__(torch.float32) is None
 
@@ -42,7 +42,7 @@ def test_a_kernel_that_is_not_what_it_should_be_is_not_taken(kernel: Any, monkey
 def _adamw(
     weights: Any, gradients: Any, firsts: Any, seconds: Any, _: Any, steps: Any, wrong: str = "", **rates: Any
 ) -> None:
-    """The algorithm, but for one thing."""
+    """The algorithm, except for the step that ``wrong`` names."""
     (w,), (g,), (m,), (v,) = weights, gradients, firsts, seconds
     divisor, t = rates.get("grad_scale", torch.ones(())), float(steps[0])
     quotient = g / divisor
@@ -57,7 +57,7 @@ def _adamw(
 
 
 @pytest.mark.parametrize("wrong", ["", "no decay", "no eps", "no tail", "leaves gradients"])
-def test_each_part_of_the_algorithm_is_asked_of_a_kernel(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_of_the_algorithm_is_checked_in_a_kernel(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = functools.partial(_adamw, wrong=wrong)
     for dtype in (torch.float32, torch.float64):
         assert adamw._steps_as_adamw(kernel, dtype) == (wrong in ("", "leaves gradients"))

@@ -1,4 +1,4 @@
-"""A backward pass from a given gradient is PyTorch's."""
+"""Tests of the backward pass from a given gradient."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tests.ops.inputs import random
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_backward_pass_from_a_given_gradient_is_pytorch_s(dtype: torch.dtype) -> None:
+def test_a_backward_pass_from_a_given_gradient_equals_pytorch_s(dtype: torch.dtype) -> None:
     if not compat.can_train(dtype):
         pytest.skip("this PyTorch cannot train in that type")
-    gradient, found = random(3, 4).to(dtype), []
+    gradient, gradients = random(3, 4).to(dtype), []
     for backward in (compat.backward, torch.Tensor.backward):
         x, y = (random(3, 4).to(dtype).requires_grad_() for _ in range(2))
         backward(x * y + x, gradient)
-        found.append((x.grad, y.grad))
-    for mine, judge in zip(*found):
-        assert mine is not None and judge is not None and torch.equal(mine, judge)
+        gradients.append((x.grad, y.grad))
+    for ours, expected in zip(*gradients):
+        assert ours is not None and expected is not None and torch.equal(ours, expected)
     with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):  # as in a function of autograd
         compat.backward(random(3), random(3))
     x = random(3).requires_grad_()

@@ -1,4 +1,4 @@
-"""What is reported of this PyTorch, and denormal numbers."""
+"""Tests of the facts about this PyTorch build, and of denormal numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fugaku_gpt.compat import build
 
 
 @pytest.fixture
-def denormals_kept() -> Iterator[None]:
+def denormals_restored() -> Iterator[None]:
     yield
     torch.set_flush_denormal(False)
 
 
-def test_denormals_become_zero_where_the_build_says_so(denormals_kept: None) -> None:
+def test_denormals_become_zero_if_the_build_supports_it(denormals_restored: None) -> None:
     tiny = torch.tensor([1e-30, 1.0])
     assert float((tiny * 1e-10)[0]) > 0
     if compat.flush_denormals():

@@ -1,4 +1,4 @@
-"""Kernels for 16-bit types are found out by trying them, once."""
+"""Tests that kernels for 16-bit types are probed by running them, once."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[str, Any]]:
-    """The trials, which a test may add to; nothing is agreed on yet."""
-    before, found = dict(kernels.TRIALS), (kernels._is_precise, kernels._is_fast)
+    """The trials, which a test may add to; ranks have agreed on nothing yet."""
+    before, cached_probes = dict(kernels.TRIALS), (kernels._is_precise, kernels._is_fast)
     monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
-    for cached in found:
-        cached.cache_clear()
+    for cached_probe in cached_probes:
+        cached_probe.cache_clear()
     yield kernels.TRIALS
     kernels.TRIALS.clear()
     kernels.TRIALS.update(before)
-    for cached in found:
-        cached.cache_clear()
+    for cached_probe in cached_probes:
+        cached_probe.cache_clear()
 
 
-def test_kernels_are_tried_also_where_gradients_are_off(trials: Dict[str, Any]) -> None:
+def test_kernels_are_probed_also_where_gradients_are_off(trials: Dict[str, Any]) -> None:
     with torch.no_grad():
         inside = compat.operations_without_kernel(torch.bfloat16)
     kernels._is_precise.cache_clear()
     assert inside == compat.operations_without_kernel(torch.bfloat16)
 
 
-def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dict[str, Any]) -> None:
+def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_detected(trials: Dict[str, Any]) -> None:
     def missing(x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.bfloat16:
             raise RuntimeError("\"sum_cpu\" not implemented for 'BFloat16'")
         return x.sum(0)
 
-    def one_by_one(x: torch.Tensor) -> torch.Tensor:
+    def sequential_sum(x: torch.Tensor) -> torch.Tensor:
         total = x[0]
         for row in x[1:]:
             total = total + row
         return total
 
     ones: Callable[[], Any] = lambda: (torch.ones(400, 2),)  # noqa: E731
-    trials.update({"missing": (missing, ones), "one by one": (one_by_one, ones), "good": (lambda x: x * 2.0, ones)})
+    trials.update({"missing": (missing, ones), "one by one": (sequential_sum, ones), "good": (lambda x: x * 2.0, ones)})
     assert not compat.has_kernel("missing", torch.bfloat16) and compat.has_kernel("missing", torch.float16)
     assert not compat.has_kernel("one by one", torch.bfloat16)  # 256 + 1 is 256 there
     assert compat.has_kernel("good", torch.bfloat16)
@@ -55,7 +55,7 @@ def test_a_kernel_that_is_missing_or_adds_up_in_16_bits_is_found_out(trials: Dic
     assert compat.float32_operations(torch.float32) == []
 
 
-def test_a_gelu_that_rounds_on_its_way_is_found_out_by_its_small_values(trials: Dict[str, Any]) -> None:
+def test_a_gelu_that_rounds_intermediate_results_is_detected_by_small_values(trials: Dict[str, Any]) -> None:
     def rounds(x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * (1.0 + torch.erf(x.float() / 2.0**0.5).to(x.dtype))
 
@@ -78,7 +78,7 @@ def test_a_product_that_is_much_slower_than_in_float32_is_not_used(
     assert compat.has_kernel("linear", torch.bfloat16) and not compat.has_kernel("linear", torch.float16)
 
 
-def test_what_was_agreed_on_counts_and_no_clock_is_asked_again(
+def test_the_agreed_operations_are_used_without_timing_kernels_again(
     trials: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "_is_precise", lambda operation, dtype: operation != "softmax")

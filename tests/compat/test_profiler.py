@@ -1,4 +1,4 @@
-"""The profiler sees what runs inside what."""
+"""Tests of nested ranges in the profiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from fugaku_gpt import compat
 
 
-def test_the_profiler_sees_operators_inside_named_parts() -> None:
+def test_the_profiler_sees_operators_inside_named_ranges() -> None:
     assert compat.has_profiler()  # in every build that is tested
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The rules between fields, and that each refusal names its place, its key, its value and what would be valid."""
+"""Tests of the rules between fields: each refusal names the line, the key, the value and the valid values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fugaku_gpt.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "model:\n  heads: 5",
@@ -120,29 +120,29 @@ from fugaku_gpt.errors import ConfigError
         ),
     ],
 )
-def test_a_broken_rule_is_one_whole_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_rule_is_reported_in_a_single_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_run_config(file)
-    assert str(caught.value).replace(f"{tmp_path}/", "") == told
+    assert str(caught.value).replace(f"{tmp_path}/", "") == message
 
 
-def test_all_broken_rules_are_told_at_once() -> None:
+def test_all_broken_rules_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_run_config(overrides=["model.heads=3", "training.micro_batch=3", "data.split=[1]", "training.min_lr=1"])
     lines = str(caught.value).splitlines()
     assert len(lines) == 4
-    for line, told in zip(lines, ("model.heads: 3", "training.global_batch: 8", "training.min_lr: 1.0", "data.split:")):
-        assert told in line
+    for line, rule in zip(lines, ("model.heads: 3", "training.global_batch: 8", "training.min_lr: 1.0", "data.split:")):
+        assert rule in line
 
 
-def test_a_default_that_breaks_a_rule_is_named_by_its_key() -> None:
+def test_a_default_that_breaks_a_rule_is_reported_with_the_key() -> None:
     with pytest.raises(ConfigError, match=r"^training\.global_batch: 8: must be a multiple of "):
         load_run_config(overrides=["training.micro_batch=3"])
 
 
-def test_a_slip_of_many_zeros_is_refused_at_once() -> None:
+def test_a_number_with_too_many_zeros_is_refused_at_once() -> None:
     start = time.perf_counter()
     with pytest.raises(ConfigError, match="job.nodes: 7: must divide .* valid: 1, 2, 4, .*, ..."):
         load_run_config(overrides=["layout.dp=1e15", "job.nodes=7", "training.global_batch=1e15"])

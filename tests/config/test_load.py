@@ -1,4 +1,4 @@
-"""Presets, files and overrides: their order, and how everything wrong is told."""
+"""Tests of presets, files and overrides: their precedence, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def errors_of(tmp_path: Path, text: str = "", overrides: List[str] = []) -> str:
     return str(caught.value)
 
 
-def test_overrides_stand_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("preset: tiny\nmodel.layers: 3\ntraining: {lr: 5e-3}\n", encoding="utf-8")
     config = load_run_config(file, overrides=["training.lr=7e-3"])
@@ -49,7 +49,7 @@ def test_the_production_layout_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("trainig: {lr: 1}", "run.yaml:1: trainig.lr: unknown key (value '1'); did you mean training.lr?"),
         ("layout:\n  dpx: 2", "run.yaml:2: layout.dpx: unknown key (value '2'); did you mean layout.dp?"),
@@ -76,25 +76,25 @@ def test_the_production_layout_is_accepted() -> None:
         ("model: {dropout: 1}", "outside the limits; valid: a number, at least 0 and below 1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_place_key_value_and_what_is_valid(tmp_path: Path, text: str, said: str) -> None:
-    assert said in errors_of(tmp_path, text)
+def test_an_error_is_reported_with_line_key_value_and_valid_values(tmp_path: Path, text: str, message: str) -> None:
+    assert message in errors_of(tmp_path, text)
 
 
-def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
-    told = errors_of(tmp_path, "training: {lr: x, seed: -1}", ["layout.dp=zero", "nothing=1"])
-    assert len(told.splitlines()) == 4
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
+    report = errors_of(tmp_path, "training: {lr: x, seed: -1}", ["layout.dp=zero", "nothing=1"])
+    assert len(report.splitlines()) == 4
 
 
 @pytest.mark.parametrize("text", ["training.lr", "=3", "", "training.lr=[", "training=3", "training.lr=[1, 2]"])
-def test_overrides_that_cannot_be_read(text: str) -> None:
+def test_overrides_that_cannot_be_parsed_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         load_run_config(overrides=[text])
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"job: {name: \xe9}")
-    for name, said in (("none.yaml", "no such file"), ("latin.yaml", "not UTF-8"), (".", "cannot be read")):
-        with pytest.raises(ConfigError, match=said):
+    for name, message in (("none.yaml", "no such file"), ("latin.yaml", "not UTF-8"), (".", "cannot be read")):
+        with pytest.raises(ConfigError, match=message):
             load_run_config(tmp_path / name)
 
 
@@ -105,7 +105,7 @@ def test_an_alias_bomb_is_refused(tmp_path: Path) -> None:
     assert errors_of(tmp_path, "a: &a [*a]")
 
 
-def test_a_run_may_end_within_its_warm_up() -> None:
+def test_a_run_may_end_within_the_warm_up() -> None:
     assert load_run_config(preset="tiny", overrides=["training.iterations=5"]).training.iterations == 5
 
 
@@ -160,8 +160,8 @@ WIDE = ["layout.dp=24", "training.global_batch=24"]
 
 
 def test_only_settings_that_differ_from_their_defaults_are_changed() -> None:
-    words = [*WIDE, "job.shape=2x3x4", "job.elapse=90:00", "job.volumes=[/vol0004]", "node.tcmalloc=no"]
-    assert changed_settings(load_run_config(overrides=words)) == {
+    overrides = [*WIDE, "job.shape=2x3x4", "job.elapse=90:00", "job.volumes=[/vol0004]", "node.tcmalloc=no"]
+    assert changed_settings(load_run_config(overrides=overrides)) == {
         "layout.dp": 24,
         "training.global_batch": 24,
         "job.nodes": 24,
@@ -179,7 +179,7 @@ def test_the_nodes_follow_from_a_shape_and_must_agree_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["job.strict=strict"], "needs a shape of three sides, such as"),
         (["job.strict=strict", "job.shape=24", "job.allocation=torus"], "job.shape is 24"),
@@ -193,8 +193,8 @@ def test_the_nodes_follow_from_a_shape_and_must_agree_with_it() -> None:
         (["job.name=a/b"], "a name without /"),
     ],
 )
-def test_a_job_that_cannot_be_meant_is_refused(overrides: List[str], told: str) -> None:
-    assert told in errors_of_overrides([*WIDE, *overrides])
+def test_a_job_with_contradictory_settings_is_refused(overrides: List[str], message: str) -> None:
+    assert message in errors_of_overrides([*WIDE, *overrides])
 
 
 def errors_of_overrides(overrides: List[str]) -> str:

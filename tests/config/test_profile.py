@@ -1,4 +1,4 @@
-"""Profiles: what their files may say, and those that are kept in ``env/``."""
+"""Tests of profile files, and of the profiles in ``env/``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fugaku_gpt.errors import ConfigError
 FILES = profile_files()
 
 
-def test_a_profile_says_what_is_expected_and_how_it_is_built(tmp_path: Path) -> None:
+def test_a_profile_has_the_expected_environment_and_the_build_steps(tmp_path: Path) -> None:
     file = tmp_path / "b.yaml"
     file.write_text(
         "python_version: 3.10\nexpected: {torch: 1.10, blas: [MKL], fused_adamw: no, bfloat16_without_kernel: []}\n"
         "build:\n  repository: a/b\n  steps: [bash 1.sh, 'cp a b']\n",
         encoding="utf-8",
     )
-    found = load_profile(file)
-    assert found.python_version == "3.10"  # not the number 3.1
-    assert found.expected == Expected("1.10", ("MKL",), fused_adamw=False, bfloat16_without_kernel=())
-    assert found.build == Build(repository="a/b", steps=("bash 1.sh", "cp a b")) and found.in_tarball
+    profile = load_profile(file)
+    assert profile.python_version == "3.10"  # not the number 3.1
+    assert profile.expected == Expected("1.10", ("MKL",), fused_adamw=False, bfloat16_without_kernel=())
+    assert profile.build == Build(repository="a/b", steps=("bash 1.sh", "cp a b")) and profile.in_tarball
     assert Profile().expected.bfloat16_without_kernel is None and not Profile().in_tarball
 
 
-def test_every_slip_in_a_part_is_told_with_its_place(tmp_path: Path) -> None:
+def test_every_error_in_a_section_is_reported_with_line_and_key(tmp_path: Path) -> None:
     file = tmp_path / "b.yaml"
     file.write_text(
         "expected:\n  torhc: 1.7\n  fused_adamw: maybe\n  torch: new\nbuild: x\n  \nexpect: {}\n", encoding="utf-8"
@@ -47,13 +47,13 @@ def test_relative_paths_are_from_a_folder_and_bare_names_are_left(tmp_path: Path
     written = Profile(
         python="t/bin/python", library_path=("t/lib", "/lib64"), tcmalloc="libtcmalloc.so", preload=("t/a.so",)
     )
-    found = with_absolute_paths(written, tmp_path)
-    assert found.python == f"{tmp_path}/t/bin/python" and found.tcmalloc == "libtcmalloc.so"
-    assert found.library_path == (f"{tmp_path}/t/lib", "/lib64") and found.preload == (f"{tmp_path}/t/a.so",)
+    profile = with_absolute_paths(written, tmp_path)
+    assert profile.python == f"{tmp_path}/t/bin/python" and profile.tcmalloc == "libtcmalloc.so"
+    assert profile.library_path == (f"{tmp_path}/t/lib", "/lib64") and profile.preload == (f"{tmp_path}/t/a.so",)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_kept_profile_is_whole(name: str) -> None:
+def test_a_profile_of_the_repository_is_complete(name: str) -> None:
     profile = resolve(name)
     assert profile.name == name and profile.note and profile.limits and profile.python_version
     assert is_version_of(name.rpartition("-")[2], profile.expected.torch)
@@ -63,6 +63,6 @@ def test_a_kept_profile_is_whole(name: str) -> None:
         assert Path(profile.python).is_absolute()
 
 
-def test_the_issue_s_builds_are_kept() -> None:
+def test_the_repository_has_a_profile_for_each_build() -> None:
     builds = ["torch-1.7", "torch-1.10", "torch-1.13", "torch-2.13"]
     assert list(FILES) == [*builds, "a64fx-torch-1.7", "a64fx-torch-1.10", "a64fx-torch-1.13"]

@@ -1,4 +1,4 @@
-"""YAML as it is written: places, quotes, and what must never bring the process down."""
+"""Tests of the YAML tree: lines, quotes, and texts that must never bring the process down."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_key_written_twice_in_either_way_is_refused(tmp_path: Path, text: str)
         load_run_config(tmp_path / "run.yaml")
 
 
-def test_a_tag_makes_no_object() -> None:
+def test_a_tag_creates_no_object() -> None:
     marker = "!!python/object/apply:os.system ['echo harm']"
     with pytest.raises(ConfigError, match="training.lr"):
         load_run_config(overrides=[f"training.lr={marker}"])
@@ -73,14 +73,14 @@ def test_levels_up_to_the_limit_are_read() -> None:
         parse_override(nested(MAX_DEPTH + 1))
 
 
-def test_a_word_of_the_command_line_that_is_not_utf_8_is_refused() -> None:
-    word = b"job.name=\xe9t\xe9".decode("utf-8", "surrogateescape")  # as Python hands it over from a Latin-1 terminal
+def test_an_argument_of_the_command_line_that_is_not_utf_8_is_refused() -> None:
+    argument = b"job.name=\xe9t\xe9".decode("utf-8", "surrogateescape")  # as from a Latin-1 terminal
     with pytest.raises(ConfigError, match="not UTF-8 text"):
-        load_run_config(overrides=[word])
+        load_run_config(overrides=[argument])
 
 
 @pytest.mark.parametrize("text", ["data.split: []", "training.lr: []"])
-def test_an_empty_list_is_told_with_its_file(tmp_path: Path, text: str) -> None:
+def test_an_empty_list_is_reported_with_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_run_config(tmp_path / "run.yaml")

@@ -1,4 +1,4 @@
-"""What a person writes is what is meant, whatever YAML 1.1 would make of it."""
+"""Tests that values are read as they are written, whatever YAML 1.1 would make of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
     ["1:60:00", "1:00:60", "1-00:00:00", "soon", "-5", "0", "1:2:3:4", "nan", "inf",
      "9" * 400 + ":00:00", "9" * 5000 + ":00:00", "9" * 400 + "h", "''", "1:00 00"],
 )  # fmt: skip
-def test_durations_that_mean_nothing(tmp_path: Path, text: str) -> None:
+def test_invalid_durations_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"run.yaml:2: job.elapse: .*valid: seconds or H:MM:SS, above 0, or null"):
         written(tmp_path, f"job:\n  elapse: {text}")
 
@@ -56,7 +56,7 @@ def test_numbers(tmp_path: Path, text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("0777", 777), ("1_000", 1000), ("1e3", 1000), ("12", 12)])
-def test_whole_numbers(tmp_path: Path, text: str, value: int) -> None:
+def test_integers(tmp_path: Path, text: str, value: int) -> None:
     assert written(tmp_path, f"training:\n  iterations: {text}").training.iterations == value
 
 
@@ -65,7 +65,7 @@ def test_whole_numbers(tmp_path: Path, text: str, value: int) -> None:
     ["1.5", "ten", "0x10", "true", "[1, 2]", "{a: 1}", "''", "0", "-3", "null",
      "1e400", "1e19", "9223372036854775808", "nan", "0" * 5000 + "1"],
 )  # fmt: skip
-def test_what_is_not_a_positive_whole_number(tmp_path: Path, text: str) -> None:
+def test_a_value_that_is_no_positive_integer_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="run.yaml"):
         written(tmp_path, f"training:\n  iterations: {text}")
 
@@ -73,7 +73,7 @@ def test_what_is_not_a_positive_whole_number(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("yes", True), ("on", True), ("True", True), ("no", False), ("off", False), ("false", False)]
 )
-def test_truth(tmp_path: Path, text: str, value: bool) -> None:
+def test_booleans(tmp_path: Path, text: str, value: bool) -> None:
     assert written(tmp_path, f"node:\n  tcmalloc: {text}").node.tcmalloc is value
 
 
@@ -99,7 +99,7 @@ VALUES = st.text(max_size=30) | st.from_regex(r"[-+0-9_.:eEdhms ]{1,30}", fullma
 
 @settings(max_examples=300, deadline=None)
 @given(key=st.sampled_from(KEYS), value=VALUES)
-def test_a_value_of_any_text_is_taken_or_refused_by_name(key: str, value: str) -> None:
+def test_a_value_of_any_text_is_accepted_or_refused_with_the_key(key: str, value: str) -> None:
     try:
         load_run_config(overrides=[f"{key}={value}"])
     except ConfigError as error:
@@ -107,7 +107,7 @@ def test_a_value_of_any_text_is_taken_or_refused_by_name(key: str, value: str) -
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in PATHS])
-def test_a_wrong_value_of_any_key_is_told_with_file_line_key_value_and_what_is_valid(tmp_path: Path, key: str) -> None:
+def test_a_wrong_value_of_any_key_is_reported_with_file_line_key_and_valid_values(tmp_path: Path, key: str) -> None:
     section, _, leaf = key.partition(".")
     with pytest.raises(ConfigError) as caught:
         written(tmp_path, f"# a comment\n{section}:\n  {leaf}: certainly wrong\n")
@@ -117,7 +117,7 @@ def test_a_wrong_value_of_any_key_is_told_with_file_line_key_value_and_what_is_v
 
 @pytest.mark.parametrize("key", PATHS)
 @pytest.mark.parametrize("value", ["a\\nb", "\\0", "tab\\there", "\\x7f"])
-def test_a_path_of_more_than_one_line_is_refused(key: str, value: str) -> None:
+def test_a_path_with_control_characters_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match="a path without control characters"):
         load_run_config(overrides=[f'{key}=["{value}"]' if "transfer" in key else f'{key}="{value}"'])
 

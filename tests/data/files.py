@@ -1,4 +1,4 @@
-"""Corpora laid out byte by byte, independently of the package's own writer."""
+"""Writes corpora byte by byte, independently of the package's own writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_megatron(
     documents: Optional[Sequence[int]] = None,
     modes: bool = False,
 ) -> None:
-    """A ``.bin``/``.idx`` pair as Megatron-LM lays it out; one document per sequence unless ``documents`` says more."""
+    """Writes a ``.bin``/``.idx`` pair as Megatron-LM does; one document per sequence unless ``documents`` is given."""
     letter = FORMATS[code]
     documents = list(range(len(sequences) + 1)) if documents is None else documents
     tokens = b""

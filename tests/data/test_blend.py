@@ -1,4 +1,4 @@
-"""Blending by weight: every sample of every corpus once, in the shares asked for at every moment."""
+"""Tests of blending by weight: every sample of every corpus occurs once, in the requested shares at every moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_any_number_is_located_at_once(weights: List[float], number: int) -> Non
     assert own == pytest.approx(number * weights[corpus] / sum(weights), abs=len(weights), rel=1e-12)
 
 
-def test_two_corpora_are_off_by_one_at_most() -> None:
+def test_two_corpora_deviate_by_at_most_a_sample() -> None:
     blend = Blend([0.7, 0.3])
     firsts = 0
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""Prepared folders are checked against their manifest."""
+"""Tests that prepared folders are checked against their manifest."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from fugaku_gpt.errors import DataError
 from tests.data.files import write_megatron
 
 
-def _folder(place: Path, **changes: Any) -> Path:
-    write_megatron(place / "corpus", [[1, 2, 3], [4]])
+def _folder(folder: Path, **changes: Any) -> Path:
+    write_megatron(folder / "corpus", [[1, 2, 3], [4]])
     manifest: Dict[str, Any] = {"version": 1, "tokens": 4, "documents": 2, "vocab_size": 300, "fingerprint": "ab"}
-    (place / "manifest.json").write_text(json.dumps({**manifest, **changes}))
-    return place
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    return folder
 
 
-def test_a_prepared_folder(tmp_path: Path) -> None:
+def test_a_prepared_folder_is_opened(tmp_path: Path) -> None:
     corpus = open_corpus(str(_folder(tmp_path)))
     assert (corpus.fingerprint, corpus.vocab_size, corpus.index.tokens) == ("ab", 300, 4)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"version": 2}, "version 2 of this format; this program reads version 1"),
         ({"tokens": "4"}, "not the manifest of a corpus: tokens '4' is not a number"),
         ({"documents": 3}, "counts 4 tokens in 3 documents, but the corpus has 4 in 2"),
     ],
 )
-def test_a_manifest_that_does_not_fit(tmp_path: Path, changes: Dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
+def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path, changes: Dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         open_corpus(str(_folder(tmp_path, **changes)))
 
 
-def test_a_manifest_that_is_no_json(tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no manifest\.json"):
         open_corpus(str(tmp_path))
     (_folder(tmp_path) / "manifest.json").write_text("{")
@@ -48,7 +48,7 @@ def test_a_manifest_that_is_no_json(tmp_path: Path) -> None:
         open_corpus(str(tmp_path))
 
 
-def test_a_vocabulary_larger_than_the_models(tmp_path: Path) -> None:
+def test_a_vocabulary_larger_than_the_model_s_is_refused(tmp_path: Path) -> None:
     overrides = ["model.vocab_size=256", "model.seq_len=2", f"data.paths=[{_folder(tmp_path)}]"]
     with pytest.raises(DataError, match=r"has 300 tokens, more than model.vocab_size 256.*--set model.vocab_size=300"):
         open_samples(load_run_config(overrides=overrides), "train")

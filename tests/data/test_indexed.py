@@ -1,4 +1,4 @@
-"""Megatron's files: read as they are laid out, written as they are read, refused when damaged."""
+"""Tests of Megatron's files: they are read and written in Megatron's layout, and refused if damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEQUENCES = [[5, 6, 7], [8], [], [9, 10, 100, 12]]
 
 
 @pytest.mark.parametrize("code", FORMATS)
-def test_reads_what_megatron_lays_out(tmp_path: Path, code: int) -> None:
+def test_files_in_megatron_s_layout_are_read(tmp_path: Path, code: int) -> None:
     write_megatron(tmp_path / "text_document", SEQUENCES, code)
     corpus = IndexedCorpus(tmp_path / "text_document")
     assert (corpus.sequences, corpus.documents, corpus.tokens) == (4, 4, 8)
@@ -39,27 +39,27 @@ def test_documents_of_several_sequences_and_modes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["corpus.idx", "corpus.bin"])
 def test_every_truncation_is_refused(tmp_path: Path, name: str) -> None:
     write_megatron(tmp_path / "corpus", SEQUENCES)
-    whole = (tmp_path / name).read_bytes()
-    for length in range(len(whole)):
-        (tmp_path / name).write_bytes(whole[:length])
+    content = (tmp_path / name).read_bytes()
+    for length in range(len(content)):
+        (tmp_path / name).write_bytes(content[:length])
         with pytest.raises(DataError, match="corpus"):
             IndexedCorpus(tmp_path / "corpus")
-    (tmp_path / name).write_bytes(whole + b"\0\0\0")
+    (tmp_path / name).write_bytes(content + b"\0\0\0")
     with pytest.raises(DataError, match=r"cut short"):
         IndexedCorpus(tmp_path / "corpus")
 
 
 def _patch(at: int, data: bytes) -> Callable[[bytes], bytes]:
-    return lambda whole: whole[:at] + data + whole[at + len(data) :]
+    return lambda content: content[:at] + data + content[at + len(data) :]
 
 
 LENGTHS, STARTS, DOCUMENTS = 34, 34 + 4 * 4, 34 + 12 * 4
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
-        (lambda whole: b"", "0 bytes"),
+        (lambda content: b"", "0 bytes"),
         (_patch(0, b"TNTIDX\x00\x00"), "not a Megatron memory-mapped index"),
         (_patch(9, struct.pack("<Q", 2)), "version 2"),
         (_patch(17, b"\x09"), "code 9; valid: 1, 2"),
@@ -76,16 +76,18 @@ LENGTHS, STARTS, DOCUMENTS = 34, 34 + 4 * 4, 34 + 12 * 4
         (_patch(DOCUMENTS + 32, struct.pack("<q", 3)), "span"),
     ],
 )
-def test_a_damaged_index_says_what_is_wrong(tmp_path: Path, damage: Callable[[bytes], bytes], words: str) -> None:
+def test_a_damaged_index_is_refused_with_the_reason(
+    tmp_path: Path, damage: Callable[[bytes], bytes], message: str
+) -> None:
     write_megatron(tmp_path / "corpus", SEQUENCES)
     path = tmp_path / "corpus.idx"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         IndexedCorpus(tmp_path / "corpus")
     assert str(path) in str(caught.value)
 
 
-def test_missing_files(tmp_path: Path) -> None:
+def test_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"corpus\.idx: no such file"):
         IndexedCorpus(tmp_path / "corpus")
     write_megatron(tmp_path / "corpus", SEQUENCES)
@@ -102,7 +104,7 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 65535), max_size=20), min_size=1, max_size=10), st.sampled_from(["u2", "i4"]))
-def test_what_is_written_is_read(sequences: List[List[int]], dtype: str) -> None:
+def test_written_documents_are_read_back(sequences: List[List[int]], dtype: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder, "corpus")
         with IndexedWriter(prefix, np.dtype(dtype)) as writer:
@@ -115,7 +117,7 @@ def test_what_is_written_is_read(sequences: List[List[int]], dtype: str) -> None
         assert [Path(folder, name).read_bytes() for name in ("corpus.bin", "corpus.idx")] == written
 
 
-def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="do not fit uint16"), IndexedWriter(tmp_path / "c", np.dtype("u2")) as writer:
         writer.add_document(np.array([1, 2]))
         writer.add_document(np.array([65536]))

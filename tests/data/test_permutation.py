@@ -1,4 +1,4 @@
-"""Permutations are bijections, the same for ever."""
+"""Tests that permutations are bijections, and the same in every version."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def test_both_forms_are_bijections(key: int, size: int) -> None:
     assert sorted(permutation(key, size).tolist()) == list(range(size))
 
 
-def test_they_are_the_same_on_every_numpy() -> None:
+def test_permutations_are_the_same_on_every_numpy() -> None:
     key = stream_key(1234, "train", 0)
     assert permutation(key, 8).tolist() == PERMUTATION
     assert [permuted_index(key, 8, index) for index in range(8)] == PERMUTED
     assert permuted_index(key, 10**12, 5) == FAR
 
 
-def test_they_stir_well() -> None:
-    """Neighbours land far from one another, and each place is as likely as any other (chi-square, 99.9 %)."""
+def test_permutations_mix_well() -> None:
+    """Neighbours land far from one another, and each position is as likely as any other (chi-square, 99.9 %)."""
     size = 4096
     images = np.array([permuted_index(7, size, index) for index in range(size)])
     steps = np.abs(np.diff(images))

@@ -1,4 +1,4 @@
-"""``data prepare`` from end to end, on real text."""
+"""Tests of ``data prepare`` from end to end, on real text."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, texts: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_standard_library(tmp_path: Path) -> None:
+def test_the_standard_library_is_prepared(tmp_path: Path) -> None:
     manifest, _ = prepare(request(tmp_path / "out", stdlib=True, limit_mib=0.1))
     assert 0.1 <= manifest["text_bytes"] / 2**20 < 0.5
     assert manifest["sources"]["stdlib"] == "Python {}.{}.{}".format(*sys.version_info[:3])
 
 
-def test_a_tokenizer_of_ones_own(tmp_path: Path, texts: Path) -> None:
+def test_a_given_tokenizer_is_used(tmp_path: Path, texts: Path) -> None:
     prepare(request(tmp_path / "a", texts))
     given = tmp_path / "a" / "tokenizer.json"
     manifest, _ = prepare(request(tmp_path / "b", texts, tokenizer=given))
@@ -100,7 +100,7 @@ def test_a_tokenizer_of_ones_own(tmp_path: Path, texts: Path) -> None:
     assert manifest["options"]["tokenizer"]["sha256"] == manifest["tokenizer_sha256"]
 
 
-def test_what_is_there_is_reused_or_refused(tmp_path: Path, texts: Path) -> None:
+def test_an_existing_corpus_is_reused_or_refused(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     first, _ = prepare(request(out, texts))
     state = os.stat(out).st_mtime_ns
@@ -128,7 +128,7 @@ def test_a_damaged_corpus_is_replaced_by_force(tmp_path: Path, texts: Path) -> N
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path, texts: Path, force: bool) -> None:
+def test_a_folder_that_is_no_corpus_is_left_alone(tmp_path: Path, texts: Path, force: bool) -> None:
     with pytest.raises(DataError, match="is not a prepared corpus, so it is left alone"):
         prepare(request(texts, texts, force=force))
     assert (texts / "a.py").exists()
@@ -142,7 +142,9 @@ def test_an_empty_folder_is_filled(tmp_path: Path, texts: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
-def test_a_link_and_the_current_folder(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_and_the_current_folder_are_accepted(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to("there")
@@ -153,7 +155,7 @@ def test_a_link_and_the_current_folder(tmp_path: Path, texts: Path, monkeypatch:
     assert sorted(os.listdir(tmp_path)) == ["here", "link", "texts", "there"]
 
 
-def test_bad_input_leaves_nothing(tmp_path: Path, texts: Path) -> None:
+def test_bad_input_leaves_no_file(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(DataError, match="nothing to prepare: name files or folders, or --stdlib"):
         prepare(request(out))
@@ -169,7 +171,7 @@ def test_bad_input_leaves_nothing(tmp_path: Path, texts: Path) -> None:
     assert os.listdir(tmp_path) == ["texts"]
 
 
-# `fugaku-gpt data prepare` that marks a file and sleeps when it has written four documents, its workers still there
+# `fugaku-gpt data prepare` that touches a file and sleeps once it has written four documents, its workers still alive
 STALLING = """
 import pathlib, signal, sys, time
 from fugaku_gpt.cli.main import run
@@ -177,9 +179,9 @@ from fugaku_gpt.data import workers
 from fugaku_gpt.data.indexed import IndexedWriter
 workers.BATCH_BYTES = 1000
 signal.signal(signal.SIGINT, signal.default_int_handler)
-whole = IndexedWriter.add_document
+add_document = IndexedWriter.add_document
 def stall(self, tokens):
-    whole(self, tokens)
+    add_document(self, tokens)
     if len(self._lengths) == 4:
         pathlib.Path(sys.argv[1]).touch()
         time.sleep(600)
@@ -189,10 +191,10 @@ sys.exit(run(["data", "prepare", *sys.argv[2:]]))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.slow
-def test_a_killed_prepare_leaves_nothing_to_be_seen(tmp_path: Path, texts: Path, how: int) -> None:
-    """No folder, no process; what SIGKILL leaves is hidden, and removed by the next prepare."""
+def test_a_killed_prepare_leaves_no_visible_file(tmp_path: Path, texts: Path, signal_number: int) -> None:
+    """No folder and no process is left; files left by SIGKILL are hidden, and removed by the next prepare."""
     out, marker = tmp_path / "out", tmp_path / "stalled"
     options = [str(texts), "--out", str(out), "--vocab-size", "300", "--workers", "2"]
     process = subprocess.Popen(
@@ -200,21 +202,21 @@ def test_a_killed_prepare_leaves_nothing_to_be_seen(tmp_path: Path, texts: Path,
     )
     _wait_until(lambda: marker.exists() or process.poll() is not None)
     assert marker.exists() and len(_processes_of(out)) == 3
-    process.send_signal(how)
+    process.send_signal(signal_number)
     _, stderr = process.communicate(timeout=300)
-    assert process.returncode == (-9 if how == signal.SIGKILL else 1)
+    assert process.returncode == (-9 if signal_number == signal.SIGKILL else 1)
     assert "Traceback" not in stderr
     _wait_until(lambda: not _processes_of(out))
     marker.unlink()
     left = [name for name in os.listdir(tmp_path) if name != "texts"]
-    assert len(left) == (how == signal.SIGKILL) and all(name.startswith(".out.") for name in left)
+    assert len(left) == (signal_number == signal.SIGKILL) and all(name.startswith(".out.") for name in left)
     prepare(request(out, texts))
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
-def _wait_until(true: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(1200):
-        if true():
+        if condition():
             return
         time.sleep(0.05)
     raise AssertionError("still not so after a minute")
@@ -222,9 +224,9 @@ def _wait_until(true: Callable[[], bool]) -> None:
 
 def _processes_of(out: Path) -> List[str]:
     """Process ids of `data prepare` for this folder and of its workers, which name its parent in their arguments."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
+    process_ids = []
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str(out.parent).encode() in (place / "cmdline").read_bytes():
-                found.append(place.name)
-    return found
+            if str(out.parent).encode() in (process / "cmdline").read_bytes():
+                process_ids.append(process.name)
+    return process_ids

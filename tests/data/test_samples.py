@@ -1,4 +1,4 @@
-"""The order of samples: Megatron's windows over permuted documents, without state."""
+"""Tests of the order of samples: Megatron's windows over permuted documents, without state."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def documents_of(lengths: Sequence[int]) -> List[List[int]]:
 
 
 def megatron_windows(ordered: Iterator[List[int]], seq_len: int) -> Iterator[List[int]]:
-    """What Megatron's sample index makes of documents in order: each sample takes seq_len + 1 tokens from as many
-    documents as that needs, and the next starts at the last token taken."""
+    """Yields the samples of Megatron's sample index: each takes seq_len + 1 tokens from the ordered documents, and the
+    next starts at the last token taken."""
     document, offset = next(ordered), 0
     while True:
         sample: List[int] = []
@@ -101,8 +101,10 @@ def test_the_seed_and_the_split_change_the_order(tmp_path: Path) -> None:
 
     def batches(seed: int, name: str) -> List[List[int]]:
         settings = [split, f"training.seed={seed}"]
-        found: List[List[int]] = open_samples(config_of(tmp_path / "c", settings=settings), name).batch(0, 18).tolist()
-        return found
+        token_rows: List[List[int]] = (
+            open_samples(config_of(tmp_path / "c", settings=settings), name).batch(0, 18).tolist()
+        )
+        return token_rows
 
     assert batches(1, "train") == batches(1, "train") != batches(2, "train")
     for number, name in enumerate(("train", "valid", "test")):
@@ -112,7 +114,7 @@ def test_the_seed_and_the_split_change_the_order(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 3000), st.tuples(st.integers(1, 1000), st.integers(0, 100), st.integers(0, 100)))
-def test_splits_part_the_documents(documents: int, shares: Sequence[int]) -> None:
+def test_splits_partition_the_documents(documents: int, shares: Sequence[int]) -> None:
     bounds = split_bounds(documents, shares)
     assert bounds[0][0] == 0 and bounds[-1][1] == documents
     assert all(first <= last for first, last in bounds)
@@ -154,14 +156,14 @@ def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "wrong"), [([1, 30000, 3], "30000"), ([1, -2, 3], "-2")])
-def test_a_token_outside_the_vocabulary(tmp_path: Path, tokens: List[int], wrong: str) -> None:
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, tokens: List[int], wrong: str) -> None:
     write_megatron(tmp_path / "c", [tokens * 5])
     source = open_samples(config_of(tmp_path / "c"), "train")
     with pytest.raises(DataError, match=rf"c\.bin: token id {wrong} .* model.vocab_size is 30000"):
         source.batch(0, 3)
 
 
-def test_what_cannot_give_samples(tmp_path: Path) -> None:
+def test_paths_without_enough_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.paths: empty.*data prepare"):
         open_samples(config_of(), "train")
     with pytest.raises(DataError, match="neither a folder made by"):

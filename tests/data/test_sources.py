@@ -1,4 +1,4 @@
-"""Documents from real files: which files, in which order, and what is refused."""
+"""Tests of documents from real files: which files are read, in which order, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, rea
 from fugaku_gpt.errors import DataError
 
 
-def labels(*places: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0) -> List[str]:
-    return [file.label for file in find_files(places, False, suffixes, seed)]
+def labels(*paths: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0) -> List[str]:
+    return [file.label for file in find_files(paths, False, suffixes, seed)]
 
 
 def texts(
-    *places: Path, key: str = "text", limit: Optional[int] = None, counts: Optional[SourceCounts] = None
+    *paths: Path, key: str = "text", limit: Optional[int] = None, counts: Optional[SourceCounts] = None
 ) -> List[str]:
-    files = find_files(places, False, TEXT_SUFFIXES, 0)
+    files = find_files(paths, False, TEXT_SUFFIXES, 0)
     return [text.decode("utf-8") for text in read_documents(files, key, limit, counts or SourceCounts())]
 
 
@@ -39,17 +39,17 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
 
 
 def test_the_order_is_shuffled_by_the_seed_alone(tmp_path: Path) -> None:
-    for place in ("here/texts", "there/texts"):
-        (tmp_path / place).mkdir(parents=True)
+    for folder in ("here/texts", "there/texts"):
+        (tmp_path / folder).mkdir(parents=True)
         for number in range(30):
-            (tmp_path / place / f"{number}.txt").write_text("x")
+            (tmp_path / folder / f"{number}.txt").write_text("x")
     first = labels(tmp_path / "here/texts", seed=1)
     assert first == labels(tmp_path / "there/texts", seed=1), "not by where they are"
     assert first != labels(tmp_path / "here/texts", seed=2)
     assert first != sorted(first)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_files_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
         labels(tmp_path / "gone")
     with pytest.raises(DataError, match=r"has no file that ends in \.txt.*--suffix"):
@@ -68,7 +68,7 @@ def test_text_is_read_as_it_is(tmp_path: Path) -> None:
     assert counts.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_are_read(tmp_path: Path) -> None:
     lines = [{"text": "one"}, {"text": "", "id": 2}, {"text": "two\nthree"}, {"text": "half \ud83d, whole \U0001f600"}]
     data = "\n".join(json.dumps(line) for line in lines) + "\n\n"
     (tmp_path / "a.jsonl").write_text("\ufeff" + data, encoding="utf-8")
@@ -78,7 +78,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         (b"{", "not JSON"),
         (b'{"text": "caf\xe9"}', "not JSON.*utf-8"),
@@ -91,19 +91,19 @@ def test_json_lines(tmp_path: Path) -> None:
         (b'{"text": 1}', "no text under the key 'text'; it has no text"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+def test_a_bad_line_is_reported_with_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n' + line + b"\n")
-    with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{words}"):
+    with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{message}"):
         texts(tmp_path)
 
 
-def test_another_key(tmp_path: Path) -> None:
+def test_text_is_read_under_another_key(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"content": "x"}')
     assert texts(tmp_path, key="content") == ["x"]
 
 
 @pytest.mark.parametrize("data", [gzip.compress(b"some text" * 100, mtime=0)[:-9], b"no gzip at all", b""])
-def test_a_broken_gz(tmp_path: Path, data: bytes) -> None:
+def test_a_broken_gz_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.txt.gz").write_bytes(data)
     if not data:
         assert texts(tmp_path) == []
@@ -112,13 +112,13 @@ def test_a_broken_gz(tmp_path: Path, data: bytes) -> None:
         texts(tmp_path)
 
 
-def test_the_limit_keeps_the_last_document_whole(tmp_path: Path) -> None:
+def test_the_limit_does_not_truncate_the_last_document(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "12345"}\n' * 9)
     assert texts(tmp_path, limit=11) == ["12345"] * 3
     assert texts(tmp_path, limit=1) == ["12345"]
 
 
-def test_documents_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_DOCUMENT", 10)
     monkeypatch.setattr(sources, "_LARGEST_LINE", 30)
     (tmp_path / "a.txt").write_text("x" * 11)
@@ -130,7 +130,7 @@ def test_documents_that_are_too_large(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_the_standard_library() -> None:
+def test_the_standard_library_is_searched_without_tests_and_packages() -> None:
     files = find_files([], True, TEXT_SUFFIXES, 0)
     names = {file.label for file in files}
     assert {"stdlib/argparse.py", "stdlib/json/decoder.py"} <= names

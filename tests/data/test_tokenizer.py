@@ -1,4 +1,4 @@
-"""The tokenizer, and processes that use it."""
+"""Tests of the tokenizer, and of the worker processes that use it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decode(path: Path, ids: "np.ndarray[Any, np.dtype[Any]]") -> str:
     return text
 
 
-def test_what_is_encoded_is_decoded(tokenizer: Path) -> None:
+def test_encoded_text_is_decoded_to_the_same_text(tokenizer: Path) -> None:
     encoder = Encoder(tokenizer)
     assert (encoder.vocab_size, encoder.end_name, encoder.dtype) == (400, END_OF_DOCUMENT, np.dtype("<u2"))
     for text in TEXTS:
@@ -46,7 +46,7 @@ def test_what_is_encoded_is_decoded(tokenizer: Path) -> None:
         assert decode(tokenizer, ids) == text.decode("utf-8")
 
 
-def test_the_end_of_a_document_cannot_be_written_in_it(tokenizer: Path) -> None:
+def test_text_cannot_contain_the_end_of_document_token(tokenizer: Path) -> None:
     encoder = Encoder(tokenizer)
     assert encoder.encode(END_OF_DOCUMENT.encode()).tolist().count(encoder.end) == 1
 
@@ -67,11 +67,11 @@ def test_cuts_change_no_token(tokenizer: Path, text: str, size: int) -> None:
     assert [i for piece in pieces for i in library.encode(piece).ids] == library.encode(text).ids
 
 
-def test_a_cut_is_never_behind_several_newlines_which_are_a_piece_of_their_own() -> None:
+def test_text_is_never_cut_behind_several_newlines() -> None:
     assert list(split_text("aa\n\nbb\ncc", 1)) == ["aa\n\nbb\n", "cc"]
 
 
-def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     with pytest.raises(DataError, match=r"no such file; --tokenizer takes"):
         Encoder(tmp_path / "gone.json")
     (tmp_path / "bad.json").write_text('{"version": "1.0"}')
@@ -83,7 +83,7 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: Path) -> Non
 
 
 @pytest.mark.slow
-def test_processes_keep_the_order(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_keep_the_order(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BATCH_BYTES", 500)
     documents = [text * (number % 7) for number, text in enumerate([b"word ", b"def f(x):\n    ", b"12 "] * 40)]
     alone = [ids.tolist() for ids in workers.encode_documents(documents, tokenizer, 1)]
@@ -92,16 +92,16 @@ def test_processes_keep_the_order(tokenizer: Path, monkeypatch: pytest.MonkeyPat
 
 
 def _pids() -> List[int]:
-    """Worker processes of this one."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
+    """Process ids of this process's workers."""
+    process_ids = []
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            mine = int((place / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
-            if mine and b"fugaku_gpt.data.workers" in (place / "cmdline").read_bytes():
-                found.append(int(place.name))
+            is_child = int((process / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+            if is_child and b"fugaku_gpt.data.workers" in (process / "cmdline").read_bytes():
+                process_ids.append(int(process.name))
         except OSError:
             continue
-    return found
+    return process_ids
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")

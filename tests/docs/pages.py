@@ -1,4 +1,4 @@
-"""The documentation as data: its pages, their code blocks, commands, links and anchors."""
+"""Reads the documentation: its pages, their code blocks, commands, links and anchors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Iterator, List, Set, Tuple
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
-# Comments above a console block: its output is compared with what its commands print now; its last command ends with
-# an exit code other than 0.
+# Comment above a console block: its output is compared with what its commands print now. A comment `exit N` says that
+# its last command ends with an exit code other than 0.
 RERUN = "<!-- rerun -->"
 
-# What differs from one run to the next, or from one machine to the next: times, commits.
+# Text that differs from one run or machine to the next: times, commits.
 VARIABLE = re.compile(r"\b\d+\.\d+ s\b|\b[0-9a-f]{12}\b")
 
 _FENCE = re.compile(r"^```([a-z]*)([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -32,9 +32,9 @@ class Block:
         page: path below the repository's root.
         language: the word after the fence, such as ``console``.
         title: the file that the block shows, below ``docs/examples``; empty for most.
-        text: what is inside, with its last newline.
-        rerun: its commands are to be run again and their output compared.
-        exit_code: exit code of its last command; the commands before it end with 0.
+        text: the content, with its last newline.
+        rerun: True if its commands are run again and their output is compared.
+        exit_code: the exit code with which its last command must end; the commands before it end with 0.
     """
 
     page: str
@@ -75,7 +75,7 @@ def written_pages() -> List[Path]:
 
 
 def lay_out_examples(folder: Path) -> None:
-    """Put the examples into a folder, beside links to the checkout's benchmarks and profiles: where commands run."""
+    """Puts the examples into the folder where commands run, beside links to the checkout's benchmarks and profiles."""
     for name in ("benchmarks", "env"):
         (folder / name).symlink_to(ROOT / name)
     for example in EXAMPLES.iterdir():

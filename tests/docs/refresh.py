@@ -3,7 +3,7 @@
     python -m tests.docs.refresh      rewrites the pages; look at the diff before you commit it
 
 A block that shows all of its output gets the new one. In a block with ``...`` each line is replaced by the most similar
-line of the new output; where there is none, the line stays and is named.
+line of the new output; where there is none, the line stays and is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIMILAR = 0.4  # share of a line that must be the same for it to be the new for
 
 
 def printed_by(line: str) -> List[str]:
-    """What a shown command prints now, standard error after standard output, without spaces at the ends of lines."""
+    """Lines that a shown command prints now, standard error after standard output, without trailing spaces."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         for call in fugaku_gpt_calls(line):
@@ -53,7 +53,7 @@ def _closest(line: str, lines: List[str], block: Block) -> str:
 
 
 def main() -> None:
-    """Rewrite every page that shows an output which is run again."""
+    """Rewrites every page with a block that is run again."""
     os.environ["COLUMNS"] = "120"
     with tempfile.TemporaryDirectory() as folder:
         lay_out_examples(Path(folder))

@@ -1,4 +1,4 @@
-"""Commands in the documentation: each is understood by the command line, and those marked so print what is shown."""
+"""Tests of commands in the documentation: the command line parses each, and marked ones print the shown output."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def _leaves(command: click.Command) -> Iterator[click.Command]:
 
 @pytest.fixture
 def inert_cli(monkeypatch: pytest.MonkeyPatch) -> click.Group:
-    """The command line with commands that do nothing: what is left is the parsing of verbs, options and values."""
+    """The command line with commands that do nothing, so that only verbs, options and values are parsed."""
     for command in _leaves(cli):
         monkeypatch.setattr(command, "callback", lambda *_, **__: None)
     return cli
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: " ".join(call)[:60])
-def test_a_shown_command_is_understood(call: Tuple[str, ...], inert_cli: click.Group) -> None:
+def test_a_shown_command_is_parsed(call: Tuple[str, ...], inert_cli: click.Group) -> None:
     outcome = CliRunner().invoke(inert_cli, call)
     assert outcome.exit_code == 0 or "does not exist" in outcome.output, outcome.output
 
 
 @pytest.mark.parametrize("mention", MENTIONED)
-def test_a_mentioned_command_is_understood(mention: str) -> None:
+def test_a_mentioned_command_is_parsed(mention: str) -> None:
     call = re.sub(r"\b(NAME|DIR|TOPIC)\b.*", "", mention)
     outcome = CliRunner().invoke(cli, [*shlex.split(call), "--help"])
     assert outcome.exit_code == 0, outcome.output
@@ -76,13 +76,13 @@ def test_every_verb_is_shown_somewhere() -> None:
     assert set(cli.list_commands(click.Context(cli))) <= shown
 
 
-def test_every_code_block_names_its_language() -> None:
+def test_every_code_block_has_a_valid_language() -> None:
     wrong = [(block.page, block.text[:40]) for block in BLOCKS if block.language not in LANGUAGES]
     assert not wrong
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.title], ids=lambda block: block.title)
-def test_a_shown_file_is_the_example(block: Block) -> None:
+def test_a_shown_file_equals_the_example(block: Block) -> None:
     assert block.text == (EXAMPLES / block.title).read_text(encoding="utf-8")
 
 
@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("block", RERUN, ids=lambda block: f"{Path(block.page).stem}: {block.commands[0][11:60]}")
-def test_a_shown_output_is_what_the_command_prints(
+def test_a_shown_output_is_printed_by_the_command(
     block: Block, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes = []
@@ -111,18 +111,18 @@ def test_a_shown_output_is_what_the_command_prints(
     position = 0
     for line in shown:
         assert line in printed, line
-        if line in printed[position:]:  # what goes to standard error comes last here, and first on some terminals
+        if line in printed[position:]:  # standard error comes last here, and first on some terminals
             position = printed.index(line, position)
 
 
-def test_calls_are_found_behind_pipes_launchers_and_substitutions() -> None:
+def test_calls_are_extracted_from_pipes_launchers_and_substitutions() -> None:
     line = "mpirun -n 4 fugaku-gpt train a.yaml --out x 2> log | tail && fugaku-gpt runs ls  # fugaku-gpt doctor"
     assert fugaku_gpt_calls(line) == [("train", "a.yaml", "--out", "x"), ("runs", "ls")]
     assert fugaku_gpt_calls('eval "$(fugaku-gpt sim env)"') == [("sim", "env")]
     assert fugaku_gpt_calls("grep fugaku-gpt file") == []
 
 
-def test_a_slip_in_a_shown_command_is_noticed(inert_cli: click.Group) -> None:
+def test_an_error_in_a_shown_command_is_detected(inert_cli: click.Group) -> None:
     for call in (["trian"], ["train", "--rank", "2"], ["train", "--ranks", "two"], ["data", "prepare", "texts"]):
         assert CliRunner().invoke(inert_cli, call).exit_code != 0
 
@@ -156,7 +156,7 @@ SHORTER = {"iterations: 60": "iterations: 6", "eval_interval: 30": "eval_interva
 
 
 @pytest.mark.slow
-def test_the_tutorial_s_commands_work_one_after_the_other(folder: Path) -> None:
+def test_the_tutorial_s_commands_work_in_sequence(folder: Path) -> None:
     program = folder / "bin" / "fugaku-gpt"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fugaku_gpt "$@"\n', encoding="utf-8")
@@ -187,6 +187,6 @@ def _shortened(text: str) -> str:
     return text
 
 
-def test_commands_and_outputs_of_the_pages_are_seen() -> None:
-    """The parametrised tests above would pass with nothing to test, if the pages' marks or fences were not seen."""
+def test_commands_and_outputs_of_the_pages_are_extracted() -> None:
+    """The parametrised tests above would pass with nothing to test if the pages' marks or fences were not parsed."""
     assert len(RERUN) >= 15 and len(CALLS) >= 50

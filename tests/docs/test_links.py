@@ -1,4 +1,4 @@
-"""Links inside the documentation: their files and anchors exist, the site's menu has every page, README stays short."""
+"""Tests of the documentation: links lead to existing files and anchors, the menu has every page, README is short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docs.pages import DOCS, ROOT, anchors_of, links_of, name_of, pages, w
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_existing_targets(page: Path) -> None:
     broken = []
     for link in links_of(page):
         path, _, anchor = link.partition("#")
@@ -27,7 +27,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
 def test_the_site_s_links_stay_inside_of_it(page: Path) -> None:
     outside = [link for link in links_of(page) if DOCS not in (page.parent / link).resolve().parents]
-    assert not outside  # files of the repository are named as code: the site does not hold them
+    assert not outside  # files of the repository are named as code: the site does not contain them
 
 
 def test_the_menu_has_every_page() -> None:

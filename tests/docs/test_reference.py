@@ -1,4 +1,4 @@
-"""The generated reference is what the code says now, and a stale page is noticed."""
+"""Tests that the generated reference agrees with the code, and that a stale page is detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_no_page_is_stale() -> None:
     assert generate_reference.stale() == []  # else: python -m docs.generate_reference
 
 
-def test_a_changed_a_missing_and_an_extra_page_are_noticed(tmp_path: Path) -> None:
+def test_a_changed_a_missing_and_an_extra_page_are_detected(tmp_path: Path) -> None:
     generate_reference.write(tmp_path)
     assert generate_reference.stale(tmp_path) == []
     (tmp_path / "config.md").write_text("old\n", encoding="utf-8")
@@ -30,7 +30,7 @@ def test_a_changed_a_missing_and_an_extra_page_are_noticed(tmp_path: Path) -> No
     assert generate_reference.stale(tmp_path) == []
 
 
-def test_the_program_says_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_reports_stale_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate_reference.main(["--check"]) == 0
     monkeypatch.setattr(generate_reference, "exit_code_page", lambda: "# Exit codes\n")
     assert generate_reference.main(["--check"]) == 1
@@ -38,7 +38,7 @@ def test_the_program_says_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys:
     assert generate_reference.main(["--force"]) == 2
 
 
-def test_every_field_rule_code_and_command_has_its_entry() -> None:
+def test_every_field_rule_code_and_command_has_an_entry() -> None:
     pages = generate_reference.pages()
     assert all(f"| `{key}` |" in pages["config.md"] for key in valid_keys())
     assert all(f"\n## {rule.id}\n" in pages["lint-rules.md"] for rule in all_rules())
@@ -54,7 +54,7 @@ def test_every_field_rule_code_and_command_has_its_entry() -> None:
             assert all(name in page for name in options), verbs
 
 
-def test_a_paragraph_that_is_laid_out_stays_so() -> None:
+def test_a_preformatted_paragraph_stays_preformatted() -> None:
     @click.command()
     def laid_out() -> None:
         """A sentence.

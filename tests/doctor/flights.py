@@ -9,8 +9,8 @@ from fugaku_gpt.comm.flight_recorder import FlightRecorder
 from fugaku_gpt.records.flight import FORWARD
 
 
-class Told(FlightRecorder):
-    """A recorder whose call sites are told to it."""
+class RecorderWithSite(FlightRecorder):
+    """A recorder whose call site is set by the test."""
 
     site = "?"
 
@@ -19,20 +19,20 @@ class Told(FlightRecorder):
 
 
 class Ranks:
-    """Some ranks with their communicators, whose calls a test makes for them."""
+    """Ranks with their communicators, whose calls a test makes for them."""
 
     def __init__(self, directory: Path, size: int, groups: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """``groups``: by name, the world ranks of each communicator of that name."""
+        """``groups`` maps a name to the world ranks of each communicator of that name."""
         self.directory = directory
-        self.recorders = [Told(directory, rank, size) for rank in range(size)]
+        self.recorders = [RecorderWithSite(directory, rank, size) for rank in range(size)]
         self._groups: List[Dict[str, int]] = [{} for _ in range(size)]
-        for name, parts in groups.items():
-            for members in parts:
-                for place, rank in enumerate(members):
-                    self._groups[rank][name] = self.recorders[rank].group(name, members, place)
+        for name, communicators in groups.items():
+            for members in communicators:
+                for group_rank, rank in enumerate(members):
+                    self._groups[rank][name] = self.recorders[rank].group(name, members, group_rank)
 
     def progress(self, ranks: Iterable[int], phase: int = FORWARD, step: int = 1, micro_batch: int = 0) -> None:
-        """They go on to another stretch of work."""
+        """Lets ranks begin another phase of work."""
         for rank in ranks:
             self.recorders[rank].mark_phase(phase, step, micro_batch)
 
@@ -46,7 +46,7 @@ class Ranks:
         peer: Optional[int] = None,
         returns: bool = True,
     ) -> None:
-        """They make a call, and come out of it, or wait in it."""
+        """Lets ranks enter a call, and leave it unless ``returns`` is false."""
         for rank in ranks:
             recorder = self.recorders[rank]
             recorder.site = site

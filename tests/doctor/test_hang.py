@@ -1,4 +1,4 @@
-"""The report of a hang: from files of a run that is gone, and of one that goes on."""
+"""Tests of the report of a hang, from files of a run that ended and of a run that makes progress."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_report_begins_with_the_verdict_and_groups_equal_ranks(run: Path) ->
     assert lines[8].endswith(f"waits in {call}, for rank 17") and "outside, before its first call" in lines[7]
 
 
-def test_a_run_that_goes_on_is_no_hang(run: Path) -> None:
+def test_a_run_that_makes_progress_is_no_hang(run: Path) -> None:
     ranks = Ranks(run / "flight", 2, {"world": [(0, 1)]})
     ranks.call((0,), "world", "agree.py:3", returns=False)
     stop = threading.Event()
@@ -60,6 +60,6 @@ def test_a_run_that_goes_on_is_no_hang(run: Path) -> None:
     assert report.verdict == "no hang: rank 1 moved just now" and report_lines(report) == [report.verdict]
 
 
-def test_without_recorders_there_is_nothing_to_tell(run: Path) -> None:
+def test_a_run_without_recorders_is_refused(run: Path) -> None:
     with pytest.raises(UsageError, match="no flight recorders: no rank made a call, or node.flight_recorder is"):
         hang_report(run)

@@ -1,4 +1,4 @@
-"""The checks of the machine: each one's verdict, and what it advises."""
+"""Tests of the checks of the machine: the verdict of each and its remedy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_missing_pieces_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch,
     assert machine.check_package("no-such-package", WARN, "pip install it").mend == "pip install it"
 
 
-def test_a_launcher_of_another_mpi_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_launcher_of_another_mpi_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It starts each rank alone: the classic sign that mpirun and the library do not belong together."""
     foreign = tmp_path / "mpirun"
     python = sys.executable

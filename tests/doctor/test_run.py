@@ -1,4 +1,4 @@
-"""What happened to a run, told from what it left."""
+"""Tests of reports on how a run ended, made of the files that it left."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_without_result_is_told_with_its_last_line_and_the_cause(run: Path) -> None:
+def test_a_run_without_a_result_is_reported_with_the_last_iteration_and_the_cause(run: Path) -> None:
     ranks = Ranks(run / "flight", 3, {"dp": [(0, 1, 2)]})
     ranks.progress(range(3), step=5)
     ranks.call((0, 2), "dp", "sum.py:3", returns=False)
-    told = diagnose(run)
-    assert told.result.startswith("no result: still running, or killed")
-    assert told.last == "iteration 4, loss 4.0000, 0.5 s per iteration"
-    assert told.findings[0].startswith("rank 1 is the cause: it is busy outside MPI")
-    assert told.findings[1] == f"`fugaku-gpt doctor hang {run}` shows which ranks wait for which"
+    diagnosis = diagnose(run)
+    assert diagnosis.result.startswith("no result: still running, or killed")
+    assert diagnosis.last == "iteration 4, loss 4.0000, 0.5 s per iteration"
+    assert diagnosis.findings[0].startswith("rank 1 is the cause: it is busy outside MPI")
+    assert diagnosis.findings[1] == f"`fugaku-gpt doctor hang {run}` shows which ranks wait for which"
     ranks.recorders[1].path.unlink()
     assert diagnose(run).findings[1] == "rank 1 left no record"
 
@@ -39,17 +39,17 @@ def test_a_run_without_result_is_told_with_its_last_line_and_the_cause(run: Path
 def test_a_run_that_ended_well_needs_no_explanation(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", load_run_config(preset="tiny"))
     Ranks(tmp_path / "run" / "flight", 1, {})
-    told = diagnose(tmp_path / "run")
-    assert told.result == "ok (4 iterations)" and told.findings == []
+    diagnosis = diagnose(tmp_path / "run")
+    assert diagnosis.result == "ok (4 iterations)" and diagnosis.findings == []
 
 
 def test_nothing_was_recorded(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
-    told = diagnose(run)
-    assert told.last == "no iteration was finished" and told.findings[0].startswith("no flight recorders")
+    diagnosis = diagnose(run)
+    assert diagnosis.last == "no iteration was finished" and diagnosis.findings[0].startswith("no flight recorders")
 
 
-def test_a_failure_is_reported_with_its_node_and_the_checkpoint_from_which_the_run_resumes(
+def test_a_failure_is_reported_with_the_node_and_the_checkpoint_from_which_the_run_resumes(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = Result(

@@ -1,4 +1,4 @@
-"""What an environment is found to be, against its profile."""
+"""Tests of the comparison of an environment with its profile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BUILD: Dict[str, Any] = {
     "bfloat16_without_kernel": ["softmax", "bmm"],
 }
 MPI = {"library": "MPICH Version:      5.0.2", "mpi4py": "4.1.2", "thread_level": "multiple"}
-TOLD: Dict[str, Any] = {
+REPORT: Dict[str, Any] = {
     "python": "3.8.18",
     "packages": {"numpy": "1.24.4", "fugaku_gpt": fugaku_gpt.__version__},
     "build": BUILD,
@@ -57,20 +57,20 @@ TOLD: Dict[str, Any] = {
 }
 
 
-def rows_of(told: Dict[str, Any], profile: Profile = PROFILE) -> Dict[str, Tuple[str, str, str, str]]:
-    found = compare_with_profile(profile, told, 3, {"numpy": "1.24.4"}, FLAGS, "make it")
-    return {row.subject: (row.expected, row.actual, row.status, row.mend) for row in found}
+def rows_of(report: Dict[str, Any], profile: Profile = PROFILE) -> Dict[str, Tuple[str, str, str, str]]:
+    rows = compare_with_profile(profile, report, 3, {"numpy": "1.24.4"}, FLAGS, "make it")
+    return {row.subject: (row.expected, row.actual, row.status, row.mend) for row in rows}
 
 
-def test_what_is_as_expected_is_ok_and_needs_no_mending() -> None:
-    rows = rows_of(TOLD)
+def test_rows_as_expected_are_ok_and_need_no_mending() -> None:
+    rows = rows_of(REPORT)
     assert {status for _, _, status, _ in rows.values()} == {OK, UNSTATED}
     assert not any(mend for _, _, _, mend in rows.values())
     assert rows["instruction set"][:2] == ("AVX2", "AVX2") and rows["MPI library"][1] == "MPICH Version: 5.0.2"
 
 
 @pytest.mark.parametrize(
-    ("what", "part", "key", "value"),
+    ("subject", "section", "key", "value"),
     [
         ("Python", "", "python", "3.9.1"),
         ("packages", "packages", "numpy", "1.24.3"),
@@ -86,25 +86,27 @@ def test_what_is_as_expected_is_ok_and_needs_no_mending() -> None:
         ("mpi4py", "mpi", "mpi4py", "3.1.6"),
     ],
 )
-def test_what_differs_is_named_alone_with_its_mend(what: str, part: str, key: str, value: object) -> None:
-    told = {**TOLD, part: {**TOLD[part], key: value}} if part else {**TOLD, key: value}
-    rows = rows_of(told)
-    assert [name for name, row in rows.items() if row[2] != OK and row[2] != UNSTATED] == [what]
-    assert rows[what][2] == DIFFERS and rows[what][3]
+def test_only_the_differing_subject_is_reported_with_a_mend(
+    subject: str, section: str, key: str, value: object
+) -> None:
+    report = {**REPORT, section: {**REPORT[section], key: value}} if section else {**REPORT, key: value}
+    rows = rows_of(report)
+    assert [name for name, row in rows.items() if row[2] != OK and row[2] != UNSTATED] == [subject]
+    assert rows[subject][2] == DIFFERS and rows[subject][3]
 
 
-def test_what_is_not_there_is_missing_and_the_rest_is_told() -> None:
-    told = {key: value for key, value in TOLD.items() if key not in ("build", "mpi")}
-    told.update(build_error="ImportError: no torch", mpi_error="ImportError: no libmpi.so", packages={})
-    rows = rows_of(told)
+def test_absent_packages_are_missing_and_the_rest_is_reported() -> None:
+    report = {key: value for key, value in REPORT.items() if key not in ("build", "mpi")}
+    report.update(build_error="ImportError: no torch", mpi_error="ImportError: no libmpi.so", packages={})
+    rows = rows_of(report)
     assert {name for name, row in rows.items() if row[2] == MISSING} == {
         "packages", "fugaku_gpt", "PyTorch", "MPI library",
     }  # fmt: skip
     assert rows["packages"][:2] == ("numpy 1.24.4", "numpy -") and rows["PyTorch"][1] == "ImportError: no torch"
 
 
-def test_what_a_profile_leaves_out_is_told_and_not_judged() -> None:
-    rows = rows_of({**TOLD, "build": {**BUILD, "fused_adamw": True}}, Profile("p"))
+def test_subjects_that_a_profile_omits_are_reported_and_not_judged() -> None:
+    rows = rows_of({**REPORT, "build": {**BUILD, "fused_adamw": True}}, Profile("p"))
     assert {row[2] for name, row in rows.items() if name not in ("packages", "fugaku_gpt", "threads", "kernels")} == {
         UNSTATED
     }
@@ -112,25 +114,25 @@ def test_what_a_profile_leaves_out_is_told_and_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "found", "mend"),
+    ("report", "actual", "mend"),
     [
         ({"kernels": {"compiled": False, "used": False}}, "not for this processor", "env kernels"),
         ({"kernels": {"compiled": True, "used": False}}, "do not run with this PyTorch", "env kernels --again"),
         ({"kernels": None, "build_error": "OSError: no /proc"}, "OSError: no /proc", "env kernels --again"),
     ],
 )
-def test_kernels_that_are_not_used_are_told_with_their_mend_and_are_no_fault(
-    told: Dict[str, Any], found: str, mend: str
+def test_unused_kernels_are_reported_with_a_mend_and_are_no_fault(
+    report: Dict[str, Any], actual: str, mend: str
 ) -> None:
     profile = replace(PROFILE, python="/my env/python")
-    rows = {row.subject: row for row in compare_with_profile(profile, {**TOLD, **told}, 3, {}, FLAGS, "make it")}
+    rows = {row.subject: row for row in compare_with_profile(profile, {**REPORT, **report}, 3, {}, FLAGS, "make it")}
     row = rows["kernels"]
-    assert row.status == OPTIONAL and row.actual.startswith(found)
+    assert row.status == OPTIONAL and row.actual.startswith(actual)
     assert row.mend == f"'/my env/python' -m fugaku_gpt {mend}"
     assert not any(row.is_wrong for row in rows.values())
 
 
-def test_a_version_is_compared_by_its_numbers() -> None:
+def test_versions_are_compared_numerically() -> None:
     assert is_version_of("1.13.1", "1.13.1a0+git664058f") and is_version_of("1.10", "1.10.2")
     assert not is_version_of("1.1", "1.10.2") and not is_version_of("1.10.2", "1.10") and not is_version_of("1", "")
 
@@ -141,14 +143,16 @@ def test_the_best_kernels_are_those_that_the_processor_has() -> None:
     assert best_instruction_set(compiled, ("avx2",)) == "DEFAULT" and best_instruction_set((), ("avx2",)) == ""
 
 
-def test_threads_are_asked_for_by_a_number_that_is_no_default() -> None:
+def test_the_thread_count_of_the_check_is_no_default() -> None:
     assert [unusual_thread_count(cores) for cores in (1, 2, 4, 48)] == [1, 1, 1, 23]
 
 
 @pytest.mark.slow
-def test_an_environment_tells_by_its_own_python(tmp_path: Path) -> None:
-    mine = ".".join(map(str, sys.version_info[:2]))
-    profile = Profile("this", python=sys.executable, python_version=mine, environment=("ATEN_CPU_CAPABILITY=default",))
+def test_an_environment_is_checked_by_the_profile_s_python(tmp_path: Path) -> None:
+    python_version = ".".join(map(str, sys.version_info[:2]))
+    profile = Profile(
+        "this", python=sys.executable, python_version=python_version, environment=("ATEN_CPU_CAPABILITY=default",)
+    )
     profile = replace(profile, expected=Expected(torch="0.1", mpi="MPI of none"), preload=(str(tmp_path / "no.so"),))
     rows = {row.subject: row for row in check_environment(profile, "make it")}
     assert rows["Python"].status == OK and rows["threads"].status == OK
@@ -159,7 +163,7 @@ def test_an_environment_tells_by_its_own_python(tmp_path: Path) -> None:
     assert "AVX" not in rows["instruction set"].actual.replace("NO AVX", "")
 
 
-def test_an_environment_without_its_packages_says_which(tmp_path: Path) -> None:
+def test_an_environment_without_packages_names_the_missing_packages(tmp_path: Path) -> None:
     bare = tmp_path / "bin" / "python"
     bare.parent.mkdir()
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
@@ -186,7 +190,7 @@ def test_packages_of_the_caller_s_path_are_not_the_environment_s(
 
 
 def test_more_libraries_than_expected_are_no_difference() -> None:
-    rows = rows_of({**TOLD, "build": {**BUILD, "blas": "MKL + oneDNN + OpenBLAS"}})
+    rows = rows_of({**REPORT, "build": {**BUILD, "blas": "MKL + oneDNN + OpenBLAS"}})
     assert rows["BLAS"][:3] == ("has MKL + oneDNN", "MKL + oneDNN + OpenBLAS", OK)
 
 

@@ -1,4 +1,4 @@
-"""Making an environment, from wheels in a folder."""
+"""Tests of creating an environment from wheels in a folder."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from fugaku_gpt.environments.registry import location_of, require_created, resol
 from fugaku_gpt.errors import RunFailed, UsageError
 from tests.environments.wheels import write_backend, write_wheel
 
-MINE = ".".join(map(str, sys.version_info[:2]))
+PYTHON_VERSION = ".".join(map(str, sys.version_info[:2]))
 
 
 def _profile(tmp_path: Path, pins: str) -> Path:
     file = tmp_path / "mine.yaml"
     (tmp_path / "pins.txt").write_text(pins, encoding="utf-8")
     file.write_text(
-        f"name: mine-1\npython: venv/bin/python\npins: pins.txt\npython_version: {MINE}\n", encoding="utf-8"
+        f"name: mine-1\npython: venv/bin/python\npins: pins.txt\npython_version: {PYTHON_VERSION}\n", encoding="utf-8"
     )
     return file
 
 
 @pytest.mark.slow
-def test_an_environment_is_whole_or_marked_as_not_and_is_finished_by_the_same_command(tmp_path: Path) -> None:
+def test_an_incomplete_environment_is_marked_and_finished_by_the_same_command(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     write_backend(wheels)
     profile = resolve(str(_profile(tmp_path, "# ours\ntiny==1.2\n")))
-    words = ["--no-index", "--find-links", str(wheels)]
-    told: List[str] = []
+    pip_arguments = ["--no-index", "--find-links", str(wheels)]
+    lines: List[str] = []
 
     with pytest.raises(RunFailed) as caught:  # there is no such wheel yet
-        create(profile, tmp_path / "venv", sys.executable, words, told.append)
+        create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append)
     assert "tiny==1.2" in str(caught.value) and "the same command continues from here" in str(caught.value)
     assert location_of(profile).state == "half"
     made = (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns
 
     write_wheel(wheels, "tiny", "1.2", {"tiny.py": ""})
-    create(profile, tmp_path / "venv", sys.executable, words, told.append)
+    create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append)
     assert location_of(profile).state == "yes" and (tmp_path / "venv" / ".installed-1").is_file()
-    assert (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns == made  # what was there is used again
+    assert (tmp_path / "venv" / "pyvenv.cfg").stat().st_mtime_ns == made  # the existing files are used again
     require_created(profile)
-    assert any("Installing collected packages: tiny" in line for line in told)
-    # our command lacks its packages here, so it compiles no kernels: that is told, and the environment is whole
-    assert any("kernels: not compiled, see above: PyTorch's own will be used" in line for line in told)
+    assert any("Installing collected packages: tiny" in line for line in lines)
+    # our command lacks its packages, so it compiles no kernels: that is reported, and the environment is complete
+    assert any("kernels: not compiled, see above: PyTorch's own will be used" in line for line in lines)
     rows = {row.subject: row for row in check_environment(profile, "")}
-    assert [rows[what].status for what in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
+    assert [rows[subject].status for subject in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
 
 
-def test_what_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_created_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     profile = resolve(str(_profile(tmp_path, "tiny==1.2\n")))
     taken = tmp_path / "taken"
     taken.mkdir()
@@ -62,12 +62,12 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Pat
         create(profile, taken, sys.executable, [], print)
     with pytest.raises(UsageError, match=r"thesis\.tex: is a file, not a folder"):
         create(profile, taken / "thesis.tex", sys.executable, [], print)
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
+    foreign = tmp_path / "theirs"
+    foreign.mkdir()
+    (foreign / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
     with pytest.raises(UsageError, match="is a virtual environment of your own; choose another"):
-        create(profile, theirs, sys.executable, [], print)
-    assert [path.name for path in theirs.iterdir()] == ["pyvenv.cfg"]
+        create(profile, foreign, sys.executable, [], print)
+    assert [path.name for path in foreign.iterdir()] == ["pyvenv.cfg"]
     (tmp_path / "pins.txt").unlink()
     with pytest.raises(UsageError, match="the pins of mine-1 are not there"):
         create(profile, tmp_path / "venv", sys.executable, [], print)
@@ -76,5 +76,5 @@ def test_what_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Pat
     assert not (tmp_path / "venv").exists() and (taken / "thesis.tex").exists()
 
 
-def test_a_python_is_found_by_its_version() -> None:
-    assert MINE in find_python(MINE)
+def test_a_python_is_looked_up_by_version() -> None:
+    assert PYTHON_VERSION in find_python(PYTHON_VERSION)

@@ -1,4 +1,4 @@
-"""Profiles by name or path, and where their environments are."""
+"""Tests of looking up profiles by name or path, and of the location of their environments."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ def _profile(folder: Path, more: str = "") -> Path:
     return file
 
 
-def test_a_name_is_found_in_env_and_a_path_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_is_looked_up_by_name_in_env_and_by_path_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert resolve("torch-1.7").python == str(ROOT / ".venv-torch17" / "bin" / "python")
     (tmp_path / "env").mkdir()
     _profile(tmp_path / "env")
     monkeypatch.chdir(tmp_path)
-    found = resolve("env/mine.yaml")
-    assert (found.name, found.python) == ("mine", str(tmp_path / "venv/bin/python"))
-    assert found.pins == str(tmp_path / "env" / "pins.txt")
+    profile = resolve("env/mine.yaml")
+    assert (profile.name, profile.python) == ("mine", str(tmp_path / "venv/bin/python"))
+    assert profile.pins == str(tmp_path / "env" / "pins.txt")
     assert resolve("env/mine.yaml", at=tmp_path / "other").python == str(tmp_path / "other/bin/python")
     assert resolve("env/mine.yaml", unpacked=tmp_path / "disk" / "x").python == str(tmp_path / "disk/venv/bin/python")
-    known = ["torch-1.7", "env/mine.yaml", "torch-1.8", "env/no.yaml", "env"]
-    assert [is_profile(word) for word in known] == [True, True, False, False, False]
+    names = ["torch-1.7", "env/mine.yaml", "torch-1.8", "env/no.yaml", "env"]
+    assert [is_profile(word) for word in names] == [True, True, False, False, False]
 
 
-def test_a_run_s_profile_is_looked_up_beside_its_file_in_its_checkout_and_among_the_shipped(
+def test_a_run_s_profile_is_looked_up_beside_the_run_file_in_the_checkout_and_among_shipped_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout_, elsewhere = tmp_path / "checkout", tmp_path / "elsewhere"
@@ -82,14 +84,14 @@ def test_a_run_s_profile_is_looked_up_beside_its_file_in_its_checkout_and_among_
     assert profile("") == ""
 
 
-def test_a_name_that_is_none_lists_those_that_are() -> None:
+def test_an_unknown_name_is_refused_with_the_valid_names() -> None:
     with pytest.raises(UsageError, match=r"torch-1\.8: no profile has this name; did you mean .*valid: torch-1\.7, "):
         resolve("torch-1.8")
     with pytest.raises(UsageError, match=r"env/no\.yaml: there is no such profile"):
         resolve("env/no.yaml")
 
 
-def test_what_is_half_made_is_not_taken_for_made(tmp_path: Path) -> None:
+def test_an_incomplete_environment_is_not_accepted(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     profile = resolve(str(_profile(tmp_path / "env")))
     assert location_of(profile).state == "no"
@@ -104,7 +106,7 @@ def test_what_is_half_made_is_not_taken_for_made(tmp_path: Path) -> None:
     require_created(profile)
 
 
-def test_a_folder_made_for_another_build_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_a_folder_made_for_another_build_is_not_accepted(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     file = _profile(tmp_path / "env")
     (tmp_path / "env" / "pins.txt").write_text("torch==1.10.2\nmpich==5\n", encoding="utf-8")

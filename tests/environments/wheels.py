@@ -1,4 +1,4 @@
-"""Wheels of a few lines, in a folder that pip takes for a package index: nothing is fetched from anywhere."""
+"""Small wheels in a folder that pip uses as its package index, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def write_wheel(folder: Path, name: str, version: str, files: Dict[str, str]) -> None:
-    """A wheel of a pure package."""
+    """Write a wheel of a pure package."""
     info = f"{name}-{version}.dist-info/"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in files.items():
@@ -34,5 +34,5 @@ def write_wheel(folder: Path, name: str, version: str, files: Dict[str, str]) ->
 
 
 def write_backend(folder: Path) -> None:
-    """What ``pip install --editable`` of this checkout needs to build it."""
+    """Write the wheel that ``pip install --editable`` of this checkout needs to build it."""
     write_wheel(folder, "setuptools", "99.0", {"setuptools/__init__.py": "", "setuptools/build_meta.py": _BACKEND})

@@ -1,4 +1,4 @@
-"""Counts of parameters and operations against published numbers and hand counts."""
+"""Tests of parameter and operation counts against published numbers and counts by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fugaku_gpt.layout.tensors import model_tensors
 GPT2 = ModelConfig(layers=12, hidden=768, heads=12, seq_len=1024, vocab_size=50257)
 
 
-def test_gpt2_has_its_published_number_of_parameters() -> None:
+def test_gpt2_has_the_published_number_of_parameters() -> None:
     assert parameter_count(GPT2) == 124_439_808
     medium = ModelConfig(layers=24, hidden=1024, heads=16, seq_len=1024, vocab_size=50257)
     assert parameter_count(medium) == 354_823_168
@@ -47,7 +47,7 @@ def test_operations_by_hand() -> None:
     assert notes_flops(model, 7, 5, recompute=True) == pytest.approx(notes_flops(model, 7, 5) * 4 / 3)
 
 
-def test_the_notes_count_reads_low_by_what_is_said() -> None:
+def test_the_count_of_the_notes_is_below_the_exact_count() -> None:
     assert 1 - notes_flops(GPT2, 1, 50304) / exact_flops(GPT2, 1, 50304) == pytest.approx(0.068, abs=0.001)
 
 

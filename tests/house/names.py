@@ -76,10 +76,10 @@ def components(name: str) -> List[str]:
 
 def is_dialect(name: str) -> bool:
     """True if a component of the name is a dialect word outside of the allowed terms."""
-    words = f" {' '.join(components(name))} "
+    spaced_name = f" {' '.join(components(name))} "
     for term in ALLOWED:
-        words = words.replace(f" {term} ", " ")
-    return not DIALECT.isdisjoint(words.split())
+        spaced_name = spaced_name.replace(f" {term} ", " ")
+    return not DIALECT.isdisjoint(spaced_name.split())
 
 
 def bindings(tree: ast.AST) -> List[Binding]:

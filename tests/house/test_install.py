@@ -1,4 +1,4 @@
-"""What setup.cfg promises to ship and to need, against the folders and the pins of each build."""
+"""Tests that setup.cfg ships the files of the package, and that each build pins what it requires."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def package_names(requirements: str) -> List[str]:
 
 
 def pins(name: str) -> Dict[str, str]:
-    """Package name to exact version, from a file of ``env/``; anything but ``name==version`` fails."""
+    """Returns package name to exact version, from a file of ``env/``; anything but ``name==version`` fails."""
     lines = [
         line for line in (ROOT / "env" / name).read_text(encoding="utf-8").splitlines() if not line.startswith("#")
     ]
@@ -49,7 +49,7 @@ def test_a_build_pins_all_that_the_package_needs(build: str) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_build_is_named_after_its_pytorch(build: str) -> None:
+def test_a_build_is_named_after_the_pytorch_version(build: str) -> None:
     assert build.startswith("torch-" + ".".join(pins(build)["torch"].split(".")[:2]) + ".")
 
 
@@ -59,7 +59,7 @@ def test_the_tools_are_pinned_once() -> None:
     assert not set(tools) & set(pins("torch-2.13.txt"))
 
 
-def test_what_builds_the_documentation_is_pinned() -> None:
+def test_the_tools_of_the_documentation_are_pinned() -> None:
     assert set(package_names(setup_cfg()["options.extras_require"]["docs"])) <= set(pins("docs.txt"))
 
 
@@ -93,7 +93,7 @@ def test_every_data_file_of_the_package_is_shipped() -> None:
     assert present == shipped
 
 
-def test_every_profile_and_its_pins_are_shipped() -> None:
+def test_every_profile_is_shipped_with_pins() -> None:
     patterns = setup_cfg()["options.data_files"]["share/fugaku_gpt/env"].split()
     shipped = {path for pattern in patterns for path in ROOT.glob(pattern)}
     assert shipped == {path for path in (ROOT / "env").iterdir() if path.suffix in (".yaml", ".txt")}

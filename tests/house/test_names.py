@@ -1,4 +1,4 @@
-"""Names and prose of the package: dialect words are rare, docstrings and help texts are sentences."""
+"""Tests of the package's names and prose: dialect words are rare, docstrings and help texts are sentences."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_dialect_word_is_seen_in_any_spelling(word: str) -> None:
     "name",
     ["place_holder_", "foundation", "key_worker", "keptn", "in_place", "_softmax_in_place", "OneForwardOneBackward"],
 )
-def test_what_only_resembles_a_dialect_word(name: str) -> None:
+def test_names_that_only_resemble_the_dialect(name: str) -> None:
     assert names.is_dialect(name) is (name == "place_holder_")
 
 
@@ -172,7 +172,7 @@ def signs_of(source: str) -> List[str]:
 
 
 @pytest.mark.parametrize("opening", prose.OPENINGS)
-def test_a_fragment_is_seen_by_its_opening(opening: str) -> None:
+def test_a_fragment_is_recognized_by_the_opening(opening: str) -> None:
     text = f"{opening.strip()} rows."
     sign = [f"begins with {opening.strip()!r}"]
     for source in (
@@ -207,7 +207,7 @@ def test_sentences_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phrase", "said"),
+    ("phrase", "example"),
     [
         ("hand in", "hands in the job"),
         ("hand in", "a job was handed\nin"),
@@ -218,13 +218,17 @@ def test_sentences_pass() -> None:
         ("who stays", "Who stays when a rank dies"),
     ],
 )
-def test_a_banned_phrase_is_seen_in_any_text(phrase: str, said: str) -> None:
-    for source in (f'"""{said}"""', f'raise Error(f"""{{rank}}: {said}""")', "# " + said.replace("\n", "\n# ")):
+def test_a_banned_phrase_is_seen_in_any_text(phrase: str, example: str) -> None:
+    for source in (
+        f'"""{example}"""',
+        f'raise Error(f"""{{rank}}: {example}""")',
+        "# " + example.replace("\n", "\n# "),
+    ):
         counted = [phrase for text in prose.texts_of(source) for phrase in prose.banned_phrases(text.content)]
         assert counted == [phrase], source
 
 
-def test_a_phrase_that_only_resembles_a_banned_one() -> None:
+def test_phrases_that_only_resemble_banned_phrases_pass() -> None:
     assert not prose.banned_phrases("goes hand in hand; a cargo onboard; told it; beforehand in time; ego on")
 
 

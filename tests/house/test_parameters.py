@@ -11,7 +11,7 @@ FORCED = {("parallel/cross_entropy.py", "forward")}  # autograd passes tensors o
 
 
 def crowded_functions() -> Iterator[Tuple[str, str]]:
-    """(file, name) of each function with more than ``MOST`` parameters, ``self`` and ``cls`` apart."""
+    """Yields (file, name) of each function with more than ``MOST`` parameters, ``self`` and ``cls`` apart."""
     for path in names.modules_below():
         for function in names.functions(names.parse(path)):
             if len(names.parameters(function)) > MOST:

@@ -1,4 +1,4 @@
-"""What ``make quick`` leaves out is told from the text of test files, rightly."""
+"""Tests of how ``make quick`` reads from the text of test files which of them need training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""House rules that are read off the text: of every file that git keeps, and of the syntax trees of its Python."""
+"""Tests of house rules on the text of every file that git tracks, and on the syntax trees of Python files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UNWANTED: Dict[str, str] = {
 
 
 @functools.lru_cache(maxsize=None)
-def kept_files() -> List[Path]:
-    """What git keeps, or would keep if asked to add all."""
+def tracked_files() -> List[Path]:
+    """Returns the files that git tracks, or would track if all were added."""
     try:
         listing = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -39,21 +39,21 @@ def kept_files() -> List[Path]:
 
 @functools.lru_cache(maxsize=None)
 def nodes_of(path: Path) -> List[ast.AST]:
-    """Every node of a Python file's syntax tree: files are parsed once for all rules."""
+    """Returns every node of a Python file's syntax tree: files are parsed once for all rules."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.parametrize("rule", UNWANTED)
-def test_no_file_holds(rule: str) -> None:
-    found = []
-    for path in kept_files():
+def test_no_file_contains(rule: str) -> None:
+    violations = []
+    for path in tracked_files():
         content = path.read_bytes()
         if b"\0" in content or not re.search(UNWANTED[rule].encode(), content):  # lines are looked at where it matters
             continue
         for number, line in enumerate(content.decode("utf-8").splitlines(), 1):
             if re.search(UNWANTED[rule], line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert not found, f"{rule}:\n" + "\n".join(found)
+                violations.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not violations, f"{rule}:\n" + "\n".join(violations)
 
 
 def _is_name(node: ast.AST, *names: str) -> bool:
@@ -114,23 +114,23 @@ RULES: Dict[str, Tuple[str, Tuple[str, ...], Callable[[ast.AST], bool]]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_python_keeps_the_rule(rule: str) -> None:
-    below, but, breaks = RULES[rule]
-    found = []
-    for path in kept_files():
+    below, exempt, breaks = RULES[rule]
+    violations = []
+    for path in tracked_files():
         name = path.relative_to(ROOT).as_posix()
-        if path.suffix != ".py" or not name.startswith(below) or name.startswith(but):
+        if path.suffix != ".py" or not name.startswith(below) or name.startswith(exempt):
             continue
         numbers = list(_broken_at(nodes_of(path), breaks))
         lines = path.read_text(encoding="utf-8").splitlines() if numbers else []
-        found += [f"{name}:{number}: {lines[number - 1].strip()}" for number in numbers]
-    assert not found, f"{rule}:\n" + "\n".join(found)
+        violations += [f"{name}:{number}: {lines[number - 1].strip()}" for number in numbers]
+    assert not violations, f"{rule}:\n" + "\n".join(violations)
 
 
 def _broken_at(nodes: Iterable[ast.AST], breaks: Callable[[ast.AST], bool]) -> Iterator[int]:
     for node in nodes:
         if breaks(node):
-            place = node.value if isinstance(node, ast.keyword) else node  # keywords carry no line in Python 3.8
-            yield place.lineno  # type: ignore[attr-defined]
+            line_node = node.value if isinstance(node, ast.keyword) else node  # keywords carry no line in Python 3.8
+            yield line_node.lineno  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

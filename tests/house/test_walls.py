@@ -1,4 +1,4 @@
-"""The two walls at run time: what login and compute nodes import. Import contracts hold the same in the text."""
+"""Tests of the two walls at run time: what login and compute nodes import. Import contracts check the text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMPUTE_NODE = [
     "fugaku_gpt.report",
     "fugaku_gpt.sweep",
 ]
-# all that `train` imports on a rank, some of it on its way
+# all that `train` imports on a rank, some of it late
 RANK = (
     "import fugaku_gpt.cli.train, fugaku_gpt.launch.rank_supervisor, "
     "fugaku_gpt.planner.trainer.memory_check, fugaku_gpt.training.run"
@@ -52,24 +52,24 @@ def test_top_level_help_stays_behind_the_login_node_wall() -> None:
 
 @pytest.fixture(scope="module")
 def help_texts() -> Dict[str, str]:
-    """Command → what ``--help`` of it and of all verbs below it prints, from one interpreter behind the wall."""
+    """Returns command to output of ``--help`` of it and of all verbs below it, from one interpreter behind the wall."""
     output = _python(
         LOGIN_NODE,
         """
 import click
 from fugaku_gpt.cli.main import COMMANDS, cli, run
 
-def verbs(command, words):
-    yield words
+def verbs(command, arguments):
+    yield arguments
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            yield from verbs(command.get_command(context, name), words + [name])
+            yield from verbs(command.get_command(context, name), arguments + [name])
 
 for name in sorted(COMMANDS):
     print("=== " + name, flush=True)
-    for words in verbs(cli.get_command(click.Context(cli), name), [name]):
-        assert run(words + ["--help"]) == 0, words
+    for arguments in verbs(cli.get_command(click.Context(cli), name), [name]):
+        assert run(arguments + ["--help"]) == 0, arguments
 """,
     )
     texts = re.split(r"^=== (.*)$", output, flags=re.MULTILINE)[1:]
@@ -87,12 +87,12 @@ def test_a_sweep_is_expanded_behind_the_login_node_wall() -> None:
 
 
 @pytest.mark.slow  # imports PyTorch
-def test_training_stays_behind_the_compute_node_wall_and_imports_nothing_of_what_starts_ranks() -> None:
+def test_training_stays_behind_the_compute_node_wall_and_imports_no_launcher() -> None:
     starts_ranks = [f"fugaku_gpt.launch.{name}" for name in ("launcher", "launch_result", "processes")]
     _python([*COMPUTE_NODE, *starts_ranks, "fugaku_gpt.environments"], RANK)
 
 
-def test_no_library_has_begun_threads_when_a_rank_forks_from_its_supervisor() -> None:
+def test_no_library_has_begun_threads_when_a_rank_forks_from_the_supervisor() -> None:
     _python(
         [*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train, fugaku_gpt.launch.rank_supervisor"
     )

@@ -1,4 +1,4 @@
-"""The wheel: built from the source distribution, installed into an empty environment, and used from another folder."""
+"""Tests of the wheel: built from the source distribution, installed into an empty environment, and used elsewhere."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv"
 
 
-def _run(words: List[str], folder: Path) -> str:
-    """The output of a command that must succeed, run in ``folder`` without this checkout's paths."""
+def _run(arguments: List[str], folder: Path) -> str:
+    """Returns the output of a command that must succeed, run in ``folder`` without this checkout's paths."""
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     libraries = sorted(DEPENDENCIES.parents[1].glob("libmpi.so.*"))
     if libraries:  # an MPI from a wheel, which mpi4py looks for in the environment that runs
         environment["MPI4PY_LIBMPI"] = str(libraries[0])
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{words}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{arguments}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
@@ -62,14 +62,14 @@ def _site_packages(venv: Path) -> Path:
     return Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
 
 
-def command(venv: Path, folder: Path, *words: str) -> str:
-    """The output of ``fugaku-gpt`` of the wheel, run in ``folder``.
+def command(venv: Path, folder: Path, *arguments: str) -> str:
+    """Returns the output of ``fugaku-gpt`` of the wheel, run in ``folder``.
 
     ``DEPENDENCIES`` is a plain entry of its ``sys.path``, after the wheel's own: the ``.pth`` files there, of which one
     names this checkout, are not read.
     """
     (_site_packages(venv) / "dependencies.pth").write_text(f"{DEPENDENCIES}\n", encoding="utf-8")
-    return _run([str(venv / "bin" / "fugaku-gpt"), *words], folder)
+    return _run([str(venv / "bin" / "fugaku-gpt"), *arguments], folder)
 
 
 def _files(folder: Path) -> Set[str]:
@@ -110,11 +110,11 @@ def test_profiles_are_listed_without_a_checkout(venv: Path, tmp_path: Path) -> N
 
 
 def test_a_layout_is_planned_without_a_checkout(venv: Path, tmp_path: Path) -> None:
-    words = ["--preset", "1.3b", "--nodes", "384", "--ranks-per-node", "1", "--global-batch", "1536"]
-    assert "ranks_per_node" in command(venv, tmp_path, "plan", "topology", *words, "--format", "json")
+    options = ["--preset", "1.3b", "--nodes", "384", "--ranks-per-node", "1", "--global-batch", "1536"]
+    assert "ranks_per_node" in command(venv, tmp_path, "plan", "topology", *options, "--format", "json")
 
 
-def test_one_rank_trains_without_a_checkout(venv: Path, tmp_path: Path) -> None:
+def test_a_single_rank_trains_without_a_checkout(venv: Path, tmp_path: Path) -> None:
     write_byte_corpus(tmp_path / "corpus")
     settings = ["--set", "training.iterations=3", "--set", "model.vocab_size=256"]
     command(venv, tmp_path, "train", "--preset", "tiny", "--data", "corpus", *settings, "--out", "run")

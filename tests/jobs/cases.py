@@ -1,4 +1,4 @@
-"""The configurations whose job scripts are kept as text in ``golden/``: each toggle alone, all together, and all sizes.
+"""Configurations whose job scripts are stored in ``golden/``: each toggle alone, all together, and all sizes.
 
 ``python -m tests.jobs.cases`` writes the files anew; read their difference before you commit it.
 """
@@ -95,14 +95,14 @@ CASES: Dict[str, Tuple[str, Profile, List[str]]] = {
 
 @functools.lru_cache(maxsize=None)
 def config_of(case: str) -> RunConfig:
-    """The run of a case."""
+    """Return the configuration of a case."""
     preset, _, overrides = CASES[case]
     return load_run_config(preset=preset, overrides=overrides)
 
 
 @functools.lru_cache(maxsize=None)
 def rendered(case: str) -> JobScript:
-    """The script of a case."""
+    """Return the script of a case."""
     return render_job(config_of(case), CASES[case][1])
 
 

@@ -1,7 +1,7 @@
-"""A program that kills writers of a run store again and again, and reads meanwhile; prints what it has seen as JSON.
+"""A program that repeatedly kills writers of a run store while readers read it, and prints the counts as JSON.
 
-Arguments: folder, number of kills, seed. Each writer says on a pipe what it has done, after it has done it: that is
-acknowledged, and must be there at the end. Writers that follow go on with a run that a killed one has left.
+Arguments: folder, number of kills, seed. Each writer acknowledges each step on a pipe after the step is done: an
+acknowledged step must be in the store at the end. Later writers continue a run that a killed writer left unfinished.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 
 WRITERS, READERS = 3, 2
-MOST_STEPS = 20  # said by a writer before it is killed, so that a busy machine kills no less than an idle one
+MOST_STEPS = 20  # acknowledged by a writer before it is killed, so that a busy machine kills no less than an idle one
 LONGEST_WAIT = 0.004  # seconds after its last step, into the next one
-LONGEST_LIFE = 10.0  # seconds, whatever it has said
+LONGEST_LIFE = 10.0  # seconds, whatever it has acknowledged
 index.TICK_NS = 50_000_000  # this machine's clock ticks finer than the coarsest file system's
 CONFIG = "model: {layers: 1, name: mini}\n"
 SHARED = "shared"  # a run whose history all writers append to
@@ -34,21 +34,21 @@ NEWEST = 8  # runs of which a reader reads all
 PADDING = "x" * 700  # lines of the length of real ones, so that they lie across pages
 
 
-def write(store: Path, number: int, left: Optional[str], pipe: int) -> None:
-    """One writer: runs from their creation to their result, each step said when it is done."""
+def write(store: Path, number: int, unfinished_run: Optional[str], pipe: int) -> None:
+    """A writer: writes runs from their creation to their result, and acknowledges each step."""
 
     def done(kind: str, run: str, value: object) -> None:
         os.write(pipe, (json.dumps([kind, run, value]) + "\n").encode())
 
     for count in range(1_000_000):
-        name = left if left is not None else f"sweep-{number % 3}/run-{number}-{count}"
+        name = unfinished_run if unfinished_run is not None else f"sweep-{number % 3}/run-{number}-{count}"
         directory = RunDirectory(store / name)
-        if left is None:
+        if unfinished_run is None:
             directory.create(CONFIG)
             done("created", name, None)
             directory.write_environment({"build": {"torch": str(number)}, "ranks": RANKS})
             done("environment", name, str(number))
-        left = None
+        unfinished_run = None
         metrics = MetricsWriter(directory.metrics_file)
         for step in range(3):
             mark = f"{number}-{count}-{step}"
@@ -65,7 +65,7 @@ def write(store: Path, number: int, left: Optional[str], pipe: int) -> None:
 
 
 def read(store: Path, pipe: int) -> None:
-    """One reader: everything, all the time; says how often, and dies of what it should not have seen."""
+    """A reader: reads everything repeatedly, reports the number of rounds, and fails on an inconsistent store."""
     rounds = 0
     while True:
         ended = {}
@@ -90,87 +90,87 @@ def read(store: Path, pipe: int) -> None:
 
 
 def start(work: Any, *arguments: object) -> Tuple[int, int]:
-    """(process, what it says) of a fork; it ends in here."""
-    said, pipe = os.pipe()
+    """Fork a process that does ``work``; return its id and the read end of its pipe."""
+    read_end, write_end = os.pipe()
     process = os.fork()
     if process == 0:
-        os.close(said)
+        os.close(read_end)
         try:
-            work(*arguments, pipe)
+            work(*arguments, write_end)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         os._exit(1)
-    os.close(pipe)
-    os.set_blocking(said, False)
-    return process, said
+    os.close(write_end)
+    os.set_blocking(read_end, False)
+    return process, read_end
 
 
-def hear(pipe: int) -> bytes:
-    """What has been said so far."""
-    parts = []
+def read_available(pipe: int) -> bytes:
+    """Return the bytes that can be read without waiting."""
+    chunks = []
     while select.select([pipe], [], [], 0)[0]:
-        part = os.read(pipe, 1 << 20)
-        if not part:
+        chunk = os.read(pipe, 1 << 20)
+        if not chunk:
             break
-        parts.append(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 class Writer:
-    """One that is going to be killed: ``wait`` seconds after it has said ``steps`` things, ``end`` at the latest."""
+    """A writer that will be killed ``wait`` seconds after it acknowledged ``steps`` steps, at ``end`` at the latest."""
 
     def __init__(self, process: int, pipe: int, steps: int, wait: float, end: float) -> None:
         self.process, self.pipe, self.end = process, pipe, end
-        self.heard = b""
+        self.received = b""
         self._steps, self._wait = steps, wait
 
     def listen(self) -> None:
-        """Hear what it has done, and set its end."""
-        self.heard += hear(self.pipe)
-        if self.heard.count(b"\n") >= self._steps:
+        """Read its acknowledgements, and set its end once there are enough."""
+        self.received += read_available(self.pipe)
+        if self.received.count(b"\n") >= self._steps:
             self.end, self._steps = min(self.end, time.monotonic() + self._wait), sys.maxsize
 
 
-def missing(store: Path, said: List[Tuple[str, str, Any]]) -> List[str]:
-    """What was acknowledged and is not there."""
+def missing(store: Path, acknowledged: List[Tuple[str, str, Any]]) -> List[str]:
+    """Return the acknowledged steps that are not in the store."""
     lost = []
     marks: Dict[Tuple[str, str], List[Any]] = {}
-    for kind, run, value in said:
+    for kind, run, value in acknowledged:
         directory = RunDirectory(store / run)
         if kind in ("metrics", "event") and (kind, run) not in marks:
             lines = directory.metrics("iteration") if kind == "metrics" else []
             events = read_events(store / run) if kind == "event" else []
             marks[kind, run] = [line["mark"] for line in lines] + [event.values.get("mark") for event in events]
         result = directory.result() if kind == "result" else None
-        there = {
+        present = {
             "created": directory.config_file.exists(),
             "environment": (directory.environment() or {}).get("build") == {"torch": value},
             "metrics": value in marks.get(("metrics", run), []),
             "event": value in marks.get(("event", run), []),
             "result": result is not None and (result.status, result.iterations) == (OK, 3),
         }
-        if not there[kind]:
+        if not present[kind]:
             lost.append(f"{kind} of {run}: {value}")
     return lost
 
 
 def main() -> None:
-    """Kill, read, and tell."""
+    """Kill writers while readers read, and print the counts."""
     store, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     chance = random.Random(seed)
     RunDirectory(store / SHARED).create(CONFIG)
     readers = [start(read, store) for _ in range(READERS)]
     writers: List[Writer] = []
-    said: List[Tuple[str, str, Any]] = []
+    acknowledged: List[Tuple[str, str, Any]] = []
     killed, number, rounds, continued = 0, 0, 0, 0
-    left: Optional[str] = None
+    unfinished_run: Optional[str] = None
     while killed < kills:
         while len(writers) < WRITERS:
-            process, pipe = start(write, store, number, left)
+            process, pipe = start(write, store, number, unfinished_run)
             wait = chance.uniform(0, LONGEST_WAIT)
             writers.append(Writer(process, pipe, chance.randint(0, MOST_STEPS), wait, time.monotonic() + LONGEST_LIFE))
-            continued += left is not None
-            number, left = number + 1, None
+            continued += unfinished_run is not None
+            number, unfinished_run = number + 1, None
         for writer in list(writers):
             writer.listen()
             if time.monotonic() < writer.end:
@@ -182,31 +182,31 @@ def main() -> None:
             os.close(writer.pipe)
             writers.remove(writer)
             killed += 1
-            done = [json.loads(line) for line in writer.heard.split(b"\n")[:-1]]
-            said += [tuple(one) for one in done]
+            done = [json.loads(line) for line in writer.received.split(b"\n")[:-1]]
+            acknowledged += [tuple(step) for step in done]
             if done and done[-1][0] in ("created", "metrics", "event") and done[-1][1] != SHARED:
-                left = done[-1][1]  # the next writer goes on with it
-        rounds += sum(hear(pipe).count(b"\n") for _, pipe in readers)
+                unfinished_run = done[-1][1]  # the next writer continues it
+        rounds += sum(read_available(pipe).count(b"\n") for _, pipe in readers)
         assert all(os.waitpid(process, os.WNOHANG)[0] == 0 for process, _ in readers), "a reader has died"
         time.sleep(0.001)
     for process in [writer.process for writer in writers] + [process for process, _ in readers]:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    quick, whole = list_runs(store), list_runs(store, use_index=False).runs
-    again, _ = reindex(store)
+    indexed, all_runs = list_runs(store), list_runs(store, use_index=False).runs
+    reindexed, _ = reindex(store)
     print(
         json.dumps(
             {
                 "kills": killed,
-                "acknowledged": len(said),
-                "missing": missing(store, said),
-                "runs": len(whole),
+                "acknowledged": len(acknowledged),
+                "missing": missing(store, acknowledged),
+                "runs": len(all_runs),
                 "continued": continued,
                 "rounds of reading": rounds,
-                "from the index": len(quick.runs) - quick.read,
-                "damaged": [record.problem for record in whole if record.problem],
-                "other by the index": [one.run for one, other in zip(quick.runs, whole) if one != other],
-                "index agrees": quick.runs == whole == again.runs and (store / index.FILE).exists(),
+                "from the index": len(indexed.runs) - indexed.read,
+                "damaged": [record.problem for record in all_runs if record.problem],
+                "other by the index": [record.run for record, other in zip(indexed.runs, all_runs) if record != other],
+                "index agrees": indexed.runs == all_runs == reindexed.runs and (store / index.FILE).exists(),
             }
         )
     )

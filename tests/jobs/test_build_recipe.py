@@ -1,4 +1,4 @@
-"""The job that compiles a build: clean by our own check and shellcheck, and run for real on a fork of a few lines."""
+"""Tests of the job that compiles a build: our own check and shellcheck pass, and it runs on a fork of a few lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHELLCHECK = str(Path(sys.executable).parent / "shellcheck")
 
 
 @pytest.mark.parametrize("name", A64FX)
-def test_the_job_of_a_kept_build_is_clean(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_job_of_a_shipped_build_is_clean(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = resolve(name)
     script, lines = tmp_path / "build.sh", tmp_path / "activate.sh"
     script.write_text(build_job(profile, find_profile(name), SETTINGS).text, encoding="utf-8")
@@ -42,7 +42,7 @@ PYTHON = '#!/bin/sh\necho "$@" >> "$(dirname "$0")/../pip"\n'
 
 @pytest.fixture
 def fork(tmp_path: Path) -> Profile:
-    """A repository whose one step installs a Python that only writes down how it is called."""
+    """A profile for a repository whose only step installs a Python that records its arguments."""
     scripts = tmp_path / "fork" / "scripts"
     scripts.mkdir(parents=True)
     (scripts / "env.src").write_text(SETTINGS_FILE, encoding="utf-8")
@@ -51,8 +51,8 @@ def fork(tmp_path: Path) -> Profile:
     (scripts / "python").write_text(PYTHON, encoding="utf-8")
     (scripts / "python").chmod(0o755)
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "fork")]
-    for words in (["init", "-q", "-b", "theirs"], ["add", "."], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["init", "-q", "-b", "theirs"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *arguments], check=True)
     build = Build(
         repository=str(tmp_path / "fork"),
         branch="theirs",
@@ -104,23 +104,23 @@ def test_the_job_builds_and_leaves_a_tar_file(fork: Profile, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
         ({"steps": ("bash 1.sh", "bash no.sh")}, "failed with exit code 127: bash no.sh"),
         ({"set": ("PREFIX={prefix}",)}, "env.src has no line PREFIX=: this branch is not what its profile is for"),
         ({"branch": "ours"}, "failed with exit code 128: git clone"),
     ],
 )
-def test_a_build_that_fails_says_where_and_leaves_no_tar_file(
-    fork: Profile, tmp_path: Path, build: "dict[str, object]", told: str
+def test_a_failed_build_reports_the_step_and_leaves_no_tar_file(
+    fork: Profile, tmp_path: Path, build: "dict[str, object]", message: str
 ) -> None:
     done = _run(replace(fork, build=replace(fork.build, **build)), tmp_path)  # type: ignore[arg-type]
-    assert done.returncode != 0 and told in done.stdout
+    assert done.returncode != 0 and message in done.stdout
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["build.sh", "exit"]
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [done.returncode]
 
 
-def test_what_is_compiled_is_kept_where_the_rest_fails(fork: Profile, tmp_path: Path) -> None:
+def test_compiled_files_are_saved_when_a_later_step_fails(fork: Profile, tmp_path: Path) -> None:
     (tmp_path / "fork" / "scripts" / "python").write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "fork")]
     subprocess.run([*git, "commit", "-qam", "no network"], check=True)
@@ -131,7 +131,9 @@ def test_what_is_compiled_is_kept_where_the_rest_fails(fork: Profile, tmp_path: 
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [9]
 
 
-def test_a_build_without_our_kernels_is_whole_and_is_told_to_lack_them(fork: Profile, tmp_path: Path) -> None:
+def test_a_build_without_our_kernels_is_complete_and_reports_that_they_are_missing(
+    fork: Profile, tmp_path: Path
+) -> None:
     text = PYTHON + 'case "$*" in *"env kernels") echo no C compiler >&2; exit 2;; esac\n'
     (tmp_path / "fork" / "scripts" / "python").write_text(text, encoding="utf-8")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path / "fork")]
@@ -143,14 +145,16 @@ def test_a_build_without_our_kernels_is_whole_and_is_told_to_lack_them(fork: Pro
 
 
 @pytest.mark.parametrize("name", A64FX)
-def test_kernels_of_a_kept_build_lie_in_its_tar_file(name: str) -> None:
+def test_kernels_of_a_shipped_build_are_in_the_tar_file(name: str) -> None:
     profile = resolve(name)
     prefix = Path(profile.python).parents[1]  # sys.prefix: the kernels are in its lib/
-    kept = [Path(profile.build.prefix, folder) for folder in profile.build.keep] or [Path(profile.build.prefix)]
-    assert prefix in kept and " env kernels" in build_job(profile, find_profile(name), SETTINGS).text
+    archived_folders = [Path(profile.build.prefix, folder) for folder in profile.build.keep] or [
+        Path(profile.build.prefix)
+    ]
+    assert prefix in archived_folders and " env kernels" in build_job(profile, find_profile(name), SETTINGS).text
 
 
-def test_what_is_needed_in_the_end_is_looked_for_first(fork: Profile, tmp_path: Path) -> None:
+def test_files_needed_at_the_end_are_checked_first(fork: Profile, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     script = build_job(fork, tmp_path / "mine.yaml", ["job.group=hp000000"], str(tmp_path / "ours.whl"))
     assert any("no job.volumes" in note for note in script.notes)
@@ -162,7 +166,7 @@ def test_what_is_needed_in_the_end_is_looked_for_first(fork: Profile, tmp_path: 
     assert not (tmp_path / "sources").exists()
 
 
-def test_what_cannot_be_a_build_s_job_is_refused(fork: Profile) -> None:
+def test_settings_unfit_for_a_build_job_are_refused(fork: Profile) -> None:
     file = Path("mine.yaml")
     with pytest.raises(UsageError, match="installed by pip, not compiled"):
         build_job(resolve("torch-1.7"), file)
@@ -192,9 +196,9 @@ def test_the_activation_unpacks_once_and_points_inside(fork: Profile, tmp_path: 
         text=True,
         check=True,
     )
-    told, listed = done.stdout.splitlines()
-    assert told == f"{tmp_path}/disk/torch-9/bin/python3|{tmp_path}/disk/torch-9/lib:/lib64|a b"
-    assert listed == told.partition("|")[0]
+    variables_line, listed = done.stdout.splitlines()
+    assert variables_line == f"{tmp_path}/disk/torch-9/bin/python3|{tmp_path}/disk/torch-9/lib:/lib64|a b"
+    assert listed == variables_line.partition("|")[0]
 
 
 def test_an_activation_that_fails_leaves_the_shell_as_it_was_and_nothing_half_unpacked(
@@ -208,9 +212,9 @@ def test_an_activation_that_fails_leaves_the_shell_as_it_was_and_nothing_half_un
 
     def source(profile: Profile, module: str) -> str:
         lines.write_text(activation(profile, tmp_path / "mine.tar"), encoding="utf-8")
-        words = f"module() {{ {module}; }}; . {lines}; echo $? $-"
+        command = f"module() {{ {module}; }}; . {lines}; echo $? $-"
         variables = {"PATH": os.environ["PATH"], "PJM_LOCALTMP": str(tmp_path / "disk")}
-        done = subprocess.run(["bash", "-c", words], env=variables, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(["bash", "-c", command], env=variables, stdout=subprocess.PIPE, text=True, check=True)
         return done.stdout
 
     with_modules = replace(fork, modules=("lang/x",))

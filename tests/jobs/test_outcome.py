@@ -1,4 +1,4 @@
-"""How a job has ended: our own exit record first, then the codes; EXT alone is no success, lost stays lost."""
+"""Tests of the diagnosis of an ended job: our exit record first, then the codes; EXT alone is no success."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
 STARTED = 100.0
 
 
-def hand_in(directory: Path, job_id: str = "7", scheduler: str = "pjm", **more: Any) -> None:
+def record_submission(directory: Path, job_id: str = "7", scheduler: str = "pjm", **more: Any) -> None:
     directory.mkdir(exist_ok=True)
     if not (directory / "config.yaml").exists():
         settings = ["training.iterations=10", "job.elapse=1:00:00"]
@@ -64,7 +64,7 @@ def short(outcome: Outcome) -> Any:
     return outcome.status, outcome.state, outcome.retry
 
 
-def test_nothing_handed_in_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_a_submission_is_reported(tmp_path: Path) -> None:
     assert short(diagnose(tmp_path)) == ("", "", RETRY)
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
     outcome = diagnose(tmp_path)
@@ -74,52 +74,52 @@ def test_nothing_handed_in_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [jobs.QUEUED, jobs.ON_HOLD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])
-def test_what_is_not_over_waits(tmp_path: Path, state: str) -> None:
-    hand_in(tmp_path)
+def test_an_unfinished_job_is_waited_for(tmp_path: Path, state: str) -> None:
+    record_submission(tmp_path)
     outcome = diagnose(tmp_path, status(state, "", reason="because"))
     assert short(outcome) == ("", state, WAIT) and outcome.cause == "because"
     assert record_result(tmp_path, outcome, 200.0) is None and RunDirectory(tmp_path).result() is None
 
 
 def test_a_job_in_error_is_to_be_cancelled(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     assert "cancel it" in diagnose(tmp_path, status(jobs.ON_HOLD, "ERR")).advice
     assert "release" in diagnose(tmp_path, status(jobs.ON_HOLD, "HLD")).advice
 
 
 def test_success_is_our_exit_record_and_the_ranks_result(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     exit_record(tmp_path, 0)
     result(tmp_path, runs.OK)
-    for said in (status(code=0, exit_code=0), status(), status(jobs.LOST, ""), status(jobs.RUNNING, "RNE")):
-        assert diagnose(tmp_path, said).status == runs.OK
+    for job_status in (status(code=0, exit_code=0), status(), status(jobs.LOST, ""), status(jobs.RUNNING, "RNE")):
+        assert diagnose(tmp_path, job_status).status == runs.OK
     assert record_result(tmp_path, diagnose(tmp_path, status()), 200.0) is None
 
 
 def test_ext_alone_is_no_success(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     outcome = diagnose(tmp_path, status())
     assert short(outcome) == (runs.FAILED, jobs.ENDED, RETRY) and "EXT" in outcome.cause
 
 
 def test_codes_of_0_need_the_ranks_result(tmp_path: Path) -> None:
-    hand_in(tmp_path)
-    said = status(exit_code=0, code=0)
-    assert diagnose(tmp_path, said).status == runs.FAILED and "no result" in diagnose(tmp_path, said).cause
+    record_submission(tmp_path)
+    job_status = status(exit_code=0, code=0)
+    assert diagnose(tmp_path, job_status).status == runs.FAILED and "no result" in diagnose(tmp_path, job_status).cause
     result(tmp_path, runs.OK)
-    assert diagnose(tmp_path, said).status == runs.OK
+    assert diagnose(tmp_path, job_status).status == runs.OK
 
 
 def test_exit_code_0_without_a_result_is_no_success(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     exit_record(tmp_path, 0)
     (tmp_path / "gpt.7.err").write_text("lines\nRuntimeError: the ranks did not start\n", encoding="utf-8")
     outcome = diagnose(tmp_path, status(exit_code=0, code=0))
     assert outcome.status == runs.FAILED and "the ranks did not start" in outcome.cause
 
 
-def test_our_exit_record_stands_over_the_scheduler(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+def test_our_exit_record_overrides_the_scheduler(tmp_path: Path) -> None:
+    record_submission(tmp_path)
     exit_record(tmp_path, 3)
     outcome = diagnose(tmp_path, status(exit_code=0, code=0))
     assert short(outcome) == (runs.FAILED, jobs.ENDED, NEVER) and "exit code 3" in outcome.cause
@@ -127,7 +127,7 @@ def test_our_exit_record_stands_over_the_scheduler(tmp_path: Path) -> None:
 
 def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> None:
     """A real answer of pjstat: ST=EXT EC=0 PC=11 SN=24."""
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     iterations(tmp_path, 4)
     outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
     assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
@@ -145,8 +145,8 @@ def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> No
     assert record_result(tmp_path, outcome, 300.0) is None or RunDirectory(tmp_path).result().ended == 200.0  # type: ignore
 
 
-def test_a_script_that_was_told_to_stop_is_ending(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+def test_a_script_that_was_signalled_to_stop_is_ending(tmp_path: Path) -> None:
+    record_submission(tmp_path)
     exit_record(tmp_path, 143, "TERM")
     assert diagnose(tmp_path, status(jobs.RUNNING, "RNE")).retry == WAIT
     outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
@@ -156,7 +156,7 @@ def test_a_script_that_was_told_to_stop_is_ending(tmp_path: Path) -> None:
 
 
 def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     exit_record(tmp_path, 75, "TERM")
     outcome = diagnose(tmp_path, status(exit_code=75, code=11))
     assert short(outcome) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "time limit" in outcome.cause
@@ -164,7 +164,7 @@ def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("job_status", "expected"),
     [
         (status(exit_code=137, code=12), (runs.OUT_OF_MEMORY, jobs.ENDED, NEVER)),
         (status(exit_code=137, code=23), (runs.OUT_OF_MEMORY, jobs.ENDED, NEVER)),
@@ -180,9 +180,9 @@ def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> No
         (status(exit_code=0, code=77), (runs.FAILED, jobs.ENDED, NEVER)),
     ],
 )
-def test_without_our_record_the_codes_tell(tmp_path: Path, said: JobStatus, expected: Any) -> None:
-    hand_in(tmp_path)
-    assert short(diagnose(tmp_path, said)) == expected
+def test_without_our_record_the_scheduler_s_codes_decide(tmp_path: Path, job_status: JobStatus, expected: Any) -> None:
+    record_submission(tmp_path)
+    assert short(diagnose(tmp_path, job_status)) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,35 +196,35 @@ def test_without_our_record_the_codes_tell(tmp_path: Path, said: JobStatus, expe
         ("FAILED", jobs.ENDED, (runs.FAILED, NEVER)),
     ],
 )
-def test_the_words_of_slurm_and_of_this_machine_tell(tmp_path: Path, raw: str, state: str, expected: Any) -> None:
+def test_the_states_of_slurm_and_of_this_machine_decide(tmp_path: Path, raw: str, state: str, expected: Any) -> None:
     for scheduler in ("slurm", "local"):
         directory = tmp_path / scheduler
         job_id = "7" if scheduler == "slurm" else "local-7"
-        hand_in(directory, job_id, scheduler)
+        record_submission(directory, job_id, scheduler)
         outcome = diagnose(directory, JobStatus(job_id, state, raw, 1))
         assert (outcome.status, outcome.retry) == expected
 
 
-def test_memory_is_told_with_how_much_there_was(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+def test_out_of_memory_is_reported_with_the_memory_used(tmp_path: Path) -> None:
+    record_submission(tmp_path)
     iterations(tmp_path, 2)
     outcome = diagnose(tmp_path, status(exit_code=137, code=12))
     assert "largest rank 3.0 GiB, node 9.0 GiB" in outcome.cause and "layout.tp" in outcome.advice
 
 
-def test_memory_is_seen_in_the_ranks_last_words(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+def test_out_of_memory_is_recognised_in_the_output_of_the_ranks(tmp_path: Path) -> None:
+    record_submission(tmp_path)
     exit_record(tmp_path, 1)
     ranks = tmp_path / "output.7" / "1" / "0"
     ranks.mkdir(parents=True)
-    words = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 80 GB\n"
-    (ranks / "stderr.1.3").write_text(words, encoding="utf-8")
+    message = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 80 GB\n"
+    (ranks / "stderr.1.3").write_text(message, encoding="utf-8")
     outcome = diagnose(tmp_path, status(exit_code=1, code=0))
     assert short(outcome) == (runs.OUT_OF_MEMORY, jobs.ENDED, NEVER) and "80 GB" in outcome.cause
 
 
-def test_a_refused_configuration_is_told_in_its_own_words(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+def test_a_refused_configuration_is_reported_with_the_error_message(tmp_path: Path) -> None:
+    record_submission(tmp_path)
     exit_record(tmp_path, 2)
     (tmp_path / "gpt.7.err").write_text("fugaku-gpt: data.paths: none: no such corpus\n", encoding="utf-8")
     outcome = diagnose(tmp_path, status(exit_code=2, code=0))
@@ -232,7 +232,7 @@ def test_a_refused_configuration_is_told_in_its_own_words(tmp_path: Path) -> Non
 
 
 def test_lost_stays_lost(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     outcome = diagnose(tmp_path, status(jobs.LOST, "", reason="PJM knows no job 7"))
     assert short(outcome) == (runs.LOST, jobs.LOST, RETRY) and "PJM knows no job 7" in outcome.cause
     written = record_result(tmp_path, outcome, 200.0)
@@ -246,7 +246,7 @@ def test_lost_stays_lost(tmp_path: Path) -> None:
 
 
 def test_the_ranks_own_result_stands_unless_the_job_knows_the_cause(tmp_path: Path) -> None:
-    hand_in(tmp_path)
+    record_submission(tmp_path)
     exit_record(tmp_path, 1)
     result(tmp_path, runs.FAILED, "rank 3: ValueError: loss is not finite")
     outcome = diagnose(tmp_path, status(exit_code=1, code=0))
@@ -259,7 +259,7 @@ def test_the_ranks_own_result_stands_unless_the_job_knows_the_cause(tmp_path: Pa
 
 def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path: Path) -> None:
     for link in (1, 2, 3):
-        hand_in(tmp_path, f"64_{link - 1}", link=link, chain=3)
+        record_submission(tmp_path, f"64_{link - 1}", link=link, chain=3)
 
     def deciding() -> str:
         job = deciding_job(read_history(tmp_path), exit_records(tmp_path))
@@ -280,26 +280,30 @@ def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path
     assert (deciding(), diagnose(tmp_path).retry) == ("64_2", RESUME)
 
 
-def test_a_bulk_job_is_as_bad_as_its_worst_sub_job_and_each_has_its_row(tmp_path: Path) -> None:
-    hand_in(tmp_path, bulk="0-2")
+def test_a_bulk_job_has_the_status_of_the_worst_sub_job_and_each_has_a_result(tmp_path: Path) -> None:
+    record_submission(tmp_path, bulk="0-2")
     exit_record(tmp_path, 0, sub_job="7[0]")
     result(tmp_path, runs.OK, name="repeat-0")
     outcome = diagnose(tmp_path, status(jobs.RUNNING, "RUN"))
     assert outcome.retry == WAIT and outcome.cause == "1 of 3 sub-jobs have ended"
     exit_record(tmp_path, 1, sub_job="7[1]")
     append_status(tmp_path, 1.0, JobStatus("7[2]", jobs.ENDED, "EXT", 0, 24, 11))
-    said = status(exit_code=1, code=11)
-    append_status(tmp_path, 1.0, said)
-    outcome = diagnose(tmp_path, said)
+    job_status = status(exit_code=1, code=11)
+    append_status(tmp_path, 1.0, job_status)
+    outcome = diagnose(tmp_path, job_status)
     assert outcome.status == runs.FAILED and outcome.cause.startswith("1 of 3 sub-jobs: ")
     assert record_result(tmp_path, outcome, 200.0) is not None
-    kept = [RunDirectory(tmp_path / f"repeat-{number}").result() for number in range(3)]
-    assert [one.status if one else None for one in kept] == [runs.OK, runs.FAILED, runs.TIMEOUT]
+    sub_results = [RunDirectory(tmp_path / f"repeat-{number}").result() for number in range(3)]
+    assert [sub_result.status if sub_result else None for sub_result in sub_results] == [
+        runs.OK,
+        runs.FAILED,
+        runs.TIMEOUT,
+    ]
     assert RunDirectory(tmp_path).result() is None
 
 
-def test_a_bulk_job_that_ended_well_is_one_success(tmp_path: Path) -> None:
-    hand_in(tmp_path, bulk="0-1")
+def test_a_bulk_job_without_failures_is_a_success(tmp_path: Path) -> None:
+    record_submission(tmp_path, bulk="0-1")
     for number in (0, 1):
         exit_record(tmp_path, 0, sub_job=f"7[{number}]")
         result(tmp_path, runs.OK, name=f"repeat-{number}")

@@ -1,4 +1,4 @@
-"""Many run directories are looked at with one query for each scheduler, and what is seen is kept."""
+"""Tests that run directories are polled with a single query for each scheduler, and that changes are recorded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import ENDED, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
 from fugaku_gpt.records.run import RunDirectory
 from tests.jobs.schedulers.fake import FakeScheduler
-from tests.jobs.test_outcome import exit_record, hand_in, result
+from tests.jobs.test_outcome import exit_record, record_submission, result
 
 UNREACHABLE = "pjstat: no such command on this machine"
 
 
 class Unreachable(FakeScheduler):
-    """Its commands are not there."""
+    """A scheduler whose commands do not exist on this machine."""
 
     def poll(self, job_ids: Any) -> Dict[str, JobStatus]:
         raise UsageError(UNREACHABLE)
@@ -30,7 +30,7 @@ class Unreachable(FakeScheduler):
 
 
 def site(*states: str) -> FakeScheduler:
-    """A scheduler with jobs 1, 2, ... in these states."""
+    """Return a scheduler with jobs 1, 2, ... in these states."""
     scheduler = FakeScheduler()
     for number, state in enumerate(states, 1):
         scheduler.statuses[str(number)] = JobStatus(str(number), state, state[:3].upper())
@@ -41,20 +41,20 @@ def kinds(directory: Path) -> List[str]:
     return [event.kind for event in read_events(directory)]
 
 
-def test_one_query_tells_of_all_directories(tmp_path: Path) -> None:
+def test_a_single_query_covers_all_directories(tmp_path: Path) -> None:
     scheduler = site(QUEUED, RUNNING, RUNNING)
     directories = [tmp_path / name for name in ("a", "b", "c")]
     for number, directory in enumerate(directories, 1):
-        hand_in(directory, str(number))
+        record_submission(directory, str(number))
     seen = poll_runs(directories, lambda name: scheduler)
-    assert [one.outcome.state for one in seen] == [QUEUED, RUNNING, RUNNING]
-    assert [one.job_id for one in seen] == ["1", "2", "3"]
+    assert [polled.outcome.state for polled in seen] == [QUEUED, RUNNING, RUNNING]
+    assert [polled.job_id for polled in seen] == ["1", "2", "3"]
     assert scheduler.polls == [["1", "2", "3"]]
 
 
-def test_what_has_changed_is_written_down_once(tmp_path: Path) -> None:
+def test_a_change_is_recorded_once(tmp_path: Path) -> None:
     scheduler = site(QUEUED)
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     for _ in range(3):
         poll_runs([tmp_path], lambda name: scheduler)
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
@@ -62,18 +62,18 @@ def test_what_has_changed_is_written_down_once(tmp_path: Path) -> None:
     assert kinds(tmp_path) == ["submitted", "status", "status"]
 
 
-def test_a_job_that_is_over_is_not_asked_for_again(tmp_path: Path) -> None:
+def test_a_finished_job_is_not_queried_again(tmp_path: Path) -> None:
     scheduler = site(ENDED)
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     exit_record(tmp_path, 0, sub_job="1")
     result(tmp_path, runs.OK)
     assert [poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status for _ in range(2)] == [runs.OK, runs.OK]
     assert scheduler.polls == [["1"]]
 
 
-def test_a_lost_job_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_lost_job_is_queried_again(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status == runs.LOST
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
     assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.state == RUNNING
@@ -82,15 +82,19 @@ def test_a_lost_job_is_asked_for_again(tmp_path: Path) -> None:
 def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 500.0)
-    kept = RunDirectory(tmp_path).result()
-    assert kept is not None and (kept.status, kept.ended, kept.judged) == (runs.TIMEOUT, 500.0, True)
+    recorded_result = RunDirectory(tmp_path).result()
+    assert recorded_result is not None and (recorded_result.status, recorded_result.ended, recorded_result.judged) == (
+        runs.TIMEOUT,
+        500.0,
+        True,
+    )
 
 
-def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) -> None:
-    hand_in(tmp_path / "a", "1")
-    hand_in(tmp_path / "b", "2")
+def test_without_a_scheduler_our_own_records_are_still_reported(tmp_path: Path) -> None:
+    record_submission(tmp_path / "a", "1")
+    record_submission(tmp_path / "b", "2")
     exit_record(tmp_path / "b", 0, sub_job="2")
     result(tmp_path / "b", runs.OK)
     waiting, ended = poll_runs([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
@@ -98,15 +102,15 @@ def test_without_its_scheduler_our_own_records_are_still_told(tmp_path: Path) ->
     assert ended.outcome.status == runs.OK
 
 
-def test_no_news_is_not_written_over_what_was_known(tmp_path: Path) -> None:
+def test_an_unknown_state_does_not_replace_the_recorded_state(tmp_path: Path) -> None:
     scheduler = site(RUNNING)
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     poll_runs([tmp_path], lambda name: scheduler)
     assert poll_runs([tmp_path], lambda name: Unreachable())[0].outcome.state == UNKNOWN
     assert kinds(tmp_path) == ["submitted", "status"]
 
 
-def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
+def test_an_open_submission_is_looked_up_by_tag(tmp_path: Path) -> None:
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
     assert UNREACHABLE in poll_runs([tmp_path], lambda name: Unreachable(), clock=lambda: 2.0)[0].outcome.cause
     scheduler = site(RUNNING)
@@ -119,7 +123,7 @@ def test_an_open_submission_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     assert kinds(tmp_path)[-1] == "abandoned"
 
 
-def test_one_query_searches_for_the_open_submissions_of_all_directories(tmp_path: Path) -> None:
+def test_a_single_query_looks_up_the_open_submissions_of_all_directories(tmp_path: Path) -> None:
     scheduler, searches = site(RUNNING, QUEUED), []
     find = scheduler.find
 
@@ -134,11 +138,11 @@ def test_one_query_searches_for_the_open_submissions_of_all_directories(tmp_path
         append_event(tmp_path / name, "intent", 1.0, scheduler="pjm", tag=f"t-{name}", link=1, chain=1, bulk="")
     seen = poll_runs([tmp_path / name for name in ("a", "b", "c")], lambda name: scheduler, clock=lambda: 1000.0)
     assert (searches, scheduler.polls) == ([["t-a", "t-b", "t-c"]], [["1", "2"]])
-    assert [(one.job_id, one.outcome.state) for one in seen] == [("1", RUNNING), ("2", QUEUED), ("", "")]
+    assert [(polled.job_id, polled.outcome.state) for polled in seen] == [("1", RUNNING), ("2", QUEUED), ("", "")]
     assert kinds(tmp_path / "c") == ["intent", "abandoned"]
 
 
-def test_an_open_submission_in_a_directory_that_one_may_only_read_stays_open(
+def test_an_open_submission_in_a_read_only_directory_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = site(RUNNING)
@@ -153,8 +157,8 @@ def test_an_open_submission_in_a_directory_that_one_may_only_read_stays_open(
     assert seen.outcome.state == UNKNOWN and "job.jsonl: cannot be written: Permission denied" in seen.outcome.cause
 
 
-def test_what_a_scheduler_does_not_say_is_reported_for_every_job(tmp_path: Path) -> None:
-    hand_in(tmp_path, "1")
+def test_a_scheduler_without_an_answer_is_reported_for_every_job(tmp_path: Path) -> None:
+    record_submission(tmp_path, "1")
     exit_record(tmp_path, 0, sub_job="1")
     result(tmp_path, runs.OK)
     (silent,) = poll_runs([tmp_path], lambda name: Unreachable())
@@ -164,9 +168,9 @@ def test_what_a_scheduler_does_not_say_is_reported_for_every_job(tmp_path: Path)
     assert seen.outcome.status == runs.OK and seen.unanswered == {}
 
 
-def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
+def test_each_ended_sub_job_is_recorded(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
-    hand_in(tmp_path, "1", bulk="0-1")
+    record_submission(tmp_path, "1", bulk="0-1")
     statuses = {
         "1": JobStatus("1", RUNNING, "EXT:1 RUN:1"),
         "1[0]": JobStatus("1[0]", ENDED, "EXT", 0, 24, 11),
@@ -178,12 +182,10 @@ def test_each_sub_job_that_has_ended_is_kept(tmp_path: Path) -> None:
     assert [event.values["job_id"] for event in read_events(tmp_path) if event.kind == "status"] == ["1", "1[0]"]
 
 
-def test_a_directory_that_one_may_only_read_is_told_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_directory_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = FakeScheduler()
     scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -195,7 +197,7 @@ def test_a_directory_that_one_may_only_read_is_told_all_the_same(
 
 def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(tmp_path: Path) -> None:
     scheduler, slept = site(QUEUED), []
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -204,21 +206,23 @@ def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(
         if len(slept) == 9:
             scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
 
-    states = [one.outcome.state for (one,) in watch_runs([tmp_path], lambda name: scheduler, sleep=sleep, max_wait=8.0)]
+    states = [
+        polled.outcome.state for (polled,) in watch_runs([tmp_path], lambda name: scheduler, sleep=sleep, max_wait=8.0)
+    ]
     assert states == [QUEUED] * 5 + [RUNNING] * 3 + [ENDED]
     assert slept == [0.0, 2.0, 4.0, 8.0, 8.0, 8.0, 2.0, 4.0, 8.0]
 
 
-def test_directories_are_found_in_folders_of_folders_without_earlier_attempts(tmp_path: Path) -> None:
+def test_run_directories_are_collected_from_nested_folders_without_earlier_attempts(tmp_path: Path) -> None:
     for name in ("sweep/b", "sweep/a", "sweep/attempts/a/1", "lone", "lone/repeat-0"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("sweep/b", "sweep/a", "sweep/attempts/a/1", "lone"):
-        hand_in(tmp_path / name)
-    found = job_directories([tmp_path, tmp_path / "lone"])
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["lone", "sweep/a", "sweep/b"]
+        record_submission(tmp_path / name)
+    directories = job_directories([tmp_path, tmp_path / "lone"])
+    assert [str(path.relative_to(tmp_path)) for path in directories] == ["lone", "sweep/a", "sweep/b"]
 
 
-def test_a_folder_without_jobs_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_jobs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         job_directories([tmp_path / "none"])
     with pytest.raises(
@@ -227,19 +231,19 @@ def test_a_folder_without_jobs_is_told(tmp_path: Path) -> None:
         job_directories([tmp_path])
 
 
-def test_output_is_asked_of_the_job_s_scheduler(tmp_path: Path) -> None:
+def test_output_files_come_from_the_job_s_scheduler(tmp_path: Path) -> None:
     scheduler = site(RUNNING)
-    hand_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     (tmp_path / "gpt.1.out").touch()
     scheduler.outputs = [tmp_path / "gpt.1.out", tmp_path / "gpt.1.err"]
     (seen,) = poll_runs([tmp_path], lambda name: scheduler)
     assert output_of(seen, lambda name: scheduler) == [tmp_path / "gpt.1.out"]
 
 
-def test_a_damaged_record_is_told_with_its_place_and_hides_no_other_run(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_with_the_file_and_hides_no_other_run(tmp_path: Path) -> None:
     damaged, sound = tmp_path / "damaged", tmp_path / "sound"
-    hand_in(damaged, "1")
-    hand_in(sound, "2")
+    record_submission(damaged, "1")
+    record_submission(sound, "2")
     (damaged / "exit").mkdir()
     (damaged / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
     first, second = poll_runs([damaged, sound], lambda name: site(ENDED, RUNNING))

@@ -1,4 +1,4 @@
-"""Job scripts: their exact text, what bash and shellcheck say of them, and the way back to the run."""
+"""Tests of job scripts: their exact text, shellcheck, their behaviour under bash, and reading the run back."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_the_text_is_the_one_that_is_kept(case: str) -> None:
+def test_the_text_equals_the_golden_file(case: str) -> None:
     assert rendered(case).text == (GOLDEN / f"{case}.sh").read_text(encoding="utf-8")
 
 
-def test_every_kept_text_has_its_case() -> None:
+def test_every_golden_file_has_a_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.sh")} == set(CASES)
 
 
 @pytest.mark.slow
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_shellcheck_reports_nothing() -> None:
     files = sorted(str(path) for path in GOLDEN.glob("*.sh"))
     done = subprocess.run([str(SHELLCHECK), *files], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == 0, done.stdout.decode()
 
 
-def test_our_own_check_has_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_own_check_reports_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(GOLDEN / f"{case}.sh") for case in PJM]
     assert run(["job", "lint", *files, "--strict", "--fail-on", "info"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_a_script_gives_its_run_back(case: str) -> None:
+def test_the_run_is_read_back_from_a_script(case: str) -> None:
     assert settings_of(rendered(case).text) == config_of(case)
 
 
 @pytest.mark.parametrize("case", PJM)
-def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
+def test_the_directives_agree_with_the_settings(case: str) -> None:
     config, script = config_of(case), read_script(rendered(case).text)
     job, node = config.job, config.node
     assert (
@@ -83,8 +83,8 @@ def test_the_directives_alone_say_what_the_settings_say(case: str) -> None:
     mapped = [f"{key}:{value}" if value else key for key, value in script.mpi.items() if key.startswith("rank-map-b")]
     assert mapped == ([f"rank-map-{job.rank_map}"] if job.rank_map else [])
     llio = {f"{key}={value}" for key, value in script.llio.items()}
-    wanted = {*job.llio, f"localtmp-size={job.local_tmp}", f"sharedtmp-size={job.shared_tmp}"}
-    assert llio == {setting for setting in wanted if not setting.endswith("=")}
+    llio_settings = {*job.llio, f"localtmp-size={job.local_tmp}", f"sharedtmp-size={job.shared_tmp}"}
+    assert llio == {setting for setting in llio_settings if not setting.endswith("=")}
     assert script.options["environment"] == {"PJM_LLIO_GFSCACHE": ":".join(job.volumes)}
     assert script.options["name"] == job_name(config)
     assert (script.options.get("sparam") or "") == job.bulk and ("bulk" in script.options) == bool(job.bulk)
@@ -112,7 +112,7 @@ def test_all_six_power_knobs_are_always_written_out() -> None:
         ([], 9217, 2200, 2, 0),
     ],
 )
-def test_knobs_that_are_not_set_become_a_legal_whole(
+def test_power_knobs_that_are_not_set_get_legal_values(
     overrides: List[str], nodes: int, freq: int, eco: int, retention: int
 ) -> None:
     knobs = power_knobs(load_run_config(overrides=overrides).node, nodes)
@@ -127,7 +127,7 @@ def test_nothing_is_preloaded_into_the_job_itself() -> None:
         render_job(load_run_config(overrides=["job.environment=[LD_PRELOAD=x.so]"]), PLAIN)
 
 
-def test_what_slurm_has_no_words_for_is_told_and_stands_in_the_script() -> None:
+def test_settings_that_slurm_lacks_are_reported_and_noted_in_the_script() -> None:
     script = rendered("slurm-everything-13824-nodes")
     for key in ("eco_state", "shape", "allocation", "strict", "volumes", "shared_tmp", "transfer_dirs", "statistics"):
         assert any(f".{key}" in note for note in script.notes), key
@@ -143,17 +143,17 @@ def test_a_name_that_no_batch_system_takes_is_refused(name: str, scheduler: str)
 
 
 @pytest.mark.parametrize("text", ['a"b', "a\nb", "a$b", "a`b", "a\\b", "ä"])
-def test_what_a_directive_cannot_hold_is_refused(text: str) -> None:
+def test_a_text_that_a_directive_cannot_hold_is_refused(text: str) -> None:
     config = load_run_config(overrides=["job.group=x"])
     with pytest.raises(ConfigError, match="cannot stand in a scheduler's line"):
         render_job(replace(config, job=replace(config.job, group=text)), PLAIN)
 
 
-# -- what bash makes of it ---------------------------------------------------------------------------------------------
+# -- scripts run by bash -----------------------------------------------------------------------------------------------
 
 
 def dump_program(folder: Path, name: str) -> Path:
-    """A program that says how it was called: its words, then its variables, as JSON in ``called-<name>.json``."""
+    """Write a program that writes its arguments and variables as JSON to ``called-<name>.json``."""
     path = folder / name
     path.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
@@ -188,22 +188,22 @@ def test_any_text_reaches_the_ranks_as_it_is_and_nothing_of_it_is_executed(
     dump_program(folder, "mpiexec"), dump_program(folder, "llio_transfer")
     script = render_job(replace(config, job=job), Profile(name="x", python=str(python)))
     assert run_script(folder, script.text, {"PJM_JOBID": "7", "PJM_SUBJOBID": "7"}) == 0
-    words, variables = json.loads((folder / "called-mpiexec.json").read_text())
+    arguments, variables = json.loads((folder / "called-mpiexec.json").read_text())
     assert variables["SAID"] == value
-    assert words[words.index(str(python)) + 1 :][:4] == ["-m", "fugaku_gpt", "train", "config.yaml"]
+    assert arguments[arguments.index(str(python)) + 1 :][:4] == ["-m", "fugaku_gpt", "train", "config.yaml"]
     assert json.loads((folder / "called-llio_transfer.json").read_text())[0] == [path]
     assert settings_of(script.text) == replace(config, job=job)
 
 
-def test_preloaded_libraries_come_before_those_that_are_there_already(tmp_path: Path) -> None:
+def test_preloaded_libraries_precede_those_already_preloaded(tmp_path: Path) -> None:
     dump_program(tmp_path, "srun")
     assert run_script(tmp_path, rendered("slurm-two-nodes").text, {"SLURM_JOB_ID": "7"}) == 0
-    words, variables = json.loads((tmp_path / "called-srun.json").read_text())
-    assert "LD_PRELOAD" not in variables and "env" in words and "LD_PRELOAD=libtcmalloc.so" in words
+    arguments, variables = json.loads((tmp_path / "called-srun.json").read_text())
+    assert "LD_PRELOAD" not in variables and "env" in arguments and "LD_PRELOAD=libtcmalloc.so" in arguments
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_a_script_ends_with_the_code_of_its_ranks_and_records_it(tmp_path: Path, code: int) -> None:
+def test_a_script_ends_with_the_exit_code_of_the_ranks_and_records_it(tmp_path: Path, code: int) -> None:
     dump_program(tmp_path, "mpiexec")
     variables = {"PJM_JOBID": "239", "PJM_SUBJOBID": "239[1]", "EXIT_WITH": str(code)}
     assert run_script(tmp_path, rendered("pjm-one-node").text, variables) == code
@@ -212,14 +212,14 @@ def test_a_script_ends_with_the_code_of_its_ranks_and_records_it(tmp_path: Path,
 
 
 def wait_for(file: Path, process: "subprocess.Popen[bytes]") -> None:
-    """Until the process has made the file, without taking a core from it."""
+    """Wait until the process has created the file, without occupying a core."""
     while not file.exists():
         assert process.poll() is None
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("signal", "name"), [("TERM", "TERM"), ("XCPU", "XCPU"), ("USR1", "USR1")])
-def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: Path, signal: str, name: str) -> None:
+def test_a_signalled_script_signals_the_ranks_and_records_the_signal(tmp_path: Path, signal: str, name: str) -> None:
     launcher = tmp_path / "mpiexec"
     launcher.write_text("#!/bin/bash\ntrap 'echo told; exit 75' USR1\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
     launcher.chmod(0o755)
@@ -234,9 +234,9 @@ def test_a_script_that_is_told_to_stop_tells_its_ranks_and_records_it(tmp_path: 
 
 
 @pytest.mark.parametrize("before", ['  "$@" &', "  child=$!", "  if [[ -n $stop_signal ]]; then # meanwhile"])
-def test_a_script_that_is_told_while_it_starts_its_ranks_tells_them_all_the_same(tmp_path: Path, before: str) -> None:
-    """The order comes right before the ranks begin, or before the script knows their number, or right after."""
-    _listening(tmp_path / "mpiexec")
+def test_a_script_signalled_while_it_starts_the_ranks_still_signals_them(tmp_path: Path, before: str) -> None:
+    """The signal arrives right before the ranks begin, before the script knows their process id, or right after."""
+    _write_launcher(tmp_path / "mpiexec")
     text = rendered("pjm-one-node").text
     assert text.count(f"\n{before}") == 1 and text.count("    sleep 1\n") == 1
     text = text.replace(f"\n{before}", f"\n  kill -s TERM $$\n{before}")
@@ -248,11 +248,11 @@ def test_a_script_that_is_told_while_it_starts_its_ranks_tells_them_all_the_same
     assert (record.exit_code, record.signal) == (75, "TERM")
 
 
-def test_a_script_that_is_told_before_its_ranks_begin_starts_none(
+def test_a_script_signalled_before_the_ranks_begin_starts_none(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The order comes while it runs another command, such as one that unpacks the environment."""
-    _listening(tmp_path / "mpiexec")
+    """The signal arrives while the script runs another command, such as unpacking the environment."""
+    _write_launcher(tmp_path / "mpiexec")
     text = rendered("pjm-one-node").text
     launch = '\nrun "${launch[@]}"'
     assert text.count(launch) == 1
@@ -263,7 +263,7 @@ def test_a_script_that_is_told_before_its_ranks_begin_starts_none(
     assert "asked to stop (SIGXCPU): not started: mpiexec" in capfd.readouterr().err
 
 
-def _listening(launcher: Path) -> None:
+def _write_launcher(launcher: Path) -> None:
     launcher.write_text("#!/bin/bash\ntrap 'exit 75' USR1\ntouch up\nsleep 60 & wait\n", encoding="utf-8")
     launcher.chmod(0o755)
 
@@ -271,10 +271,10 @@ def _listening(launcher: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "earlier", "code"), [("stopped: x", "", 75), ("rank 1: x", "", 9), ("", "stopped: x", 9)]
 )
-def test_the_word_of_the_run_stands_over_the_code_of_its_launcher(
+def test_the_result_of_the_run_overrides_the_exit_code_of_the_launcher(
     tmp_path: Path, reason: str, earlier: str, code: int
 ) -> None:
-    """A launcher has killed a rank while all of them were leaving; what an earlier job has left says nothing."""
+    """The launcher killed a rank while all ranks were exiting; the result of an earlier job does not count."""
     results = RunDirectory(tmp_path)
     if earlier:
         results.write_result(Result("interrupted", earlier, 1.0, 2.0))
@@ -290,7 +290,7 @@ def test_the_word_of_the_run_stands_over_the_code_of_its_launcher(
     assert exit_records(tmp_path)["7"].exit_code == code
 
 
-def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path: Path) -> None:
+def test_a_script_killed_after_a_signal_has_left_an_exit_record(tmp_path: Path) -> None:
     launcher = tmp_path / "mpiexec"
     launcher.write_text("#!/bin/bash\ntrap '' TERM USR1\ntouch up\nsleep 30\n", encoding="utf-8")
     launcher.chmod(0o755)
@@ -306,7 +306,7 @@ def test_a_script_that_is_killed_after_it_was_told_has_left_its_record(tmp_path:
     assert (record.exit_code, record.signal) == (143, "TERM")
 
 
-def test_slurm_s_ranks_are_told_and_not_killed_with_srun(tmp_path: Path) -> None:
+def test_slurm_s_ranks_are_signalled_and_not_killed_with_srun(tmp_path: Path) -> None:
     """A real srun that gets SIGTERM kills its ranks at once."""
     for name, text in (
         ("srun", "trap 'exit 137' TERM\ntouch up\nuntil [ -e told ]; do sleep 0.1; done\nexit 75\n"),
@@ -324,19 +324,19 @@ def test_slurm_s_ranks_are_told_and_not_killed_with_srun(tmp_path: Path) -> None
     assert exit_records(tmp_path)["7"].signal == "TERM"
 
 
-def test_srun_is_told_the_cores_of_a_rank_again() -> None:
-    """Since Slurm 22.05 it does not take them over from the job: a rank would have one core."""
+def test_srun_gets_the_cores_of_a_rank_explicitly() -> None:
+    """Since Slurm 22.05 srun does not inherit them from the job: a rank would have one core."""
     launch = next(line for line in rendered("slurm-two-nodes").text.splitlines() if line.startswith("launch="))
     assert " --cpus-per-task=12" in launch
 
 
 @pytest.mark.parametrize(("elapse", "warned"), [("job.elapse=2:00", False), ("job.elapse=1:00:00", True)])
-def test_a_short_job_of_slurm_is_not_told_to_stop_as_it_starts(elapse: str, warned: bool) -> None:
+def test_a_short_job_of_slurm_is_not_signalled_as_it_starts(elapse: str, warned: bool) -> None:
     config = load_run_config(preset="tiny", overrides=["job.scheduler=slurm", elapse])
     assert ("--signal=B:TERM@60" in render_job(config, PLAIN).text) == warned
 
 
-def test_a_module_that_is_not_there_ends_the_job_before_its_ranks(tmp_path: Path) -> None:
+def test_a_missing_module_ends_the_job_before_the_ranks_start(tmp_path: Path) -> None:
     dump_program(tmp_path, "mpiexec")
     config = config_of("pjm-one-node")
     text = render_job(config, replace(PLAIN, modules=("lang/none",))).text
@@ -359,14 +359,14 @@ def test_srun_under_pjm_is_refused() -> None:
         render_job(config_of("pjm-one-node"), replace(PLAIN, launcher="srun"))
 
 
-def test_a_chain_says_what_it_needs() -> None:
+def test_a_chain_without_a_time_limit_has_a_note() -> None:
     assert not any("job.chain" in note for note in rendered("slurm-chain").notes)
     endless = replace(config_of("slurm-chain"), job=replace(config_of("slurm-chain").job, elapse=None))
     assert any("job.chain: no job.elapse" in note for note in render_job(endless, PLAIN).notes)
 
 
 @pytest.mark.parametrize(("before", "started"), [(75, True), (0, False), (1, False), (None, False)])
-def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resumed(
+def test_a_link_of_a_chain_runs_only_if_the_previous_link_is_to_be_resumed(
     tmp_path: Path, before: int, started: bool
 ) -> None:
     dump_program(tmp_path, "mpiexec")
@@ -381,7 +381,7 @@ def test_a_link_of_a_chain_goes_on_only_where_the_one_before_stopped_to_be_resum
     assert (tmp_path / "called-mpiexec.json").exists() == started
 
 
-# -- templates and profiles of the user's ------------------------------------------------------------------------------
+# -- the user's templates and profiles ---------------------------------------------------------------------------------
 
 
 def test_a_template_of_the_users_overrides_a_block(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_a_template_of_the_users_overrides_a_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         ("{{ no_such_value }}", "'no_such_value' is undefined"),
         ("{% block x %}", "own.j2:1: "),
@@ -401,14 +401,14 @@ def test_a_template_of_the_users_overrides_a_block(tmp_path: Path) -> None:
         ('{% extends "no.j2" %}', "no.j2"),
     ],
 )
-def test_a_template_that_is_wrong_is_told_with_its_file(tmp_path: Path, template: str, told: str) -> None:
+def test_a_template_with_an_error_is_refused_with_the_file(tmp_path: Path, template: str, message: str) -> None:
     (tmp_path / "own.j2").write_text(template, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         render_from_files(load_run_config(overrides=[f"job.template={tmp_path / 'own.j2'}"]))
-    assert told in str(caught.value) and "own.j2" in str(caught.value)
+    assert message in str(caught.value) and "own.j2" in str(caught.value)
 
 
-def test_a_profile_is_read_and_a_slip_in_it_is_told(tmp_path: Path) -> None:
+def test_a_profile_is_read_and_mistakes_in_it_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "build.yaml"
     file.write_text(
         "name: b\npython: /opt/python3\nmodules: [a, b c]\nenvironment: [X=1]\ncores: 48\n", encoding="utf-8"
@@ -421,7 +421,7 @@ def test_a_profile_is_read_and_a_slip_in_it_is_told(tmp_path: Path) -> None:
     assert f"{file}:3: cores: 'many'" in str(caught.value) and f"{file}:4: environment" in str(caught.value)
 
 
-def test_settings_that_were_edited_to_nonsense_are_told() -> None:
+def test_settings_edited_to_nonsense_are_refused() -> None:
     text = (
         rendered("pjm-one-node")
         .text.replace("#   job.nodes", "#   job.nods")
@@ -432,7 +432,7 @@ def test_settings_that_were_edited_to_nonsense_are_told() -> None:
     assert settings_of("#!/bin/bash\necho\n") is None
 
 
-def test_a_python_beside_the_profile_is_found_from_anywhere(tmp_path: Path) -> None:
+def test_a_python_relative_to_the_profile_is_resolved_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "b.yaml").write_text("name: b\npython: ../.venv/bin/python\nsrun_mpi: pmi2\n", encoding="utf-8")
     config = load_run_config(overrides=["job.scheduler=slurm", f"job.profile={tmp_path / 'env' / 'b.yaml'}"])
@@ -449,7 +449,7 @@ def test_a_run_file_of_the_checkout_is_rendered_from_any_folder(
     assert f'#   job.profile: "{root}/env/a64fx-torch-1.10.yaml"\n' in capsys.readouterr().out
 
 
-def test_what_a_build_needs_is_looked_for_where_its_tar_file_is_unpacked() -> None:
+def test_paths_of_a_build_are_resolved_where_the_tar_file_is_unpacked() -> None:
     build = Profile(
         "b",
         "t/bin/python3",
@@ -463,6 +463,6 @@ def test_what_a_build_needs_is_looked_for_where_its_tar_file_is_unpacked() -> No
     assert 'export LD_LIBRARY_PATH=/site/lib"${LD_LIBRARY_PATH:+' in text
     assert 'export LD_LIBRARY_PATH="$PJM_LOCALTMP"/t/lib"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"' in text
     assert 'export PATH=/site/bin:"$PATH"' in text and 'export PATH="$PJM_LOCALTMP"/t/bin:"$PATH"' in text
-    words = '"$PJM_LOCALTMP"/t/lib/libtcmalloc.so:/site/libpmix.so:"$PJM_LOCALTMP"/t/lib/a.so"${LD_PRELOAD'
-    assert f"preload=(env LD_PRELOAD={words}" in text
+    preload = '"$PJM_LOCALTMP"/t/lib/libtcmalloc.so:/site/libpmix.so:"$PJM_LOCALTMP"/t/lib/a.so"${LD_PRELOAD'
+    assert f"preload=(env LD_PRELOAD={preload}" in text
     assert "tcmalloc" not in render_job(load_run_config(overrides=tarball), build).text.partition("preload=(")[2]

@@ -1,4 +1,4 @@
-"""The run store: found as it is, whatever was killed, moved or damaged meanwhile, and whatever the index says."""
+"""Tests that the run store is listed as it is after kills, moves and damage, whatever the index says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = load_run_config(preset="tiny", overrides=["layout.dp=2"])
 
 @pytest.fixture(autouse=True)
 def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files count as settled at once; what a coarse clock does has a test of its own."""
+    """Files count as settled at once; a coarse clock has a separate test."""
     monkeypatch.setattr(index, "TICK_NS", -(10**12))
 
 
@@ -42,16 +42,16 @@ def make(path: Path, status: str = OK) -> RunDirectory:
 
 
 @pytest.mark.slow
-def test_200_kills_lose_nothing_that_was_said_to_be_done(tmp_path: Path) -> None:
+def test_200_kills_lose_no_acknowledged_step(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.jobs.store_kills", str(tmp_path / "runs"), "200", "7"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=300)
-    seen = json.loads(done.stdout)
-    assert seen["kills"] >= 200 and seen["missing"] == [] and seen["damaged"] == []
-    assert seen["index agrees"] and seen["from the index"] > 0
-    assert seen["acknowledged"] > 200 and seen["continued"] > 0 and seen["rounds of reading"] > 0
+    counts = json.loads(done.stdout)
+    assert counts["kills"] >= 200 and counts["missing"] == [] and counts["damaged"] == []
+    assert counts["index agrees"] and counts["from the index"] > 0
+    assert counts["acknowledged"] > 200 and counts["continued"] > 0 and counts["rounds of reading"] > 0
 
 
-def test_runs_sweeps_and_attempts_are_found_wherever_they_lie(tmp_path: Path) -> None:
+def test_runs_sweeps_and_attempts_are_listed_at_any_depth(tmp_path: Path) -> None:
     for path in ("alone", "demo/a-r1", "demo/attempts/a-r1/1", "demo/attempts/a-r1/2", "lab/demo/b-r1"):
         make(tmp_path / path)
     make(tmp_path / "job")
@@ -61,8 +61,8 @@ def test_runs_sweeps_and_attempts_are_found_wherever_they_lie(tmp_path: Path) ->
     make(tmp_path / "job" / "flight")  # a run's own folders are not searched
     (tmp_path / "notes").mkdir()
     write_sweep_entry(tmp_path / "demo" / "a-r1", SweepEntry("demo", "a-r1", "a", 0, 1, "0123", "2.2GHz"))
-    found = by_path(tmp_path)
-    assert {path: record.attempt for path, record in found.items()} == {
+    records = by_path(tmp_path)
+    assert {path: record.attempt for path, record in records.items()} == {
         "alone": 0,
         "bulk": 0,
         "bulk/repeat-3": 0,
@@ -73,7 +73,7 @@ def test_runs_sweeps_and_attempts_are_found_wherever_they_lie(tmp_path: Path) ->
         "job/attempts/1": 1,
         "lab/demo/b-r1": 0,
     }
-    record = found["demo/a-r1"]
+    record = records["demo/a-r1"]
     assert (record.sweep, record.row, record.variant, record.repeat) == ("demo", "a", "2.2GHz", 1)
     assert (record.status, record.iterations, record.torch, record.git_commit) == (OK, 4, "2.13.0+cpu", "0123abc")
     assert record.settings["layout.dp"] == 2 and "layout.tp" not in record.settings
@@ -82,7 +82,7 @@ def test_runs_sweeps_and_attempts_are_found_wherever_they_lie(tmp_path: Path) ->
         list_runs(tmp_path / "none")
 
 
-def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
+def test_only_changed_runs_are_read_again(tmp_path: Path) -> None:
     make(tmp_path / "a")
     make(tmp_path / "b")
     assert list_runs(tmp_path).read == 2
@@ -112,7 +112,7 @@ def test_a_run_that_has_not_ended_is_never_taken_from_the_index(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip", "other version", "not JSON", "a folder", "nested", "empty"])
-def test_a_damaged_index_is_no_error_and_is_not_believed(tmp_path: Path, spoil: str) -> None:
+def test_a_damaged_index_is_no_error_and_is_ignored(tmp_path: Path, spoil: str) -> None:
     make(tmp_path / "a")
     expected = list_runs(tmp_path).runs
     file = tmp_path / index.FILE
@@ -160,24 +160,24 @@ def test_a_change_within_a_tick_of_the_clock_is_seen(tmp_path: Path, monkeypatch
     assert by_path(tmp_path)["a"].iterations == 5
 
 
-def test_damage_in_a_run_is_told_and_hides_no_other(tmp_path: Path) -> None:
+def test_damage_in_a_run_is_reported_and_hides_no_other_run(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d", "e"):
         make(tmp_path / name)
     (tmp_path / "a" / "result.json").write_text("{")
     (tmp_path / "b" / "config.yaml").write_text("model: [")
     (tmp_path / "c" / "sweep.json").write_bytes(b"\xff")
     (tmp_path / "d" / "environment.json").write_text("[]")
-    found = by_path(tmp_path)
-    assert [path for path, record in found.items() if record.problem] == ["a", "b", "c", "d"]
+    records = by_path(tmp_path)
+    assert [path for path, record in records.items() if record.problem] == ["a", "b", "c", "d"]
     assert (
-        "result.json: not the result of a run: it is not JSON" in found["a"].problem
-        and found["a"].status == "unfinished"
+        "result.json: not the result of a run: it is not JSON" in records["a"].problem
+        and records["a"].status == "unfinished"
     )
-    assert "config.yaml:2: not valid YAML" in found["b"].problem and found["b"].status == OK
-    assert found["e"].problem == "" and set(index.read_index(tmp_path)) == {"e"}
+    assert "config.yaml:2: not valid YAML" in records["b"].problem and records["b"].status == OK
+    assert records["e"].problem == "" and set(index.read_index(tmp_path)) == {"e"}
 
 
-def test_a_refused_run_shows_what_can_be_read_of_its_settings(tmp_path: Path) -> None:
+def test_a_refused_run_shows_the_readable_settings(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "a")
     run.path.mkdir()
     run.config_file.write_text("layout.tp: 3\nlayout.dp: many\ntraining.lr: 0.0006\nold.key: 1\n")
@@ -186,14 +186,14 @@ def test_a_refused_run_shows_what_can_be_read_of_its_settings(tmp_path: Path) ->
     assert record.settings == {"layout.tp": 3, "layout.dp": "many"} and record.problem == ""
 
 
-def test_a_store_that_may_only_be_read_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_store_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a")
     monkeypatch.setattr("fugaku_gpt.jobs.store.file_system_time_ns", lambda folder: None)
     assert [record.run for record in list_runs(tmp_path).runs] == ["a"]
     assert not (tmp_path / index.FILE).exists()
 
 
-def test_reindexing_reads_everything_and_clears_what_killed_writers_left(tmp_path: Path) -> None:
+def test_reindexing_reads_everything_and_removes_files_of_killed_writers(tmp_path: Path) -> None:
     make(tmp_path / "a")
     expected = list_runs(tmp_path).runs
     old, new = tmp_path / "a" / ".result.json.0123.tmp", tmp_path / ".x.4567.tmp"

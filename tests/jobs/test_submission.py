@@ -1,4 +1,4 @@
-"""A run becomes a job once, and no job is lost on the way."""
+"""Tests that a run is submitted as a single job and that no job is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kinds(directory: Path) -> Any:
     return [event.kind for event in read_events(directory)]
 
 
-def test_a_prepared_directory_holds_the_run_and_its_script(tmp_path: Path) -> None:
+def test_a_prepared_directory_holds_the_run_and_the_script(tmp_path: Path) -> None:
     prepared = prepare_job(config("job.name=mine"), tmp_path / "run")
     assert (tmp_path / "run" / "job.sh").read_text(encoding="utf-8") == prepared.text
     assert load_run_config(tmp_path / "run" / "config.yaml") == prepared.config
@@ -61,12 +61,15 @@ def test_node_hours_count_every_link_and_sub_job() -> None:
 
 def test_paths_hold_wherever_the_job_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = with_absolute_paths(
+    absolute_config = with_absolute_paths(
         config("data.paths=[corpus, /data/other]", "job.tarball=env.tar", "job.local_tmp=9Gi", "job.transfer=[a]")
     )
-    assert found.data.paths == (str(tmp_path / "corpus"), "/data/other")
-    assert (found.job.tarball, found.job.transfer) == (str(tmp_path / "env.tar"), (str(tmp_path / "a"),))
-    assert (found.job.profile, found.job.template) == ("", "")
+    assert absolute_config.data.paths == (str(tmp_path / "corpus"), "/data/other")
+    assert (absolute_config.job.tarball, absolute_config.job.transfer) == (
+        str(tmp_path / "env.tar"),
+        (str(tmp_path / "a"),),
+    )
+    assert (absolute_config.job.profile, absolute_config.job.template) == ("", "")
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
@@ -88,14 +91,14 @@ def test_a_chain_of_bulk_jobs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["job.sh", "config.yaml"])
-def test_a_directory_that_is_not_prepared_is_told(tmp_path: Path, missing: str) -> None:
+def test_a_directory_that_is_not_prepared_is_refused(tmp_path: Path, missing: str) -> None:
     prepare_job(config(), tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(UsageError, match=missing):
         submit(tmp_path, FakeScheduler())
 
 
-def test_a_script_that_is_older_than_its_settings_is_refused_and_mended_as_told(tmp_path: Path) -> None:
+def test_a_script_older_than_the_settings_is_refused_and_mended_by_the_suggested_command(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     prepare_job(config(), directory)
     file = directory / "config.yaml"
@@ -103,14 +106,14 @@ def test_a_script_that_is_older_than_its_settings_is_refused_and_mended_as_told(
     file.write_text(text.replace("threads_per_rank: null", "threads_per_rank: 2"), encoding="utf-8")  # as ranks do
     assert load_prepared(directory).config.node.threads_per_rank == 2
     file.write_text(text.replace("2:00:00", "5:00:00"), encoding="utf-8")
-    with pytest.raises(UsageError, match="before job.elapse was changed.*`fugaku-gpt job render ") as told:
+    with pytest.raises(UsageError, match="before job.elapse was changed.*`fugaku-gpt job render ") as refusal:
         load_prepared(directory)
-    command = str(told.value).partition("`fugaku-gpt ")[2].rstrip("`")
+    command = str(refusal.value).partition("`fugaku-gpt ")[2].rstrip("`")
     assert run(shlex.split(command)) == 0
     assert "elapse=5:00:00" in load_prepared(directory).text
 
 
-def test_the_job_is_recorded_with_its_command_and_its_tag(tmp_path: Path) -> None:
+def test_the_job_is_recorded_with_command_and_tag(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     assert submit(prepare_job(config(), tmp_path), scheduler, clock=lambda: 5.0) == ["101"]
     assert kinds(tmp_path) == ["intent", "submitted"]
@@ -119,21 +122,26 @@ def test_the_job_is_recorded_with_its_command_and_its_tag(tmp_path: Path) -> Non
     assert values["tag"] == scheduler.submitted[0].tag != ""
 
 
-def test_each_link_of_a_chain_follows_the_one_before(tmp_path: Path) -> None:
+def test_each_link_of_a_chain_follows_the_previous_link(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     assert submit(prepare_job(config("job.chain=3"), tmp_path), scheduler) == ["101", "102", "103"]
-    assert [(one.link, one.chain, one.after) for one in scheduler.submitted] == [
+    assert [(submission.link, submission.chain, submission.after) for submission in scheduler.submitted] == [
         (1, 3, None),
         (2, 3, "101"),
         (3, 3, "102"),
     ]
-    assert len({one.tag for one in scheduler.submitted}) == 3
+    assert len({submission.tag for submission in scheduler.submitted}) == 3
     assert [job.link for job in read_history(tmp_path).jobs] == [1, 2, 3]
 
 
-def test_what_a_scheduler_needs_is_in_the_submission(tmp_path: Path) -> None:
-    (one,) = submissions(prepare_job(config("job.bulk=0-3", "job.name=mine"), tmp_path))
-    assert (one.elapse, one.bulk, one.name, one.directory) == (7200, "0-3", "mine", tmp_path)
+def test_the_submission_has_everything_that_a_scheduler_needs(tmp_path: Path) -> None:
+    (submission,) = submissions(prepare_job(config("job.bulk=0-3", "job.name=mine"), tmp_path))
+    assert (submission.elapse, submission.bulk, submission.name, submission.directory) == (
+        7200,
+        "0-3",
+        "mine",
+        tmp_path,
+    )
 
 
 def test_a_refusal_is_recorded_and_the_directory_stays_free(tmp_path: Path) -> None:
@@ -146,7 +154,7 @@ def test_a_refusal_is_recorded_and_the_directory_stays_free(tmp_path: Path) -> N
     assert submit(tmp_path, FakeScheduler()) == ["101"]
 
 
-def test_links_that_were_taken_before_a_refusal_are_named(tmp_path: Path) -> None:
+def test_links_accepted_before_a_refusal_are_named(tmp_path: Path) -> None:
     def refuse(submission: Submission) -> None:
         if submission.link == 2:
             raise Refused("too many jobs")
@@ -156,7 +164,7 @@ def test_links_that_were_taken_before_a_refusal_are_named(tmp_path: Path) -> Non
     assert [job.job_id for job in read_history(tmp_path).jobs] == ["101"]
 
 
-def test_a_chain_that_has_ended_meanwhile_is_handed_in_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_chain_that_ends_meanwhile_is_submitted_up_to_the_overtaken_link(tmp_path: Path) -> None:
     def overtaken(submission: Submission) -> None:
         if submission.link == 3:
             raise Overtaken("PJM 0012 the step job is over")
@@ -165,7 +173,7 @@ def test_a_chain_that_has_ended_meanwhile_is_handed_in_as_far_as_it_goes(tmp_pat
     assert kinds(tmp_path)[-1] == "refused" and read_history(tmp_path).open == ()
 
 
-def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:
+def test_an_uncertain_submission_is_looked_up_by_tag(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
 
     def vanish(submission: Submission) -> None:
@@ -182,7 +190,7 @@ def test_an_uncertain_submission_is_found_by_its_tag(tmp_path: Path) -> None:
         submit(tmp_path, scheduler)
 
 
-def test_a_submission_whose_job_never_came_is_given_up_after_a_while(tmp_path: Path) -> None:
+def test_a_submission_without_a_job_is_abandoned_after_a_while(tmp_path: Path) -> None:
     prepare_job(config(), tmp_path)
     append_event(tmp_path, "intent", 1000.0, scheduler="pjm", tag="t", link=1, chain=1, bulk="")
     with pytest.raises(UsageError, match="was begun there and has not ended.*try again in"):
@@ -191,25 +199,25 @@ def test_a_submission_whose_job_never_came_is_given_up_after_a_while(tmp_path: P
     assert kinds(tmp_path) == ["intent", "abandoned", "intent", "submitted"]
 
 
-def test_of_two_submissions_at_once_the_first_in_the_file_hands_in(tmp_path: Path) -> None:
+def test_of_two_submissions_at_once_the_first_in_the_file_is_made(tmp_path: Path) -> None:
     prepared = prepare_job(config(), tmp_path)
     times = iter([1.0, 2.0])
 
-    def now() -> float:
+    def clock() -> float:
         moment = next(times, 3.0)
-        if moment == 2.0:  # the other one comes between our look at the directory and our own intent
+        if moment == 2.0:  # another submission comes between our look at the directory and our own intent
             append_event(tmp_path, "intent", 1.5, scheduler="pjm", tag="other", link=1, chain=1, bulk="")
         return moment
 
     scheduler = FakeScheduler()
     with pytest.raises(UsageError, match="came first"):
-        submit(prepared, scheduler, now)
+        submit(prepared, scheduler, clock)
     assert scheduler.submitted == []
     assert [intent.tag for intent in read_history(tmp_path).open] == ["other"]
 
 
 @pytest.mark.slow
-def test_many_processes_hand_in_one_job(tmp_path: Path) -> None:
+def test_many_processes_submit_a_single_job(tmp_path: Path) -> None:
     prepare_job(config(), tmp_path / "run")
     program = (
         "import sys, time; from pathlib import Path\n"
@@ -230,12 +238,12 @@ def test_many_processes_hand_in_one_job(tmp_path: Path) -> None:
     for process in processes:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     (tmp_path / "go").touch()
-    said = "".join(process.communicate(timeout=300)[0] for process in processes)
+    output = "".join(process.communicate(timeout=300)[0] for process in processes)
     assert all(process.returncode == 0 for process in processes)
-    assert said.split() == ["101"]
+    assert output.split() == ["101"]
 
 
-def test_a_killed_submitter_leaves_its_intent(tmp_path: Path) -> None:
+def test_a_killed_submitter_leaves_an_intent(tmp_path: Path) -> None:
     prepare_job(config(), tmp_path / "run")
     program = (
         "import os, signal; from pathlib import Path\n"
@@ -251,7 +259,7 @@ def test_a_killed_submitter_leaves_its_intent(tmp_path: Path) -> None:
     assert intent.tag == done.stdout.strip()
 
 
-def test_a_finished_job_is_handed_in_again_as_a_new_attempt_only(tmp_path: Path) -> None:
+def test_a_finished_job_is_submitted_again_only_as_a_new_attempt(tmp_path: Path) -> None:
     directory, scheduler = tmp_path / "run", FakeScheduler()
     submit(prepare_job(config(), directory), scheduler)
     scheduler.statuses["101"] = JobStatus("101", ENDED, "EXT")
@@ -260,36 +268,42 @@ def test_a_finished_job_is_handed_in_again_as_a_new_attempt_only(tmp_path: Path)
     (directory / "exit").mkdir()
     (directory / "exit" / "101.json").write_text("{}", encoding="utf-8")
     (directory / "result.json").write_text("{}", encoding="utf-8")
-    kept = new_attempt(directory, 9.0)
-    assert kept == tmp_path / "attempts" / "run" / "1"
-    assert sorted(path.name for path in kept.iterdir()) == ["config.yaml", "exit", "job.jsonl", "job.sh", "result.json"]
+    earlier_attempt = new_attempt(directory, 9.0)
+    assert earlier_attempt == tmp_path / "attempts" / "run" / "1"
+    assert sorted(path.name for path in earlier_attempt.iterdir()) == [
+        "config.yaml",
+        "exit",
+        "job.jsonl",
+        "job.sh",
+        "result.json",
+    ]
     assert sorted(path.name for path in directory.iterdir()) == ["config.yaml", "job.jsonl", "job.sh"]
     assert submit(directory, scheduler) == ["102"]
     assert read_history(directory).attempts == 1
     assert new_attempt(directory, 9.0).name == "2"
 
 
-def test_a_new_attempt_goes_on_from_the_checkpoints_that_are_there(tmp_path: Path) -> None:
+def test_a_new_attempt_continues_from_the_existing_checkpoints(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     prepare_job(config(), directory)
-    for place in (directory, directory / "repeat-0", directory / "repeat-1"):
-        place.mkdir(exist_ok=True)
+    for folder in (directory, directory / "repeat-0", directory / "repeat-1"):
+        folder.mkdir(exist_ok=True)
         for name in ("metrics.jsonl", "result.json"):
-            (place / name).write_text("{}\n", encoding="utf-8")
-    for place in (directory, directory / "repeat-1"):
-        (place / "checkpoints" / "step-00000004").mkdir(parents=True)
+            (folder / name).write_text("{}\n", encoding="utf-8")
+    for folder in (directory, directory / "repeat-1"):
+        (folder / "checkpoints" / "step-00000004").mkdir(parents=True)
     tracker = {"version": 1, "name": "step-00000004"}
     (directory / "checkpoints" / "latest.json").write_text(json.dumps(tracker), encoding="utf-8")
-    # the other's writer was killed after the first checkpoint was visible, and before the tracker was written
+    # the writer of repeat-1 was killed after the first checkpoint was visible, and before the tracker was written
     (directory / "repeat-1" / "checkpoints" / "step-00000004" / "manifest.json").touch()
-    kept = new_attempt(directory, 9.0)
-    left = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-    assert left == [
+    earlier_attempt = new_attempt(directory, 9.0)
+    remaining_files = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    assert remaining_files == [
         "checkpoints/latest.json", "config.yaml", "job.jsonl", "job.sh", "metrics.jsonl",
         "repeat-1/checkpoints/step-00000004/manifest.json", "repeat-1/metrics.jsonl",
     ]  # fmt: skip
     for name in ("result.json", "metrics.jsonl"):
-        assert all((kept / place / name).exists() for place in ("", "repeat-0", "repeat-1"))
+        assert all((earlier_attempt / folder / name).exists() for folder in ("", "repeat-0", "repeat-1"))
 
 
 def test_a_job_at_another_scheduler_is_not_forgotten(tmp_path: Path) -> None:
@@ -299,7 +313,7 @@ def test_a_job_at_another_scheduler_is_not_forgotten(tmp_path: Path) -> None:
         submit(tmp_path, FakeScheduler())
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file.*cannot be"):
         prepare_job(config(), tmp_path / "file" / "run")

@@ -14,7 +14,7 @@ from fugaku_gpt.kernels.build import CompiledLibrary
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, CompiledLibrary]:
-    """(a prefix, the library in it)."""
+    """Returns (a prefix, the library in it)."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler on PATH")
     prefix = tmp_path_factory.mktemp("prefix")

@@ -1,4 +1,4 @@
-"""What is known of attention without PyTorch, against what computes it."""
+"""Tests of formulas for attention that need no PyTorch, against the code that computes it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 @pytest.mark.parametrize(
     ("length", "width"), [(1, 1), (24, 8), (25, 32), (100, 64), (1024, 64), (2048, 128), (4096, 96)]
 )
-def test_memory_of_the_compiled_kernels_is_what_they_ask_for_or_a_little_more(length: int, width: int) -> None:
+def test_the_workspace_formula_is_that_of_the_compiled_kernels_or_slightly_more(length: int, width: int) -> None:
     library = load_library()
     if library is None:
         pytest.skip("no kernels are compiled here")
-    told, asked = native_workspace_floats(length, width), library.attention_workspace_floats(length, width)
-    assert asked <= told
+    formula, requested = native_workspace_floats(length, width), library.attention_workspace_floats(length, width)
+    assert requested <= formula
     if width % 32 == 0:  # a multiple of whatever tile this processor has
-        assert told == asked
+        assert formula == requested
 
 
 @pytest.mark.parametrize(
-    ("samples", "heads", "threads", "apart"),
+    ("samples", "heads", "threads", "is_separate"),
     [(1, 1, 1, True), (1, 12, 1, True), (1, 6, 12, True), (1, 5, 12, False), (1, 12, 12, True), (2, 8, 12, True),
      (1, 13, 12, True), (1, 12, 48, False), (2, 12, 48, True), (4, 12, 48, True), (1, 49, 48, True)],
 )  # fmt: skip
-def test_heads_are_taken_apart_where_there_are_half_as_many_as_threads(
-    samples: int, heads: int, threads: int, apart: bool
+def test_heads_are_computed_separately_where_there_are_half_as_many_as_threads(
+    samples: int, heads: int, threads: int, is_separate: bool
 ) -> None:
-    assert enough_heads_for_threads(samples, heads, threads) == apart
+    assert enough_heads_for_threads(samples, heads, threads) == is_separate
     rounds = head_slots(samples, heads, threads) / threads
     assert rounds == int(rounds) and rounds - 1 < samples * heads / threads <= rounds
 
@@ -44,6 +44,6 @@ def test_heads_are_taken_apart_where_there_are_half_as_many_as_threads(
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_attention_is_compiled_where_it_may_be(dtype: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", used)
-    words = [f"training.dtype={dtype}", f"node.compiled_kernels={used}"]
+    overrides = [f"training.dtype={dtype}", f"node.compiled_kernels={used}"]
     qkv = torch.empty(1, torch.get_num_threads(), 2, 3, 1, 4, dtype=getattr(torch, dtype))
-    assert ops.has_native_attention(qkv) == may_use_native_kernels(load_run_config(overrides=words))
+    assert ops.has_native_attention(qkv) == may_use_native_kernels(load_run_config(overrides=overrides))

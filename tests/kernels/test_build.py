@@ -1,4 +1,4 @@
-"""Compiling the kernels: where the library goes, what it is called, and what is said where it cannot be."""
+"""Tests of compiling the kernels: folder and name of the library, and the errors where it cannot be compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fugaku_gpt.kernels.build import CompiledLibrary
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sources of one function, which take no time."""
+    """Replaces the sources by those of one function, which compile at once."""
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n', encoding="utf-8")
@@ -25,17 +25,17 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def compiler(folder: Path, words: str) -> str:
-    """A compiler that is a script."""
+def compiler(folder: Path, script: str) -> str:
+    """Writes a compiler that is a shell script, and returns its path."""
     file = folder / "mycc"
-    file.write_text(f"#!/bin/sh\n{words}\n", encoding="utf-8")
+    file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     file.chmod(0o755)
     return str(file)
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("compiled")  # which is compiled once
-def test_the_library_is_in_the_environment_under_the_name_of_its_sources(
+def test_the_library_is_in_the_environment_under_the_name_of_the_sources(
     compiled: Tuple[Path, CompiledLibrary],
 ) -> None:
     prefix, file = compiled[0], compiled[1].file
@@ -44,7 +44,7 @@ def test_the_library_is_in_the_environment_under_the_name_of_its_sources(
     assert library_file() == Path(sys.prefix) / file.relative_to(prefix)
 
 
-def test_other_sources_another_name(tiny: Path, tmp_path: Path) -> None:
+def test_other_sources_have_another_name(tiny: Path, tmp_path: Path) -> None:
     first = library_file(tmp_path)
     (tiny / "notes.txt").write_text("no source", encoding="utf-8")
     assert library_file(tmp_path) == first
@@ -54,13 +54,15 @@ def test_other_sources_another_name(tiny: Path, tmp_path: Path) -> None:
     assert len({first, second, library_file(tmp_path)}) == 3
 
 
-def test_other_options_another_name(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_options_have_another_name(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = library_file(tmp_path)
     monkeypatch.setattr(build, "_OPTIONS", ("-O1",))
     assert library_file(tmp_path) != first
 
 
-def test_without_a_compiler_it_is_said_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_says_how_to_get_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"no C compiler \(cc, gcc, clang\) on PATH: install one .*--compiler"):
         compile_kernels(prefix=tmp_path / "prefix")
@@ -70,28 +72,30 @@ def test_without_a_compiler_it_is_said_how_to_get_one(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("script", "message"),
     [
         ("echo one.c: no such pragma >&2; exit 1", "cannot compile the kernels:\none.c: no such pragma"),
         ("exit 4", "cannot compile the kernels:\nexit code 4"),
         ('case "$*" in *-shared*) echo no linker >&2; exit 1;; esac', "cannot link the kernels:\nno linker"),
     ],
 )
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tiny: Path, tmp_path: Path, words: str, told: str) -> None:
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
+    tiny: Path, tmp_path: Path, script: str, message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
-        compile_kernels(compiler(tmp_path, words), tmp_path / "prefix")
-    assert told in str(caught.value) and str(tmp_path / "mycc") in str(caught.value)
+        compile_kernels(compiler(tmp_path, script), tmp_path / "prefix")
+    assert message in str(caught.value) and str(tmp_path / "mycc") in str(caught.value)
     assert not (tmp_path / "prefix").exists()
 
 
 def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Path, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no cc on PATH")
-    words = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
-    made = compile_kernels(compiler(tmp_path, words), tmp_path / "prefix")
-    assert made.file.is_file() and made.target == ""
+    script = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
+    library = compile_kernels(compiler(tmp_path, script), tmp_path / "prefix")
+    assert library.file.is_file() and library.target == ""
     refused = [" ".join(target) for target in build._targets() if target]
-    assert made.refused == "\n".join(f"{target}: what processor" for target in refused)
+    assert library.refused == "\n".join(f"{target}: what processor" for target in refused)
 
 
 @pytest.mark.slow
@@ -101,14 +105,16 @@ def test_the_kernels_compile_for_every_target_that_the_compiler_knows(tmp_path: 
     if command is None:
         pytest.skip("no C compiler on PATH")
     # an error in what is compiled for some processors alone would be hidden behind the next target
-    words = [command, *build._OPTIONS, "-S"]  # an assembler may know less
-    known = [target for target in build._targets() if not build._run([*words, *target, "nothing.c"], str(tmp_path))]
-    assert () in known
-    for target in known:
-        assert build._run([*words, *target, *map(str, build.sources())], str(tmp_path)) == ""
+    arguments = [command, *build._OPTIONS, "-S"]  # an assembler may know less
+    supported = [
+        target for target in build._targets() if not build._run([*arguments, *target, "nothing.c"], str(tmp_path))
+    ]
+    assert () in supported
+    for target in supported:
+        assert build._run([*arguments, *target, *map(str, build.sources())], str(tmp_path)) == ""
 
 
-def test_a_place_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no cc on PATH")
     (tmp_path / "prefix" / "lib").mkdir(parents=True)

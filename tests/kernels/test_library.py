@@ -1,4 +1,4 @@
-"""Loading the kernels: with PyTorch's OpenMP runtime, or not at all."""
+"""Tests of loading the kernels: with PyTorch's OpenMP runtime, or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(type(load_library(Path(sys.argv[1]))).__name__)
 
 
 def _python(text: str, file: Path) -> str:
-    """What a fresh interpreter prints."""
+    """Returns what a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", text, str(file)],
         cwd=ROOT,
@@ -51,12 +51,12 @@ print(len(set(re.findall(r"/\\S*lib(?:gomp|iomp5|omp)[^/\\s]*", mapped))))
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("compiled")
-def test_without_an_openmp_runtime_in_the_process_there_are_none(compiled: Tuple[Path, CompiledLibrary]) -> None:
+def test_without_an_openmp_runtime_in_the_process_no_kernels_are_loaded(compiled: Tuple[Path, CompiledLibrary]) -> None:
     file = compiled[1].file
     assert _python(LOADS, file) == "NoneType"
 
 
-def test_what_is_no_library_of_these_kernels_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_kernel_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_library(tmp_path / "not-there.so") is None
     (tmp_path / "broken.so").write_text("no library", encoding="utf-8")
     assert load_library(tmp_path / "broken.so") is None

@@ -1,4 +1,4 @@
-"""How much of a product in 16 bits is cast at one time, and the memory of compiled ones."""
+"""Tests of how many rows of a 16-bit product are cast at a time, and of the workspace of compiled products."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def test_as_many_rows_as_make_six_million_elements_but_not_too_few() -> None:
 
 
 @pytest.mark.parametrize("rows, columns", [(50304, 768), (3072, 768), (5120, 20480), (20000, 5120), (3, 0)])
-def test_elements_are_those_of_the_rows_but_for_part_of_one(rows: int, columns: int) -> None:
-    most = min(rows, cast_rows(columns)) * columns
-    assert most <= cast_elements(rows, columns) <= most + columns
+def test_cast_elements_exceed_those_of_the_rows_by_a_row_at_most(rows: int, columns: int) -> None:
+    row_elements = min(rows, cast_rows(columns)) * columns
+    assert row_elements <= cast_elements(rows, columns) <= row_elements + columns
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
@@ -26,15 +26,15 @@ def test_elements_are_those_of_the_rows_but_for_part_of_one(rows: int, columns: 
     ("rows", "inner", "columns"), [(64, 64, 64), (2048, 3072, 768), (512, 768, 50304), (50304, 512, 768)]
 )
 @pytest.mark.parametrize("threads", [1, 2, 48])
-def test_memory_of_compiled_products_is_what_they_ask_for(
+def test_the_workspace_formula_covers_that_of_compiled_products(
     rows: int, inner: int, columns: int, dtype: int, threads: int
 ) -> None:
     library = load_library()
     if library is None:
         pytest.skip("no kernels are compiled here")
     later = columns if dtype == BFLOAT16 and inner > 2 * 768 else 0
-    told = gemm_workspace_bytes(columns, later, threads)
-    asked = 4 * library.gemm_workspace_floats(rows, columns, inner, dtype, dtype, threads)
-    assert asked <= told
+    formula_bytes = gemm_workspace_bytes(columns, later, threads)
+    library_bytes = 4 * library.gemm_workspace_floats(rows, columns, inner, dtype, dtype, threads)
+    assert library_bytes <= formula_bytes
     if library.lanes() == 16 and (rows >= 1024 or not later):
-        assert asked == told
+        assert library_bytes == formula_bytes

@@ -1,4 +1,4 @@
-"""What became of a run, told from its launcher, its log and its own record."""
+"""Tests of reports on how a run ended, from its launcher, its log and its own record."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
 
 
 @pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])
-def test_a_run_that_was_over_stays_so_whatever_ends_its_profiling(tmp_path: Path, ended: Outcome) -> None:
+def test_a_finished_run_stays_ok_however_the_profiling_ends(tmp_path: Path, ended: Outcome) -> None:
     config = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=4"])
     leave_run(tmp_path / "run", config)
     result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, tmp_path / "log.txt", 1000.0)
@@ -72,7 +72,7 @@ def test_a_run_that_was_over_stays_so_whatever_ends_its_profiling(tmp_path: Path
     )
 
 
-def test_a_run_that_never_started_is_refused_with_the_trainers_words(tmp_path: Path) -> None:
+def test_a_run_that_never_started_is_refused_with_the_trainers_message(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny")
     log = tmp_path / "log.txt"
     log.write_text("fugaku-gpt: runs/none: not a corpus\n" + HYDRA, encoding="utf-8")

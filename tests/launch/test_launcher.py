@@ -1,4 +1,4 @@
-"""How ranks are started: the words, the variables, and real ranks."""
+"""Tests of how ranks are started: the command line, the variables, and real ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HYDRA = "HYDRA build details:\n    Version:                                 5.0.
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("version_output", "expected"),
     [
         (HYDRA, (MPICH, "5.0.2")),
         ("mpirun (Open MPI) 4.1.8\n\nReport bugs to ...", (OPEN_MPI, "4.1.8")),
@@ -41,8 +41,8 @@ HYDRA = "HYDRA build details:\n    Version:                                 5.0.
         ("", None),
     ],
 )
-def test_families_are_recognised_by_what_they_say(said: str, expected: object) -> None:
-    assert parse_version(said) == expected
+def test_mpi_families_are_recognised_by_version_output(version_output: str, expected: object) -> None:
+    assert parse_version(version_output) == expected
 
 
 def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,11 @@ def test_tcmalloc_is_preloaded_into_the_ranks_only(monkeypatch: pytest.MonkeyPat
     assert "LD_PRELOAD" not in command.environment
     assert not any("PRELOAD" in word for word in train_command(launcher, config, Path("c"), Path("o"), 1, None).argv)
     plain = load_run_config(preset="tiny")
-    words = train_command(launcher, plain, Path("c"), Path("o"), 1, Path("/lib/libtcmalloc.so.4")).argv
-    assert not any("PRELOAD" in word for word in words)
+    argv = train_command(launcher, plain, Path("c"), Path("o"), 1, Path("/lib/libtcmalloc.so.4")).argv
+    assert not any("PRELOAD" in word for word in argv)
 
 
-def test_another_build_starts_with_its_own_python_and_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_build_starts_with_the_profile_s_python_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_PRELOAD", "PYTHONPATH", "PARALLEL", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin")
@@ -85,16 +85,16 @@ def test_another_build_starts_with_its_own_python_and_surroundings(monkeypatch: 
         python="/e/bin/python", path=("/e/mpi",), library_path=("/e/lib",), environment=("A=b=c",), tcmalloc="/e/tc.so"
     )
     config = load_run_config(preset="tiny", overrides=["node.tcmalloc=true", "node.large_pages=hugetlbfs"])
-    words = rank_command(config, Path("c"), Path("o"), 2, tcmalloc_library(profile), [], profile)
+    argv = rank_command(config, Path("c"), Path("o"), 2, tcmalloc_library(profile), [], profile)
     checkout = Path(__file__).resolve().parents[2]
-    assert words == [
+    assert argv == [
         *("env", "A=b=c", "PATH=/e/mpi:/usr/bin", "LD_LIBRARY_PATH=/e/lib", f"PYTHONPATH={checkout}"),
         *("OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs", "LD_PRELOAD=/e/tc.so"),
         *("/e/bin/python", "-m", "fugaku_gpt", "train", "c", "--out", "o"),
     ]
 
 
-def test_a_build_s_own_variables_are_kept_but_what_the_run_sets_is_the_run_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_build_are_preserved_unless_the_run_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/one side's:/usr/bin")
     monkeypatch.setenv("FUGAKU_GPT_KEPT_PATH", "/usr/bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/one side's")
@@ -103,18 +103,18 @@ def test_a_build_s_own_variables_are_kept_but_what_the_run_sets_is_the_run_s(mon
     own = ("PYTHONPATH=/mine", "LD_LIBRARY_PATH=/own", "OMP_NUM_THREADS=7", "XOS_MMM_L_HPAGE_TYPE=none")
     profile = Profile(python="/e/python", path=("/e/bin",), library_path=("/e/lib",), environment=own)
     config = load_run_config(preset="tiny", overrides=["node.large_pages=hugetlbfs"])
-    words = rank_command(config, Path("c"), Path("o"), 2, None, [], profile)
+    argv = rank_command(config, Path("c"), Path("o"), 2, None, [], profile)
     checkout = Path(__file__).resolve().parents[2]
-    assert words[:3] == ["env", "-u", "XOS_MMM_L_PAGING_POLICY"]
-    assert set(words[3 : words.index("/e/python")]) == {
+    assert argv[:3] == ["env", "-u", "XOS_MMM_L_PAGING_POLICY"]
+    assert set(argv[3 : argv.index("/e/python")]) == {
         f"PYTHONPATH={checkout}:/mine", "LD_LIBRARY_PATH=/e/lib:/own", "PATH=/e/bin:/usr/bin",
         "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
     }  # fmt: skip
-    words = rank_command(config, Path("c"), Path("o"), 2, None, [], Profile(python="/e/python"))
-    assert {"PATH=/usr/bin", "LD_LIBRARY_PATH="} <= set(words)  # nothing of the other side's
+    argv = rank_command(config, Path("c"), Path("o"), 2, None, [], Profile(python="/e/python"))
+    assert {"PATH=/usr/bin", "LD_LIBRARY_PATH="} <= set(argv)  # nothing of the other side's
 
 
-def test_a_build_without_an_mpirun_beside_its_python_has_one_in_its_folders(tmp_path: Path) -> None:
+def test_an_mpirun_that_is_not_beside_the_python_is_taken_from_the_profile_s_path(tmp_path: Path) -> None:
     own = find_launcher()
     (tmp_path / "bin").mkdir()
     (tmp_path / "mpi").mkdir()
@@ -123,7 +123,7 @@ def test_a_build_without_an_mpirun_beside_its_python_has_one_in_its_folders(tmp_
     assert find_launcher(profile=profile).path == tmp_path / "mpi" / "mpirun"
 
 
-def test_inside_a_job_the_ranks_start_with_the_words_that_are_given(tmp_path: Path) -> None:
+def test_inside_a_job_the_ranks_start_with_the_given_command(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny", overrides=["layout.dp=4", "node.threads_per_rank=1"])
     directory = RunDirectory(tmp_path)
     outcome = launch(config, directory, start=["echo", "start", "{ranks}", "-c{threads}"])
@@ -137,13 +137,13 @@ def test_threads_are_an_equal_share_unless_given() -> None:
     assert threads_per_rank(config, 2) == 3
 
 
-def test_more_than_one_node_is_refused() -> None:
+def test_multiple_nodes_are_refused() -> None:
     config = load_run_config(preset="tiny", overrides=["layout.dp=4", "job.nodes=2"])
     with pytest.raises(UsageError, match="job.nodes: 2: .*valid: 1"):
         train_command(Launcher(Path("m"), MPICH, "5"), config, Path("c"), Path("o"), 2, None)
 
 
-def test_no_mpirun_is_an_error_that_says_how_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_mpirun_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no mpirun beside .*\n.*pip install mpich"):
@@ -156,7 +156,7 @@ def test_no_mpirun_is_an_error_that_says_how_to_mend(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("root", "allowed"), [(True, True), (False, False)])
-def test_open_mpi_is_told_that_root_may_run(
+def test_open_mpi_is_allowed_to_run_as_root_only_for_root(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: bool, allowed: bool
 ) -> None:
     program = tmp_path / "mpirun"
@@ -166,18 +166,18 @@ def test_open_mpi_is_told_that_root_may_run(
     assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in find_launcher(is_root=root).environment) is allowed
 
 
-def test_the_exit_code_of_one_run() -> None:
+def test_the_exit_code_of_a_run() -> None:
     assert exit_code_of(Outcome(3, None, False, 1.0, 0)) == 3
     assert exit_code_of(Outcome(-9, 9, False, 1.0, 0)) == 137
     assert exit_code_of(Outcome(15, None, False, 1.0, 0, stopped_by=2)) == 130
     assert exit_code_of(Outcome(0, None, True, 1.0, 0)) == 1
     stopped = Result("interrupted", "stopped: SIGTERM on n1, after iteration 3", 0.0, 1.0, 3)
-    for code in (75, 9):  # mpirun may tell of ranks that it has killed as they left
+    for code in (75, 9):  # mpirun may report ranks that it killed as they exited
         assert exit_code_of(Outcome(code, None, False, 1.0, 0, stopped_by=15), stopped) == 75
 
 
 @pytest.mark.mpi
-def test_real_ranks_get_their_variables_and_know_their_place() -> None:
+def test_real_ranks_get_their_variables_and_rank_numbers() -> None:
     program = (
         "import os; from fugaku_gpt.machine.rank import rank_from_environment; "
         "print('place', *rank_from_environment(), os.environ['LD_PRELOAD'], flush=True)"
@@ -187,5 +187,5 @@ def test_real_ranks_get_their_variables_and_know_their_place() -> None:
     argv = [*launcher.command_prefix(3), "env", "LD_PRELOAD=libm.so.6", sys.executable, "-c", program]
     outcome = run_command(argv, launcher.environment, timeout=300, on_line=lines.append)
     assert outcome.ok and "LD_PRELOAD" not in os.environ
-    places = sorted(" ".join(lines).replace("place", "").split())
-    assert places == sorted(["0", "3", "libm.so.6", "1", "3", "libm.so.6", "2", "3", "libm.so.6"])
+    fields = sorted(" ".join(lines).replace("place", "").split())
+    assert fields == sorted(["0", "3", "libm.so.6", "1", "3", "libm.so.6", "2", "3", "libm.so.6"])

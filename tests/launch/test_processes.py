@@ -1,4 +1,4 @@
-"""Commands end whole: at their end, at their time limit, at a signal; whatever their processes do."""
+"""Tests that commands end with all their processes: by themselves, at a time limit and at a signal."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_output_goes_to_the_log_and_to_the_listener(tmp_path: Path) -> None:
     assert sorted(log.read_text(encoding="utf-8").splitlines()) == sorted(lines)
 
 
-def test_a_killed_command_says_by_which_signal() -> None:
+def test_a_killed_command_reports_the_signal() -> None:
     outcome = run_command([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {})
     assert (outcome.exit_code, outcome.signal) == (-9, 9)
 
 
-def test_what_cannot_be_started_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_started_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be started"):
         run_command([str(tmp_path / "none")], {})
     with pytest.raises(UsageError, match="cannot be written"):
@@ -52,7 +52,7 @@ def test_what_cannot_be_started_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("behaviour", "timed_out"), [("wait", True), ("leave", False)])
-def test_no_process_survives_in_whatever_session_it_is(behaviour: str, timed_out: bool) -> None:
+def test_no_process_survives_in_any_session(behaviour: str, timed_out: bool) -> None:
     mark = uuid.uuid4().hex
     argv = [sys.executable, "-c", PARENT, behaviour]
     outcome = run_command(argv, {}, timeout=1.0 if timed_out else 30.0, grace=0.3, mark=mark)
@@ -73,7 +73,7 @@ def test_real_ranks_that_hang_and_ignore_sigterm_are_ended() -> None:
     assert outcome.timed_out and marked_processes(mark) == []
 
 
-# a command that saves when it is asked to by SIGUSR1, and does not hear of it where it is told not to
+# a command that saves and exits at SIGUSR1 if its argument is "saves", and ignores the signal otherwise
 SAVES = """
 import signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(75)) if sys.argv[1] == "saves" else None)
@@ -83,7 +83,7 @@ while True: time.sleep(1)
 
 
 def starter_of(behaviour: str, mark: str, more: str = "", same: float = 10.0) -> "subprocess.Popen[bytes]":
-    """A process that runs a command, and says how it has ended; signals within ``same`` seconds are one order to it."""
+    """Start a process that runs a command and prints how it ended; signals within ``same`` seconds count as one."""
     program = (
         f"import sys; from fugaku_gpt.launch import processes; processes._DUPLICATE_SECONDS = {same}; "
         f"command = [sys.executable, '-c', {SAVES!r}, {behaviour!r}]; "
@@ -100,19 +100,19 @@ def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
     mark = uuid.uuid4().hex
     starter = starter_of("sleeps", mark)
     starter.send_signal(number)
-    said, _ = starter.communicate(timeout=30)
-    assert said.decode().split() == ["ended", "-15", str(int(number))]
+    output, _ = starter.communicate(timeout=30)
+    assert output.decode().split() == ["ended", "-15", str(int(number))]
     assert starter.returncode == 0 and marked_processes(mark) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_command_that_can_save_is_asked_to_and_waited_for(number: int) -> None:
+def test_a_command_that_can_save_is_signalled_and_waited_for(number: int) -> None:
     mark = uuid.uuid4().hex
     starter = starter_of("saves", mark, ", stop_signal=10, grace=0.1")
     starter.send_signal(number)
-    starter.send_signal(number)  # the same order by another way
-    said, _ = starter.communicate(timeout=30)
-    assert said.decode().split() == ["ended", "75", str(int(number))] and marked_processes(mark) == []
+    starter.send_signal(number)  # the same request by another path
+    output, _ = starter.communicate(timeout=30)
+    assert output.decode().split() == ["ended", "75", str(int(number))] and marked_processes(mark) == []
 
 
 def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
@@ -122,11 +122,11 @@ def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     time.sleep(0.6)
     assert starter.poll() is None
     starter.send_signal(signal.SIGTERM)
-    said, _ = starter.communicate(timeout=15)
-    assert said.decode().split()[0] == "ended" and marked_processes(mark) == []
+    output, _ = starter.communicate(timeout=15)
+    assert output.decode().split()[0] == "ended" and marked_processes(mark) == []
 
 
-def test_marked_processes_are_found_after_their_starter_is_gone() -> None:
+def test_marked_processes_are_listed_after_the_starter_has_exited() -> None:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "FUGAKU_GPT_LAUNCH": mark}
     program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"

@@ -1,4 +1,4 @@
-"""How many samples an iteration uses, how long they are, and which are left out."""
+"""Tests of the global batch and its ramp, of sequence lengths, and of skipped samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_samples_grow_with_the_iterations() -> None:
 
 
 @given(start=st.integers(1, 9), increment=st.integers(1, 9), steps=st.integers(0, 9), samples=st.integers(1, 200))
-def test_a_ramp_is_megatron_s(start: int, increment: int, steps: int, samples: int) -> None:
+def test_a_ramp_matches_megatron(start: int, increment: int, steps: int, samples: int) -> None:
     full = start + increment * steps
     config = load_run_config(
         overrides=(
@@ -71,7 +71,7 @@ LENGTHS = ("training.seq_ramp_start=32", "training.seq_ramp_increment=32", "trai
         ((*RAMP, "training.skip_samples=[8-210]"), [(8, 128), (24, 128), (32, 128)]),
     ],
 )
-def test_every_size_that_comes_up_is_told_once(overrides: List[str], sizes: "List[tuple[int, int]]") -> None:
+def test_batch_sizes_lists_each_size_of_a_run_once(overrides: List[str], sizes: "List[tuple[int, int]]") -> None:
     config = load_run_config(overrides=("training.global_batch=32", *overrides))
     assert config.model.seq_len == 128 and batch_sizes(config) == sizes
 
@@ -86,7 +86,7 @@ def test_every_size_that_comes_up_is_told_once(overrides: List[str], sizes: "Lis
         (("training.ramp_samples=null",), r"ramp_samples: null: is needed with training.ramp_start; valid: all of"),
     ],
 )
-def test_a_step_that_does_not_divide_is_refused_with_what_would(overrides: List[str], message: str) -> None:
+def test_a_ramp_that_does_not_divide_is_refused_with_valid_values(overrides: List[str], message: str) -> None:
     layout = ("layout.dp=2", "training.micro_batch=2")
     load_run_config(overrides=(*RAMP, *layout))
     with pytest.raises(ConfigError, match=message):
@@ -101,7 +101,7 @@ def test_short_samples_must_divide_over_the_ranks_of_sequence_parallelism() -> N
 
 
 @pytest.mark.parametrize("text", ["9-3", "a", "1-", "-2", "1-2-3"])
-def test_a_range_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_range_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="skip_samples"):
         load_run_config(overrides=(f"training.skip_samples=[{text}]",))
 
@@ -110,10 +110,10 @@ ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=6)
 
 
 @given(ranges)
-def test_samples_that_are_left_out_are_those_that_are_named(pairs: "List[tuple[int, int]]") -> None:
-    left_out = SkippedSamples([f"{first}-{first + more}" if more else str(first) for first, more in pairs])
-    named = {number for first, more in pairs for number in range(first, first + more + 1)}
-    remaining = [number for number in range(100) if number not in named]
-    assert [left_out.number(used) for used in range(len(remaining))] == remaining
+def test_skipped_samples_are_those_in_the_ranges(pairs: "List[tuple[int, int]]") -> None:
+    skipped = SkippedSamples([f"{first}-{first + more}" if more else str(first) for first, more in pairs])
+    skipped_numbers = {number for first, more in pairs for number in range(first, first + more + 1)}
+    remaining = [number for number in range(100) if number not in skipped_numbers]
+    assert [skipped.number(used) for used in range(len(remaining))] == remaining
     for consumed in range(100):
-        assert left_out.count_used(consumed) == sum(number < consumed for number in remaining)
+        assert skipped.count_used(consumed) == sum(number < consumed for number in remaining)

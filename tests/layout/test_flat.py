@@ -1,4 +1,4 @@
-"""Where tensors lie in the flat parameters, and how they are cut into buckets."""
+"""Tests of where tensors lie in the flat parameters, and of how those are cut into buckets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def test_without_gaps_the_elements_are_the_parameters() -> None:
 
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 7), st.sampled_from([2, 4, 8]), st.integers(1, 2**16))
 def test_buckets_cover_all_and_divide_by_the_shards(tp: int, shards: int, item: int, bucket_bytes: int) -> None:
-    laid = flat_layout(model_tensors(MODEL, tp), tp, shards, item, max(4, item), bucket_bytes)
-    assert [bucket.start for bucket in laid.buckets] == [0, *(bucket.stop for bucket in laid.buckets[:-1])]
-    assert laid.buckets[-1].stop == laid.elements
-    assert all((bucket.stop - bucket.start) % (shards * 64 // item) == 0 for bucket in laid.buckets)
-    ends = [one.start + one.size for one in laid.placed]
-    assert all(end <= one.start for end, one in zip(ends, laid.placed[1:])) and ends[-1] <= laid.elements
-    assert all(one.start * item % 64 == 0 for one in laid.placed)
+    layout = flat_layout(model_tensors(MODEL, tp), tp, shards, item, max(4, item), bucket_bytes)
+    assert [bucket.start for bucket in layout.buckets] == [0, *(bucket.stop for bucket in layout.buckets[:-1])]
+    assert layout.buckets[-1].stop == layout.elements
+    assert all((bucket.stop - bucket.start) % (shards * 64 // item) == 0 for bucket in layout.buckets)
+    ends = [tensor.start + tensor.size for tensor in layout.placed]
+    assert all(end <= tensor.start for end, tensor in zip(ends, layout.placed[1:])) and ends[-1] <= layout.elements
+    assert all(tensor.start * item % 64 == 0 for tensor in layout.placed)
 
 
 def test_no_bucket_is_larger_than_a_communication_can_be() -> None:
     large = ModelConfig(layers=1, hidden=2**15, heads=4)
-    laid = flat_layout(model_tensors(large, 1), 1, 3, 4, 4, bucket_bytes=2**40)
-    assert laid.elements > 2**33 and max(bucket.stop - bucket.start for bucket in laid.buckets) < 2**31
+    layout = flat_layout(model_tensors(large, 1), 1, 3, 4, 4, bucket_bytes=2**40)
+    assert layout.elements > 2**33 and max(bucket.stop - bucket.start for bucket in layout.buckets) < 2**31
 
 
 @pytest.mark.parametrize("shards", [1, 3, 4])
@@ -42,8 +42,8 @@ def test_both_ends_of_a_pipeline_cut_the_embedding_alike(stages: int, shards: in
     chunks = split_layers(MODEL.layers, stages)
     cuts = []
     for stage in (0, stages - 1):
-        laid = flat_layout(stage_tensors(MODEL, 1, chunks, stage), 1, shards, 4, 4, 1000)
-        start = laid.embedding.start
-        assert laid.placed[-1].spec.name == TOKEN_EMBEDDING and start in [bucket.start for bucket in laid.buckets]
-        cuts.append([(b.start - start, b.stop - start) for b in laid.buckets if b.start >= start])
+        layout = flat_layout(stage_tensors(MODEL, 1, chunks, stage), 1, shards, 4, 4, 1000)
+        start = layout.embedding.start
+        assert layout.placed[-1].spec.name == TOKEN_EMBEDDING and start in [bucket.start for bucket in layout.buckets]
+        cuts.append([(b.start - start, b.stop - start) for b in layout.buckets if b.start >= start])
     assert cuts[0] == cuts[1] and len(cuts[0]) > 1

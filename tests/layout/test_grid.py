@@ -1,4 +1,4 @@
-"""Groups of ranks in every order of the axes."""
+"""Tests of groups of ranks in every order of the axes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ orders = st.sampled_from(ORDERS)
 
 
 @given(layouts, orders)
-def test_every_rank_has_one_place_in_every_order(layout: LayoutConfig, order: str) -> None:
-    places = [coordinates_of(rank, layout, order) for rank in range(layout.ranks)]
-    assert len(set(places)) == layout.ranks
-    assert [rank_of(place, layout, order) for place in places] == list(range(layout.ranks))
+def test_ranks_map_to_distinct_coordinates_in_every_order(layout: LayoutConfig, order: str) -> None:
+    coordinates_of_ranks = [coordinates_of(rank, layout, order) for rank in range(layout.ranks)]
+    assert len(set(coordinates_of_ranks)) == layout.ranks
+    assert [rank_of(coordinates, layout, order) for coordinates in coordinates_of_ranks] == list(range(layout.ranks))
 
 
 @given(layouts, orders)
-def test_the_fastest_axis_makes_neighbours(layout: LayoutConfig, order: str) -> None:
+def test_ranks_along_the_fastest_axis_are_consecutive(layout: LayoutConfig, order: str) -> None:
     fastest = order.split(",")[0]
     group = {"tp": tp_group, "pp": pp_group, "dp": dp_group}[fastest]
     for rank in range(layout.ranks):
@@ -39,13 +39,13 @@ def test_the_fastest_axis_makes_neighbours(layout: LayoutConfig, order: str) -> 
 
 
 @given(layouts, orders)
-def test_groups_partition_the_ranks_and_hold_their_rank_at_its_place(layout: LayoutConfig, order: str) -> None:
+def test_groups_partition_the_ranks_in_order_of_their_coordinates(layout: LayoutConfig, order: str) -> None:
     for axis, group_of in (("tp", tp_group), ("pp", pp_group), ("dp", dp_group)):
         groups = set()
         for rank in range(layout.ranks):
-            place = coordinates_of(rank, layout, order)
-            group = group_of(place, layout, order)
-            assert group[getattr(place, axis)] == rank
+            coordinates = coordinates_of(rank, layout, order)
+            group = group_of(coordinates, layout, order)
+            assert group[getattr(coordinates, axis)] == rank
             groups.add(tuple(group))
         assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
 
@@ -53,12 +53,13 @@ def test_groups_partition_the_ranks_and_hold_their_rank_at_its_place(layout: Lay
 @given(layouts, orders)
 def test_the_embedding_is_shared_by_the_ends_of_each_pipeline(layout: LayoutConfig, order: str) -> None:
     for rank in range(layout.ranks):
-        place = coordinates_of(rank, layout, order)
-        group = embedding_group(place, layout, order)
+        coordinates = coordinates_of(rank, layout, order)
+        group = embedding_group(coordinates, layout, order)
         assert rank in group
-        if layout.pp > 1 and place.pp in (0, layout.pp - 1):
+        if layout.pp > 1 and coordinates.pp in (0, layout.pp - 1):
             assert group == [
-                rank_of(Coordinates(place.dp, stage, place.tp), layout, order) for stage in (0, layout.pp - 1)
+                rank_of(Coordinates(coordinates.dp, stage, coordinates.tp), layout, order)
+                for stage in (0, layout.pp - 1)
             ]
         else:
             assert group == [rank]
@@ -72,6 +73,6 @@ def test_the_usual_order_is_tp_then_pp_then_dp() -> None:
     assert coordinates_of(1, layout, "dp,tp,pp") == Coordinates(dp=1, pp=0, tp=0)
 
 
-def test_an_order_that_is_none_is_refused() -> None:
+def test_an_invalid_order_is_refused() -> None:
     with pytest.raises(ValueError, match="valid: tp,pp,dp; "):
         coordinates_of(0, LayoutConfig(), "tp,pp")

@@ -1,4 +1,4 @@
-"""Who sits where, who reads what, who holds which slice."""
+"""Tests of coordinates of ranks, of samples that replicas read, and of slices of tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ layouts = st.builds(LayoutConfig, dp=st.integers(1, 6), tp=st.integers(1, 6), pp
 
 
 @given(layouts)
-def test_every_rank_has_one_place_and_every_place_one_rank(layout: LayoutConfig) -> None:
-    places = [coordinates_of(rank, layout) for rank in range(layout.ranks)]
-    assert len(set(places)) == layout.ranks
-    assert [rank_of(place, layout) for place in places] == list(range(layout.ranks))
+def test_ranks_map_to_distinct_coordinates(layout: LayoutConfig) -> None:
+    coordinates_of_ranks = [coordinates_of(rank, layout) for rank in range(layout.ranks)]
+    assert len(set(coordinates_of_ranks)) == layout.ranks
+    assert [rank_of(coordinates, layout) for coordinates in coordinates_of_ranks] == list(range(layout.ranks))
 
 
 @given(layouts)
@@ -35,7 +35,7 @@ def test_tensor_parallel_ranks_are_neighbours_and_groups_partition_the_ranks(lay
 
 
 @pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_outside_the_layout_has_no_place(rank: int) -> None:
+def test_a_rank_outside_the_layout_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match="not in a layout of 4 ranks"):
         coordinates_of(rank, LayoutConfig(dp=2, tp=2))
 
@@ -61,11 +61,11 @@ def test_slices_tile_every_tensor_and_add_up_to_the_parameter_count(tp: int) -> 
     model = ModelConfig(layers=3, hidden=16, heads=4, vocab_size=100, vocab_multiple=4, embedding_layernorm=True)
     total = 0
     for spec in model_tensors(model, tp):
-        times_held = np.zeros(spec.shape, dtype=int)
+        copies = np.zeros(spec.shape, dtype=int)
         for rank in range(tp):
             part = spec.slice_of(rank, tp)
-            times_held[part] += 1
-            assert times_held[part].shape == spec.local_shape(tp)
-        assert (times_held == (tp if spec.tp_dim is None else 1)).all(), spec.name
+            copies[part] += 1
+            assert copies[part].shape == spec.local_shape(tp)
+        assert (copies == (tp if spec.tp_dim is None else 1)).all(), spec.name
         total += int(np.prod((spec.rows or spec.shape[0], *spec.shape[1:])))
     assert total == parameter_count(model)

@@ -1,4 +1,4 @@
-"""The formulas against what PyTorch really saves, and the choice of what to recompute against its budget."""
+"""Tests of the memory formulas against what PyTorch saves, and of the choice of layers to recompute within a budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = ("none", "selective", "full")
 
 @pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Attention without compiled kernels, and with them: the setting that tells the formulas so."""
+    """Switches compiled kernels of attention off or on, and yields the setting that says so to the formulas."""
     if request.param and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", request.param)
@@ -49,17 +49,17 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     torch.set_num_threads(threads)
 
 
-def kept_by(config: RunConfig) -> int:
-    """Bytes that PyTorch saves in the forward pass of a micro-batch, and those that the loss holds beside them."""
+def saved_bytes(config: RunConfig) -> int:
+    """Returns the bytes that PyTorch saves in the forward pass of a micro-batch, with those that the loss holds."""
     model = build_model(config, Communicator.alone()).train()
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
     GradientReducer(buffers, {0: model}, ProcessGrid.alone(), sharded=False)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, config.training.micro_batch))
-    with counting([model]) as kept:
+    with counting([model]) as counter:
         loss = model(tokens[:, :-1], tokens[:, 1:], 0)
-        saved = kept.now
-    held = loss.grad_fn.gradients
-    return saved + sum(tensor.numel() * tensor.element_size() for tensor in held if tensor is not None)
+        saved = counter.current_bytes
+    gradients = loss.grad_fn.gradients
+    return saved + sum(tensor.numel() * tensor.element_size() for tensor in gradients if tensor is not None)
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
@@ -76,11 +76,11 @@ def kept_by(config: RunConfig) -> int:
     ],
     ids=str,
 )
-def test_the_formula_is_what_pytorch_saves(kind: str, changes: Sequence[str], compiled: str) -> None:
+def test_the_formula_matches_bytes_saved_by_pytorch(kind: str, changes: Sequence[str], compiled: str) -> None:
     config = tiny_config("model.layers=3", f"training.recompute={kind}", compiled, *changes)
     (chunk,) = split_layers(3, 1)
-    told = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
-    assert kept_by(config) == pytest.approx(told, rel=1e-3)
+    formula_bytes = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
+    assert saved_bytes(config) == pytest.approx(formula_bytes, rel=1e-3)
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
@@ -94,8 +94,8 @@ def test_the_formula_holds_in_16_bits_too(
         monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset(TRIALS))
     config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16", compiled)
     (chunk,) = split_layers(3, 1)
-    told = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
-    assert kept_by(config) == pytest.approx(told, rel=1e-3)
+    formula_bytes = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
+    assert saved_bytes(config) == pytest.approx(formula_bytes, rel=1e-3)
 
 
 def test_the_paper_s_layer_is_a_special_case() -> None:
@@ -120,7 +120,7 @@ def test_the_paper_s_layer_is_a_special_case() -> None:
     assert layer_bytes(config, "none") == 4 * (numbers + masks) + flags + 4 * a * s // t
 
 
-def test_sequence_parallelism_cuts_what_lies_between_by_tp() -> None:
+def test_sequence_parallelism_divides_activations_outside_tp_regions() -> None:
     plain, cut = (
         load_run_config(preset="13b", overrides=["layout.tp=4", f"layout.sequence_parallel={on}"])
         for on in (False, True)
@@ -144,36 +144,36 @@ def pipeline(schedule: str, pp: int, micro_batches: int, chunks: int = 1, *more:
 
 
 @pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])])
-def test_late_stages_of_1f1b_hold_fewer_micro_batches(schedule: str, in_flight: List[int]) -> None:
+def test_later_stages_of_1f1b_hold_fewer_micro_batches(schedule: str, in_flight: List[int]) -> None:
     config, _ = pipeline(schedule, 4, 8)
     assert [max(counts[0] for counts, _, _ in pipeline_states(config, stage)) for stage in range(4)] == in_flight
 
 
 def choice(config: RunConfig, chunks: Sequence[Chunk]) -> List[Dict[str, int]]:
-    """How many layers of each stage are recomputed in which way."""
+    """Returns how many layers of each stage are recomputed in which way."""
     kinds = recompute_of_layers(config, chunks)
-    found: List[Dict[str, int]] = [dict.fromkeys(KINDS, 0) for _ in range(config.layout.pp)]
+    layer_counts: List[Dict[str, int]] = [dict.fromkeys(KINDS, 0) for _ in range(config.layout.pp)]
     for chunk in chunks:
         for layer in chunk.layers:
-            found[chunk.stage][kinds[layer]] += 1
-    return found
+            layer_counts[chunk.stage][kinds[layer]] += 1
+    return layer_counts
 
 
 def work(stage: Dict[str, int]) -> int:
-    """A stage's place in the order of plans."""
+    """Returns the cost of a stage's plan, by which plans are ordered."""
     return stage["selective"] + 10 * stage["full"]
 
 
 def least(config: RunConfig, chunks: Sequence[Chunk]) -> float:
-    """The smallest budget in MiB, as the refusal of a far too small one says it."""
+    """Returns the smallest valid budget in MiB, read from the error for one that is too small."""
     with pytest.raises(UsageError) as caught:
         recompute_of_layers(config, chunks)
-    found = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
-    assert found, caught.value
-    return float(found[1])
+    match = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
+    assert match, caught.value
+    return float(match[1])
 
 
-def test_with_a_budget_late_stages_recompute_less() -> None:
+def test_with_a_budget_later_stages_recompute_less() -> None:
     """Sizes of a real model, so that a tenth of a MiB matters."""
     size = ("model.hidden=512", "model.heads=8", "model.seq_len=256", "training.recompute=full")
     _, chunks = pipeline("1f1b", 4, 8, 1, *size)
@@ -215,14 +215,14 @@ def test_every_stage_fits_into_any_budget_that_is_not_refused(
     tight, chunks = pipeline(name, pp, micro_batches, chunks_per_stage, *size, "training.recompute_budget_mib=0.01")
     with pytest.raises(UsageError) as caught:
         recompute_of_layers(tight, chunks)
-    found = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
-    assert found
-    budget = float(found[1]) * share
+    match = re.search(r"valid: ([0-9.e+]+) or more", str(caught.value))
+    assert match
+    budget = float(match[1]) * share
     config, _ = pipeline(name, pp, micro_batches, chunks_per_stage, *size, f"training.recompute_budget_mib={budget}")
     kinds = dict(enumerate(recompute_of_layers(config, chunks)))
     for stage in range(pp):
-        mine = [chunk for chunk in chunks if chunk.stage == stage]
-        assert peak_activation_bytes(config, mine, kinds, pipeline_states(config, stage)) <= budget * 2**20
+        stage_chunks = [chunk for chunk in chunks if chunk.stage == stage]
+        assert peak_activation_bytes(config, stage_chunks, kinds, pipeline_states(config, stage)) <= budget * 2**20
 
 
 def test_layers_named_by_number_are_the_first_of_each_chunk() -> None:
@@ -236,39 +236,43 @@ def test_a_peak_by_hand() -> None:
     """Two stages, two micro-batches, 1F1B: the first holds two at its fullest; a layer that is recomputed whole comes
     on top as it was before."""
     config, chunks = pipeline("1f1b", 2, 2)
-    mine = chunks[:1]
-    whole, slim = (layer_bytes(config, kind) for kind in ("none", "full"))
-    moments: Set[PipelineState] = pipeline_states(config, 0)
-    plain = peak_activation_bytes(config, mine, {0: "none", 1: "none", 2: "none"}, moments)
-    assert plain == 2 * (3 * whole + embedding_and_head_bytes(config, mine[0]))
-    first = peak_activation_bytes(config, mine, {0: "full", 1: "none", 2: "none"}, moments)
-    assert first == 2 * (2 * whole + slim + embedding_and_head_bytes(config, mine[0]))  # two layers are freed before it
-    last = peak_activation_bytes(config, mine, {0: "none", 1: "none", 2: "full"}, moments)
-    assert last == first + whole - slim
+    stage_chunks = chunks[:1]
+    saved, recomputed = (layer_bytes(config, kind) for kind in ("none", "full"))
+    states: Set[PipelineState] = pipeline_states(config, 0)
+    plain = peak_activation_bytes(config, stage_chunks, {0: "none", 1: "none", 2: "none"}, states)
+    assert plain == 2 * (3 * saved + embedding_and_head_bytes(config, stage_chunks[0]))
+    first = peak_activation_bytes(config, stage_chunks, {0: "full", 1: "none", 2: "none"}, states)
+    # two layers are freed before it
+    assert first == 2 * (2 * saved + recomputed + embedding_and_head_bytes(config, stage_chunks[0]))
+    last = peak_activation_bytes(config, stage_chunks, {0: "none", 1: "none", 2: "full"}, states)
+    assert last == first + saved - recomputed
 
 
-def test_under_zero_bubble_the_first_stage_puts_nothing_off() -> None:
+def test_under_zero_bubble_the_first_stage_defers_nothing() -> None:
     config, chunks = pipeline("zero_bubble", 2, 2)
-    mine = [chunk for chunk in chunks if chunk.stage == 0]
-    peak = peak_activation_bytes(config, mine, dict.fromkeys(range(6), "none"), pipeline_states(config, 0))
-    assert peak == 2 * (3 * layer_bytes(config, "none") + embedding_and_head_bytes(config, mine[0]))
+    stage_chunks = [chunk for chunk in chunks if chunk.stage == 0]
+    peak = peak_activation_bytes(config, stage_chunks, dict.fromkeys(range(6), "none"), pipeline_states(config, 0))
+    assert peak == 2 * (3 * layer_bytes(config, "none") + embedding_and_head_bytes(config, stage_chunks[0]))
     assert pipeline_states(config, 0) == pipeline_states(pipeline("1f1b", 2, 2)[0], 0)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_under_zero_bubble_a_later_stage_is_fullest_in_attention(compiled: bool) -> None:
-    """The second of two stages, in the attention of its first layer, when the second of two micro-batches goes back:
-    what the first one's gradients of weights need is still there; of the second two layers are freed, and what their
-    weights need is put off; of the layer itself what lies behind attention is freed, 4 + f / h tensors of b s h, and
-    4 + 2 f / h are put off. Compiled kernels need attention's output: one less is freed."""
+    """The second of two stages, in the attention of its first layer, in the backward pass of the second of two
+    micro-batches: what the first one's weight gradients need is still there; of the second, two layers are freed, and
+    what their weight gradients need is deferred; of the layer itself, what lies behind attention is freed, 4 + f / h
+    tensors of b s h, and 4 + 2 f / h are deferred. Compiled kernels need attention's output: one less is freed."""
     config, chunks = pipeline("zero_bubble", 2, 2, 1, f"node.compiled_kernels={compiled}")
-    mine = [chunk for chunk in chunks if chunk.stage == 1]
+    stage_chunks = [chunk for chunk in chunks if chunk.stage == 1]
     layer, stream, f = layer_bytes(config, "none"), 4 * config.model.seq_len * config.model.hidden, 4
-    put_off = (8 + 2 * f) * stream
-    before = 3 * put_off + 3 * layer + embedding_and_head_bytes(config, mine[0])
-    fullest = before + 2 * (put_off - layer) - (4 - compiled + f) * stream + (4 + 2 * f) * stream
+    deferred = (8 + 2 * f) * stream
+    before = 3 * deferred + 3 * layer + embedding_and_head_bytes(config, stage_chunks[0])
+    fullest = before + 2 * (deferred - layer) - (4 - compiled + f) * stream + (4 + 2 * f) * stream
     assert config.model.ffn_size == f * config.model.hidden and config.model.dropout > 0
-    assert peak_activation_bytes(config, mine, dict.fromkeys(range(6), "none"), pipeline_states(config, 1)) == fullest
+    assert (
+        peak_activation_bytes(config, stage_chunks, dict.fromkeys(range(6), "none"), pipeline_states(config, 1))
+        == fullest
+    )
 
 
 def test_a_plan_for_sixty_four_stages_is_quick() -> None:

@@ -1,4 +1,4 @@
-"""Pipeline schedules: complete, free of deadlock, as fast as their formulas; and a checker that misses nothing."""
+"""Tests of pipeline schedules (complete, free of deadlock, as fast as their formulas) and of their checker."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Shape = Tuple[str, int, int, int]  # kind, stages, micro-batches, chunks
 
 @st.composite
 def shapes(draw: Any, least_stages: int = 1) -> Shape:
-    """Every kind, up to 8 stages, 16 micro-batches and 3 chunks."""
+    """Draws a schedule of any kind, with up to 8 stages, 16 micro-batches and 3 chunks."""
     kind = draw(st.sampled_from(KINDS))
     chunks = draw(st.integers(1, 3)) if kind == "interleaved" else 1
     return kind, draw(st.integers(least_stages, 8)), draw(st.integers(1, 16)), chunks
 
 
 def all_stages(shape: Shape) -> List[List[Action]]:
-    """The schedule of every stage."""
+    """Returns the schedule of every stage."""
     kind, stages, micro_batches, chunks = shape
     return [list(schedule(kind, stage, stages, micro_batches, chunks)) for stage in range(stages)]
 
 
 def check(schedules: List[List[Action]], shape: Shape) -> ScheduleReport:
-    """The checker's verdict."""
+    """Returns the checker's report."""
     return check_schedules(schedules, shape[2], shape[3])
 
 
@@ -80,7 +80,7 @@ def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> Non
 
 @settings(max_examples=120, deadline=None)
 @given(shapes())
-def test_waiting_at_once_costs_nothing_where_stages_keep_step(shape: Shape) -> None:
+def test_waiting_at_once_costs_nothing_where_stages_run_in_lockstep(shape: Shape) -> None:
     kind, stages, _, chunks = shape
     backward = 2.0 if chunks == 1 else 1.0
     times = simulate(all_stages(shape), Timing(forward=1.0, backward=backward), waits_on_use=False)
@@ -89,16 +89,16 @@ def test_waiting_at_once_costs_nothing_where_stages_keep_step(shape: Shape) -> N
 
 @settings(max_examples=120, deadline=None)
 @given(shapes(), st.floats(0.1, 4), st.floats(0.1, 4), st.floats(0, 1))
-def test_late_waits_are_never_slower(shape: Shape, forward: float, backward: float, latency: float) -> None:
+def test_waiting_on_use_is_never_slower(shape: Shape, forward: float, backward: float, latency: float) -> None:
     schedules, timing = all_stages(shape), Timing(forward, backward, latency)
-    late, strict = (simulate(schedules, timing, waits_on_use).makespan for waits_on_use in (True, False))
-    assert late <= strict + 1e-9
-    assert late >= max(simulate(schedules, timing).busy) - 1e-9
+    on_use, strict = (simulate(schedules, timing, waits_on_use).makespan for waits_on_use in (True, False))
+    assert on_use <= strict + 1e-9
+    assert on_use >= max(simulate(schedules, timing).busy) - 1e-9
 
 
 @settings(max_examples=120, deadline=None)
 @given(st.integers(1, 8), st.integers(0, 16), st.floats(0.2, 4), st.floats(0.2, 4), st.floats(0.1, 0.9))
-def test_putting_gradients_of_weights_off_shortens_the_bubble_by_them(
+def test_deferring_weight_gradients_shortens_the_bubble_by_their_time(
     stages: int, more: int, forward: float, backward: float, share: float
 ) -> None:
     weights = share * backward
@@ -131,7 +131,7 @@ def test_the_bubble_of_the_run_on_13824_nodes() -> None:
     assert third.bubble == pytest.approx([7 / 24] * 8)
 
 
-def test_the_slowest_stage_sets_the_pace_and_each_hop_its_latency() -> None:
+def test_the_makespan_follows_the_slowest_stage_and_the_latency_of_hops() -> None:
     schedules = all_stages(("1f1b", 3, 4, 1))
     slow = simulate(schedules, Timing(forward=[1, 3, 1], backward=[2, 6, 2]))
     assert slow.makespan == 4 * 9 + 1 + 2 and slow.busy == (12, 36, 12)
@@ -141,10 +141,10 @@ def test_the_slowest_stage_sets_the_pace_and_each_hop_its_latency() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_in_flight_micro_batches_of_gpipe_and_1f1b(stages: int, micro_batches: int) -> None:
-    everything = check_schedules(all_stages(("gpipe", stages, micro_batches, 1)), micro_batches)
-    assert everything.peak_in_flight == (micro_batches,) * stages
-    few = check_schedules(all_stages(("1f1b", stages, micro_batches, 1)), micro_batches)
-    assert few.peak_in_flight == tuple(min(micro_batches, stages - stage) for stage in range(stages))
+    report_gpipe = check_schedules(all_stages(("gpipe", stages, micro_batches, 1)), micro_batches)
+    assert report_gpipe.peak_in_flight == (micro_batches,) * stages
+    report_1f1b = check_schedules(all_stages(("1f1b", stages, micro_batches, 1)), micro_batches)
+    assert report_1f1b.peak_in_flight == tuple(min(micro_batches, stages - stage) for stage in range(stages))
 
 
 @settings(deadline=None)
@@ -157,7 +157,7 @@ def test_in_flight_chunks_of_interleaving(stages: int, groups: int, chunks: int)
     assert peak == tuple(min(groups * stages * chunks, count + 1) for count in warm_up)
 
 
-def test_interleaving_one_chunk_is_1f1b_and_one_stage_needs_no_messages() -> None:
+def test_interleaving_a_single_chunk_is_1f1b_and_a_single_stage_needs_no_messages() -> None:
     assert all_stages(("interleaved", 4, 6, 1)) == all_stages(("1f1b", 4, 6, 1))
     for kind, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 3)):
         assert not any(isinstance(action, Exchange) for action in schedule(kind, 0, 1, 5, chunks))
@@ -178,7 +178,7 @@ def test_a_schedule_reads_as_in_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("zigzag", 0, 2, 2), "valid: gpipe, 1f1b, interleaved, zero_bubble"),
         (("1f1b", 0, 2, 2, 2), "valid: 1, or the schedule interleaved"),
@@ -188,8 +188,8 @@ def test_a_schedule_reads_as_in_the_papers() -> None:
         (("interleaved", 0, 2, 2, 0), "valid: 1 or more"),
     ],
 )
-def test_values_that_are_not_valid_are_refused(arguments: Tuple[Any, ...], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_invalid_values_are_refused(arguments: Tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         schedule(*arguments)
 
 
@@ -221,7 +221,7 @@ def _changed(exchange: Exchange, side: str, messages: Tuple[Message, ...]) -> Ex
 
 @settings(max_examples=300, deadline=None)
 @given(shapes(least_stages=2), st.data())
-def test_a_dropped_message_is_found(shape: Shape, data: Any) -> None:
+def test_a_dropped_message_is_detected(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
     stage, position, side, index, exchange = _pick(data, schedules)
     messages = getattr(exchange, side)
@@ -232,7 +232,7 @@ def test_a_dropped_message_is_found(shape: Shape, data: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(shapes(least_stages=2), st.data())
-def test_a_changed_message_is_found(shape: Shape, data: Any) -> None:
+def test_a_changed_message_is_detected(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
     stage, position, side, index, exchange = _pick(data, schedules)
     messages = list(getattr(exchange, side))
@@ -261,19 +261,19 @@ def test_a_changed_message_is_found(shape: Shape, data: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(shapes(), st.data())
-def test_a_computation_left_out_done_twice_or_moved_elsewhere_is_found(shape: Shape, data: Any) -> None:
+def test_a_missing_repeated_or_moved_computation_is_detected(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
     stage = data.draw(st.integers(0, shape[1] - 1))
     actions = schedules[stage]
     position = data.draw(st.sampled_from([p for p, a in enumerate(actions) if not isinstance(a, Exchange)]))
     action = actions[position]
     assert not isinstance(action, Exchange)
-    only_one = (
+    is_optional = (
         isinstance(action, BackwardWeight) and shape[1] * shape[2] == 1
-    )  # without it, a schedule that puts nothing off
+    )  # without it, the schedule defers nothing
     mutants: List[List[Action]] = [
         [action, action],
-        *([] if only_one else [[]]),
+        *([] if is_optional else [[]]),
         [type(action)(action.micro_batch, action.chunk + 1)],
         [type(action)(shape[2], action.chunk)],
         [type(action)(-1, action.chunk)],
@@ -286,7 +286,7 @@ def test_a_computation_left_out_done_twice_or_moved_elsewhere_is_found(shape: Sh
 
 @settings(max_examples=300, deadline=None)
 @given(shapes(), st.data())
-def test_two_actions_swapped_are_found_or_do_no_harm(shape: Shape, data: Any) -> None:
+def test_two_swapped_actions_are_detected_or_harmless(shape: Shape, data: Any) -> None:
     schedules = all_stages(shape)
     actions = schedules[data.draw(st.integers(0, shape[1] - 1))]
     positions = st.integers(0, len(actions) - 1)
@@ -296,7 +296,7 @@ def test_two_actions_swapped_are_found_or_do_no_harm(shape: Shape, data: Any) ->
         check(schedules, shape)
     except ScheduleError:
         return
-    # what the checker lets pass comes to its end, strict and late, and does the same work
+    # what the checker accepts completes, with strict waits and with waits on use, and does the same work
     for waits_on_use in (True, False):
         assert simulate(schedules, waits_on_use=waits_on_use).busy == simulate(all_stages(shape)).busy
 
@@ -304,21 +304,21 @@ def test_two_actions_swapped_are_found_or_do_no_harm(shape: Shape, data: Any) ->
 @settings(max_examples=200, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_the_checker_agrees_with_a_plain_search_for_deadlock(shape: Shape, data: Any) -> None:
-    """Exchanges torn into single parts in a drawn order: a slow, obvious simulation must give the same verdict."""
+    """Splits exchanges into single messages in a drawn order; a slow, obvious simulation must give the same verdict."""
     kind, stages, micro_batches, chunks = shape
     shape = (kind, min(stages, 4), min(micro_batches, 5), chunks)
-    torn: List[List[Action]] = []
+    split: List[List[Action]] = []
     sends_first = data.draw(st.lists(st.booleans(), min_size=shape[1], max_size=shape[1]))
     for first, actions in zip(sends_first, all_stages(shape)):
-        torn.append([])
+        split.append([])
         for action in actions:
             if not isinstance(action, Exchange):
-                torn[-1].append(action)
+                split[-1].append(action)
                 continue
             sends: List[Action] = [Exchange((message,), ()) for message in action.sends]
             receives: List[Action] = [Exchange((), (message,)) for message in action.receives]
-            torn[-1] += sends + receives if first else receives + sends
-    assert _finishes(torn) == _passes(torn, shape)
+            split[-1] += sends + receives if first else receives + sends
+    assert _finishes(split) == _passes(split, shape)
 
 
 def _passes(schedules: List[List[Action]], shape: Shape) -> bool:
@@ -331,23 +331,23 @@ def _passes(schedules: List[List[Action]], shape: Shape) -> bool:
 
 
 def _finishes(schedules: List[List[Action]]) -> bool:
-    """Exchanges of one part each: a send and its receive both at the heads of their lists go on together."""
+    """Returns whether exchanges of one message each all complete: sends meet receives at the heads of their lists."""
     lists = [[a for a in actions if isinstance(a, Exchange)] for actions in schedules]
-    going = True
-    while going:
-        going = False
+    has_progress = True
+    while has_progress:
+        has_progress = False
         for stage, actions in enumerate(lists):
             if not actions or not actions[0].sends:
                 continue
             message = actions[0].sends[0]
-            there = lists[message.peer]
-            if there and there[0].receives == (replace(message, peer=stage),):
-                del actions[0], there[0]
-                going = True
+            peer_actions = lists[message.peer]
+            if peer_actions and peer_actions[0].receives == (replace(message, peer=stage),):
+                del actions[0], peer_actions[0]
+                has_progress = True
     return not any(lists)
 
 
-def test_a_deadlock_that_buffered_sends_would_hide_is_found_and_named() -> None:
+def test_a_deadlock_that_buffered_sends_would_hide_is_detected_and_located() -> None:
     """1F1B with each send before the next receive: fine while MPI buffers messages, stuck as soon as it does not."""
     schedules: List[List[Action]] = [
         [
@@ -377,18 +377,18 @@ def test_a_deadlock_that_buffered_sends_would_hide_is_found_and_named() -> None:
     check_schedules(schedules, 2)
 
 
-def test_messages_that_overtake_are_found() -> None:
+def test_overtaking_messages_are_detected() -> None:
     schedules = all_stages(("gpipe", 2, 2, 1))
     first, second = (p for s, p, a in _exchanges(schedules) if s == 1 and a.receives)
-    one, two = schedules[1][first], schedules[1][second]
-    assert isinstance(one, Exchange) and isinstance(two, Exchange)
-    schedules[1][first] = Exchange((), two.receives + one.receives)
+    earlier, later = schedules[1][first], schedules[1][second]
+    assert isinstance(earlier, Exchange) and isinstance(later, Exchange)
+    schedules[1][first] = Exchange((), later.receives + earlier.receives)
     schedules[1][second] = Exchange((), ())
     with pytest.raises(ScheduleError, match="not in the order"):
         check_schedules(schedules, 2)
 
 
-def test_simulating_what_never_ends_says_so() -> None:
+def test_simulating_a_schedule_that_deadlocks_is_refused() -> None:
     schedules = all_stages(("1f1b", 2, 2, 1))
     schedules[0] = [action for action in schedules[0] if not isinstance(action, Exchange)]
     for waits_on_use in (True, False):

@@ -1,4 +1,4 @@
-"""What every rank says in a step, and the proof that a grid of them fits: sizes, order, members, no deadlock."""
+"""Tests of the communications of a step, and of the check that those of all ranks match and do not deadlock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODEL = ModelConfig(layers=12, hidden=24, heads=6, seq_len=12, vocab_size=100, v
 
 @st.composite
 def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
-    """Any mixture of dp, tp, pp, chunks, ZeRO, sequence parallelism and recompute."""
+    """Draws any mixture of dp, tp, pp, chunks, ZeRO, sequence parallelism and recompute."""
     tp = draw(st.sampled_from([1, 2, 3]))
     pp = draw(st.integers(1, 4))
     dp = draw(st.integers(1, max(1, min(4, most_ranks // (tp * pp)))))
@@ -63,23 +63,23 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     )
 
 
-def program_of(plan: SequencePlan, rank: int, alone: bool = False) -> Sequence[Communication]:
-    """The communications of one rank."""
-    place, on_node = coordinates_of(rank, plan.layout, plan.order), 1
+def program_of(plan: SequencePlan, rank: int, is_calibration: bool = False) -> Sequence[Communication]:
+    """Returns the communications of one rank."""
+    coordinates, on_node = coordinates_of(rank, plan.layout, plan.order), 1
     if plan.is_hierarchical and plan.nodes is not None:
-        on_node = len(node_groups(place, plan.layout, plan.order, plan.nodes)[0])
-    return program(plan, place.pp, on_node, alone)
+        on_node = len(node_groups(coordinates, plan.layout, plan.order, plan.nodes)[0])
+    return program(plan, coordinates.pp, on_node, is_calibration)
 
 
 @settings(max_examples=100, deadline=None)
 @given(plans())
-def test_every_layout_fits_run_by_stages_and_run_by_ranks(plan: SequencePlan) -> None:
-    few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
-    assert (few.ran, all_ranks.ran) == (plan.layout.pp, plan.layout.ranks)
-    assert few.communications == sum(len(program_of(plan, rank)) for rank in range(plan.layout.ranks))
+def test_every_layout_passes_the_check_run_by_stages_and_run_by_ranks(plan: SequencePlan) -> None:
+    by_stages, by_ranks = check_grid(plan), check_grid(plan, run_all=True)
+    assert (by_stages.ran, by_ranks.ran) == (plan.layout.pp, plan.layout.ranks)
+    assert by_stages.communications == sum(len(program_of(plan, rank)) for rank in range(plan.layout.ranks))
     layout = plan.layout
-    check_grid(plan, lambda rank: program_of(plan, rank, alone=True))
-    assert {kind: few.groups[kind] for kind in (*GROUPS, "world")} == {
+    check_grid(plan, lambda rank: program_of(plan, rank, is_calibration=True))
+    assert {kind: by_stages.groups[kind] for kind in (*GROUPS, "world")} == {
         "tp": layout.dp * layout.pp * (layout.tp > 1),
         "pp": layout.dp * layout.tp * (layout.pp > 1),
         "dp": layout.tp * layout.pp * (layout.dp > 1),
@@ -88,28 +88,31 @@ def test_every_layout_fits_run_by_stages_and_run_by_ranks(plan: SequencePlan) ->
     }
 
 
-def on(steps: Sequence[Communication], communicator: str) -> Dict[Tuple[str, int], int]:
-    """How often each operation is done on one communicator."""
-    found = (step for step in steps if isinstance(step, Collective) and step.communicator == communicator)
-    return Counter((step.operation, step.elements) for step in found)
+def operations_on(steps: Sequence[Communication], communicator: str) -> Dict[Tuple[str, int], int]:
+    """Counts each operation on one communicator."""
+    collectives = (step for step in steps if isinstance(step, Collective) and step.communicator == communicator)
+    return Counter((step.operation, step.elements) for step in collectives)
 
 
-def test_tensor_parallel_operations_are_megatron_s_four_per_layer() -> None:
+def test_tensor_parallel_operations_are_four_per_layer_as_in_megatron() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=3), micro_batches=5, micro_batch=2)
-    whole = 2 * 12 * 24
-    assert [len(part.layers) for part in plan.model_chunks] == [4, 4, 4]
-    middle = on(program(plan, 1), "tp")
-    assert middle == {("all_reduce_sum", whole): 5 * 4 * 4}
-    assert on(program(plan, 0), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 1)}
-    assert on(program(plan, 2), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 1), ("all_gather", 3 * 24): 5}
-    again = replace(plan, recompute=("none",) * 4 + ("full", "selective", "full", "none") + ("none",) * 4)
-    assert on(program(again, 1), "tp") == {("all_reduce_sum", whole): 5 * (4 * 4 + 2 * 2)}
-    shared = replace(plan, sequence_parallel=True)
+    hidden_elements = 2 * 12 * 24
+    assert [len(chunk.layers) for chunk in plan.model_chunks] == [4, 4, 4]
+    middle = operations_on(program(plan, 1), "tp")
+    assert middle == {("all_reduce_sum", hidden_elements): 5 * 4 * 4}
+    assert operations_on(program(plan, 0), "tp") == {("all_reduce_sum", hidden_elements): 5 * (4 * 4 + 1)}
+    assert operations_on(program(plan, 2), "tp") == {
+        ("all_reduce_sum", hidden_elements): 5 * (4 * 4 + 1),
+        ("all_gather", 3 * 24): 5,
+    }
+    recomputing = replace(plan, recompute=("none",) * 4 + ("full", "selective", "full", "none") + ("none",) * 4)
+    assert operations_on(program(recomputing, 1), "tp") == {("all_reduce_sum", hidden_elements): 5 * (4 * 4 + 2 * 2)}
+    sequence_parallel = replace(plan, sequence_parallel=True)
     # of each of 4 layers: two LayerNorms, two biases of row-parallel outputs; 24 elements each, aligned to 32
     norms_and_biases = (4 * 6 - 1) * 32 + 24
-    assert on(program(shared, 1), "tp") == {
-        ("reduce_scatter_sum", whole): 5 * 4 * 4,
-        ("all_gather", whole // 2): 5 * 4 * 6,
+    assert operations_on(program(sequence_parallel, 1), "tp") == {
+        ("reduce_scatter_sum", hidden_elements): 5 * 4 * 4,
+        ("all_gather", hidden_elements // 2): 5 * 4 * 6,
         ("all_reduce_sum", norms_and_biases): 1,
     }
 
@@ -126,38 +129,38 @@ def test_pipeline_messages_are_hidden_states_or_their_shares() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
-def test_gradients_are_summed_once_and_whole(plan: SequencePlan) -> None:
+def test_all_gradients_are_summed_once(plan: SequencePlan) -> None:
     layout = plan.layout
     for stage in range(layout.pp):
         steps = program(plan, stage)
         specs = stage_tensors(plan.model, layout.tp, plan.model_chunks, stage)
-        held = sum(math.prod(spec.local_shape(layout.tp)) for spec in specs)
+        parameter_elements = sum(math.prod(spec.local_shape(layout.tp)) for spec in specs)
         buckets = bucket_elements(plan, stage)
         unit = 16 * (layout.dp if plan.zero or layout.hierarchical_sum else 1)
-        assert held <= sum(buckets) < held + 16 * len(specs) + 2 * unit
+        assert parameter_elements <= sum(buckets) < parameter_elements + 16 * len(specs) + 2 * unit
         assert max(buckets) <= max(plan.bucket_bytes // 4, unit)
         sums = "reduce_scatter_sum" if plan.zero else "all_reduce_sum"
         expected = Counter((sums, elements) for elements in buckets)
         if plan.zero:
             assert all(elements % layout.dp == 0 for elements in buckets)
             expected += Counter(("all_gather", elements // layout.dp) for elements in buckets)
-        assert on(steps, "dp") == (expected if layout.dp > 1 else {})
-        assert on(steps, "world") == ({("all_reduce_sum", NORM_ELEMENTS): 1} if layout.ranks > 1 else {})
+        assert operations_on(steps, "dp") == (expected if layout.dp > 1 else {})
+        assert operations_on(steps, "world") == ({("all_reduce_sum", NORM_ELEMENTS): 1} if layout.ranks > 1 else {})
         embedding = plan.vocab // layout.tp * 24
         if layout.pp == 1 or stage not in (0, layout.pp - 1):
-            assert on(steps, "embedding") == {}
+            assert operations_on(steps, "embedding") == {}
         elif plan.zero and layout.dp > 1:
             shares = Counter(("all_reduce_sum", elements // layout.dp) for elements in buckets)
-            tied = on(steps, "embedding")
+            tied = operations_on(steps, "embedding")
             assert (
                 not tied - shares
                 and embedding <= layout.dp * sum(n * c for (_, n), c in tied.items()) < embedding + unit
             )
         else:
-            assert on(steps, "embedding") == {("all_reduce_sum", embedding): 1}
+            assert operations_on(steps, "embedding") == {("all_reduce_sum", embedding): 1}
 
 
-def test_the_smallest_buckets_are_whole_shares_too() -> None:
+def test_the_smallest_buckets_hold_a_cache_line_for_each_shard() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(dp=3, pp=6), micro_batches=1, zero=1, bucket_bytes=1)
     assert set(bucket_elements(plan, 3)) == {3 * 16}  # a cache line each
     assert set(bucket_elements(replace(plan, zero=0), 3)) == {16}
@@ -168,13 +171,13 @@ def test_chunk_times_are_those_of_the_formula_of_flops() -> None:
     timing = chunk_times(plan)
     head = 3 * plan.vocab / (12 * 24 + 2 * 12)
     assert timing.forward == pytest.approx([len(plan.model_chunks[0].layers), len(plan.model_chunks[1].layers) + head])
-    assert timing.backward == [3.0 * len(part.layers) for part in plan.model_chunks]
-    flags_alone = replace(plan, recompute=("selective",) * 12)
-    assert chunk_times(flags_alone) == chunk_times(replace(plan, recompute=()))
+    assert timing.backward == [3.0 * len(chunk.layers) for chunk in plan.model_chunks]
+    selective = replace(plan, recompute=("selective",) * 12)
+    assert chunk_times(selective) == chunk_times(replace(plan, recompute=()))
     assert simulate([schedule_of(plan, stage) for stage in range(2)], timing).makespan > 0
 
 
-def test_the_plan_of_a_run_follows_its_config() -> None:
+def test_the_plan_of_a_run_follows_the_configuration() -> None:
     config = load_run_config(overrides=["layout.dp=2", "layout.tp=2", "training.dtype=float64"])
     plan = plan_of(config)
     assert (plan.layout, plan.micro_batches, plan.element_bytes) == (config.layout, config.micro_batches, 8)
@@ -182,14 +185,14 @@ def test_the_plan_of_a_run_follows_its_config() -> None:
 
 
 def groups_of_replicas(plan: SequencePlan, rank: int) -> List[List[int]]:
-    """A rank's replicas on its node, and those at its place on every node."""
+    """Returns the group of a rank's replicas on its node, and the group across nodes."""
     groups = groups_of(plan)
-    place = coordinates_of(rank, plan.layout, plan.order)
+    coordinates = coordinates_of(rank, plan.layout, plan.order)
     assert groups[NODE] == groups[NODE_GATHER] and groups[ACROSS_NODES] == groups[ACROSS_NODES_GATHER]
-    return [groups[kind](place, plan.layout, plan.order) for kind in (NODE, ACROSS_NODES)]
+    return [groups[kind](coordinates, plan.layout, plan.order) for kind in (NODE, ACROSS_NODES)]
 
 
-def test_replicas_that_share_a_node_are_found_from_how_ranks_are_placed() -> None:
+def test_groups_of_replicas_follow_the_placement_of_ranks_on_nodes() -> None:
     plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
     assert [groups_of_replicas(plan, rank) for rank in (0, 5)] == [[[0, 1, 2], [0, 3]], [[3, 4, 5], [2, 5]]]
     round_robin = replace(plan, nodes=Nodes(3, 2, round_robin=True))
@@ -199,7 +202,7 @@ def test_replicas_that_share_a_node_are_found_from_how_ranks_are_placed() -> Non
     assert groups_of(replace(plan, layout=LayoutConfig(dp=6))) == GROUPS
 
 
-def test_a_sum_by_nodes_first_is_one_of_shares() -> None:
+def test_a_hierarchical_sum_reduces_shares_across_nodes() -> None:
     plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3), bucket_bytes=2**30)
     blocks, embedding = bucket_elements(plan, 0)
     steps = [(s.communicator, s.operation, s.elements) for s in program(plan, 0, 3) if isinstance(s, Collective)]
@@ -227,13 +230,13 @@ def test_a_sum_by_nodes_first_is_one_of_shares() -> None:
     ]
 
 
-def test_replicas_that_lie_on_nodes_in_different_ways_are_all_summed_at_once() -> None:
+def test_replicas_spread_unevenly_over_nodes_are_summed_without_hierarchy() -> None:
     layout = LayoutConfig(dp=4, tp=3, hierarchical_sum=True)
     # replicas 0 to 3 are on one node, 4 to 7 two on each, 8 to 11 on one
     plan = SequencePlan(MODEL, layout, micro_batches=2, order="dp,tp,pp", nodes=Nodes(2, 6))
-    few, all_ranks = check_grid(plan), check_grid(plan, run_all=True)
-    assert (few.programs, few.ran, all_ranks.ran) == (1, 1, 12)
-    assert {kind: few.groups[kind] for kind in ("dp", NODE, ACROSS_NODES)} == {"dp": 3, NODE: 0, ACROSS_NODES: 0}
+    by_stages, by_ranks = check_grid(plan), check_grid(plan, run_all=True)
+    assert (by_stages.programs, by_stages.ran, by_ranks.ran) == (1, 1, 12)
+    assert {kind: by_stages.groups[kind] for kind in ("dp", NODE, ACROSS_NODES)} == {"dp": 3, NODE: 0, ACROSS_NODES: 0}
     # of four replicas, those of one stage as 0 1 and 2 3, those of the other as 0 2 and 1 3
     crossed = replace(
         plan, layout=LayoutConfig(dp=4, pp=2, hierarchical_sum=True), order="dp,tp,pp", nodes=Crossed(2, 4)
@@ -243,14 +246,14 @@ def test_replicas_that_lie_on_nodes_in_different_ways_are_all_summed_at_once() -
 
 
 class Crossed(Nodes):
-    """Stages that are spread in ways of their own."""
+    """Nodes over which each stage is spread in another way."""
 
     def of(self, rank: int) -> int:
         return rank % 4 // 2 if rank < 4 else rank % 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong", "words"),
+    ("kind", "wrong", "message"),
     [
         (NODE, {0: [0, 3], 3: [0, 3], 1: [1, 4], 4: [1, 4], 2: [2, 5], 5: [2, 5]}, "rank 0, .* is on several nodes"),
         (
@@ -262,16 +265,14 @@ class Crossed(Nodes):
         (NODE, {rank: [rank] for rank in range(6)}, "rank 0, .* it meets 0, 3; its replicas are 0, 1, 2, 3, 4, 5"),
     ],
 )
-def test_steps_that_do_not_bring_all_replicas_together_are_found(
-    kind: str, wrong: Dict[int, List[int]], words: str
-) -> None:
+def test_node_groups_that_miss_replicas_are_refused(kind: str, wrong: Dict[int, List[int]], message: str) -> None:
     plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
-    with pytest.raises(GridError, match=words):
-        check_grid(plan, groups={**groups_of(plan), kind: lambda place, layout, order: wrong[place.dp]})
+    with pytest.raises(GridError, match=message):
+        check_grid(plan, groups={**groups_of(plan), kind: lambda coordinates, layout, order: wrong[coordinates.dp]})
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (["job.nodes=3"], Nodes(3, 4)),
         (["node.ranks_per_node=6", "job.rank_map=bychip:XYZ"], Nodes(2, 6)),
@@ -282,9 +283,9 @@ def test_steps_that_do_not_bring_all_replicas_together_are_found(
         (["job.rank_map_file=ranks.txt"], "job.rank_map_file says which ranks share a node"),
     ],
 )
-def test_nodes_are_those_of_the_run_file(words: List[str], expected: Union[Nodes, str]) -> None:
+def test_nodes_are_those_of_the_run_file(overrides: List[str], expected: Union[Nodes, str]) -> None:
     settings = ["layout.dp=12", "layout.hierarchical_sum=true", "training.global_batch=12"]
-    config = load_run_config(overrides=[*settings, *words], check=False)
+    config = load_run_config(overrides=[*settings, *overrides], check=False)
     if isinstance(expected, Nodes):
         assert nodes_of(config) == plan_of(config).nodes == expected
     else:
@@ -293,7 +294,7 @@ def test_nodes_are_those_of_the_run_file(words: List[str], expected: Union[Nodes
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"layout": LayoutConfig(tp=5)}, "tp 5 must divide the heads, 6"),
         ({"model": replace(MODEL, seq_len=7), "sequence_parallel": True}, "must divide the sequence length, 7"),
@@ -308,9 +309,9 @@ def test_nodes_are_those_of_the_run_file(words: List[str], expected: Union[Nodes
         ({"schedule": "interleaved", "chunks": 7}, "valid: stages \\* chunks up to 12"),
     ],
 )
-def test_plans_that_are_not_valid_are_refused(change: Dict[str, Any], words: str) -> None:
+def test_invalid_plans_are_refused(change: Dict[str, Any], message: str) -> None:
     plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=4)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         replace(plan, **change)
 
 
@@ -325,23 +326,25 @@ def test_the_grid_of_the_run_on_13824_nodes() -> None:
 # Mutations: one rank, or one group, that is almost right.
 
 
-def _odd_one(plan: SequencePlan, odd: int, steps: Sequence[Communication]) -> Callable[[int], Sequence[Communication]]:
+def _with_odd_rank(
+    plan: SequencePlan, odd: int, steps: Sequence[Communication]
+) -> Callable[[int], Sequence[Communication]]:
     return lambda rank: steps if rank == odd else program_of(plan, rank)
 
 
 @settings(max_examples=200, deadline=None)
 @given(plans(), st.data())
-def test_one_rank_that_leaves_out_repeats_or_resizes_a_collective_is_named(plan: SequencePlan, data: Any) -> None:
+def test_a_rank_that_omits_repeats_or_resizes_a_collective_is_named(plan: SequencePlan, data: Any) -> None:
     rank = data.draw(st.integers(0, plan.layout.ranks - 1))
     steps = list(program_of(plan, rank))
-    places = [n for n, step in enumerate(steps) if isinstance(step, Collective)]
-    if not places:
+    positions = [n for n, step in enumerate(steps) if isinstance(step, Collective)]
+    if not positions:
         assert plan.layout.ranks == 1
         return
-    place = data.draw(st.sampled_from(places))
-    step = steps[place]
+    position = data.draw(st.sampled_from(positions))
+    step = steps[position]
     assert isinstance(step, Collective)
-    steps[place : place + 1] = data.draw(
+    steps[position : position + 1] = data.draw(
         st.sampled_from(
             [
                 [],
@@ -352,56 +355,56 @@ def test_one_rank_that_leaves_out_repeats_or_resizes_a_collective_is_named(plan:
         )
     )
     with pytest.raises(GridError) as error:
-        check_grid(plan, _odd_one(plan, rank, steps))
+        check_grid(plan, _with_odd_rank(plan, rank, steps))
     assert error.value.communicator == step.communicator
     assert f"rank {rank}" in str(error.value)
-    # where it shows: a run of equal operations shows at its end that one is missing
-    before = [s for s in steps[:place] if isinstance(s, Collective) and s.communicator == step.communicator]
+    # in a run of equal operations, a missing one shows at the end of the run
+    before = [s for s in steps[:position] if isinstance(s, Collective) and s.communicator == step.communicator]
     assert error.value.position >= len(before)
 
 
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.data())
-def test_one_rank_whose_messages_differ_is_named(plan: SequencePlan, data: Any) -> None:
+def test_a_rank_whose_messages_differ_is_named(plan: SequencePlan, data: Any) -> None:
     if plan.layout.pp == 1:
         return
     rank = data.draw(st.integers(0, plan.layout.ranks - 1))
     stage = coordinates_of(rank, plan.layout, plan.order).pp
     steps = list(program_of(plan, rank))
-    place = data.draw(st.sampled_from([n for n, step in enumerate(steps) if isinstance(step, Transfer)]))
-    step = steps[place]
+    position = data.draw(st.sampled_from([n for n, step in enumerate(steps) if isinstance(step, Transfer)]))
+    step = steps[position]
     assert isinstance(step, Transfer)
     side = data.draw(st.sampled_from([name for name in ("sends", "receives") if getattr(step.exchange, name)]))
     message = getattr(step.exchange, side)[0]
-    others = getattr(step.exchange, side)[1:]
+    remaining = getattr(step.exchange, side)[1:]
     values = {name: getattr(message, name) for name in ("kind", "micro_batch", "chunk", "peer")}
     changed = data.draw(
         st.sampled_from([None, "size", *({name: values[name] + 1} for name in ("micro_batch", "chunk", "peer"))])
     )
     if changed == "size":
-        steps[place] = replace(step, elements=step.elements + 1)
+        steps[position] = replace(step, elements=step.elements + 1)
     else:
         first = () if changed is None else (type(message)(**{**values, **changed}),)
-        steps[place] = replace(step, exchange=replace(step.exchange, **{side: (*first, *others)}))
+        steps[position] = replace(step, exchange=replace(step.exchange, **{side: (*first, *remaining)}))
     with pytest.raises(GridError) as error:
-        check_grid(plan, _odd_one(plan, rank, steps))
+        check_grid(plan, _with_odd_rank(plan, rank, steps))
     assert error.value.communicator == "pp"
     assert f"rank {rank}" in str(error.value) or f"stage {stage}" in str(error.value)
 
 
-def test_a_circle_over_communicators_that_are_fine_one_by_one_is_found() -> None:
+def test_a_deadlock_over_communicators_that_are_valid_by_themselves_is_detected() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(dp=2, tp=2), micro_batches=1)
     tp, dp = Collective("tp", "all_reduce_sum", 8), Collective("dp", "all_reduce_sum", 8)
     # tp groups 0 1 and 2 3, dp groups 0 2 and 1 3: 0 waits for 1, 1 for 3, 3 for 2, 2 for 0
     circle: List[Tuple[Communication, ...]] = [(tp, dp), (dp, tp), (dp, tp), (tp, dp)]
     with pytest.raises(GridError, match="rank 0, communicator tp, position 0: deadlock.*rank 1 at 0.*rank 3 at 0"):
         check_grid(plan, lambda rank: circle[rank])
-    # the same operations in an order that differs between replicas only: strange, but it comes to its end
+    # the same operations in an order that differs between replicas only: unusual, but it completes
     report = check_grid(plan, lambda rank: [(tp, dp), (tp, dp), (dp, tp), (dp, tp)][rank])
     assert (report.ran, report.programs) == (4, 2)
 
 
-def test_a_circle_between_stages_is_found_by_one_rank_of_each() -> None:
+def test_a_deadlock_between_stages_is_detected_from_a_rank_of_each() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(dp=3, tp=2, pp=2), micro_batches=1)
 
     def crossed(rank: int) -> Sequence[Communication]:
@@ -424,29 +427,30 @@ def test_a_communicator_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(GROUPS))
-def test_groups_whose_members_disagree_are_found(kind: str) -> None:
+def test_groups_whose_members_disagree_are_refused(kind: str) -> None:
     plan = SequencePlan(MODEL, LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
 
-    def but_for_one(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-        group = GROUPS[kind](place, layout, order)
-        return group[::-1] if grid.rank_of(place, layout, order) == group[0] else group
+    def reversed_on_the_first(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        group = GROUPS[kind](coordinates, layout, order)
+        return group[::-1] if grid.rank_of(coordinates, layout, order) == group[0] else group
 
-    def turned(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-        return GROUPS[kind](place, layout, order)[::-1]
+    def reversed_on_all(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        return GROUPS[kind](coordinates, layout, order)[::-1]
 
-    def too_small(place: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-        return [grid.rank_of(place, layout, order)]
+    def only_own_rank(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+        return [grid.rank_of(coordinates, layout, order)]
 
-    for wrong in (but_for_one, turned, too_small):
+    for wrong in (reversed_on_the_first, reversed_on_all, only_own_rank):
         with pytest.raises(GridError) as error:
             check_grid(plan, groups={**GROUPS, kind: wrong})
         assert (error.value.communicator, error.value.position) == (kind, -1)
 
 
-def test_groups_that_cross_stages_are_found_even_where_all_agree() -> None:
+def test_groups_that_cross_stages_are_refused_even_where_members_agree() -> None:
     plan = SequencePlan(MODEL, LayoutConfig(dp=1, tp=2, pp=2), micro_batches=1)
     pairs = {0: [0, 2], 2: [0, 2], 1: [1, 3], 3: [1, 3]}
     with pytest.raises(GridError, match="rank 0, communicator tp: its group 0, 2 is not the ranks along tp"):
         check_grid(
-            plan, groups={**GROUPS, "tp": lambda place, layout, order: pairs[grid.rank_of(place, layout, order)]}
+            plan,
+            groups={**GROUPS, "tp": lambda coordinates, layout, order: pairs[grid.rank_of(coordinates, layout, order)]},
         )

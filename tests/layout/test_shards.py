@@ -1,4 +1,4 @@
-"""What ranks write to a checkpoint is each element once, and what they need is what they hold."""
+"""Tests that ranks write each element to a checkpoint once, and that local regions match the flat tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tiny import tiny_config
 
 @st.composite
 def configs(draw: st.DrawFn) -> RunConfig:
-    """Runs of every layout feature; the last bucket is short, and the vocabulary ends within a rank's slice."""
+    """Draws runs of every layout feature; the last bucket is short, and the vocabulary ends within a rank's slice."""
     dp, tp, pp = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 3], [1, 2, 4], [1, 2, 4]))
     chunks = draw(st.sampled_from([1, 2])) if pp == 2 else 1
     return tiny_config(
@@ -49,36 +49,36 @@ def cut(start: "tuple[int, ...]", shape: "tuple[int, ...]") -> "tuple[slice, ...
 @settings(deadline=None, max_examples=40)
 @given(configs())
 def test_each_element_of_the_model_is_written_once(config: RunConfig) -> None:
-    written_by = counts(config)
+    write_counts = counts(config)
     layout = config.layout
     for rank in range(layout.ranks):
-        place = coordinates_of(rank, layout, layout.order)
-        for part in regions_to_write(config, place, place.dp):
-            written_by[part.name][cut(part.region.start, part.region.shape)] += 1
-    assert all((count == 1).all() for count in written_by.values())
+        coordinates = coordinates_of(rank, layout, layout.order)
+        for part in regions_to_write(config, coordinates, coordinates.dp):
+            write_counts[part.name][cut(part.region.start, part.region.shape)] += 1
+    assert all((count == 1).all() for count in write_counts.values())
 
 
 @settings(deadline=None, max_examples=20)
 @given(configs(), st.data())
-def test_all_parts_of_a_rank_are_what_its_flat_tensors_hold(config: RunConfig, data: st.DataObject) -> None:
+def test_local_regions_make_up_the_flat_tensors_of_a_rank(config: RunConfig, data: st.DataObject) -> None:
     layout = config.layout
-    place = coordinates_of(data.draw(st.integers(0, layout.ranks - 1)), layout, layout.order)
-    laid = flat_layout_of(config, place.pp)
+    coordinates = coordinates_of(data.draw(st.integers(0, layout.ranks - 1)), layout, layout.order)
+    flat_layout = flat_layout_of(config, coordinates.pp)
     numbers = {
         name: np.arange(count.size).reshape(count.shape) for name, count in counts(config).items()
     }  # each element of each tensor by its number
-    flat = np.full(laid.elements, -1, dtype=np.int64)
-    cuts = sorted({0, laid.elements, *data.draw(st.lists(st.integers(0, laid.elements), max_size=4))})
+    flat = np.full(flat_layout.elements, -1, dtype=np.int64)
+    cuts = sorted({0, flat_layout.elements, *data.draw(st.lists(st.integers(0, flat_layout.elements), max_size=4))})
     for first, stop in zip(cuts, cuts[1:]):
-        for part in local_regions(laid, layout.tp, place.tp, first, stop):
+        for part in local_regions(flat_layout, layout.tp, coordinates.tp, first, stop):
             assert first <= part.first and part.stop <= stop and (flat[part.first : part.stop] == -1).all()
             flat[part.first : part.stop] = numbers[part.name][cut(part.region.start, part.region.shape)].reshape(-1)
-    for placed in laid.placed:
+    for placed in flat_layout.placed:
         spec = placed.spec
-        here = flat[placed.start : placed.start + placed.size].reshape(spec.local_shape(layout.tp))
-        whole = np.full(spec.shape, -1, dtype=np.int64)
-        whole[tuple(slice(0, size) for size in numbers[spec.name].shape)] = numbers[spec.name]
-        assert np.array_equal(here, whole[spec.slice_of(place.tp, layout.tp)]), spec.name
+        local = flat[placed.start : placed.start + placed.size].reshape(spec.local_shape(layout.tp))
+        padded = np.full(spec.shape, -1, dtype=np.int64)
+        padded[tuple(slice(0, size) for size in numbers[spec.name].shape)] = numbers[spec.name]
+        assert np.array_equal(local, padded[spec.slice_of(coordinates.tp, layout.tp)]), spec.name
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -86,6 +86,6 @@ def test_replicas_share_the_writing(zero: int) -> None:
     config = tiny_config("layout.dp=4", f"layout.zero={zero}", "training.bucket_mib=1")
     sizes = []
     for rank in range(4):
-        place = coordinates_of(rank, config.layout, config.layout.order)
-        sizes.append(sum(part.region.size for part in regions_to_write(config, place, place.dp)))
+        coordinates = coordinates_of(rank, config.layout, config.layout.order)
+        sizes.append(sum(part.region.size for part in regions_to_write(config, coordinates, coordinates.dp)))
     assert max(sizes) <= 1.1 * sum(sizes) / 4

@@ -1,4 +1,4 @@
-"""Which layers each stage holds: nothing lost, nothing empty, and no split has a less busy busiest stage."""
+"""Tests of how layers are split into stages: none lost, none empty, and no split has a less busy busiest stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ works = st.builds(Work, embedding=st.floats(0, 3), head=st.floats(0, 5))
 
 
 def stage_works(chunks: Sequence[Chunk], stages: int, work: Work) -> List[float]:
-    """Work of each stage, in layers."""
+    """Returns the work of each stage, in layers."""
     totals = [0.0] * stages
     for chunk in chunks:
         totals[chunk.stage] += len(chunk.layers) + work.embedding * chunk.has_embedding + work.head * chunk.has_head
@@ -31,19 +31,19 @@ def test_chunks_tile_the_layers_in_the_interleaved_order(layers: int, stages: in
         with pytest.raises(ValueError, match=f"valid: stages \\* chunks up to {layers}"):
             split_layers(layers, stages, chunks, work)
         return
-    parts = split_layers(layers, stages, chunks, work)
-    assert [layer for part in parts for layer in part.layers] == list(range(layers))
-    assert [(part.index, part.stage) for part in parts] == [
+    model_chunks = split_layers(layers, stages, chunks, work)
+    assert [layer for chunk in model_chunks for layer in chunk.layers] == list(range(layers))
+    assert [(chunk.index, chunk.stage) for chunk in model_chunks] == [
         (c * stages + s, s) for c in range(chunks) for s in range(stages)
     ]
-    assert all(len(part.layers) for part in parts)
-    assert [part.index for part in parts if part.has_embedding] == [0]
-    assert [part.index for part in parts if part.has_head] == [stages * chunks - 1]
+    assert all(len(chunk.layers) for chunk in model_chunks)
+    assert [chunk.index for chunk in model_chunks if chunk.has_embedding] == [0]
+    assert [chunk.index for chunk in model_chunks if chunk.has_head] == [stages * chunks - 1]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), works)
-def test_no_split_has_less_work_on_its_busiest_stages(layers: int, stages: int, work: Work) -> None:
+def test_no_split_has_less_work_on_the_busiest_stages(layers: int, stages: int, work: Work) -> None:
     if stages > layers:
         return
     # all splits, by brute force: their stages from the busiest down
@@ -62,18 +62,22 @@ def test_chunks_of_a_stage_are_even_too(layers: int, shape: Sequence[int], work:
     stages, chunks = shape
     if stages * chunks > layers:
         return
-    parts = split_layers(layers, stages, chunks, work)
-    busiest = max(stage_works(parts, stages, work))
+    model_chunks = split_layers(layers, stages, chunks, work)
+    busiest = max(stage_works(model_chunks, stages, work))
     for split in itertools.product(range(1, layers + 1), repeat=stages * chunks):
         if sum(split) == layers:
             assert busiest <= max(stage_works(split_layers(layers, stages, chunks, work, split), stages, work)) + 1e-9
     for stage in range(stages):
-        sizes = [len(part.layers) for part in parts if part.stage == stage and not part.has_head | part.has_embedding]
+        sizes = [
+            len(chunk.layers)
+            for chunk in model_chunks
+            if chunk.stage == stage and not chunk.has_head | chunk.has_embedding
+        ]
         assert max(sizes, default=0) - min(sizes, default=0) <= 1
 
 
-def test_equal_stages_give_the_later_one_the_odd_layer() -> None:
-    assert [len(part.layers) for part in split_layers(10, 4)] == [2, 2, 3, 3]
+def test_the_odd_layers_of_equal_stages_go_to_the_later_stages() -> None:
+    assert [len(chunk.layers) for chunk in split_layers(10, 4)] == [2, 2, 3, 3]
 
 
 def test_the_logits_of_the_largest_run_are_three_quarters_of_a_layer() -> None:
@@ -81,33 +85,33 @@ def test_the_logits_of_the_largest_run_are_three_quarters_of_a_layer() -> None:
     work = work_of(model, model.padded_vocab(6))
     assert work.head == pytest.approx(0.7645, abs=1e-4)
     assert 0 < work.embedding < 1e-4
-    assert [len(part.layers) for part in split_layers(40, 8, work=work)] == [5] * 8
-    assert [len(part.layers) for part in split_layers(39, 8, work=work)] == [5, 5, 5, 5, 5, 5, 5, 4]
+    assert [len(chunk.layers) for chunk in split_layers(40, 8, work=work)] == [5] * 8
+    assert [len(chunk.layers) for chunk in split_layers(39, 8, work=work)] == [5, 5, 5, 5, 5, 5, 5, 4]
 
 
 def test_work_of_layers_and_logits_adds_up_to_the_formula_of_flops() -> None:
     model = ModelConfig(layers=7, hidden=48, heads=4, seq_len=96, vocab_size=500, ffn_hidden=100)
     work = work_of(model, 512)
     without_logits = exact_flops(model, 3, padded_vocab=0)
-    whole = exact_flops(model, 3, padded_vocab=512)
-    assert whole / without_logits == pytest.approx((7 + work.head) / 7)
-    again = work_of(model, 512, recompute="full")
-    assert again.head == pytest.approx(work.head * 3 / 4)
-    assert again.head < work_of(model, 512, recompute="selective").head == work.head
+    with_logits = exact_flops(model, 3, padded_vocab=512)
+    assert with_logits / without_logits == pytest.approx((7 + work.head) / 7)
+    recomputing = work_of(model, 512, recompute="full")
+    assert recomputing.head == pytest.approx(work.head * 3 / 4)
+    assert recomputing.head < work_of(model, 512, recompute="selective").head == work.head
     with pytest.raises(ValueError, match="valid: none, selective, full"):
         work_of(model, 512, recompute="some")
 
 
-def test_a_split_of_one_s_own() -> None:
-    parts = split_layers(12, 2, 2, split=[3, 4, 4, 1])
-    assert [list(part.layers) for part in parts] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10], [11]]
-    assert [part.stage for part in parts] == [0, 1, 0, 1]
+def test_a_given_split_is_followed() -> None:
+    model_chunks = split_layers(12, 2, 2, split=[3, 4, 4, 1])
+    assert [list(chunk.layers) for chunk in model_chunks] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10], [11]]
+    assert [chunk.stage for chunk in model_chunks] == [0, 1, 0, 1]
     *_, head = split_layers(12, 2, 2, split=[3, 3, 6, 0])
     assert head.has_head and list(head.layers) == []
 
 
 @pytest.mark.parametrize(
-    ("split", "words"),
+    ("split", "message"),
     [
         ([6, 6], "has 2 numbers; valid: 4"),
         ([3, 4, 4, 2], "add up to 12 layers, not 13"),
@@ -116,8 +120,8 @@ def test_a_split_of_one_s_own() -> None:
         ([4, 4, 5, -1], "0 or more"),
     ],
 )
-def test_a_split_that_does_not_fit_is_refused(split: List[int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_split_that_does_not_fit_is_refused(split: List[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         split_layers(12, 4, split=split)
 
 
@@ -128,10 +132,10 @@ def test_no_stages_or_chunks_are_refused(stages: int, chunks: int) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 2), st.booleans())
-def test_stages_hold_every_tensor_once_but_the_tied_one(stages: int, chunks: int, norm: bool) -> None:
+def test_stages_hold_every_tensor_once_except_the_tied_embedding(stages: int, chunks: int, norm: bool) -> None:
     model = ModelConfig(layers=12, hidden=16, heads=4, vocab_size=100, embedding_layernorm=norm)
-    parts = split_layers(12, stages, chunks)
-    names = [spec.name for stage in range(stages) for spec in stage_tensors(model, 2, parts, stage)]
+    model_chunks = split_layers(12, stages, chunks)
+    names = [spec.name for stage in range(stages) for spec in stage_tensors(model, 2, model_chunks, stage)]
     tied = ["token_embedding.weight"] if stages > 1 else []
     assert sorted(names) == sorted([spec.name for spec in model_tensors(model, 2)] + tied)
     by_layer = [spec.name for spec in chunk_tensors(model, 2, split_layers(12, 12)[1])]

@@ -1,4 +1,4 @@
-"""Which code it is that runs."""
+"""Tests of the commit of the running code."""
 
 from __future__ import annotations
 

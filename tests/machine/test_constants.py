@@ -1,4 +1,4 @@
-"""Machine files: read, written and refused."""
+"""Tests of machine files: read, written and refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fugaku_gpt.machine.constants import load_machine, machine_names, machine_pa
 
 
 @pytest.mark.parametrize("name", machine_names())
-def test_a_file_is_what_its_machine_writes(name: str) -> None:
+def test_a_machine_file_is_written_as_it_was_read(name: str) -> None:
     machine = load_machine(name)
     assert machine_yaml(machine) == machine_path(name).read_text(encoding="utf-8")
     assert len(machine.time.covariance) == len(machine.time.free_constants) and machine.time.rows

@@ -1,4 +1,4 @@
-"""The end of a job as Slurm, PJM and the run's own settings tell it."""
+"""Tests of the end of a job, read from Slurm, PJM and the run's own settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has, read and never set."""
+"""Tests of facts of this machine, which are read and never set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_facts_are_plausible() -> None:
     assert all(isinstance(flag, str) for flag in local.vector_flags())
 
 
-def test_power_knobs_are_read_from_what_pjm_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_knobs_are_read_from_the_resources_that_pjm_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "freq=2200,eco_state=0,retention_state=0,odd")
     assert local.job_resources() == {"freq": "2200", "eco_state": "0", "retention_state": "0"}
     assert local.clock_mhz() == 2200
@@ -30,7 +30,7 @@ def test_power_knobs_are_read_from_what_pjm_granted(monkeypatch: pytest.MonkeyPa
     assert toggles["retention_state"].seen == "0"
 
 
-def test_what_a_simulated_pjm_grants_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knobs_that_a_simulated_pjm_grants_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "eco_state=2")
     monkeypatch.setenv("FUGAKU_GPT_SIMULATOR", "1")
     (toggle,) = local.read_back_toggles(NodeConfig(eco_state=2))
@@ -48,9 +48,9 @@ def test_toggles_without_a_control_are_not_applied(monkeypatch: pytest.MonkeyPat
 
 def test_every_other_toggle_is_checked_against_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "eco_state=2,throttling_state=5")
-    here = next(path for path in _libraries() if path.startswith("/"))
+    library = next(path for path in _libraries() if path.startswith("/"))
     node = NodeConfig(
-        eco_state=2, throttling_state=4, preload=(here, "/no/such.so"), large_pages="hugetlbfs", open_files=64
+        eco_state=2, throttling_state=4, preload=(library, "/no/such.so"), large_pages="hugetlbfs", open_files=64
     )
     seen = [(toggle.name, toggle.applied) for toggle in local.read_back_toggles(node)]
     assert seen == [
@@ -67,8 +67,8 @@ def test_a_preloaded_library_is_seen_in_the_process(tmp_path: object) -> None:
         copy.write(stream.read())
     program = "from fugaku_gpt.machine import local; print(local.allocator_in_use())"
     environment = {**os.environ, "LD_PRELOAD": os.path.join(folder, "libtcmalloc.so.4")}
-    said = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True).stdout
-    assert said.decode().strip() == "libtcmalloc.so.4"
+    output = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert output.decode().strip() == "libtcmalloc.so.4"
 
 
 def _libraries() -> "list[str]":

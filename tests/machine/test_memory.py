@@ -1,4 +1,4 @@
-"""Limits of memory and what is in use under them, as the system's files tell it."""
+"""Tests of memory limits and the use under them, read from the system's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(folder: Path, files: Dict[str, str]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_limits_around_a_process_are_found(
+def test_the_limits_around_a_process_are_read(
     tmp_path: Path, line: str, limit: str, usage: str, inactive: str, none: str
 ) -> None:
     top = tmp_path / "groups" / ("memory" if "memory" in line else "")
@@ -44,7 +44,7 @@ def test_the_limits_around_a_process_are_found(
     assert control_groups(tmp_path / "none", tmp_path / "none") == []
 
 
-def test_the_whole_machine_has_what_its_processes_have() -> None:
+def test_use_of_the_machine_includes_that_of_a_process() -> None:
     use = machine_use()
     own, shared = private_and_shared_bytes(os.getpid())
     assert 0 < own < use.used < use.limit and shared > 0 and memory_limit() <= use.limit

@@ -1,4 +1,4 @@
-"""The section of a machine file that the probe fills."""
+"""Tests of the section of a machine file that the probe fills."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_a_probed_machine_s_file_is_read_as_it_was_written(tmp_path: Path) -> No
     machine, _ = machine_from_probe(probed, 2**34)
     path = tmp_path / "m.yaml"
     path.write_text(machine_yaml(machine))
-    again = load_machine(str(path))
-    assert again.probed == probed and machine_yaml(again) == path.read_text()
+    reloaded = load_machine(str(path))
+    assert reloaded.probed == probed and machine_yaml(reloaded) == path.read_text()
 
 
-def test_damaged_sections_are_refused_and_a_missing_file_says_how_it_is_made(
+def test_damaged_sections_are_refused_and_the_error_for_a_missing_file_says_how_to_make_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine, _ = machine_from_probe(even_machine(), 2**34)

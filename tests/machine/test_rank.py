@@ -1,4 +1,4 @@
-"""The rank that a launcher has given a process."""
+"""Tests of the rank that a launcher has given a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainings of which one curve is kept, the layouts that must draw it too, and how near every build comes to it."""
+"""The trainings with a golden curve, the layouts that must draw it too, and the tolerance of every build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = (
     "training.decay_iterations=8",
     "training.lr=5e-3",
 )
-# AdamW divides what is nothing but rounding by its epsilon: see tests/mpi/test_parity.py
+# AdamW divides mere rounding errors by its epsilon: see tests/mpi/test_parity.py
 LARGE_EPS = "training.eps=1e-5"
 ROUNDING = {"loss": 1e-12, "norm": 1e-11}
 OF_FLOAT64 = "float64 rounds to 1e-16; builds and layouts were seen 3e-16 apart"
@@ -25,17 +25,17 @@ OF_FLOAT64 = "float64 rounds to 1e-16; builds and layouts were seen 3e-16 apart"
 
 @dataclass(frozen=True)
 class Case:
-    """One training.
+    """A training with a golden curve.
 
     Attributes:
-        about: what is switched on.
-        training: words of :func:`tests.mpi.cases.config_of`.
-        settings: more of them, as ``key=value``.
-        layouts: of ranks, as such words; each draws the curve of one rank.
-        tolerance: largest relative distances from the kept curve: of a loss (that of validation too), and of a norm.
-        reason: why so much and no more.
-        in_float32: operations that are computed so even where this build has kernels for their 16-bit type; None: only
-            those that it has none for.
+        about: the features that are switched on.
+        training: settings as :func:`tests.mpi.cases.config_of` abbreviates them.
+        settings: further settings, as ``key=value``.
+        layouts: layouts of ranks, abbreviated alike; each draws the curve of one rank.
+        tolerance: largest relative distances from the golden curve: of a loss (that of validation too), and of a norm.
+        reason: the reason for this tolerance.
+        in_float32: operations computed in float32 even if this build has kernels for their 16-bit type; None: only
+            those for which it has no kernel.
     """
 
     about: str
@@ -47,7 +47,7 @@ class Case:
     in_float32: Optional[Tuple[str, ...]] = None
 
     def config(self, layout: str = "", *more: str) -> RunConfig:
-        """The run in a layout, with more ``key=value``."""
+        """The run's configuration in a layout, with further ``key=value`` settings."""
         return config_of(f"{self.training} {layout}", *RUN, *self.settings, *more)
 
 
@@ -106,7 +106,7 @@ CASES: Dict[str, Case] = {
         "bfloat16 rounds to 4e-3, and builds compute other operations in float32 for want of a kernel; seen 1.2e-4 "
         "apart in losses and 4e-4 in norms",
     ),
-    # a gradient overflows sooner where the product that makes it rounds it to float16 before it is added to its sum
+    # a gradient overflows sooner where its product is rounded to float16 before it is added to the sum
     "float16": Case(
         "both dropouts, float32 masters, a loss scale that overflows, cosine; products in float32",
         "float16",
@@ -134,9 +134,9 @@ CASES: Dict[str, Case] = {
         "float32 rounds to 6e-8; seen 1e-8 apart in losses and 4e-7 in norms",
     ),
 }
-SAVED = 4  # iterations after which checkpoints are written; the curve goes on to its end
-# by two ranks, for both ways of cutting state: along the parameters of replicas, and through tensors
+SAVED = 4  # iterations after which checkpoints are written; the curve continues to the last iteration
+# by two ranks, for both ways of sharding state: across the parameters of replicas, and through tensors
 SAVED_BY = "dp=2 zero"
 READ_BY = ("dp=2 zero", "tp=2 sp")
 FIXTURE = "small"  # the case of the checkpoints in tests/golden/checkpoints
-FIXTURES = ("torch-1.7.1", "torch-1.10.2", "torch-2.13.0")  # that have written one each
+FIXTURES = ("torch-1.7.1", "torch-1.10.2", "torch-2.13.0")  # the builds that have written one each

@@ -1,10 +1,11 @@
-"""Checkpoints of one build in another: what one has written goes on in each along the golden curve.
+"""Checkpoints of one build in another: training resumes from each in every build along the golden curve.
 
     PYTHON -m tests.mpi.start 2 -m tests.matrix.checkpoints write runs/from-1.7          # of every case
     PYTHON -m tests.mpi.start 2 -m tests.matrix.checkpoints read runs/from-1.7 ...       # a line of JSON for each
     PYTHON -m tests.mpi.start 2 -m tests.matrix.checkpoints write tests/golden/checkpoints/torch-1.7.1 small
 
-The last line makes what a test of a single build goes on from: a checkpoint of a few KB of each build is kept.
+The last line writes the checkpoint from which a test of a single build resumes: the repository has one of a few KB of
+each build.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ FIXTURES_FOLDER = FOLDER / "checkpoints"
 
 @dataclass(frozen=True)
 class Resumed:
-    """How far a resumed run is from the curve that was not interrupted.
+    """The distances of a resumed run from the curve that was not interrupted.
 
     Attributes:
-        found: see :func:`~tests.matrix.curves.distances`.
-        problem: why it is not the same run, or "".
+        distances: see :func:`~tests.matrix.curves.distances`.
+        problem: the reason why it is not the same run, or "".
     """
 
-    found: Dict[str, float]
+    distances: Dict[str, float]
     problem: str = ""
 
 
 def write(world: Optional[Communicator], folder: Path, name: str, layout: str) -> None:
-    """Train a case in a layout up to where checkpoints are written, and write one to FOLDER/NAME. Collective."""
+    """Train a case in a layout up to iteration ``SAVED``, and write a checkpoint to FOLDER/NAME. Collective."""
     trainer = trainer_for(name, layout, "checkpoint.ranks_per_file=1", world=world)
     draw(trainer, SAVED)
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,10 +57,10 @@ def write(world: Optional[Communicator], folder: Path, name: str, layout: str) -
 def resume(
     world: Optional[Communicator], path: Path, name: str, layout: str, manifest: Optional[Manifest] = None
 ) -> Resumed:
-    """Go on from a checkpoint in a layout, as a run does, to the end of the golden curve. Collective.
+    """Resume from a checkpoint in a layout, as a run does, to the end of the golden curve. Collective.
 
     Args:
-        manifest: other facts than those that the checkpoint has.
+        manifest: facts that replace those of the checkpoint.
     """
     case, manifest = CASES[name], manifest or read_manifest(path)
     config = case.config(layout)
@@ -68,20 +69,20 @@ def resume(
     problem = load_checkpoint(trainer, path, manifest)
     if problem is not None:
         return Resumed({}, problem)
-    kept = read_golden(name).curve
-    found = distances(draw(trainer), part(kept, SAVED, len(kept.losses)))
-    over = too_far(found, case)
-    return Resumed(found, f"too far from the curve of tests/golden/{name}.json: {over}" if over else "")
+    golden_curve = read_golden(name).curve
+    from_golden = distances(draw(trainer), part(golden_curve, SAVED, len(golden_curve.losses)))
+    over = too_far(from_golden, case)
+    return Resumed(from_golden, f"too far from the curve of tests/golden/{name}.json: {over}" if over else "")
 
 
 def only_checkpoint(folder: Path) -> Path:
-    """The one that :func:`write` has left there."""
+    """The path of the single checkpoint that :func:`write` has left in a folder."""
     (info,) = list_checkpoints(folder)
     return info.path
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Write, or read; 1 where a checkpoint does not go on."""
+    """Writes or reads checkpoints; returns 1 if training does not resume from one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     writer = commands.add_parser("write")
@@ -106,7 +107,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
                 problems = [*damage, *([resumed.problem] if resumed.problem else [])]
                 failed |= bool(problems)
                 if world.rank == 0:
-                    line = {"from": folder.name, "case": name, "layout": layout, **resumed.found, "problems": problems}
+                    line = {
+                        "from": folder.name,
+                        "case": name,
+                        "layout": layout,
+                        **resumed.distances,
+                        "problems": problems,
+                    }
                     print(json.dumps(line), flush=True)
     return 1 if failed else 0
 

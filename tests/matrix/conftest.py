@@ -1,4 +1,4 @@
-"""Models this small are trained by one thread: more would wait for each other."""
+"""Trains the small models of these tests by one thread: several would wait for each other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As many as ranks beside each other have."""
+def single_thread() -> Iterator[None]:
+    """Computes with one thread, as ranks that share a machine do."""
     torch: Any = sys.modules.get("torch")  # not every test here needs it
     if torch is None:
         yield

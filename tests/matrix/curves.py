@@ -1,4 +1,4 @@
-"""One training as a curve, and the files of ``tests/golden`` that keep one for all builds and layouts."""
+"""A training as a curve, and the files of ``tests/golden`` with a curve for all builds and layouts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ COMMAND = "python -m tests.matrix.golden --write"
 
 @dataclass(frozen=True)
 class Curve:
-    """What some iterations did.
+    """Losses and gradient norms of some iterations.
 
     Attributes:
-        norms: of the gradient, before clipping; None where it was not finite.
-        left_out: why a step was not done, or "".
-        validation: its loss after the training's last iteration; None if that is not among them.
+        norms: norms of the gradient before clipping; None where it was not finite.
+        left_out: the reason why a step was skipped, or "".
+        validation: validation loss after the training's last iteration; None if that is not among them.
     """
 
     losses: List[float]
@@ -58,13 +58,13 @@ class Golden:
 
 
 def trainer_of(config: RunConfig, world: Optional[Communicator] = None) -> Trainer:
-    """On all ranks of a world or, without one, on this rank alone; on the text of ``tests/golden``."""
+    """A trainer on all ranks of a world (None: on this rank alone), on the text of ``tests/golden``."""
     return trained.trainer_of(world, config, samples_of(config, "train"), samples_of(config, "valid"))
 
 
 def trainer_for(name: str, layout: str = "", *more: str, world: Optional[Communicator] = None) -> Trainer:
-    """Of a case in a layout, with more ``key=value``: :func:`trainer_of`, once it is agreed on what is computed in
-    float32."""
+    """A trainer of a case in a layout, with further ``key=value`` settings, after the choice of the operations that are
+    computed in float32."""
     config, chosen = CASES[name].config(layout, *more), CASES[name].in_float32
     dtype = getattr(torch, config.training.dtype)
     RANK_CONSENSUS.in_float32.pop(dtype, None)
@@ -74,22 +74,22 @@ def trainer_for(name: str, layout: str = "", *more: str, world: Optional[Communi
 
 
 def samples_of(config: RunConfig, split: str) -> SampleSource:
-    """The package's own samples of the text, whose documents are its lines."""
+    """The package's samples of the text; each line is a document."""
     return open_samples(replace(config, data=replace(config.data, paths=(_corpus(),))), split)
 
 
 @functools.lru_cache(maxsize=None)
 def _corpus() -> str:
     folder = tempfile.TemporaryDirectory(prefix="golden-")
-    _KEPT.append(folder)
+    _OPEN_FOLDERS.append(folder)
     return str(write_letters(Path(folder.name) / "text", TEXT))
 
 
-_KEPT: List["tempfile.TemporaryDirectory[str]"] = []  # until the process ends
+_OPEN_FOLDERS: List["tempfile.TemporaryDirectory[str]"] = []  # until the process ends
 
 
 def draw(trainer: Trainer, iterations: Optional[int] = None) -> Curve:
-    """Train to the last iteration, or for so many. Collective."""
+    """Train to the last iteration, or for ``iterations``. Collective."""
     last = trainer.config.training.iterations
     steps = [trainer.step() for _ in range(last - trainer.iteration if iterations is None else iterations)]
     norms = [step.grad_norm if math.isfinite(step.grad_norm) else None for step in steps]
@@ -105,38 +105,41 @@ def part(curve: Curve, first: int, stop: int) -> Curve:
     return Curve(curve.losses[cut], curve.norms[cut], curve.left_out[cut], curve.validation if last else None)
 
 
-def distances(ours: Curve, kept: Curve) -> Dict[str, float]:
-    """Largest relative distances of two curves of the same iterations; infinite where it is another number of them, or
-    other ones were left out."""
-    if (len(ours.losses), ours.left_out) != (len(kept.losses), kept.left_out):
+def distances(ours: Curve, golden: Curve) -> Dict[str, float]:
+    """Largest relative distances of two curves of the same iterations; infinite if their numbers of iterations or their
+    skipped steps differ."""
+    if (len(ours.losses), ours.left_out) != (len(golden.losses), golden.left_out):
         return {"loss": math.inf, "norm": math.inf}
     return {
-        "loss": max(_apart(a, b) for a, b in zip([*ours.losses, ours.validation], [*kept.losses, kept.validation])),
-        "norm": max(_apart(a, b) for a, b in zip(ours.norms, kept.norms)),
+        "loss": max(
+            _relative_distance(a, b)
+            for a, b in zip([*ours.losses, ours.validation], [*golden.losses, golden.validation])
+        ),
+        "norm": max(_relative_distance(a, b) for a, b in zip(ours.norms, golden.norms)),
     }
 
 
-def _apart(ours: Optional[float], kept: Optional[float]) -> float:
-    if ours is None or kept is None:
-        return 0.0 if ours is kept else math.inf
-    distance = abs(ours / kept - 1.0)
+def _relative_distance(ours: Optional[float], golden: Optional[float]) -> float:
+    if ours is None or golden is None:
+        return 0.0 if ours is golden else math.inf
+    distance = abs(ours / golden - 1.0)
     return math.inf if math.isnan(distance) else distance
 
 
-def too_far(found: Dict[str, float], case: Case) -> Dict[str, float]:
-    """Those of :func:`distances` that are larger than the case allows."""
-    return {name: distance for name, distance in found.items() if distance > case.tolerance[name]}
+def too_far(largest_distances: Dict[str, float], case: Case) -> Dict[str, float]:
+    """The items of :func:`distances` that are larger than the case's tolerance."""
+    return {name: distance for name, distance in largest_distances.items() if distance > case.tolerance[name]}
 
 
 def read_golden(name: str) -> Golden:
-    """What is kept of a case."""
+    """The golden file of a case."""
     text = (FOLDER / f"{name}.json").read_text()
     values = json.loads(text)
     return Golden(text, values["settings"], Curve(**values["curve"]), values["made_by"])
 
 
 def made_by(name: str) -> Dict[str, Any]:
-    """What makes a file now: the command, and the build."""
+    """The command and the build that write a golden file now."""
     build = compat.build_facts()
     return {
         "command": f"{COMMAND} {name}",
@@ -148,7 +151,7 @@ def made_by(name: str) -> Dict[str, Any]:
 
 
 def golden_text(name: str, curve: Curve, made: Dict[str, Any]) -> str:
-    """The file of a case. JSON's decimal numbers give back the very same float64s."""
+    """The golden file's text of a case. JSON's decimal numbers are read back as the very same float64s."""
     case = CASES[name]
     values = {
         "about": case.about,
@@ -162,11 +165,11 @@ def golden_text(name: str, curve: Curve, made: Dict[str, Any]) -> str:
 
 
 def settings_of(config: RunConfig) -> Dict[str, Any]:
-    """Those that are not the defaults, as JSON gives them back."""
+    """The settings that differ from the defaults, as JSON reads them back."""
     settings: Dict[str, Any] = json.loads(json.dumps(changed_settings(config)))
     return settings
 
 
 def names() -> Tuple[str, ...]:
-    """Of the files that are there."""
+    """The names of the golden files."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

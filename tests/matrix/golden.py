@@ -1,10 +1,10 @@
-"""How far this build is from the golden curves, on one rank; with ``--write`` it makes them anew.
+"""Measures how far this build is from the golden curves, on one rank; with ``--write`` it writes them anew.
 
     python -m tests.matrix.golden                    # distances of all curves; 1 where one is too far
     python -m tests.matrix.golden --write float64    # tests/golden/float64.json from this build
 
-A change of what a training computes changes curves, and should: then they are written again, in the same commit, with
-the newest build, and the other builds are held to them (``make test-matrix``).
+A change of the computation of a training changes curves, and should: then they are written again, in the same commit,
+with the newest build, and the other builds are compared with them (``make test-matrix``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.matrix.curves import FOLDER, distances, draw, golden_text, made_by, r
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Compare, or write."""
+    """Compares or writes the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--write", action="store_true", help="make the files anew")
@@ -31,17 +31,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
         if name not in CASES:
             parser.error(f"{name}: valid: {', '.join(CASES)}")
         curve = draw(trainer_for(name))
-        words = ""
+        summary = ""
         if (FOLDER / f"{name}.json").exists():
-            found = distances(curve, read_golden(name).curve)
-            over = too_far(found, CASES[name])
+            from_golden = distances(curve, read_golden(name).curve)
+            over = too_far(from_golden, CASES[name])
             far |= bool(over) and not options.write
-            words = ", ".join(f"{what} {distance:.1e}" for what, distance in found.items())
-            words = f"from what is kept: {words}{': TOO FAR' if over else ''}"
+            summary = ", ".join(f"{quantity} {distance:.1e}" for quantity, distance in from_golden.items())
+            summary = f"from what is kept: {summary}{': TOO FAR' if over else ''}"
         if options.write:
             (FOLDER / f"{name}.json").write_text(golden_text(name, curve, made_by(name)))
-            words = f"written; {words or 'was not there'}"
-        print(f"{name}: loss {curve.losses[0]:.6f} to {curve.losses[-1]:.6f}; {words or 'not kept'}")
+            summary = f"written; {summary or 'was not there'}"
+        print(f"{name}: loss {curve.losses[0]:.6f} to {curve.losses[-1]:.6f}; {summary or 'not kept'}")
     return 1 if far else 0
 
 

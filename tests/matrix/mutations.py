@@ -1,4 +1,4 @@
-"""Small mistakes that a training may make without anyone seeing it: what golden curves are there to find."""
+"""Small mistakes that a training may make without anyone noticing, which golden curves are there to detect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fugaku_gpt.parallel.buffers import ParamRange
 from fugaku_gpt.training import trainer
 from fugaku_gpt.training.optimizer import BlockedAdamW
 
-# a mistake in the code, or a setting that comes to the same
+# a mistake in the code, or an equivalent setting
 Mutation = Union[Callable[[pytest.MonkeyPatch], None], Tuple[str, ...]]
 
 
@@ -24,8 +24,8 @@ class PlainAdamW(BlockedAdamW):
 
     Args:
         eps: where it is added: ``outside`` the root (right), ``inside`` it, or to the root ``before`` its correction.
-        decay: ``apart`` (right), or as a part of the ``gradient``.
-        ahead: steps by which the corrections are wrong.
+        decay: ``apart`` from the gradient (right), or as a part of the ``gradient``.
+        ahead: steps by which the bias corrections are wrong.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ def _in_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(samples, "permuted_index", lambda key, size, index: index)
 
 
-def _one_sample_late(patch: pytest.MonkeyPatch) -> None:
+def _without_first_sample(patch: pytest.MonkeyPatch) -> None:
     real = trainer.first_sample
     patch.setattr(trainer, "first_sample", lambda *where: real(*where) + 1)
 
 
-def _one_iteration_ahead(patch: pytest.MonkeyPatch) -> None:
+def _next_learning_rate(patch: pytest.MonkeyPatch) -> None:
     real = trainer.learning_rate
     patch.setattr(trainer, "learning_rate", lambda training, iteration: real(training, iteration + 1))
 
@@ -101,13 +101,13 @@ def _other_scores(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(causal_attention, "math", SimpleNamespace(**{**vars(math), "sqrt": lambda x: x**0.51}))
 
 
-NONE: Mutation = adamw()  # the optimiser of the mistakes, without one
+NONE: Mutation = adamw()  # the optimizer of the mistakes, without a mistake
 LARGE: Dict[str, Mutation] = {
     "weights from another seed": _other_draws,
     "samples in another order": _in_order,
-    "samples from the second on": _one_sample_late,
+    "samples from the second on": _without_first_sample,
     "other keys of dropout": _other_keys,
-    "the next iteration's learning rate": _one_iteration_ahead,
+    "the next iteration's learning rate": _next_learning_rate,
     "moments corrected for a step more": adamw(ahead=1),
 }
 SMALL: Dict[str, Mutation] = {
@@ -119,7 +119,7 @@ SMALL: Dict[str, Mutation] = {
     "dropout that does not scale": _without_scale,
     "a LayerNorm with another epsilon": ("model.layernorm_eps=1e-6",),
 }
-# by the case that must find them; 16 bits do not find what is small
+# by the case that must detect them; 16 bits do not detect small ones
 MUTATIONS: Dict[str, Dict[str, Mutation]] = {
     "float64": {  # float32 rounds more than these change: attention is nearly even, and GELU nearly straight at first
         **LARGE,

@@ -1,10 +1,11 @@
-"""Parts of the test suite on every PyTorch build that is made here, checkpoints of each build in each, and a table.
+"""Runs parts of the test suite on every PyTorch build installed here, and checkpoints of each build in each.
 
     python -m tests.matrix.run tests/model tests/test_mpi.py checkpoints      # `make test-matrix` names all parts
     python -m tests.matrix.run checkpoints --builds torch-1.7 torch-2.13
-    python -m tests.matrix.run ... --go-on                                    # what was run before is not run again
+    python -m tests.matrix.run ... --go-on                                    # parts that were run are not run again
 
-A build is a profile of ``env/`` by its name, or the path of one. Logs and results stay in runs/matrix.
+It prints a table of the results. A build is a profile of ``env/`` by its name, or the path of one. Logs and results
+stay in runs/matrix.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _LINES_OF_A_FAILURE = 40
 
 @dataclass(frozen=True)
 class Result:
-    """One part on one build.
+    """Counts of one part of the suite on one build.
 
     Attributes:
-        on_ranks: of tests that start ranks, how many tests passed on how many ranks.
+        on_ranks: how many of the tests that start ranks passed on how many ranks.
     """
 
     passed: int
@@ -51,24 +52,33 @@ class Result:
         return f"{self.passed}/{self.failed}/{self.skipped} {self.seconds:.0f} s"
 
 
-def builds_here(names: List[str]) -> Dict[str, Profile]:
-    """The builds that are made; the others are said aloud."""
-    found = {}
+def installed_builds(names: List[str]) -> Dict[str, Profile]:
+    """The builds that are installed; the others are reported as skipped."""
+    builds = {}
     for name in names:
         profile = resolve(name)
         try:
             require_created(profile)
-            found[profile.name] = profile
+            builds[profile.name] = profile
         except UsageError as error:
             print(f"=== SKIPPED: {profile.name}: {error} ===", flush=True)
-    return found
+    return builds
 
 
 def run_tests(profile: Profile, path: str, folder: Path) -> Result:
-    """A part of the suite by one build's pytest."""
+    """Runs a part of the suite by one build's pytest."""
     report = folder / f"{Path(path).stem}.xml"
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_logging=system-out", f"--junitxml={report}"]
-    code, seconds = _start(profile, [*words, path], report.with_suffix(".log"))
+    arguments = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "junit_logging=system-out",
+        f"--junitxml={report}",
+    ]
+    code, seconds = _start(profile, [*arguments, path], report.with_suffix(".log"))
     if not report.exists():
         print(f"{profile.name}: {path}: pytest ended with {code} and left no report", flush=True)
         return Result(0, 1, 0, seconds)
@@ -87,7 +97,7 @@ def run_tests(profile: Profile, path: str, folder: Path) -> Result:
 
 
 def run_checkpoints(builds: Dict[str, Profile], out: Path) -> Dict[str, Result]:
-    """Checkpoints that each build writes, read by each; results by the build that reads."""
+    """Writes checkpoints with each build and reads them with each; returns results by the build that reads."""
     ranks = ["-W", "ignore", "-m", "tests.mpi.start", "2", "-W", "ignore", "-m", "tests.matrix.checkpoints"]
     written: List[Path] = []
     results: Dict[str, Result] = {}
@@ -109,18 +119,23 @@ def run_checkpoints(builds: Dict[str, Profile], out: Path) -> Dict[str, Result]:
 
 
 def read_lines(log: Path) -> List[Dict[str, Any]]:
-    """What :mod:`tests.matrix.checkpoints` said of each checkpoint."""
+    """The lines that :mod:`tests.matrix.checkpoints` printed, one for each checkpoint."""
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"from"')]
 
 
-def _start(profile: Profile, words: List[str], log: Path) -> Tuple[int, float]:
-    """Exit code and seconds of a build's Python with these words; the end of a failure's output is printed."""
+def _start(profile: Profile, arguments: List[str], log: Path) -> Tuple[int, float]:
+    """Exit code and seconds of a build's Python with these arguments; the end of a failure's output is printed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **profile_variables(profile), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     with open(log, "wb") as stream:
         done = subprocess.run(
-            [profile.python, *words], cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, check=False
+            [profile.python, *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
     if done.returncode:
         lines = log.read_text(errors="replace").splitlines()
@@ -134,36 +149,39 @@ def _keep(file: Path, result: Result) -> None:
 
 
 def table(results: Dict[str, Dict[str, Result]]) -> List[str]:
-    """Lines of part x build; results by build and part."""
-    parts = list(dict.fromkeys(part for of_build in results.values() for part in of_build))
+    """Lines of a table of parts and builds; ``results`` are by build and part."""
+    part_names = list(dict.fromkeys(part for of_build in results.values() for part in of_build))
     rows = [["passed/failed/skipped", *results]]
-    for part in parts:
+    for part in part_names:
         rows.append([part, *(str(of_build[part]) for of_build in results.values())])
-    whole = [
-        [sum(getattr(one, field) for one in of_build.values()) for field in ("passed", "failed", "skipped", "seconds")]
+    totals = [
+        [
+            sum(getattr(result, field) for result in of_build.values())
+            for field in ("passed", "failed", "skipped", "seconds")
+        ]
         for of_build in results.values()
     ]
-    rows.append(["all", *(str(Result(*sums)) for sums in whole)])
+    rows.append(["all", *(str(Result(*sums)) for sums in totals)])
     return _in_columns(rows)
 
 
 def pairs_table(results: Dict[str, List[Dict[str, Any]]]) -> List[str]:
-    """Checkpoints by the build that wrote (line) and the one that read: how many go on, and the largest distance from
-    the uninterrupted curve in parts of what its case allows."""
+    """Lines of a table of checkpoints by the build that wrote (row) and the build that read (column): how many resume,
+    and the largest distance from the uninterrupted curve relative to the case's tolerance."""
     writers = list(dict.fromkeys(line["from"] for lines in results.values() for line in lines))
     rows = [["checkpoints of", *(f"in {name}" for name in results)]]
     for writer in writers:
         row = [writer]
         for lines in results.values():
-            mine = [line for line in lines if line["from"] == writer]
+            from_writer = [line for line in lines if line["from"] == writer]
             shares = [
-                line[what] / CASES[line["case"]].tolerance[what]
-                for line in mine
-                for what in ("loss", "norm")
-                if what in line
+                line[quantity] / CASES[line["case"]].tolerance[quantity]
+                for line in from_writer
+                for quantity in ("loss", "norm")
+                if quantity in line
             ]
-            good = sum(not line["problems"] for line in mine)
-            row.append(f"{good} of {len(mine)} go on, {max(shares, default=0.0):.2f} of the tolerance")
+            good = sum(not line["problems"] for line in from_writer)
+            row.append(f"{good} of {len(from_writer)} go on, {max(shares, default=0.0):.2f} of the tolerance")
         rows.append(row)
     return _in_columns(rows)
 
@@ -174,7 +192,7 @@ def _in_columns(rows: List[List[str]]) -> List[str]:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Run what is asked for; 1 where anything failed."""
+    """Runs the requested parts; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", metavar="PART", help=f"a path for pytest, or {CHECKPOINTS}")
     parser.add_argument("--builds", nargs="+", metavar="BUILD", help="default: the profiles env/torch-*.yaml")
@@ -183,7 +201,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     out: Path = options.out.resolve()
     try:
-        builds = builds_here(options.builds or [name for name in profile_files() if name.startswith("torch-")])
+        builds = installed_builds(options.builds or [name for name in profile_files() if name.startswith("torch-")])
     except UsageError as error:
         parser.error(str(error))
     if not options.go_on:
@@ -202,12 +220,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
             results[name][part] = Result(**json.loads(files[name].read_text()))
     print("\n".join(["", *table(results)]))
     for name, of_build in results.items():
-        for part, one in of_build.items():
-            if one.on_ranks:
-                print(f"{name}: {part}: tests that passed on so many ranks: {one.on_ranks}")
+        for part, result in of_build.items():
+            if result.on_ranks:
+                print(f"{name}: {part}: tests that passed on so many ranks: {result.on_ranks}")
     if CHECKPOINTS in options.parts:
         print("\n".join(["", *pairs_table({name: read_lines(out / name / f"{CHECKPOINTS}.log") for name in builds})]))
-    return 1 if any(one.failed for of_build in results.values() for one in of_build.values()) else 0
+    return 1 if any(result.failed for of_build in results.values() for result in of_build.values()) else 0
 
 
 if __name__ == "__main__":

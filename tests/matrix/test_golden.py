@@ -1,4 +1,4 @@
-"""One rank of this build against the golden curves; and that small mistakes do not pass there."""
+"""Tests that one rank of this build draws the golden curves, and that small mistakes are detected."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ from tests.matrix.curves import (
 from tests.matrix.mutations import MUTATIONS, NONE, Mutation
 
 MISTAKES: List[Tuple[str, str, Mutation]] = [
-    (name, words, mutation) for name, found in MUTATIONS.items() for words, mutation in found.items()
+    (name, mistake, mutation) for name, mutations in MUTATIONS.items() for mistake, mutation in mutations.items()
 ]
-ENOUGH = 5  # iterations for a mistake to be found in
+ENOUGH = 5  # iterations in which a mistake must be detected
 CLEAR = 3.0  # times the tolerance
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_rank_draws_the_golden_curve(name: str) -> None:
-    kept = read_golden(name)
-    assert kept.settings == settings_of(CASES[name].config()), "write it anew: python -m tests.matrix.golden --write"
-    found = distances(draw(trainer_for(name)), kept.curve)
-    assert too_far(found, CASES[name]) == {}
+def test_a_single_rank_draws_the_golden_curve(name: str) -> None:
+    golden = read_golden(name)
+    assert golden.settings == settings_of(CASES[name].config()), "write it anew: python -m tests.matrix.golden --write"
+    from_golden = distances(draw(trainer_for(name)), golden.curve)
+    assert too_far(from_golden, CASES[name]) == {}
 
 
-def test_products_in_float16_draw_the_same_curve_however_slow_they_are_here() -> None:
+def test_products_in_float16_draw_the_same_curve_however_slow_they_are() -> None:
     name = "float16-products"
     compat.choose_float32_operations(compat.operations_without_kernel(torch.float16), torch.float16)
-    found = distances(draw(trainer_of(CASES[name].config())), read_golden(name).curve)
-    assert too_far(found, CASES[name]) == {}
+    from_golden = distances(draw(trainer_of(CASES[name].config())), read_golden(name).curve)
+    assert too_far(from_golden, CASES[name]) == {}
 
 
-def test_every_file_is_a_case_and_is_what_the_program_writes() -> None:
+def test_every_file_belongs_to_a_case_and_equals_the_program_s_output() -> None:
     assert set(names()) == set(CASES)
     for name in CASES:
-        kept = read_golden(name)
-        text = golden_text(name, kept.curve, kept.made_by)
-        assert text == kept.text, f"{name}: write it anew: python -m tests.matrix.golden --write {name}"
-        losses = kept.curve.losses
+        golden = read_golden(name)
+        text = golden_text(name, golden.curve, golden.made_by)
+        assert text == golden.text, f"{name}: write it anew: python -m tests.matrix.golden --write {name}"
+        losses = golden.curve.losses
         assert len(losses) == CASES[name].config().training.iterations and losses[-1] < losses[0] - 0.02
 
 
-@pytest.mark.parametrize(("name", "words", "mutation"), MISTAKES, ids=[f"{n}: {w}" for n, w, _ in MISTAKES])
+@pytest.mark.parametrize(("name", "mistake", "mutation"), MISTAKES, ids=[f"{n}: {w}" for n, w, _ in MISTAKES])
 def test_a_mistake_is_far_from_the_golden_curve(
-    name: str, words: str, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+    name: str, mistake: str, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, settings = part(read_golden(name).curve, 0, ENOUGH), mutation
+    golden_curve, settings = part(read_golden(name).curve, 0, ENOUGH), mutation
     if callable(settings):
         settings(monkeypatch)
         settings = ()
-    found = distances(draw(trainer_for(name, "", *settings), ENOUGH), kept)
-    times = {what: distance / CASES[name].tolerance[what] for what, distance in found.items()}
-    print(f"mistake {name}, {words}: {times}")
-    assert max(times.values()) > CLEAR
+    from_golden = distances(draw(trainer_for(name, "", *settings), ENOUGH), golden_curve)
+    multiples = {quantity: distance / CASES[name].tolerance[quantity] for quantity, distance in from_golden.items()}
+    print(f"mistake {name}, {mistake}: {multiples}")
+    assert max(multiples.values()) > CLEAR
 
 
 @pytest.mark.parametrize("name", ["float64", "float32"])
-def test_the_optimiser_of_the_mistakes_is_right_without_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_optimizer_of_the_mistakes_is_right_without_a_mistake(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(NONE)
     NONE(monkeypatch)
-    found = distances(draw(trainer_for(name)), read_golden(name).curve)
-    assert too_far(found, CASES[name]) == {}
+    from_golden = distances(draw(trainer_for(name)), read_golden(name).curve)
+    assert too_far(from_golden, CASES[name]) == {}

@@ -1,4 +1,4 @@
-"""The program that runs parts of the suite on builds counts what its pytest counts, and says what it has not run."""
+"""Tests of the program that runs parts of the suite on builds: it counts as pytest does, and reports skipped builds."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def profile(folder: Path, name: str, python: str) -> str:
     return str(file)
 
 
-def test_counts_of_a_build_and_what_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_of_a_build_and_skipped_builds_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = tmp_path / "test_some.py"
     part.write_text(TESTS)
     builds = [profile(tmp_path, "this", sys.executable), profile(tmp_path, "absent", "no/such/python")]
-    words = [str(part), "--out", str(tmp_path / "out"), "--builds", *builds]
+    arguments = [str(part), "--out", str(tmp_path / "out"), "--builds", *builds]
     for more in ([], ["--go-on"]):
-        assert run.main([*words, *more]) == 1
-        said = capsys.readouterr().out
-        assert "=== SKIPPED: absent: " in said and "env create absent" in said
-        assert "1/1/1 " in said.splitlines()[-3] and "tests that passed on so many ranks: 7 on 2" in said
-        assert ("assert 1 == 2" in said) == (not more)
+        assert run.main([*arguments, *more]) == 1
+        output = capsys.readouterr().out
+        assert "=== SKIPPED: absent: " in output and "env create absent" in output
+        assert "1/1/1 " in output.splitlines()[-3] and "tests that passed on so many ranks: 7 on 2" in output
+        assert ("assert 1 == 2" in output) == (not more)
 
 
-def test_a_pytest_that_does_not_get_far_is_a_failure(tmp_path: Path) -> None:
+def test_a_pytest_that_cannot_collect_is_a_failure(tmp_path: Path) -> None:
     part = tmp_path / "test_broken.py"
     part.write_text("import no_such_module\n")
-    words = [str(part), "--out", str(tmp_path / "out"), "--builds", profile(tmp_path, "this", sys.executable)]
-    assert run.main(words) == 1
+    arguments = [str(part), "--out", str(tmp_path / "out"), "--builds", profile(tmp_path, "this", sys.executable)]
+    assert run.main(arguments) == 1
 
 
-def test_tables_by_hand() -> None:
+def test_the_tables_have_the_expected_lines() -> None:
     results = {"a": {"x": Result(3, 0, 1, 2.4)}, "b": {"x": Result(2, 1, 1, 1.2)}}
     assert table(results) == [
         "passed/failed/skipped  a          b",

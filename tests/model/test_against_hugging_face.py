@@ -1,4 +1,4 @@
-"""Logits against Hugging Face's GPT-2 with the same weights."""
+"""Tests of logits against Hugging Face's GPT-2 with the same weights."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def with_our_weights(model: GPT, gelu: str) -> torch.nn.Module:
         "transformer.ln_f.bias": ours["final_norm.bias"],
     }
     for layer in range(shape.layers):
-        here, there = f"blocks.{layer}", f"transformer.h.{layer}"
+        our_prefix, their_prefix = f"blocks.{layer}", f"transformer.h.{layer}"
         for norm, name in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
-            state[f"{there}.{name}.weight"] = ours[f"{here}.{norm}.weight"]
-            state[f"{there}.{name}.bias"] = ours[f"{here}.{norm}.bias"]
+            state[f"{their_prefix}.{name}.weight"] = ours[f"{our_prefix}.{norm}.weight"]
+            state[f"{their_prefix}.{name}.bias"] = ours[f"{our_prefix}.{norm}.bias"]
         for linear, name in (
             ("attention.qkv", "attn.c_attn"),
             ("attention.out", "attn.c_proj"),
             ("mlp.up", "mlp.c_fc"),
             ("mlp.down", "mlp.c_proj"),
         ):
-            weight = ours[f"{here}.{linear}.weight"]
-            state[f"{there}.{name}.weight"] = weight.reshape(-1, weight.shape[-1]).t()
-            state[f"{there}.{name}.bias"] = ours[f"{here}.{linear}.bias"].reshape(-1)
+            weight = ours[f"{our_prefix}.{linear}.weight"]
+            state[f"{their_prefix}.{name}.weight"] = weight.reshape(-1, weight.shape[-1]).t()
+            state[f"{their_prefix}.{name}.bias"] = ours[f"{our_prefix}.{linear}.bias"].reshape(-1)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected and all(name.endswith(("attn.bias", "attn.masked_bias")) for name in missing)
     return theirs

@@ -1,4 +1,4 @@
-"""The one-rank model against an independent NumPy GPT: loss and every gradient, float64."""
+"""Tests of the model on one rank against an independent NumPy GPT: loss and every gradient, in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.mark.parametrize("queries", [64, 5], ids=["one block of attention", "some blocks"])
 @pytest.mark.parametrize("settings", list(CASES.values()), ids=list(CASES))
-def test_loss_and_every_gradient_equal_the_judges(
+def test_loss_and_every_gradient_equal_those_of_the_numpy_model(
     settings: List[str], queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, queries)
@@ -57,7 +57,7 @@ def test_loss_and_every_gradient_equal_the_judges(
         assert np.abs(parameter.grad.numpy() - gradients[name]).max() <= 1e-12 * scale, name
 
 
-def test_the_judge_agrees_with_finite_differences() -> None:
+def test_the_numpy_model_agrees_with_finite_differences() -> None:
     config = load_run_config(overrides=[*SMALL, "model.vocab_size=256", "model.gelu=tanh"])
     rng = np.random.RandomState(0)
     model = build_model(config, Communicator.alone())
@@ -69,11 +69,11 @@ def test_the_judge_agrees_with_finite_differences() -> None:
 
     _, gradients = NumpyGPT(config.model, parameters).loss_and_gradients(tokens[:, :-1], tokens[:, 1:])
     for name, value in parameters.items():
-        place = np.unravel_index(np.abs(gradients[name]).argmax(), value.shape)
-        kept, step = value[place], 1e-6
-        value[place] = kept + step
+        index = np.unravel_index(np.abs(gradients[name]).argmax(), value.shape)
+        original, step = value[index], 1e-6
+        value[index] = original + step
         above = loss()
-        value[place] = kept - step
+        value[index] = original - step
         below = loss()
-        value[place] = kept
-        assert (above - below) / (2 * step) == pytest.approx(gradients[name][place], rel=1e-6), name
+        value[index] = original
+        assert (above - below) / (2 * step) == pytest.approx(gradients[name][index], rel=1e-6), name

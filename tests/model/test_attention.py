@@ -1,4 +1,4 @@
-"""The layer, and its definition, which is what the blocks compute."""
+"""Tests of the attention layer against its definition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 
-def test_the_reference_computes_the_layer_by_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: List[Tuple[torch.Tensor, torch.Tensor]] = []
+def test_the_reference_layer_computes_naive_attention_with_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs_and_gradients: List[Tuple[torch.Tensor, torch.Tensor]] = []
     calls: List[int] = []
     attend_naively = attention.attend_naively
     monkeypatch.setattr(attention, "attend_naively", lambda *inputs: calls.append(1) or attend_naively(*inputs))
@@ -28,20 +28,20 @@ def test_the_reference_computes_the_layer_by_its_definition(monkeypatch: pytest.
         for number, parameter in enumerate(layer.parameters()):
             parameter.data.normal_(std=0.1, generator=torch.Generator().manual_seed(number))
         x = torch.randn(2, 24, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
-        found.append(result_and_gradient(lambda x, layer=layer: layer(x, 3), x))
+        outputs_and_gradients.append(result_and_gradient(lambda x, layer=layer: layer(x, 3), x))
     assert calls == [1]
-    for ours, judge in zip(*found):
+    for ours, judge in zip(*outputs_and_gradients):
         assert float((ours - judge).abs().max()) <= 1e-12 * float(judge.abs().max())
 
 
-def test_sequences_shorter_than_the_model_takes_are_the_beginning_of_longer_ones() -> None:
+def test_shorter_sequences_have_the_beginning_of_the_output_of_longer_sequences() -> None:
     model = load_run_config(preset="tiny").model
     layer = CausalSelfAttention(model, Communicator.alone(), torch.float64, seed=1, site=1)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     x = torch.randn(1, model.seq_len, model.hidden, dtype=torch.float64)
-    whole, part = layer(x, 0), layer(x[:, :50], 0)
-    assert float((whole[:, :50] - part).detach().abs().max()) <= 1e-12
+    full_output, prefix_output = layer(x, 0), layer(x[:, :50], 0)
+    assert float((full_output[:, :50] - prefix_output).detach().abs().max()) <= 1e-12
 
 
 def test_a_model_is_built_with_either_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Attention by blocks is its definition, in every shape of blocks and groups."""
+"""Tests that attention by blocks equals its definition, for every shape of blocks and groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.model.attention import attend_naively
 from fugaku_gpt.model.causal_attention import DropoutMaskFn, _Workspace, causal_attention
 
-SHAPE = (2, 3, 19, 3, 4, 8)  # parts, samples, positions of each, query key value, heads, width of a head
+SHAPE = (2, 3, 19, 3, 4, 8)  # shards, samples, positions of each, query key value, heads, width of a head
 
 
 def inputs(shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -32,39 +32,39 @@ def result_and_gradient(
 
 
 def flags(shape: Tuple[int, ...]) -> torch.Tensor:
-    parts, b, here, _, heads, _ = shape
+    shards, b, positions, _, heads, _ = shape
     generator = torch.Generator().manual_seed(1)
-    return torch.rand(b, heads, parts * here, parts * here, generator=generator) < 0.75
+    return torch.rand(b, heads, shards * positions, shards * positions, generator=generator) < 0.75
 
 
 @pytest.fixture
-def by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By PyTorch's operators, whatever kernels there are."""
+def without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute attention with PyTorch's operators, even if there are compiled kernels."""
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
 
 
-@pytest.mark.usefixtures("by_blocks")
+@pytest.mark.usefixtures("without_compiled_kernels")
 @pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
 @pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("scores", [1, 38 * 8 * 3, 38 * 8 * 4, 2**18], ids=["a head", "heads", "a sample", "all"])
 @pytest.mark.parametrize("queries", [1, 8, 64])
-def test_blocks_of_any_size_are_the_definition(
+def test_blocks_of_any_size_equal_the_definition(
     queries: int, scores: int, drops: bool, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, queries)
     monkeypatch.setitem(blocks._SCORES_PER_THREAD, False, -(-scores // torch.get_num_threads()))
-    kept: Optional[DropoutMaskFn] = (lambda: flags(SHAPE)) if drops else None
+    mask_fn: Optional[DropoutMaskFn] = (lambda: flags(SHAPE)) if drops else None
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        found, judge = (
-            result_and_gradient(lambda x, f=function: f(x, kept, 0.25, keep), inputs(SHAPE, dtype))
+        tiled, naive = (
+            result_and_gradient(lambda x, f=function: f(x, mask_fn, 0.25, keep), inputs(SHAPE, dtype))
             for function in (causal_attention, attend_naively)
         )
-        for ours, expected in zip(found, judge):
+        for ours, expected in zip(tiled, naive):
             assert ours.dtype == dtype and ours.shape == expected.shape
             assert float((ours - expected).abs().max()) <= tolerance * float(expected.abs().max())
 
 
-def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_equals_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, 3)
     shape = (1, 2, 5, 3, 2, 3)
     x = inputs(shape, torch.float64).requires_grad_()
@@ -76,48 +76,48 @@ def test_the_gradient_is_that_of_differences(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("keep", [True, False], ids=["flags kept", "flags made again"])
 @pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiled_it_is_the_definition(dtype: torch.dtype, drops: bool, keep: bool) -> None:
+def test_the_compiled_kernel_equals_the_definition(dtype: torch.dtype, drops: bool, keep: bool) -> None:
     made = []
 
-    def kept() -> torch.Tensor:
+    def mask_fn() -> torch.Tensor:
         made.append(None)
         return flags(SHAPE)
 
     x = inputs(SHAPE, dtype)
     assert ops.has_native_attention(x)
-    found = result_and_gradient(lambda x: causal_attention(x, kept if drops else None, 0.25, keep), x)
+    compiled = result_and_gradient(lambda x: causal_attention(x, mask_fn if drops else None, 0.25, keep), x)
     assert len(made) == (0 if not drops else 1 if keep else 2)
-    expected = result_and_gradient(lambda x: attend_naively(x, kept if drops else None, 0.25), x.float())
-    for ours, judge in zip(found, expected):
+    expected = result_and_gradient(lambda x: attend_naively(x, mask_fn if drops else None, 0.25), x.float())
+    for ours, judge in zip(compiled, expected):
         assert ours.dtype == dtype
         tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
         assert float((ours.float() - judge).abs().max()) <= tolerance * float(judge.abs().max())
 
 
-@pytest.mark.usefixtures("by_blocks")
+@pytest.mark.usefixtures("without_compiled_kernels")
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 2, 50, 3, 2, 8), (2, 3, 25, 3, 4, 8)], ids=["", "in parts"])
 @pytest.mark.parametrize("drops", [False, True], ids=["", "dropout"])
-def test_in_16_bits_it_is_that_in_float32_rounded(
+def test_attention_in_16_bits_equals_that_in_float32_but_for_rounding(
     drops: bool, shape: Tuple[int, ...], dtype: torch.dtype, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if forced:
         monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
     monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, True, 4)
     monkeypatch.setitem(blocks._SCORES_PER_THREAD, not forced, 50 * 8 * 6)  # some heads at once
-    kept: Optional[DropoutMaskFn] = (lambda: flags(shape)) if drops else None
+    mask_fn: Optional[DropoutMaskFn] = (lambda: flags(shape)) if drops else None
     x = inputs(shape, dtype)
-    found = result_and_gradient(lambda x: causal_attention(x, kept, 0.25), x)
-    expected = result_and_gradient(lambda x: attend_naively(x, kept, 0.25), x.float())
-    for ours, judge in zip(found, expected):
+    tiled = result_and_gradient(lambda x: causal_attention(x, mask_fn, 0.25), x)
+    expected = result_and_gradient(lambda x: attend_naively(x, mask_fn, 0.25), x.float())
+    for ours, judge in zip(tiled, expected):
         assert ours.dtype == dtype
         assert float((ours.float() - judge).abs().max()) <= 4 * torch.finfo(dtype).eps * float(judge.abs().max())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("samples", "heads", "length"), [(64, 48, 16), (9, 12, 256), (3, 40, 2048), (1, 2, 8192)])
-def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
+def test_scores_fit_into_the_cache_of_each_thread_or_are_a_single_block(
     samples: int, heads: int, length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset())
@@ -133,7 +133,7 @@ def test_scores_take_a_cache_s_worth_of_memory_for_each_thread_or_one_block(
         assert work._scores.numel() == 3 * max(products) * block * length
 
 
-@pytest.mark.usefixtures("by_blocks")
+@pytest.mark.usefixtures("without_compiled_kernels")
 def test_the_future_has_no_influence() -> None:
     x = inputs((1, 1, 200, 3, 2, 8), torch.float32)
     other = x.clone()

@@ -1,4 +1,4 @@
-"""The dropout mask is a function of what is dropped."""
+"""Tests that the dropout mask depends only on seed, site and the positions of the elements."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fugaku_gpt.parallel.sequence import Shard
     site=st.integers(0, 300),
 )
 def test_a_slice_of_the_mask_is_the_mask_of_the_slice(first: int, count: int, skip: int, site: int) -> None:
-    whole = keep_mask(7, site, first, skip + count, 0.3)
-    assert np.array_equal(whole[skip:], keep_mask(7, site, first + skip, count, 0.3))
+    full_mask = keep_mask(7, site, first, skip + count, 0.3)
+    assert np.array_equal(full_mask[skip:], keep_mask(7, site, first + skip, count, 0.3))
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9])
@@ -48,20 +48,20 @@ def test_other_seeds_and_sites_drop_other_elements() -> None:
 def test_samples_of_a_batch_keep_their_masks_in_any_micro_batch() -> None:
     dropout = KeyedDropout(0.4, seed=3, site=9)
     x = torch.ones(6, 5, 8, dtype=torch.float64)
-    whole = dropout(x, 10)
-    parts = torch.cat([dropout(x[:2], 10), dropout(x[2:3], 12), dropout(x[3:], 13)])
-    assert torch.equal(whole, parts)
-    assert set(whole.reshape(-1).tolist()) == {0.0, 65536 / (65536 - round(0.4 * 65536))}
+    full_batch = dropout(x, 10)
+    micro_batches = torch.cat([dropout(x[:2], 10), dropout(x[2:3], 12), dropout(x[3:], 13)])
+    assert torch.equal(full_batch, micro_batches)
+    assert set(full_batch.reshape(-1).tolist()) == {0.0, 65536 / (65536 - round(0.4 * 65536))}
 
 
-@pytest.mark.parametrize("parts", [2, 5])
-def test_the_shards_of_sequences_draw_their_slices_of_the_mask(parts: int) -> None:
+@pytest.mark.parametrize("shards", [2, 5])
+def test_the_shards_of_sequences_draw_their_slices_of_the_mask(shards: int) -> None:
     x = torch.ones(3, 10, 8, dtype=torch.float64)
-    whole = KeyedDropout(0.4, seed=3, site=9)(x, 10)
-    for index in range(parts):
-        shard = Shard(index, parts)
-        mine = shard.positions(10)
-        assert torch.equal(KeyedDropout(0.4, 3, 9, shard)(x[:, mine].contiguous(), 10), whole[:, mine])
+    full_output = KeyedDropout(0.4, seed=3, site=9)(x, 10)
+    for index in range(shards):
+        shard = Shard(index, shards)
+        positions = shard.positions(10)
+        assert torch.equal(KeyedDropout(0.4, 3, 9, shard)(x[:, positions].contiguous(), 10), full_output[:, positions])
 
 
 def test_nothing_is_dropped_in_evaluation_or_at_probability_zero() -> None:
@@ -72,14 +72,14 @@ def test_nothing_is_dropped_in_evaluation_or_at_probability_zero() -> None:
     assert KeyedDropout(0.0, seed=1, site=1)(x, 0) is x
 
 
-def test_attention_drops_by_the_head_of_the_whole_model() -> None:
+def test_attention_dropout_depends_on_the_head_s_number_in_the_full_model() -> None:
     model = load_run_config(preset="tiny", overrides=["model.attention_dropout=0.3", "model.seq_len=10"]).model
 
-    def kept(rank: int, size: int) -> torch.Tensor:
+    def keep_flags(rank: int, size: int) -> torch.Tensor:
         tp = Communicator.alone()
         tp.rank, tp.size = rank, size
         layer = CausalSelfAttention(model, tp, torch.float32, seed=5, site=2)
         return layer._keep_flags(2, 10, 7)
 
-    halves = torch.cat([kept(0, 2), kept(1, 2)], dim=1)
-    assert torch.equal(halves, kept(0, 1))
+    halves = torch.cat([keep_flags(0, 2), keep_flags(1, 2)], dim=1)
+    assert torch.equal(halves, keep_flags(0, 1))

@@ -1,4 +1,4 @@
-"""Initial weights are a function of seed, name and position."""
+"""Tests that initial weights are a function of seed, name and position."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def filled(spec: TensorSpec, tp_rank: int = 0, tp: int = 1, seed: int = 1) -> to
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_slices_over_ranks_make_up_the_whole(tp: int) -> None:
+def test_slices_over_ranks_make_up_the_full_tensor(tp: int) -> None:
     for spec in model_tensors(MODEL, tp):
-        whole = filled(spec)
-        assert torch.isfinite(whole).all()
+        full_tensor = filled(spec)
+        assert torch.isfinite(full_tensor).all()
         for rank in range(tp):
-            assert torch.equal(filled(spec, rank, tp), whole[spec.slice_of(rank, tp)]), spec.name
+            assert torch.equal(filled(spec, rank, tp), full_tensor[spec.slice_of(rank, tp)]), spec.name
 
 
 def test_padding_does_not_move_the_vocabulary() -> None:

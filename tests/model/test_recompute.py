@@ -1,4 +1,4 @@
-"""What is recomputed is the same to the last bit, is not kept, and is seen once by whoever waits for gradients."""
+"""Tests that recomputed layers are equal to the last bit, save no activations, and finish each gradient once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def loss_and_gradients(model: GPT) -> Dict[str, torch.Tensor]:
         parameter.grad = None
     loss = model(*tokens_of(model), 5)
     loss.backward()
-    found = {"loss": loss.detach()}
+    tensors_by_name = {"loss": loss.detach()}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        found[name] = parameter.grad
-    return found
+        tensors_by_name[name] = parameter.grad
+    return tensors_by_name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +66,7 @@ def test_attention_without_dropout_is_recomputed_to_the_last_bit_too(kind: str) 
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_training_draws_the_same_curve_to_the_last_bit(chunks: int) -> None:
+def test_training_has_the_same_curve_to_the_last_bit(chunks: int) -> None:
     def curve(kind: str) -> List[Tuple[float, float]]:
         schedule = "interleaved" if chunks > 1 else "1f1b"
         config = tiny_config(
@@ -104,33 +104,33 @@ def test_gradients_are_added_up_in_place_and_each_is_finished_once(kind: str) ->
         node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
         node.register_hook(lambda *_, name=name: finished.__setitem__(name, finished.get(name, 0) + 1))
         nodes.append(node)
-    places = {name: parameter.grad.data_ptr() for name, parameter in model.named_parameters()}
+    addresses = {name: parameter.grad.data_ptr() for name, parameter in model.named_parameters()}
     for _ in range(2):
         model(*tokens_of(model), 5).backward()
         judge(*tokens_of(judge), 5).backward()
-    assert places == {name: parameter.grad.data_ptr() for name, parameter in model.named_parameters()}
+    assert addresses == {name: parameter.grad.data_ptr() for name, parameter in model.named_parameters()}
     for (name, ours), theirs in zip(model.named_parameters(), judge.parameters()):
         assert torch.equal(ours.grad, theirs.grad), name
-    assert finished == dict.fromkeys(places, 2)  # the tied embedding too: autograd adds its two uses first
+    assert finished == dict.fromkeys(addresses, 2)  # the tied embedding too: autograd adds its two uses first
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
-def test_a_recomputed_layer_keeps_its_input_alone_and_the_backward_pass_leaves_nothing() -> None:
+def test_a_recomputed_layer_saves_only_the_input_and_the_backward_pass_frees_everything() -> None:
     most = {}
     for kind in ("none", *KINDS):
         model = model_of(f"training.recompute={kind}", "model.layers=6")
-        with counting([model]) as kept:
+        with counting([model]) as saved_bytes:
             loss = model(*tokens_of(model), 5)
-            after_forward = kept.now
+            after_forward = saved_bytes.current_bytes
             loss.backward()
-        assert kept.now == 0
-        most[kind] = (after_forward, kept.most)
+        assert saved_bytes.current_bytes == 0
+        most[kind] = (after_forward, saved_bytes.peak_bytes)
     for stage in (0, 1):  # after the forward pass, and at most, recomputing included
         assert most["full"][stage] < most["selective"][stage] < most["none"][stage]
     assert most["full"][0] < most["none"][0] / 8
 
 
-def test_inputs_that_want_no_gradient_are_left_without() -> None:
+def test_inputs_that_require_no_gradient_get_none() -> None:
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     y = torch.randn(3, dtype=torch.float64)
     recomputed(lambda x, y: (x * y).tanh(), x, y).sum().backward()
@@ -138,7 +138,7 @@ def test_inputs_that_want_no_gradient_are_left_without() -> None:
     assert torch.equal(x.grad, torch.autograd.grad((x * y).tanh().sum(), x)[0])
 
 
-def test_a_layer_on_its_own_has_gradients_though_its_input_wants_none() -> None:
+def test_a_separate_layer_has_gradients_even_if_the_input_requires_none() -> None:
     model = model_of("training.recompute=full")
     block = model.blocks["0"]
     block(torch.randn(2, 24, 32), 0).sum().backward()

@@ -1,4 +1,4 @@
-"""The matrix of layouts whose training is held equal to one rank's: what is switched on in each, as words.
+"""The matrix of layouts whose training must equal that of one rank; a case is text that names what is switched on.
 
 ``tests/test_matrix.py`` proves that it has every two features that can meet, and the triples that matter most.
 """
@@ -10,9 +10,9 @@ from typing import Dict, Iterator, List, Tuple
 from fugaku_gpt.config import RunConfig
 from tests.support.tiny import tiny_config
 
-Words = Tuple[str, ...]
+Settings = Tuple[str, ...]
 BASE = ("model.layers=4", "training.warmup_iterations=1", "training.decay_iterations=5")
-MEANINGS: Dict[str, Words] = {
+MEANINGS: Dict[str, Settings] = {
     "zero": ("layout.zero=1",),
     "sp": ("layout.sequence_parallel=true",),
     "node-first": ("layout.hierarchical_sum=true",),
@@ -40,10 +40,10 @@ _PREFIXES = {
     "budget": "training.recompute_budget_mib",
     **{key: f"layout.{key}" for key in ("dp", "tp", "pp", "order", "split", "chunks")},
 }
-# of what is on one rank: the same training, kept whole
+# settings of a layout, which the reference run on one rank does not have
 _OF_LAYOUTS = ("layout.", "training.recompute", "training.gradient_dtype")
 
-# in float64 and in float32
+# cases that are trained in float64 and in float32
 WIDE: List[str] = [
     "",
     "selective interleaved chunks=4",
@@ -98,7 +98,7 @@ WIDE: List[str] = [
     "dp=4 tp=2 order=tp,dp,pp zero sp node-first interleaved split=[3,1] full budget=0.2 batch-ramp leave-samples "
     "leave-step rollback constant",
 ]
-# beside one rank in the same type, and in float32
+# cases that are compared with one rank in the same type, and in float32
 NARROW: List[str] = [
     "bfloat16",
     "float16",
@@ -135,12 +135,12 @@ NARROW: List[str] = [
 
 
 def config_of(case: str, *more: str) -> RunConfig:
-    """The tiny run of a case, with more ``key=value``."""
+    """Returns the configuration of a case's tiny run, with further ``key=value`` settings."""
     return tiny_config(*BASE, *_settings(case), *more)
 
 
-def training_of(case: str) -> Words:
-    """The settings of a case that one rank has as well; no type, since it is judged by several."""
+def training_of(case: str) -> Settings:
+    """Returns the settings of a case that one rank has as well, without the type, since several types are compared."""
     return tuple(setting for setting in _settings(case) if not setting.startswith((*_OF_LAYOUTS, "training.dtype")))
 
 

@@ -19,16 +19,16 @@ if RANKS_VARIABLE not in os.environ:
 
 @pytest.fixture(scope="session")
 def world() -> Communicator:
-    """All ranks of this test run."""
+    """The communicator of all ranks of this test run."""
     return open_world()
 
 
 @pytest.fixture(autouse=True)
-def only_one_thread_calls_mpi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever is tested: writers of checkpoints and watchdogs are threads of their own and call nothing."""
+def assert_only_the_main_thread_calls_mpi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Asserts in every test that other threads, such as writers of checkpoints and watchdogs, never call MPI."""
     callers: List[str] = []
 
-    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
                 callers.append(f"{function.__qualname__} in thread {threading.current_thread().name}")
@@ -36,13 +36,13 @@ def only_one_thread_calls_mpi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
         return call
 
-    # not where a call is entered: whose line that is would be this file's
+    # the entry of a call is not wrapped: its recorded line would be one of this file
     for owner, name in (
         (Communicator, "_wait"),
         (Communicator, "_posted"),
         (Communicator, "_leave"),
         (Pending, "done"),
     ):
-        monkeypatch.setattr(owner, name, noted(getattr(owner, name)))
+        monkeypatch.setattr(owner, name, recording(getattr(owner, name)))
     yield
     assert not callers

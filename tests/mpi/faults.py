@@ -1,9 +1,9 @@
-"""``fugaku-gpt train`` on a rank, with one fault built in: what a hang's report is tested with.
+"""Runs ``fugaku-gpt train`` on a rank with one injected fault, to test reports on hangs.
 
     mpirun -n 2 python -m tests.mpi.faults FAULT.json train ... --out RUN_DIR
 
-The fault strikes one rank in one step, at the n-th call of that step on one communicator; what it should be found to be
-is written to RUN_DIR/fault.json. Kinds: see ``KINDS``.
+The fault strikes one rank in one step, at the n-th call of that step on one communicator; what the diagnosis should
+name is written to RUN_DIR/fault.json. Kinds: see ``KINDS``.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from fugaku_gpt.training.trainer import Step, Trainer
 
 # what is done instead of, before or in the call
 CALL_KINDS = ("skip", "extra", "shape", "order", "swallow")  # the rank leaves the common path
-STATE_KINDS = ("loop", "stop", "die", "native")  # the rank does not go on: Python, SIGSTOP, SIGKILL, C code
+STATE_KINDS = ("loop", "stop", "die", "native")  # the rank stops: in Python, by SIGSTOP, by SIGKILL, in C code
 KINDS = CALL_KINDS + STATE_KINDS
-SLOW = "slow"  # no fault: every now and then a rank takes its time
+SLOW = "slow"  # no fault: now and then a rank pauses
 _MESSAGES = ("start_send", "start_receive")
 _METHODS = ("all_reduce", "start_all_reduce", "start_reduce_scatter", "start_all_gather", *_MESSAGES)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault to inject.
 
     Attributes:
-        rank: that it strikes.
+        rank: the rank that it strikes.
         group: name of the communicator.
-        step: iteration, from 1.
-        nth: call on it in that step, from 0; of a slow run, how many calls a step makes at least.
-        method: of the communicator; "" for any.
+        step: its iteration, from 1.
+        nth: number of the call on it in that step, from 0; of a slow run, the least number of calls of a step.
+        method: method of the communicator; "" for any.
         seconds: longest pause of a slow rank.
     """
 
@@ -60,11 +60,11 @@ class Fault:
 
 
 class Swallowed(Exception):
-    """Raised in the midst of a step, and swallowed around it."""
+    """Raised within a step, and swallowed by the code around it."""
 
 
-class Struck:
-    """Puts the fault into this process's communicators."""
+class FaultInjector:
+    """Injects the fault into this process's communicators."""
 
     def __init__(self, fault: Fault, directory: Path) -> None:
         self._fault = fault
@@ -76,32 +76,32 @@ class Struck:
         self._dice = random.Random(f"{fault.rank} {os.getpid()}")
 
     def install(self) -> None:
-        """Patch the communicator's methods, and the trainer's step for an exception that is swallowed."""
-        begin = Communicator.__init__
+        """Patches the communicator's methods, and the trainer's step for an exception that is swallowed."""
+        original_init = Communicator.__init__
 
-        def with_name(group: Communicator, *args: Any, **more: Any) -> None:
-            begin(group, *args, **more)
+        def init_and_register(group: Communicator, *args: Any, **more: Any) -> None:
+            original_init(group, *args, **more)
             self._groups[group.name] = group
 
-        Communicator.__init__ = with_name  # type: ignore[method-assign]
+        Communicator.__init__ = init_and_register  # type: ignore[method-assign]
         for method in _METHODS:
             setattr(Communicator, method, self._wrapped(method, getattr(Communicator, method)))
         step = Trainer.step
 
-        def swallowing(trainer: Trainer) -> Step:
+        def swallowing_step(trainer: Trainer) -> Step:
             try:
                 return step(trainer)
             except Swallowed:
                 trainer.iteration += 1
                 return Step(0.0, 0.0, 0.0, 1, 1)
 
-        Trainer.step = swallowing  # type: ignore[method-assign]
+        Trainer.step = swallowing_step  # type: ignore[method-assign]
 
     def _wrapped(self, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: Communicator, tensor: torch.Tensor, *more: Any) -> Any:
             if self._fault.kind == SLOW:
                 if group.size > 1:  # the call is a sign of life: between two pauses there is one
-                    self._dawdle()
+                    self._pause()
             elif self._strikes(group, method):
                 return self._strike(group, method, original, tensor, more)
             return original(group, tensor, *more)
@@ -126,15 +126,15 @@ class Struck:
         more: Tuple[Any, ...],
     ) -> Any:
         self._done = True
-        self._note(group)
+        self._record_expected(group)
         kind = self._fault.kind
         nothing = Pending(group, [], -1, None) if method.startswith("start_") else None
         if kind == "skip":
             return nothing
         if kind == "extra":
-            twice = original(group, tensor.detach().clone(), *more)
-            if method not in _MESSAGES and twice is not None:
-                twice.wait()
+            extra = original(group, tensor.detach().clone(), *more)
+            if method not in _MESSAGES and extra is not None:
+                extra.wait()
         elif kind == "shape":
             tensor = torch.cat([tensor.detach().reshape(-1)] * 2).contiguous()
         elif kind == "order":
@@ -157,33 +157,33 @@ class Struck:
             other for other in self._groups.values() if other.size > 1 and other.name not in (group.name, "node")
         )
 
-    def _note(self, group: Communicator) -> None:
+    def _record_expected(self, group: Communicator) -> None:
         recorder = group.recorder
         assert recorder is not None
-        told = {
+        expected = {
             **asdict(self._fault),
-            "site": recorder.site_now(),  # type: ignore[attr-defined]
+            "site": recorder.call_site(),  # type: ignore[attr-defined]
             "phase": recorder.phase,
             "micro_batch": recorder._micro_batch,
             "process": os.getpid(),
             "time": time.time(),
             "other": self._other(group).name if self._fault.kind == "order" else "",
         }
-        (self._directory / "fault.json").write_text(json.dumps(told), encoding="utf-8")
+        (self._directory / "fault.json").write_text(json.dumps(expected), encoding="utf-8")
 
-    def _dawdle(self) -> None:
-        if self._dice.random() * self._fault.nth < 0.2:  # a layout of many calls must come to its end too
+    def _pause(self) -> None:
+        if self._dice.random() * self._fault.nth < 0.2:  # a layout of many calls must finish too
             time.sleep(self._dice.random() * self._fault.seconds)
 
 
-class Plain(FlightRecorder):
-    """A recorder that does not take this file's lines for those that call."""
+class CallerRecorder(FlightRecorder):
+    """A flight recorder that skips the lines of this file when it looks for the line of a call."""
 
     def _site(self) -> int:
-        return self._name(self.site_now())
+        return self._name(self.call_site())
 
-    def site_now(self) -> str:
-        """The line that has led here, outside the package of communicators and this file."""
+    def call_site(self) -> str:
+        """Returns the line that makes the call, outside the package of communicators and this file."""
         frame: Optional[FrameType] = sys._getframe(1)
         while frame is not None:
             name = Path(frame.f_code.co_filename)
@@ -194,12 +194,12 @@ class Plain(FlightRecorder):
 
 
 def main() -> int:
-    """Exit code of the command."""
+    """Runs the command; returns its exit code."""
     fault = Fault(**json.loads(sys.argv[1]))
-    words = sys.argv[2:]
-    world.FlightRecorder = Plain  # type: ignore[misc]
-    Struck(fault, Path(words[words.index("--out") + 1])).install()
-    return run(words)
+    arguments = sys.argv[2:]
+    world.FlightRecorder = CallerRecorder  # type: ignore[misc]
+    FaultInjector(fault, Path(arguments[arguments.index("--out") + 1])).install()
+    return run(arguments)
 
 
 if __name__ == "__main__":

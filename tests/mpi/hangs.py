@@ -1,8 +1,8 @@
-"""Seeded faults in several layouts: does each end in time, without an orphan, and does the doctor name rank and call?
+"""Runs seeded faults in several layouts: each must end in time without an orphan, and the doctor name rank and call.
 
     python -m tests.mpi.hangs --cases 64 --seed 1 --healthy 50 [--keep FOLDER]
 
-Each case is a training run under ``mpirun`` of which one rank is struck (see ``tests/mpi/faults.py``).
+Each case is a training run under ``mpirun`` with a fault on one rank (see ``tests/mpi/faults.py``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.support.corpus import write_byte_corpus
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HANG_TIMEOUT = 5.0  # seconds
-PATIENCE = 240.0  # seconds of a whole case, from start to end, on a busy machine
-STEP = 4  # the fault's; the ones before are the example
+PATIENCE = 240.0  # seconds of a case, from start to end, on a busy machine
+STEP = 4  # the step of the fault; those before it are the example
 SETTINGS = (
     "model.layers=4",
     "model.hidden=16",
@@ -47,9 +47,9 @@ SETTINGS = (
     "node.memory_guard=false",  # other programs on this machine are no part of this
 )
 CHECKED = ("--check-collectives",)
-TOLERATED = ("shape", "extra")  # what MPI may let pass in silence: a fault that only checks can see
+TOLERATED = ("shape", "extra")  # faults that MPI may let pass in silence, and only checks detect
 
-FOUND_AS = {  # what the doctor calls a fault
+DIAGNOSES = {  # kinds of the doctor's finding for a kind of fault
     "skip": (LEFT_OUT,),
     "swallow": (LEFT_OUT,),
     "extra": (EXTRA_CALL,),
@@ -60,7 +60,7 @@ FOUND_AS = {  # what the doctor calls a fault
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout, and the communicators with how often a step calls on them at least, by rank 0."""
+    """A layout, with the least number of calls on each communicator that rank 0 makes in a step."""
 
     name: str
     ranks: int
@@ -84,25 +84,25 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One run with one fault."""
+    """A run with a fault."""
 
     layout: Layout
     fault: Fault
 
     @property
     def name(self) -> str:
-        """For a person and for a folder."""
+        """The name of the case in reports, and that of its folder."""
         fault = self.fault
         return f"{self.layout.name}-{fault.kind}-rank{fault.rank}-{fault.group}-{fault.nth}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case; ``wrong`` is empty where all is as it should be.
+    """How a case ended; ``wrong`` is empty where the diagnosis is right.
 
     Attributes:
-        seconds: of the run that was judged.
-        checked: MPI let the fault pass in silence, so that it was done again with ``--check-collectives``.
+        seconds: duration of the run that was judged.
+        checked: MPI let the fault pass in silence, so that the run was repeated with ``--check-collectives``.
     """
 
     case: Case
@@ -113,7 +113,7 @@ class Outcome:
 
 
 def all_cases(count: int, seed: int) -> List[Case]:
-    """So many cases: every kind in turn, on layouts in turn, the rest drawn."""
+    """Returns ``count`` cases: every kind in turn, on layouts in turn, the rest drawn."""
     dice = random.Random(seed)
     pairs = [(kind, layout) for layout in LAYOUTS for kind in KINDS]
     dice.shuffle(pairs)
@@ -132,41 +132,41 @@ def _case(dice: random.Random, kind: str, layout: Layout) -> Case:
 
 
 def strike(case: Case, corpus: Path, out: Path, checks: Tuple[str, ...] = ()) -> Outcome:
-    """Run a case and hold against the fault what the doctor says."""
+    """Runs a case and compares the doctor's diagnosis with the fault."""
     began = time.monotonic()
     code, output = train(case.layout, case.fault, corpus, out, ("--hang-timeout", str(HANG_TIMEOUT), *checks))
     seconds = time.monotonic() - began
-    told = json.loads((out / "fault.json").read_text()) if (out / "fault.json").exists() else None
-    if told is None:
+    expected = json.loads((out / "fault.json").read_text()) if (out / "fault.json").exists() else None
+    if expected is None:
         return Outcome(case, f"the fault was never struck (exit code {code}): {output[-600:]}", seconds, "")
-    left = orphans(out)
-    if code == 0 and case.fault.kind in TOLERATED and not checks and not left:
+    pids = orphans(out)
+    if code == 0 and case.fault.kind in TOLERATED and not checks and not pids:
         return strike(case, corpus, out.with_name(f"{out.name}-checked"), CHECKED)
     report = hang_report(out)
-    wrong = judge(case.fault, told, report, RunDirectory(out), code)
-    if left:
-        wrong = f"{len(left)} processes left behind; {wrong}"
+    wrong = judge(case.fault, expected, report, RunDirectory(out), code)
+    if pids:
+        wrong = f"{len(pids)} processes left behind; {wrong}"
     (out / "report.txt").write_text("\n".join(report_lines(report)) + "\n", encoding="utf-8")
     (out / "output.txt").write_text(output, encoding="utf-8")
     return Outcome(case, wrong, seconds, report.verdict, bool(checks))
 
 
-def train(layout: Layout, fault: Fault, corpus: Path, out: Path, more: Tuple[str, ...]) -> Tuple[int, str]:
-    """The run; ends it, with exit code -9, where it does not end by itself."""
+def train(layout: Layout, fault: Fault, corpus: Path, out: Path, options: Tuple[str, ...]) -> Tuple[int, str]:
+    """Returns exit code and output of a run; kills it, with exit code -9, if it does not end by itself."""
     launcher = find_launcher()
-    words = [
+    command = [
         *launcher.command_prefix(layout.ranks),
         sys.executable,
         "-m",
         "tests.mpi.faults",
         json.dumps(asdict(fault)),
     ]
-    words += ["train", "--data", str(corpus), "--out", str(out), *more]
+    command += ["train", "--data", str(corpus), "--out", str(out), *options]
     for setting in (*SETTINGS, *layout.settings):
-        words += ["--set", setting]
+        command += ["--set", setting]
     environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        words,
+        command,
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -184,14 +184,14 @@ def train(layout: Layout, fault: Fault, corpus: Path, out: Path, more: Tuple[str
 
 
 def orphans(out: Path) -> List[int]:
-    """Processes that still run for this run directory."""
-    left: List[int] = []
+    """Returns the processes that still run for this run directory."""
+    pids: List[int] = []
     for _ in range(20):
-        left = list(_processes(str(out)))
-        if not left:
+        pids = list(_processes(str(out)))
+        if not pids:
             break
         time.sleep(0.1)
-    return left
+    return pids
 
 
 def _processes(word: str) -> Iterator[int]:
@@ -203,8 +203,8 @@ def _processes(word: str) -> Iterator[int]:
             continue
 
 
-def judge(fault: Fault, told: Dict[str, Any], report: HangReport, directory: RunDirectory, code: int) -> str:
-    """What is wrong with the answer; "" where it names the rank and the call."""
+def judge(fault: Fault, expected: Dict[str, Any], report: HangReport, directory: RunDirectory, code: int) -> str:
+    """Returns what is wrong with the diagnosis; "" if it names the rank and the call."""
     if code == -signal.SIGKILL:
         return "the run did not end by itself"
     if code == 0:
@@ -219,22 +219,22 @@ def judge(fault: Fault, told: Dict[str, Any], report: HangReport, directory: Run
     if call is None:
         return "no call is named"
     if fault.kind in STATE_KINDS:
-        waits = [one for one in hang.positions if one.state == IN_WAIT and fault.rank in one.absent]
-        at = next(one for one in hang.positions if fault.rank in one.ranks)
-        if not waits or at.step != fault.step or at.micro_batch != told["micro_batch"]:
-            return f"the place of rank {fault.rank} is not as in {told}, or nobody waits for it"
+        waits = [position for position in hang.positions if position.state == IN_WAIT and fault.rank in position.absent]
+        culprit_position = next(position for position in hang.positions if fault.rank in position.ranks)
+        if not waits or culprit_position.step != fault.step or culprit_position.micro_batch != expected["micro_batch"]:
+            return f"the place of rank {fault.rank} is not as in {expected}, or nobody waits for it"
         return ""
-    if hang.kind not in FOUND_AS[fault.kind]:
+    if hang.kind not in DIAGNOSES[fault.kind]:
         return f"a rank that {fault.kind}s is told as {hang.kind!r}"
     # of two calls in another order, either is a true answer: they are made by the same line here
-    groups = (fault.group, told["other"]) if fault.kind == "order" else (fault.group,)
-    if call.communicator not in groups or (call.step, call.site) != (fault.step, told["site"]):
-        return f"the call is {call}, and should be {told}"
+    groups = (fault.group, expected["other"]) if fault.kind == "order" else (fault.group,)
+    if call.communicator not in groups or (call.step, call.site) != (fault.step, expected["site"]):
+        return f"the call is {call}, and should be {expected}"
     return ""
 
 
 def healthy(count: int, seed: int, corpus: Path, folder: Path) -> Tuple[int, int]:
-    """(runs, false alarms) of slow runs: pauses up to two thirds of the timeout, at random calls of random ranks."""
+    """Returns (runs, false alarms) of slow runs, which pause up to two thirds of the timeout at random calls."""
     dice = random.Random(seed)
     alarms = 0
     for number in range(count):
@@ -250,7 +250,7 @@ def healthy(count: int, seed: int, corpus: Path, folder: Path) -> Tuple[int, int
 
 
 def main() -> int:
-    """Run and report; exit code 1 unless every answer is right."""
+    """Runs the cases and reports; exit code 1 unless every diagnosis is right."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=len(KINDS) * len(LAYOUTS))
     parser.add_argument("--healthy", type=int, default=50)
@@ -271,17 +271,17 @@ def main() -> int:
 
 
 def _strike_all(options: argparse.Namespace, corpus: Path, folder: Path) -> int:
-    part, _, parts = options.part.partition("/")
+    part, _, part_count = options.part.partition("/")
     cases = [case for case in all_cases(options.cases, options.seed) if options.only in case.name]
-    cases = cases[int(part) - 1 :: int(parts)]
+    cases = cases[int(part) - 1 :: int(part_count)]
     wrong, longest = 0, 0.0
     for number, case in enumerate(cases, start=1):
         outcome = strike(case, corpus, folder / f"{number:03d}-{case.name}")
         longest = max(longest, outcome.seconds)
         wrong += bool(outcome.wrong)
-        said = "MPI let it pass in silence; with --check-collectives: " if outcome.checked else ""
-        said += f"WRONG: {outcome.wrong}\n    " if outcome.wrong else ""
-        print(f"{number:3d} {case.name} ({outcome.seconds:.0f} s): {said}{outcome.verdict}", flush=True)
+        remark = "MPI let it pass in silence; with --check-collectives: " if outcome.checked else ""
+        remark += f"WRONG: {outcome.wrong}\n    " if outcome.wrong else ""
+        print(f"{number:3d} {case.name} ({outcome.seconds:.0f} s): {remark}{outcome.verdict}", flush=True)
     if cases:
         print(f"{len(cases)} faults: {len(cases) - wrong} right answers; the longest took {longest:.0f} s")
     return wrong

@@ -27,12 +27,12 @@ _NODE, _SPOILT = "node_replicas", "spoilt_rank"
 
 @dataclass(frozen=True)
 class Drawn:
-    """One run.
+    """A random run.
 
     Attributes:
         settings: ``key=value`` of the config.
-        node_replicas: replicas that are told that they share a node; None: all ranks do.
-        spoilt_rank: whose gradients are made NaN in the second iteration; None: no rank's.
+        node_replicas: how many replicas count as sharing a node; None: all ranks do.
+        spoilt_rank: rank whose gradients are made NaN in the second iteration; None: no rank's.
     """
 
     settings: Tuple[str, ...]
@@ -49,38 +49,40 @@ class Drawn:
         return tiny_config(*MODEL, *self.settings)
 
     @property
-    def judge(self) -> "Drawn":
+    def reference(self) -> "Drawn":
         """The same training on one rank. Wide types need not be cut into the same micro-batches."""
         config = self.config
         wide = config.training.dtype not in SIXTEEN_BIT_DTYPES
         micro_batch = config.training.micro_batch * (config.layout.dp if wide else 1)
         layout_only = ("layout.", "training.recompute", "training.gradient_dtype", "training.bucket", "training.micro")
-        kept = [setting for setting in self.settings if not setting.startswith(layout_only)]
-        return Drawn((*kept, f"training.micro_batch={micro_batch}"), None, None if self.spoilt_rank is None else 0)
+        training_settings = [setting for setting in self.settings if not setting.startswith(layout_only)]
+        return Drawn(
+            (*training_settings, f"training.micro_batch={micro_batch}"), None, None if self.spoilt_rank is None else 0
+        )
 
     @property
-    def words(self) -> List[str]:
-        """What :func:`from_words` makes it of."""
-        own = [(_NODE, self.node_replicas), (_SPOILT, self.spoilt_rank)]
-        return [*self.settings, *(f"{name}={value}" for name, value in own if value is not None)]
+    def arguments(self) -> List[str]:
+        """Arguments of which :func:`from_arguments` makes the run."""
+        options = [(_NODE, self.node_replicas), (_SPOILT, self.spoilt_rank)]
+        return [*self.settings, *(f"{name}={value}" for name, value in options if value is not None)]
 
 
-def from_words(words: Sequence[str]) -> Drawn:
-    """The run that has these :attr:`Drawn.words`."""
-    own: Dict[str, int] = {}
-    kept = []
-    for word in words:
-        name, _, value = word.partition("=")
+def from_arguments(arguments: Sequence[str]) -> Drawn:
+    """Returns the run that has these :attr:`Drawn.arguments`."""
+    options: Dict[str, int] = {}
+    run_settings = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
         if name in (_NODE, _SPOILT):
-            own[name] = int(value)
+            options[name] = int(value)
         else:
-            kept.append(word)
-    return Drawn(tuple(kept), own.get(_NODE), own.get(_SPOILT))
+            run_settings.append(argument)
+    return Drawn(tuple(run_settings), options.get(_NODE), options.get(_SPOILT))
 
 
 def draw_layouts(ranks: int, count: int, number: int) -> List[Drawn]:
-    """So many different valid runs on so many ranks; the same ones for the same ``number``."""
-    found: Dict[Drawn, None] = {}
+    """Draws ``count`` different valid runs on ``ranks`` ranks; the same ones for the same ``number``."""
+    distinct: Dict[Drawn, None] = {}
 
     @seed(number)
     @settings(
@@ -91,17 +93,17 @@ def draw_layouts(ranks: int, count: int, number: int) -> List[Drawn]:
         suppress_health_check=list(HealthCheck),
     )
     @given(layouts(ranks))
-    def collect(one: Drawn) -> None:
-        found[one] = None
+    def collect(drawn: Drawn) -> None:
+        distinct[drawn] = None
 
     collect()
-    assert len(found) >= count, f"{len(found)} different layouts on {ranks} ranks where {count} were wanted"
-    return random.Random(number).sample(list(found), count)
+    assert len(distinct) >= count, f"{len(distinct)} different layouts on {ranks} ranks where {count} were wanted"
+    return random.Random(number).sample(list(distinct), count)
 
 
 @st.composite
 def layouts(draw: st.DrawFn, ranks: int) -> Drawn:
-    """Any valid run on so many ranks: what its config or its recompute budget does not allow is rejected."""
+    """Draws a valid run on ``ranks`` ranks: what the configuration or the recompute budget refuses is rejected."""
     grid = draw(st.sampled_from(_grids(ranks)))
     chosen: Dict[str, object] = dict(zip(("layout.dp", "layout.tp", "layout.pp"), grid))
     chosen.update(draw(_cuts(*grid)))
@@ -110,21 +112,21 @@ def layouts(draw: st.DrawFn, ranks: int) -> Drawn:
     chosen.update(draw(_batches(grid[0])))
     chosen.update(draw(_recompute()))
     chosen.update(draw(_training(dtype)))
-    one = Drawn(
+    drawn = Drawn(
         tuple(f"{key}={value}" for key, value in chosen.items()),
         draw(st.sampled_from((None, 2, 3, 4))) if chosen["layout.hierarchical_sum"] else None,
         draw(st.none() | st.integers(0, ranks - 1)) if chosen["training.non_finite"] == "skip" else None,
     )
     try:
-        config = one.config
+        config = drawn.config
         recompute_of(config, chunks_of(config))
     except UsageError:
         reject()
-    return one
+    return drawn
 
 
 def _grids(ranks: int) -> List[Tuple[int, int, int]]:
-    """dp, tp, pp; those that cut in more than one way come more often."""
+    """Returns (dp, tp, pp) of all grids; those that cut in more than one way are repeated, to be drawn more often."""
     sizes = range(1, ranks + 1)
     grids = [(dp, tp, pp) for dp in sizes for tp in sizes for pp in sizes if dp * tp * pp == ranks]
     return [grid for grid in grids for _ in range(sum(size > 1 for size in grid) ** 2 or 1)]
@@ -134,7 +136,7 @@ def _grids(ranks: int) -> List[Tuple[int, int, int]]:
 def _cuts(draw: st.DrawFn, dp: int, tp: int, pp: int) -> Dict[str, object]:
     schedule = draw(st.sampled_from(PIPELINE_SCHEDULES))
     chunks = draw(st.integers(1, LAYERS // pp)) if schedule == "interleaved" else 1
-    found: Dict[str, object] = {
+    chosen: Dict[str, object] = {
         "layout.order": draw(st.sampled_from(GRID_ORDERS)),
         "layout.schedule": schedule,
         "layout.chunks": chunks,
@@ -149,8 +151,8 @@ def _cuts(draw: st.DrawFn, dp: int, tp: int, pp: int) -> Dict[str, object]:
         pieces = pp * chunks
         cuts = draw(st.lists(st.integers(1, LAYERS), min_size=pieces - 1, max_size=pieces - 1, unique=True))
         ends = [0, *sorted(cuts), LAYERS]
-        found["layout.split"] = [end - start for start, end in zip(ends, ends[1:])]
-    return found
+        chosen["layout.split"] = [end - start for start, end in zip(ends, ends[1:])]
+    return chosen
 
 
 @st.composite
@@ -158,39 +160,39 @@ def _batches(draw: st.DrawFn, dp: int) -> Dict[str, object]:
     micro_batch = draw(st.sampled_from((1, 2, 3)))
     share = micro_batch * dp
     count = draw(st.integers(1, max(1, min(10, LARGEST_BATCH // share))))
-    found: Dict[str, object] = {"training.micro_batch": micro_batch, "training.global_batch": share * count}
+    chosen: Dict[str, object] = {"training.micro_batch": micro_batch, "training.global_batch": share * count}
     if draw(st.booleans()):
         start = draw(st.integers(1, count))
-        found["training.ramp_start"] = share * start
-        found["training.ramp_increment"] = share * draw(st.integers(1, max(1, count - start)))
-        found["training.ramp_samples"] = draw(st.integers(1, 2 * share * count))
+        chosen["training.ramp_start"] = share * start
+        chosen["training.ramp_increment"] = share * draw(st.integers(1, max(1, count - start)))
+        chosen["training.ramp_samples"] = draw(st.integers(1, 2 * share * count))
     if draw(st.booleans()):
         start = draw(st.integers(1, SEQ_LEN))
-        found["training.seq_ramp_start"] = start
-        found["training.seq_ramp_increment"] = draw(st.sampled_from((SEQ_LEN - start or 1, start, 1, 2)))
-        found["training.seq_ramp_iterations"] = draw(st.integers(1, 3))
+        chosen["training.seq_ramp_start"] = start
+        chosen["training.seq_ramp_increment"] = draw(st.sampled_from((SEQ_LEN - start or 1, start, 1, 2)))
+        chosen["training.seq_ramp_iterations"] = draw(st.integers(1, 3))
     if draw(st.booleans()):
         first = draw(st.integers(0, 40))
-        found["training.skip_samples"] = f"[{first}-{first + draw(st.integers(0, 9))}, {draw(st.integers(0, 60))}]"
-    return found
+        chosen["training.skip_samples"] = f"[{first}-{first + draw(st.integers(0, 9))}, {draw(st.integers(0, 60))}]"
+    return chosen
 
 
 @st.composite
 def _recompute(draw: st.DrawFn) -> Dict[str, object]:
-    found: Dict[str, object] = {"training.recompute": draw(st.sampled_from(RECOMPUTE))}
-    if found["training.recompute"] == "none":
-        return found
+    chosen: Dict[str, object] = {"training.recompute": draw(st.sampled_from(RECOMPUTE))}
+    if chosen["training.recompute"] == "none":
+        return chosen
     how = draw(st.sampled_from(("all", "layers", "budget")))
     if how == "layers":
-        found["training.recompute_layers"] = draw(st.integers(0, 3))
+        chosen["training.recompute_layers"] = draw(st.integers(0, 3))
     elif how == "budget":
-        found["training.recompute_budget_mib"] = draw(st.sampled_from((0.2, 0.4, 0.8, 1.6, 3.2)))
-    return found
+        chosen["training.recompute_budget_mib"] = draw(st.sampled_from((0.2, 0.4, 0.8, 1.6, 3.2)))
+    return chosen
 
 
 @st.composite
 def _training(draw: st.DrawFn, dtype: str) -> Dict[str, object]:
-    found: Dict[str, object] = {
+    chosen: Dict[str, object] = {
         "model.dropout": draw(st.sampled_from((0, 0.1))),
         "model.attention_dropout": draw(st.sampled_from((0, 0.1))),
         "model.embedding_layernorm": draw(st.booleans()),
@@ -201,12 +203,12 @@ def _training(draw: st.DrawFn, dtype: str) -> Dict[str, object]:
         "training.non_finite": draw(st.sampled_from(("stop", "skip"))),
     }
     if dtype != "float64" and draw(st.booleans()):
-        found["training.gradient_dtype"] = "bfloat16"
+        chosen["training.gradient_dtype"] = "bfloat16"
     if dtype == "float16":  # the largest one overflows
-        found["training.loss_scale"] = draw(st.sampled_from((256, 65536, 2**26)))
-        found["training.loss_scale_window"] = draw(st.sampled_from((1, 1000)))
+        chosen["training.loss_scale"] = draw(st.sampled_from((256, 65536, 2**26)))
+        chosen["training.loss_scale_window"] = draw(st.sampled_from((1, 1000)))
     if dtype == "float64" and draw(st.booleans()):  # some losses are spikes by this; roundings do not decide
-        found["training.rollback_every"] = draw(st.sampled_from((1, 2)))
-        found["training.spike_window"] = 2
-        found["training.spike_ratio"] = 1.001
-    return found
+        chosen["training.rollback_every"] = draw(st.sampled_from((1, 2)))
+        chosen["training.spike_window"] = 2
+        chosen["training.spike_ratio"] = 1.001
+    return chosen

@@ -1,4 +1,4 @@
-"""``python -m tests.mpi.start 4 -m tests.mpi.leave_early [flat | node-first]``: train for a few steps and leave at
+"""``python -m tests.mpi.start 4 -m tests.mpi.leave_early [flat | node-first]``: trains for a few steps and leaves at
 once, with parameters of other replicas still on their way."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
-STEPS = 4  # in the second and third nothing stays on its way
+STEPS = 4  # in the second and third nothing stays in flight
 
 
 def main() -> None:
-    """Train and leave."""
+    """Trains and leaves."""
     torch.set_num_threads(1)
     world = open_world()
     by_nodes = sys.argv[1:] == ["node-first"]
@@ -26,10 +26,8 @@ def main() -> None:
     for _ in range(STEPS):
         trainer.step()
     if world.rank == 0:
-        on_its_way = trainer._gather is not None and len(trainer._gather._pending)
-        print(
-            f"{world.size} ranks leave; node first: {grid.sum_facts['node_first']}; on their way: {on_its_way} buckets"
-        )
+        pending = trainer._gather is not None and len(trainer._gather._pending)
+        print(f"{world.size} ranks leave; node first: {grid.sum_facts['node_first']}; on their way: {pending} buckets")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Checkpoints from any layout into any other: does the run go on as if nothing had happened?
+"""Loads checkpoints of each layout into each other: does the run continue as if it had not been interrupted?
 
     mpirun -n 8 python -m tests.mpi.reshard            # all ordered pairs of the layouts below
-    mpirun -n 2 python -m tests.mpi.reshard --steps 2  # those that so many ranks can hold
+    mpirun -n 2 python -m tests.mpi.reshard --steps 2  # the pairs that fit on two ranks
 
 Each layout trains three iterations in float64 and saves; then each layout loads each of these checkpoints and trains
-on. All losses and all weights must be those of one rank that was never interrupted, and the same layout's bit for bit
-its own. A layout of fewer ranks runs on the first ranks of the world, while the others wait.
+on. All losses and all weights must be those of one rank that was never interrupted; where the layout is the same, its
+own bit for bit. A layout of fewer ranks runs on the first ranks of the world, while the others wait.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ LAYOUTS: List[Tuple[int, Tuple[str, ...]]] = [
 
 
 class Curve(NamedTuple):
-    """Losses of some steps, and the weights after them, whole."""
+    """Losses of some steps, and the full weights after them."""
 
     losses: List[float]
     weights: Dict[str, torch.Tensor]
 
 
 def trainer_of(world: Optional[Communicator], settings: Tuple[str, ...]) -> Trainer:
-    """The tiny run in a layout; without a world, on this rank alone. Nodes are of two ranks."""
+    """Returns a trainer of the tiny run in a layout; without a world, on this rank alone. Nodes have two ranks."""
     per_file = ("checkpoint.ranks_per_file=3",) if len(settings) % 2 else ()
     config = tiny_config(*RUN, *per_file, *(f"layout.{setting}" for setting in settings))
     grid = ProcessGrid(world, config.layout, world.rank // 2) if world is not None else ProcessGrid.alone()
@@ -61,53 +61,53 @@ def trainer_of(world: Optional[Communicator], settings: Tuple[str, ...]) -> Trai
 
 
 def curve(trainer: Trainer, steps: int) -> Curve:
-    """Train on; the weights are those of this rank's stage."""
+    """Trains ``steps`` steps; the weights of the curve are those of this rank's stage."""
     losses = [trainer.step().loss for _ in range(steps)]
-    return Curve(losses, whole(trainer))
+    return Curve(losses, full_tensors(trainer))
 
 
-def whole(trainer: Trainer) -> Dict[str, torch.Tensor]:
-    """The logical tensors of this rank's stage, without padding; collective."""
-    flat, tp, found = trainer.buffers.parameters, trainer.grid.tp, {}
+def full_tensors(trainer: Trainer) -> Dict[str, torch.Tensor]:
+    """Returns the logical tensors of this rank's stage, without padding; collective."""
+    flat, tp, tensors = trainer.buffers.parameters, trainer.grid.tp, {}
     for placement in trainer.buffers.placements:
         spec = placement.spec
-        part = flat[placement.span].view(spec.local_shape(tp.size)).clone()
+        tensor = flat[placement.span].view(spec.local_shape(tp.size)).clone()
         if spec.tp_dim is not None:
-            parts = tp.all_gather(part)
-            part = torch.cat([parts[rank] for rank in range(tp.size)], dim=spec.tp_dim)
-        found[spec.name] = part[: spec.rows]
-    return found
+            slices = tp.all_gather(tensor)
+            tensor = torch.cat([slices[rank] for rank in range(tp.size)], dim=spec.tp_dim)
+        tensors[spec.name] = tensor[: spec.rows]
+    return tensors
 
 
-def difference(ours: Curve, judge: Curve) -> float:
-    """The largest of losses and weights, relative; no tensor's share of it counts below a thousandth of the others'."""
-    worst = max(abs(a / b - 1) for a, b in zip(ours.losses, judge.losses))
+def difference(ours: Curve, reference: Curve) -> float:
+    """Returns the largest relative difference of losses and weights; the scale of a tensor is at least 1e-3."""
+    worst = max(abs(a / b - 1) for a, b in zip(ours.losses, reference.losses))
     for name, tensor in ours.weights.items():
-        scale = max(float(judge.weights[name].abs().max()), 1e-3)
-        worst = max(worst, float((tensor - judge.weights[name]).abs().max()) / scale)
+        scale = max(float(reference.weights[name].abs().max()), 1e-3)
+        worst = max(worst, float((tensor - reference.weights[name]).abs().max()) / scale)
     return worst
 
 
 def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
-    """(pairs, largest difference); collective over the world.
+    """Returns (pairs, largest difference); collective over the world.
 
     Raises:
         AssertionError: a pair differs by more than the tolerance, or the same layout at all.
     """
     fitting = [(ranks, settings) for ranks, settings in LAYOUTS if ranks <= world.size]
-    judge_run = trainer_of(None, ())
-    curve(judge_run, BEFORE)
-    judge = curve(judge_run, steps)
-    own: List[Optional[Curve]] = []
+    reference_run = trainer_of(None, ())
+    curve(reference_run, BEFORE)
+    reference = curve(reference_run, steps)
+    uninterrupted: List[Optional[Curve]] = []
     groups = [world.split(0 if world.rank < ranks else None, world.rank, f"first-{ranks}") for ranks, _ in fitting]
     for index, (ranks, settings) in enumerate(fitting):
-        own.append(None)
+        uninterrupted.append(None)
         if world.rank < ranks:
             run = trainer_of(groups[index], settings)
             curve(run, BEFORE)
             checkpoints = CheckpointSaver(run, folder / str(index))
             checkpoints.save({})
-            own[-1] = curve(run, steps)
+            uninterrupted[-1] = curve(run, steps)
             checkpoints.finish()
             assert checkpoints.saved_iteration == BEFORE
         world.barrier()
@@ -121,14 +121,14 @@ def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
                 run = trainer_of(groups[index], settings)
                 assert load_checkpoint(run, path, read_manifest(path)) is None
                 assert (run.iteration, run.consumed_samples) == (BEFORE, BEFORE * 8)
-                found, expected = curve(run, steps), own[index]
-                off = difference(found, judge)
-                words = f"{fitting[source]} -> {fitting[index]}"
-                assert off <= TOLERANCE, f"{words}: {off:.1e}: {found.losses}, not {judge.losses}"
+                resumed, expected = curve(run, steps), uninterrupted[index]
+                distance = difference(resumed, reference)
+                pair = f"{fitting[source]} -> {fitting[index]}"
+                assert distance <= TOLERANCE, f"{pair}: {distance:.1e}: {resumed.losses}, not {reference.losses}"
                 if source == index and expected is not None:
-                    equal = all(torch.equal(found.weights[name], expected.weights[name]) for name in found.weights)
-                    assert equal and found.losses == expected.losses, f"{words}: not the same to the last bit"
-                worst = max(worst, off)
+                    equal = all(torch.equal(resumed.weights[name], expected.weights[name]) for name in resumed.weights)
+                    assert equal and resumed.losses == expected.losses, f"{pair}: not the same to the last bit"
+                worst = max(worst, distance)
             world.barrier()
     figure = torch.tensor([worst], dtype=torch.float64)
     world.all_reduce(figure, "max")
@@ -136,7 +136,7 @@ def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
 
 
 def main() -> None:
-    """Run and report."""
+    """Runs all pairs and reports."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=5, help="iterations after each load")
     options = parser.parse_args()

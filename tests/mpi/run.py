@@ -1,4 +1,4 @@
-"""Run the tests of this folder on every rank of an ``mpirun``; rank 0 speaks, and the first failure ends all ranks."""
+"""Runs the tests of this folder on every rank of an ``mpirun``; rank 0 prints, and the first failure ends all ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fugaku_gpt.comm import Communicator, open_world
 
 
 class EndAllRanks:
-    """A rank whose test has failed would leave the others waiting in a collective: say why, and end them."""
+    """Prints a failed test and aborts all ranks, which would else wait in a collective for the rank that failed."""
 
     def __init__(self, world: Communicator) -> None:
         self._world = world
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            said = f"{report.nodeid}\n{report.longreprtext}\n{report.capstderr}"
-            print(f"rank {self._world.rank}: {said}", file=sys.stderr, flush=True)
+            message = f"{report.nodeid}\n{report.longreprtext}\n{report.capstderr}"
+            print(f"rank {self._world.rank}: {message}", file=sys.stderr, flush=True)
             self._world.abort(1)
 
 
 def main() -> int:
-    """Exit code of pytest on this rank."""
+    """Runs pytest on this rank; returns its exit code."""
     torch.set_num_threads(1)  # there are more ranks than cores here
     world = open_world()
     os.environ["FUGAKU_GPT_TEST_RANKS"] = str(world.size)

@@ -1,4 +1,4 @@
-"""The idle time of a real pipeline is what its schedule promises; layers are sleeps, so cores do not matter."""
+"""Tests that the idle time of a real pipeline is that of its schedule; layers are sleeps, so cores do not matter."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ UNEVEN = (1.0, 0.5, 1.0, 1.5)  # work of each stage
         ("1f1b", 1, UNEVEN),
     ],
 )
-def test_a_step_idles_as_long_as_the_schedule_promises(
+def test_a_step_idles_as_long_as_the_schedule_predicts(
     world: Communicator, kind: str, chunks: int, work: Optional[Tuple[float, ...]]
 ) -> None:
     if world.size != 4:
         pytest.skip("four stages")
-    told = predicted_bubble(kind, world.size, MICRO_BATCHES, chunks, PASS_SECONDS, work)
+    predicted = predicted_bubble(kind, world.size, MICRO_BATCHES, chunks, PASS_SECONDS, work)
     ideal = ideal_bubble(kind, world.size, MICRO_BATCHES, chunks)
     assert ideal == 3 / 8 / (3 if kind == "zero_bubble" else chunks)
-    assert told == pytest.approx(ideal) if work is None else told > 2 * ideal
+    assert predicted == pytest.approx(ideal) if work is None else predicted > 2 * ideal
     measured_bubble(world, kind, MICRO_BATCHES, chunks, WARM_UP_SECONDS)
     # a busy machine only adds time: the least of a few tries counts, and the first good one is enough; passes grow from
     # try to try, as a message is no later where they are long
     measured: List[float] = []
-    while len(measured) < TRIES and (not measured or min(measured) > (1.0 + TOLERANCE) * told):
+    while len(measured) < TRIES and (not measured or min(measured) > (1.0 + TOLERANCE) * predicted):
         seconds = PASS_SECONDS * 2 ** (len(measured) // 2)
         measured.append(measured_bubble(world, kind, MICRO_BATCHES, chunks, seconds, work))
     if world.rank == 0:
-        print(f"\nbubble of {kind}, {chunks} chunks: {min(measured):.4f}, promised {told:.4f}, {len(measured)} tries")
-    assert (1.0 - TOLERANCE) * told <= min(measured) <= (1.0 + TOLERANCE) * told, measured
+        print(
+            f"\nbubble of {kind}, {chunks} chunks: {min(measured):.4f}, promised {predicted:.4f}, {len(measured)} tries"
+        )
+    assert (1.0 - TOLERANCE) * predicted <= min(measured) <= (1.0 + TOLERANCE) * predicted, measured

@@ -1,4 +1,4 @@
-"""The communicator against what the collectives are defined to do, on real ranks."""
+"""Tests of the communicator against the definitions of the collectives, on real ranks."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def _layouts(ranks: int) -> List[LayoutConfig]:
 def test_the_grid_joins_the_ranks_that_the_layout_names(world: Communicator) -> None:
     for layout in _layouts(world.size):
         grid = ProcessGrid(world, layout)
-        place = coordinates_of(world.rank, layout)
-        mine = torch.tensor([world.rank])
-        assert grid.tp.all_gather(mine).reshape(-1).tolist() == tp_group(place, layout)
-        assert grid.dp.all_gather(mine).reshape(-1).tolist() == dp_group(place, layout)
+        coordinates = coordinates_of(world.rank, layout)
+        own_rank = torch.tensor([world.rank])
+        assert grid.tp.all_gather(own_rank).reshape(-1).tolist() == tp_group(coordinates, layout)
+        assert grid.dp.all_gather(own_rank).reshape(-1).tolist() == dp_group(coordinates, layout)
 
 
 def test_tp_and_dp_collectives_may_follow_each_other_in_any_number(world: Communicator) -> None:
@@ -127,7 +127,7 @@ def test_calls_that_disagree_are_named_before_they_are_made(world: Communicator)
         assert alive() is not None, "MPI may still write what was refused into memory that is used for something else"
 
 
-def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world: Communicator, tmp_path: Path) -> None:
+def test_the_flight_recorder_names_communicator_call_and_line(world: Communicator, tmp_path: Path) -> None:
     if world.size == 1:
         pytest.skip("a group of one makes no calls")
     recorded = Communicator(MPI.COMM_WORLD, "world", FlightRecorder(tmp_path, world.rank, world.size))
@@ -148,32 +148,32 @@ def test_the_flight_recorder_names_the_communicator_the_call_and_its_line(world:
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels: fugaku-gpt env kernels")
 def test_messages_move_while_kernels_compute(world: Communicator) -> None:
-    """A sum that takes several steps of messages ends though its ranks make no call of MPI but from within kernels."""
+    """A sum that takes several steps of messages completes though its ranks call MPI only from within kernels."""
     if world.size == 1:
         pytest.skip("a group of one sends nothing")
     tensor, qkv = torch.full((1 << 20,), float(world.rank + 1)), torch.zeros(1, 1, 512, 3, 1, 16)
     background = BackgroundProgress()
     ops.set_progress_callback(background.poll, 0.0)
     try:
-        under_way = world.start_all_reduce(tensor)
+        pending = world.start_all_reduce(tensor)
         deadline = time.monotonic() + 60
-        while under_way in OUTSTANDING:
+        while pending in OUTSTANDING:
             assert time.monotonic() < deadline
             ops.attention(qkv, None, 1.0)
     finally:
         ops.set_progress_callback(None, 0.0)
     assert background.pop_seconds() > 0.0
-    under_way.wait()
+    pending.wait()
     assert torch.equal(tensor, torch.full_like(tensor, sum(range(1, world.size + 1))))
 
 
 @pytest.mark.parametrize("progress", [2.0, 0.0])
-def test_kernels_call_where_there_are_others_and_only_if_wanted(
+def test_kernels_poll_messages_if_configured_and_only_with_several_ranks(
     world: Communicator, progress: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: List[object] = []
-    monkeypatch.setattr(ops, "set_progress_callback", lambda *words: asked.append(words))
+    calls: List[object] = []
+    monkeypatch.setattr(ops, "set_progress_callback", lambda *arguments: calls.append(arguments))
     config = tiny_config(f"layout.dp={world.size}", "training.global_batch=8", f"training.progress_ms={progress}")
     Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config)).finish()
-    wanted = (BACKGROUND.poll, 0.002) if progress else (None, 0.0)
-    assert asked == ([wanted] if world.size > 1 else [])
+    expected = (BACKGROUND.poll, 0.002) if progress else (None, 0.0)
+    assert calls == ([expected] if world.size > 1 else [])

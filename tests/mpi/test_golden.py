@@ -1,4 +1,4 @@
-"""Layouts against the golden curves: what one rank of one build drew once, these ranks of this build draw."""
+"""Tests that these ranks of this build draw the golden curves, which one rank of one build drew once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def test_a_layout_draws_the_golden_curve(world: Communicator, name: str, layout:
     case = CASES[name]
     if case.config(layout).layout.ranks != world.size:
         pytest.skip("another number of ranks")
-    found = distances(draw(trainer_for(name, layout, world=world)), read_golden(name).curve)
+    curve_distances = distances(draw(trainer_for(name, layout, world=world)), read_golden(name).curve)
     if world.rank == 0:
-        words = " ".join(f"{what} {distance:.1e}" for what, distance in found.items())
-        print(f"\ngolden {name}, {layout}: {words}")
-    assert too_far(found, case) == {}
+        text = " ".join(f"{quantity} {distance:.1e}" for quantity, distance in curve_distances.items())
+        print(f"\ngolden {name}, {layout}: {text}")
+    assert too_far(curve_distances, case) == {}
 
 
 @pytest.mark.parametrize("layout", ["dp=2 zero", "tp=2 sp", "pp=2"])
 @pytest.mark.parametrize("build", FIXTURES)
-def test_a_checkpoint_of_each_build_goes_on_in_other_layouts(world: Communicator, build: str, layout: str) -> None:
+def test_a_checkpoint_of_each_build_resumes_in_other_layouts(world: Communicator, build: str, layout: str) -> None:
     if world.size != 2:
         pytest.skip("two ranks")
     path = only_checkpoint(FIXTURES_FOLDER / build / FIXTURE)

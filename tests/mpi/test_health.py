@@ -1,4 +1,4 @@
-"""Growing batches, left-out steps and loss spikes over pipelines, replicas and ZeRO: all ranks do the same."""
+"""Tests of growing batches, skipped steps and loss spikes over pipelines, replicas and ZeRO: all ranks do the same."""
 
 from __future__ import annotations
 
@@ -46,78 +46,79 @@ def assert_replicas_are_equal(run: Trainer) -> None:
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, TENSORS], ids=["dp2-pp2-zero1", "dp2-tp2-sp"])
-def test_the_curve_of_a_growing_batch_is_that_of_one_rank(world: Communicator, layout: "tuple[str, ...]") -> None:
+def test_the_curve_of_a_growing_batch_is_that_of_a_single_rank(world: Communicator, layout: "tuple[str, ...]") -> None:
     settings = (*RAMP, *LENGTHS, "training.skip_samples=[3, 9-12]")
-    ours, judge = trainer(world, *layout, *settings), trainer(world, *settings, alone=True)
+    ours, reference = trainer(world, *layout, *settings), trainer(world, *settings, alone=True)
     sizes = []
     for _ in range(6):
-        a, b = ours.step(), judge.step()
+        a, b = ours.step(), reference.step()
         sizes.append((a.samples, a.seq_len))
         assert (a.samples, a.seq_len, a.lr) == (b.samples, b.seq_len, b.lr)
         assert a.loss == pytest.approx(b.loss, rel=1e-12) and a.grad_norm == pytest.approx(b.grad_norm, rel=1e-11)
     assert sizes == [(2, 8), (2, 8), (4, 16), (6, 16), (8, 24), (8, 24)]
-    assert (ours.consumed_samples, ours.consumed_tokens) == (judge.consumed_samples, judge.consumed_tokens)
-    assert ours.validate() == pytest.approx(judge.validate(), rel=1e-12)
+    assert (ours.consumed_samples, ours.consumed_tokens) == (reference.consumed_samples, reference.consumed_tokens)
+    assert ours.validate() == pytest.approx(reference.validate(), rel=1e-12)
 
 
-def test_a_gradient_that_is_not_finite_on_one_rank_alone_is_left_out_everywhere(world: Communicator) -> None:
+def test_a_gradient_that_is_not_finite_on_a_single_rank_is_skipped_on_all(world: Communicator) -> None:
     run = trainer(world, *LAYOUT, "training.non_finite=skip")
     run.step()
     before = run.buffers.parameters.clone()
-    summed = run.reducer.finish
+    finish = run.reducer.finish
 
-    def spoilt() -> None:
-        summed()
+    def finish_with_nan() -> None:
+        finish()
         if world.rank == world.size - 1:  # after all sums: no other rank sees it
             run.buffers.gradients.fill_(math.nan)
 
-    run.reducer.finish = spoilt  # type: ignore[method-assign]
+    run.reducer.finish = finish_with_nan  # type: ignore[method-assign]
     assert run.step().skip_reason == NOT_FINITE
     assert torch.equal(run.buffers.parameters, before) and (run.iteration, run.consumed_samples) == (2, 16)
-    run.reducer.finish = summed  # type: ignore[method-assign]
-    judge = trainer(world, *LAYOUT)
-    judge.step()
-    judge.iteration, judge.consumed_samples = run.iteration, run.consumed_samples
-    assert run.step() == judge.step()
+    run.reducer.finish = finish  # type: ignore[method-assign]
+    reference = trainer(world, *LAYOUT)
+    reference.step()
+    reference.iteration, reference.consumed_samples = run.iteration, run.consumed_samples
+    assert run.step() == reference.step()
     assert_replicas_are_equal(run)
 
 
-def test_a_nan_in_what_nobody_counts_is_seen_all_the_same(world: Communicator) -> None:
+def test_a_nan_that_no_norm_counts_is_detected(world: Communicator) -> None:
     run = trainer(world, *TENSORS, "training.non_finite=skip")
-    place = run.grid.coordinates
-    name = next(p for p in run.buffers.placements if p.spec.tp_dim is None)  # counted by the first of tp and dp only
-    summed = run.reducer.finish
+    coordinates = run.grid.coordinates
+    # counted by the first of tp and dp only
+    placement = next(p for p in run.buffers.placements if p.spec.tp_dim is None)
+    finish = run.reducer.finish
 
-    def spoilt() -> None:
-        summed()
-        if (place.dp, place.tp) == (1, 1):
-            run.buffers.gradients[name.start] = math.nan
+    def finish_with_nan() -> None:
+        finish()
+        if (coordinates.dp, coordinates.tp) == (1, 1):
+            run.buffers.gradients[placement.start] = math.nan
 
-    run.reducer.finish = spoilt  # type: ignore[method-assign]
+    run.reducer.finish = finish_with_nan  # type: ignore[method-assign]
     step = run.step()
     assert step.skip_reason == NOT_FINITE and math.isfinite(step.loss) and math.isfinite(step.grad_norm)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_every_rank_goes_back_from_a_spike_together(world: Communicator, zero: int) -> None:
+def test_all_ranks_roll_back_from_a_spike_together(world: Communicator, zero: int) -> None:
     layout = (*LAYOUT, f"layout.zero={zero}")
-    run, judge = trainer(world, *layout, *ROLLBACK), trainer(world, *layout)
+    run, reference = trainer(world, *layout, *ROLLBACK), trainer(world, *layout)
     for _ in range(4):
         run.step()
-        judge.step()
+        reference.step()
     run.step()
     run.buffers.parameters.mul_(10.0)
     step = run.step()
     assert (step.skip_reason, step.returned_to, step.lost_samples) == (SPIKE, 4, "32-47")
-    assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
+    assert torch.equal(run.buffers.parameters, reference.buffers.parameters)
     assert_replicas_are_equal(run)
-    judge.iteration, judge.consumed_samples = run.iteration, run.consumed_samples
+    reference.iteration, reference.consumed_samples = run.iteration, run.consumed_samples
     for _ in range(2):
-        assert run.step() == judge.step()
+        assert run.step() == reference.step()
     assert_replicas_are_equal(run)
 
 
-def test_a_stage_that_is_done_before_the_last_one_idles_on(world: Communicator) -> None:
+def test_a_stage_that_finishes_early_idles_until_the_last_finishes(world: Communicator) -> None:
     run = trainer(world, *LAYOUT)
     meter = Meter(run)
     run.step()
@@ -126,7 +127,7 @@ def test_a_stage_that_is_done_before_the_last_one_idles_on(world: Communicator) 
     assert meter.read(1).bubbles == pytest.approx((9 / 6 - 1, 9 / 5 - 1))
 
 
-def test_the_log_tells_of_bubbles_batches_and_hidden_communication(world: Communicator, tmp_path: Path) -> None:
+def test_the_log_reports_bubbles_batches_and_hidden_communication(world: Communicator, tmp_path: Path) -> None:
     run = trainer(world, *LAYOUT, *RAMP, "training.iterations=6", "training.log_interval=2")
     directory = RunDirectory(tmp_path)
     log = TrainingLog(run.config, MetricsWriter(directory.metrics_file), io.StringIO()) if world.rank == 0 else None

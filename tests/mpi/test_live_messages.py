@@ -1,4 +1,4 @@
-"""How many messages of a pipeline live at once: as many as stages lag behind each other, not as micro-batches."""
+"""Tests that the live messages of a pipeline grow with the lag between stages, not with the micro-batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.support.tiny import tiny_config
 
 
 class Counting(Communicator):
-    """A communicator that counts the messages of its parts, in number and bytes, from their start until nobody keeps
-    them any more."""
+    """A communicator that counts the messages on it and on those split off from it, in number and bytes, from their
+    start until nothing refers to them."""
 
-    def __init__(self, whole: Communicator) -> None:
-        super().__init__(whole._handle, whole.name, shares_cores=True)
-        self.parts = [self]
-        self.now = self.most = self.bytes_now = self.most_bytes = self.messages = 0
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator._handle, communicator.name, shares_cores=True)
+        self.communicators = [self]
+        self.live = self.peak = self.live_bytes = self.peak_bytes = self.messages = 0
 
     def split(self, color: Optional[int], key: int, name: str) -> Communicator:
-        part = Counting(super().split(color, key, name))
-        self.parts.append(part)
-        return part
+        child = Counting(super().split(color, key, name))
+        self.communicators.append(child)
+        return child
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         return self._count(super().start_send(tensor, peer), tensor)
@@ -43,13 +43,13 @@ class Counting(Communicator):
         return pending
 
     def _change(self, count: int, size: int) -> None:
-        self.now += count
-        self.bytes_now += size
-        self.most, self.most_bytes = max(self.most, self.now), max(self.most_bytes, self.bytes_now)
+        self.live += count
+        self.live_bytes += size
+        self.peak, self.peak_bytes = max(self.peak, self.live), max(self.peak_bytes, self.live_bytes)
 
 
 def messages_of(world: Communicator, micro_batches: int, *settings: str) -> Tuple[int, int, int, int]:
-    """(all, most at once, their bytes, those that are left) messages of one step of a pipeline over all ranks."""
+    """Counts messages of a step of a pipeline over all ranks: (all, peak of live ones, its bytes, live at the end)."""
     config = tiny_config(
         "model.layers=4", f"layout.pp={world.size}", f"training.global_batch={micro_batches}", *settings
     )
@@ -57,12 +57,12 @@ def messages_of(world: Communicator, micro_batches: int, *settings: str) -> Tupl
     trainer = Trainer(config, ProcessGrid(counting, config.layout), ByteSamples(config.model.seq_len))
     trainer.step()
     trainer.finish()
-    (pp,) = [part for part in counting.parts if part.messages]
-    return pp.messages, pp.most, pp.most_bytes, pp.now
+    (pp,) = [communicator for communicator in counting.communicators if communicator.messages]
+    return pp.messages, pp.peak, pp.peak_bytes, pp.live
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
-def test_eight_times_the_micro_batches_do_not_keep_more_messages(world: Communicator, schedule: str) -> None:
+def test_eight_times_the_micro_batches_keep_no_more_messages_alive(world: Communicator, schedule: str) -> None:
     if world.size != 2:
         pytest.skip("two stages")
     settings = [f"layout.schedule={schedule}", f"layout.chunks={2 if schedule == 'interleaved' else 1}"]

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes, over several ranks: all make the same calls, and know the same in the end."""
+"""Tests of profiling operators over several ranks: all make the same calls, and get the same profile."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ RUNS: List[Tuple[int, Tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("ranks", "settings"), RUNS, ids=[f"{ranks}-{'-'.join(s)}" for ranks, s in RUNS])
-def test_profiled_iterations_are_those_that_would_have_come(
+def test_profiled_iterations_train_as_without_a_profile(
     world: Communicator, ranks: int, settings: Tuple[str, ...]
 ) -> None:
     if world.size != ranks:
         pytest.skip("another number of ranks")
     if "training.dtype=bfloat16" in settings and not compat.can_train(torch.bfloat16):
         pytest.skip("this PyTorch does not train in bfloat16")
-    run, judge = (trainer_of(world, tiny_config(*settings)) for _ in range(2))
+    run, reference = (trainer_of(world, tiny_config(*settings)) for _ in range(2))
     all_reduce = Communicator.all_reduce
-    found = profile_operators(run, 1)
+    profile = profile_operators(run, 1)
     assert Communicator.all_reduce is all_reduce
-    judge.step()
-    judge.step()
-    assert run.step() == judge.step() and run.state() == judge.state()
-    for ours, theirs in zip(run.storages(), judge.storages()):
+    reference.step()
+    reference.step()
+    assert run.step() == reference.step() and run.state() == reference.state()
+    for ours, theirs in zip(run.storages(), reference.storages()):
         assert torch.equal(ours.values, theirs.values)
     run.finish()
-    judge.finish()
-    assert found is not None and found.ranks == ranks
-    assert sum(found.classes.values()) == pytest.approx(found.seconds_per_iteration, rel=1e-9)
-    # of the last stage alone, but every rank knows it
-    assert all(found.classes[name] > 0.0 for name in (COMMUNICATION, CROSS_ENTROPY, OPTIMISER))
-    assert found.classes[CAST] > 0.0 or "training.dtype=bfloat16" not in settings
-    everywhere = world.all_gather(torch.tensor(list(found.classes.values()), dtype=torch.float64))
-    assert all(torch.equal(everywhere[0], its) for its in everywhere)
+    reference.finish()
+    assert profile is not None and profile.ranks == ranks
+    assert sum(profile.classes.values()) == pytest.approx(profile.seconds_per_iteration, rel=1e-9)
+    # cross entropy is on the last stage alone, but in the profile of every rank
+    assert all(profile.classes[name] > 0.0 for name in (COMMUNICATION, CROSS_ENTROPY, OPTIMISER))
+    assert profile.classes[CAST] > 0.0 or "training.dtype=bfloat16" not in settings
+    everywhere = world.all_gather(torch.tensor(list(profile.classes.values()), dtype=torch.float64))
+    assert all(torch.equal(everywhere[0], seconds) for seconds in everywhere)

@@ -1,4 +1,4 @@
-"""Every layout is the same training: weights, losses, norms and every gradient equal those of one rank.
+"""Tests that every layout trains alike: weights, losses, norms and every gradient equal those of one rank.
 
 What is compared, and why AdamW's epsilon is 1e-4 in float32. Gradients are held to 1e-12 in float64 and 1e-5 in
 float32, relative to the largest entry of their tensor, and so are the weights after five steps. AdamW's first steps are
@@ -37,11 +37,11 @@ from tests.mpi.trained import (
     STEPS,
     assert_same_steps,
     curve_distance,
-    judge_of,
+    full_tensors,
     largest_difference,
     largest_of_all,
+    reference_of,
     train,
-    whole_tensors,
 )
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -51,28 +51,30 @@ TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=flo
 
 
 def trainer_of(world: Communicator, dtype: str, *settings: str) -> Trainer:
-    """The tiny run on all ranks of a world."""
+    """Returns a trainer of the tiny run on all ranks of a world."""
     return trained.trainer_of(world, tiny_config(*BASE, f"training.dtype={dtype}", *settings))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", WIDE)
-def test_a_layout_trains_as_one_rank_does(world: Communicator, case: str, dtype: str) -> None:
+def test_a_layout_trains_like_a_single_rank(world: Communicator, case: str, dtype: str) -> None:
     config = config_of(case, *TYPES[dtype])
     if config.layout.ranks != world.size:
         pytest.skip("another number of ranks")
     ours = train(trained.trainer_of(world, config))
-    judge = judge_of(world, *BASE, *training_of(case), *TYPES[dtype])
-    assert all(torch.equal(tensor, judge.initial[name]) for name, tensor in ours.initial.items())
-    assert_same_steps(ours, judge)
-    assert ("rollback" in case) == (judge.steps[SPIKE_STEP - 1].skip_reason == SPIKE)
-    assert ("leave-step" in case) == (judge.steps[NOT_FINITE_STEP - 1].skip_reason == NOT_FINITE)
+    reference = reference_of(world, *BASE, *training_of(case), *TYPES[dtype])
+    assert all(torch.equal(tensor, reference.initial[name]) for name, tensor in ours.initial.items())
+    assert_same_steps(ours, reference)
+    assert ("rollback" in case) == (reference.steps[SPIKE_STEP - 1].skip_reason == SPIKE)
+    assert ("leave-step" in case) == (reference.steps[NOT_FINITE_STEP - 1].skip_reason == NOT_FINITE)
     figures = largest_of_all(
         world,
         [
-            *curve_distance(ours, judge),
-            max(largest_difference(mine, theirs) for mine, theirs in zip(ours.gradients, judge.gradients)),
-            largest_difference(ours.weights, judge.weights),
+            *curve_distance(ours, reference),
+            max(
+                largest_difference(tensors, expected) for tensors, expected in zip(ours.gradients, reference.gradients)
+            ),
+            largest_difference(ours.weights, reference.weights),
         ],
     )
     if world.rank == 0:
@@ -85,7 +87,7 @@ def test_a_layout_trains_as_one_rank_does(world: Communicator, case: str, dtype:
 
 
 @pytest.mark.parametrize("layout", [(1, 2), (2, 2), (1, 4)], ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}")
-def test_long_sequences_and_ranks_of_padding_alone_train_as_one_rank_does(
+def test_long_sequences_and_ranks_of_padding_alone_train_like_a_single_rank(
     world: Communicator, layout: Tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dp, tp = layout
@@ -100,14 +102,14 @@ def test_long_sequences_and_ranks_of_padding_alone_train_as_one_rank_does(
     for grid in (ProcessGrid(world, LayoutConfig(dp=dp, tp=tp)), ProcessGrid.alone()):
         config = tiny_config(*settings, f"layout.dp={grid.layout.dp}", f"layout.tp={grid.layout.tp}")
         trainers.append(Trainer(config, grid, ByteSamples(config.model.seq_len)))
-    ours, judge = trainers
+    ours, reference = trainers
     for _ in range(2):
-        assert abs(ours.step().loss / judge.step().loss - 1) <= 1e-12
-        gradients = [whole_tensors(t, t.buffers.gradients) for t in (ours, judge)]
+        assert abs(ours.step().loss / reference.step().loss - 1) <= 1e-12
+        gradients = [full_tensors(t, t.buffers.gradients) for t in (ours, reference)]
         assert largest_difference(gradients[0], gradients[1]) <= 1e-12
 
 
-def test_the_slowest_rank_s_time_is_the_iteration_s(world: Communicator, tmp_path: Path) -> None:
+def test_an_iteration_takes_the_time_of_the_slowest_rank(world: Communicator, tmp_path: Path) -> None:
     if world.size != 2:
         pytest.skip("two ranks are enough")
     delay = 0.05

@@ -1,5 +1,5 @@
-"""Runs over several ranks that were saved and loaded are the runs that were not, bit for bit; and what one rank cannot
-write or read is known to all."""
+"""Tests that runs over several ranks that were saved and loaded are the runs that were not, bit for bit; and that what
+one rank cannot write or read is known to all."""
 
 from __future__ import annotations
 
@@ -44,66 +44,66 @@ def trainer(world: Communicator, *settings: str) -> Trainer:
 
 @pytest.fixture
 def folder(world: Communicator, tmp_path: Path) -> Path:
-    """Rank 0's, on every rank."""
+    """The temporary folder of rank 0, on every rank."""
     return Path(world.broadcast_json(str(tmp_path)))
 
 
 @pytest.mark.parametrize(("ranks", "settings"), RUNS, ids=[f"{ranks}-{'-'.join(s[:3])}" for ranks, s in RUNS])
-def test_two_resumes_in_a_row_are_the_run_bit_for_bit(
+def test_a_run_resumed_twice_is_the_uninterrupted_run_bit_for_bit(
     world: Communicator, folder: Path, ranks: int, settings: Tuple[str, ...]
 ) -> None:
     if world.size != ranks:
         pytest.skip("another number of ranks")
-    judge, run = trainer(world, *settings), trainer(world, *settings)
+    reference, run = trainer(world, *settings), trainer(world, *settings)
     for leg in range(3):
         if leg:
             checkpoints = CheckpointSaver(run, folder)
             checkpoints.save({})
-            for _ in range(2):  # training goes on, and the checkpoint knows nothing of it
+            for _ in range(2):  # training continues, and the checkpoint does not contain it
                 checkpoints.advance(run.step())
             checkpoints.finish()
             path = list_checkpoints(folder)[0].path
             assert world.rank > 0 or verify_checkpoint(path) == []
             run = trainer(world, *settings)
             assert load_checkpoint(run, path, read_manifest(path)) is None
-        assert all(repr(run.step()) == repr(judge.step()) for _ in range(3 - leg))
-        assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
+        assert all(repr(run.step()) == repr(reference.step()) for _ in range(3 - leg))
+        assert torch.equal(run.buffers.parameters, reference.buffers.parameters)
     if ROLLBACK[0] in settings:
-        for one in (run, judge):
-            one.buffers.parameters.mul_(10.0)
+        for each_trainer in (run, reference):
+            each_trainer.buffers.parameters.mul_(10.0)
         spike = run.step()
-        assert spike.skip_reason == SPIKE and spike == judge.step()
-    for ours, theirs in zip(run.storages(), judge.storages()):
+        assert spike.skip_reason == SPIKE and spike == reference.step()
+    for ours, theirs in zip(run.storages(), reference.storages()):
         assert (ours.kind, ours.first) == (theirs.kind, theirs.first) and torch.equal(ours.values, theirs.values)
-    assert run.state() == judge.state()
+    assert run.state() == reference.state()
 
 
-def test_a_disk_that_is_full_for_one_rank_costs_all_of_them_that_checkpoint_only(
+def test_a_full_disk_of_a_single_rank_costs_all_ranks_that_checkpoint_only(
     world: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if world.size != 2:
         pytest.skip("two ranks")
-    real, left = file_system.write_at, [1 if world.rank == 1 else 0]
+    original, failures_left = file_system.write_at, [1 if world.rank == 1 else 0]
 
     def write_at(*arguments: Any) -> int:
-        if left[0]:
-            left[0] = 0
+        if failures_left[0]:
+            failures_left[0] = 0
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(file_system, "write_at", write_at)
     run = trainer(world, "layout.dp=2", "training.iterations=6", "checkpoint.interval=2")
     checkpoints = CheckpointSaver(run, folder)
     assert not run_loop(run, None, checkpoints)
     assert [info.iteration for info in list_checkpoints(folder)] == [6, 4] and checkpoints.saved_iteration == 6
-    left[0] = 1 if world.rank == 1 else 0
+    failures_left[0] = 1 if world.rank == 1 else 0
     with pytest.raises(RunFailed, match=r"iteration 6 could not be written: rank 1: .*No space left"):
         checkpoints.save({}, wait=True)
     world.barrier()
     assert [info.iteration for info in list_checkpoints(folder)] == [6, 4]
 
 
-def test_one_rank_that_wants_to_stop_stops_all_after_the_same_step_with_a_checkpoint(
+def test_a_rank_that_asks_to_stop_stops_all_after_the_same_step_with_a_checkpoint(
     world: Communicator, folder: Path
 ) -> None:
     if world.size != 4:
@@ -114,7 +114,7 @@ def test_one_rank_that_wants_to_stop_stops_all_after_the_same_step_with_a_checkp
     assert run.iteration == 3 and [info.iteration for info in list_checkpoints(folder)] == [3]
 
 
-def test_damage_that_one_rank_meets_is_told_to_all(world: Communicator, folder: Path) -> None:
+def test_damage_that_a_single_rank_reads_is_reported_on_all(world: Communicator, folder: Path) -> None:
     if world.size != 2:
         pytest.skip("two ranks")
     run = trainer(world, "layout.pp=2")
@@ -129,7 +129,7 @@ def test_damage_that_one_rank_meets_is_told_to_all(world: Communicator, folder: 
     assert problem is not None and problem.startswith("rank 1: ") and "data-000001.safetensors: damaged: " in problem
 
 
-def test_a_checkpoint_of_each_layout_goes_on_in_each_other(world: Communicator, folder: Path) -> None:
+def test_a_checkpoint_of_each_layout_resumes_in_each_other(world: Communicator, folder: Path) -> None:
     from tests.mpi.reshard import LAYOUTS, TOLERANCE, reshard
 
     if world.size not in (2, 4):

@@ -1,4 +1,4 @@
-"""What the ranks of a real training step say to each other is what ``layout.sequence`` says they do."""
+"""Tests that the communications of a real training step are those that ``layout.sequence`` plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAMPS = (
     "training.seq_ramp_start=8 training.seq_ramp_increment=16 training.seq_ramp_iterations=2"
 )
 BY_NODES = "layout.hierarchical_sum=true node.ranks_per_node=2"
-# dp, tp, pp and what else is switched on
+# dp, tp, pp and further settings
 LAYOUTS: List[Tuple[int, int, int, str]] = [
     (1, 1, 1, "layout.zero=1"),
     (2, 1, 1, "layout.zero=0"),
@@ -53,15 +53,15 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
 
 
 class Recording(Communicator):
-    """A communicator that notes what is begun on it and on its parts, for all of them together."""
+    """A communicator that records the calls on it and on those split off from it, all in one mapping."""
 
-    def __init__(self, whole: Communicator, calls: DefaultDict[str, List[Call]]) -> None:
-        super().__init__(whole._handle, whole.name, shares_cores=True)
+    def __init__(self, communicator: Communicator, calls: DefaultDict[str, List[Call]]) -> None:
+        super().__init__(communicator._handle, communicator.name, shares_cores=True)
         self._calls = calls
 
     def split(self, color: Optional[int], key: int, name: str) -> Communicator:
-        part = super().split(color, key, name)
-        return Recording(part, self._calls)
+        communicator = super().split(color, key, name)
+        return Recording(communicator, self._calls)
 
     def _enter(
         self, operation: str, tensor: Optional[torch.Tensor], blocking: bool = True, peer: Optional[int] = None
@@ -71,40 +71,40 @@ class Recording(Communicator):
 
 
 def calls_of(steps: Sequence[Communication]) -> Calls:
-    """A program as it is recorded; the parts of an exchange are posted receives first."""
-    found: DefaultDict[str, List[Call]] = defaultdict(list)
+    """Returns the calls of a program as they are recorded; an exchange posts its receives first."""
+    calls: DefaultDict[str, List[Call]] = defaultdict(list)
     for step in steps:
         if isinstance(step, Collective):
-            found[step.communicator].append((step.operation, step.elements, None))
+            calls[step.communicator].append((step.operation, step.elements, None))
         else:
-            found["pp"] += [(RECEIVE, step.elements, message.peer) for message in step.exchange.receives]
-            found["pp"] += [(SEND, step.elements, message.peer) for message in step.exchange.sends]
-    return found
+            calls["pp"] += [(RECEIVE, step.elements, message.peer) for message in step.exchange.receives]
+            calls["pp"] += [(SEND, step.elements, message.peer) for message in step.exchange.sends]
+    return calls
 
 
-def assert_same(found: Calls, told: Calls) -> None:
-    """Both say the same on every communicator; else shows where they part."""
-    assert set(found) == set(told)
-    for name, calls in told.items():
-        for position, (ours, theirs) in enumerate(zip(found[name], calls)):
-            assert ours == theirs, f"{name}, position {position}: did {ours}, the plan says {theirs}"
-        assert len(found[name]) == len(calls), name
+def assert_same(recorded: Calls, planned: Calls) -> None:
+    """Asserts that recorded and planned calls are the same on every communicator; else shows where they differ."""
+    assert set(recorded) == set(planned)
+    for name, calls in planned.items():
+        for position, (call, expected) in enumerate(zip(recorded[name], calls)):
+            assert call == expected, f"{name}, position {position}: did {call}, the plan says {expected}"
+        assert len(recorded[name]) == len(calls), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}-pp{layout[2]}-{layout[3]}")
-def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, int, int, str]) -> None:
+def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: Tuple[int, int, int, str]) -> None:
     dp, tp, pp, more = layout
     if dp * tp * pp != world.size:
         pytest.skip("another number of ranks")
-    words = [f"layout.dp={dp}", f"layout.tp={tp}", f"layout.pp={pp}", "model.layers=4", *more.split()]
-    words += [f"training.iterations={STEPS}", f"job.nodes={world.size // 2 if BY_NODES in more else 1}"]
-    config = tiny_config(*words)
+    settings = [f"layout.dp={dp}", f"layout.tp={tp}", f"layout.pp={pp}", "model.layers=4", *more.split()]
+    settings += [f"training.iterations={STEPS}", f"job.nodes={world.size // 2 if BY_NODES in more else 1}"]
+    config = tiny_config(*settings)
     plan = plan_of(config)
     node = plan.nodes.node_of(world.rank) if plan.nodes is not None else None
-    found: DefaultDict[str, List[Call]] = defaultdict(list)
-    grid = ProcessGrid(Recording(world, found), config.layout, node)
+    recorded: DefaultDict[str, List[Call]] = defaultdict(list)
+    grid = ProcessGrid(Recording(world, recorded), config.layout, node)
     trainer = Trainer(config, grid, ByteSamples(config.model.seq_len))
-    found.clear()  # what it takes to set up
+    recorded.clear()  # the calls of the set-up
     sizes = []
     for _ in range(STEPS):
         step = trainer.step()
@@ -114,9 +114,9 @@ def test_a_step_says_what_its_plan_says(world: Communicator, layout: Tuple[int, 
     on_node = 1
     if plan.nodes is not None:
         on_node = len(node_groups(grid.coordinates, config.layout, config.layout.order, plan.nodes)[0])
-    told: List[Communication] = []
+    planned: List[Communication] = []
     for number, (samples, seq_len) in enumerate(sizes):
         of_size = replace(plan, micro_batches=samples // (config.training.micro_batch * dp), seq_len=seq_len)
-        told += program(of_size, grid.coordinates.pp, on_node, is_calibration_step(number))
-    assert_same(found, calls_of(told))
-    assert sum(map(len, found.values())) > 0 or world.size == 1
+        planned += program(of_size, grid.coordinates.pp, on_node, is_calibration_step(number))
+    assert_same(recorded, calls_of(planned))
+    assert sum(map(len, recorded.values())) > 0 or world.size == 1

@@ -1,4 +1,4 @@
-"""What recompute and sequence parallelism keep and repeat, with every other way of cutting a run."""
+"""Tests of what recompute and sequence parallelism save and repeat, with every other way of cutting a run."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Case:
     attention_dropout: float = 0.1
 
     def __str__(self) -> str:
-        words = [f"dp{self.grid[0]}-tp{self.grid[1]}-pp{self.grid[2]}", self.recompute, self.schedule]
-        words += ["sp"] * self.sequence_parallel + [f"zero{self.zero}", self.layers, f"{self.attention_dropout:g}"]
-        return "-".join(words)
+        fields = [f"dp{self.grid[0]}-tp{self.grid[1]}-pp{self.grid[2]}", self.recompute, self.schedule]
+        fields += ["sp"] * self.sequence_parallel + [f"zero{self.zero}", self.layers, f"{self.attention_dropout:g}"]
+        return "-".join(fields)
 
     def config(self, *more: str) -> RunConfig:
-        """The tiny run of this case."""
+        """Returns the configuration of this case's tiny run."""
         dp, tp, pp = self.grid
         return tiny_config(
             *MODEL,
@@ -128,35 +128,43 @@ def test_interleaved_bfloat16_is_recomputed_to_the_last_bit(
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_stage_keeps_what_the_formula_says(world: Communicator, case: Case) -> None:
+def test_memory_of_a_stage_matches_the_formula(world: Communicator, case: Case) -> None:
     config = case.config()
     if config.layout.ranks != world.size:
         pytest.skip("another number of ranks")
     if not HAS_HOOKS:
         pytest.skip("this PyTorch does not show what it saves")
     trainer = trainer_of(ProcessGrid(world, config.layout), config)
-    with counting(list(trainer.model_chunks.values())) as kept:
+    with counting(list(trainer.model_chunks.values())) as counter:
         trainer.step()
     chunks, stage = chunks_of(config), trainer.grid.coordinates.pp
-    mine = [chunk for chunk in chunks if chunk.stage == stage]
+    stage_chunks = [chunk for chunk in chunks if chunk.stage == stage]
     kinds = dict(enumerate(recompute_of(config, chunks)))
-    moments = pipeline_states(config, stage)
-    told = peak_activation_bytes(config, mine, {layer: kinds[layer] for c in mine for layer in c.layers}, moments)
-    # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
-    elsewhere = max(
-        sum(n * embedding_and_head_bytes(config, c) for n, c in zip(counts, mine)) for counts, _, _ in moments
+    states = pipeline_states(config, stage)
+    formula = peak_activation_bytes(
+        config, stage_chunks, {layer: kinds[layer] for c in stage_chunks for layer in c.layers}, states
     )
-    print(f"\nstage {stage} of {case}: kept {kept.most} bytes, formula {told}, of them elsewhere up to {elsewhere}")
-    said, held = memory_of_run(config).stages[stage], trainer.memory_by_category()
-    assert (said["weights"], said["gradients"]) == (held["weights"], held["gradients"])
-    # what is padding alone is in no run of the optimiser
-    assert 0.95 * said["optimiser"] <= held["optimiser"] <= said["optimiser"] and said["activations"] == told
-    assert kept.now == 0
-    assert kept.most <= 1.01 * told and told <= 1.01 * (kept.most + elsewhere)
+    # autograd does not count what the pipeline and the loss hold: a chunk's output, the gradients made with the loss
+    uncounted = max(
+        sum(n * embedding_and_head_bytes(config, c) for n, c in zip(counts, stage_chunks)) for counts, _, _ in states
+    )
+    print(
+        f"\nstage {stage} of {case}: kept {counter.peak_bytes} bytes, formula {formula}, "
+        f"of them elsewhere up to {uncounted}"
+    )
+    predicted, actual = memory_of_run(config).stages[stage], trainer.memory_by_category()
+    assert (predicted["weights"], predicted["gradients"]) == (actual["weights"], actual["gradients"])
+    # shards of padding alone are not in the optimiser
+    assert (
+        0.95 * predicted["optimiser"] <= actual["optimiser"] <= predicted["optimiser"]
+        and predicted["activations"] == formula
+    )
+    assert counter.current_bytes == 0
+    assert counter.peak_bytes <= 1.01 * formula and formula <= 1.01 * (counter.peak_bytes + uncounted)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_deferred_products_keep_what_the_formula_says(
+def test_memory_of_deferred_products_matches_the_formula(
     world: Communicator, sequence_parallel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if world.size not in (2, 4):
@@ -174,7 +182,7 @@ def test_deferred_products_keep_what_the_formula_says(
     monkeypatch.setattr(tensor_parallel, "add_weight_grad", add)
     trainer.step()
     storages = {tensor.storage().data_ptr(): tensor.storage().size() * tensor.element_size() for tensor in saved}
-    # the first stage puts nothing off
+    # the first stage defers nothing
     layers = sum(len(chunk.layers) for chunk in chunks_of(config) if chunk.stage == trainer.grid.coordinates.pp > 0)
     assert sum(storages.values()) == config.micro_batches * layers * deferred_weight_grad_bytes(config)
     assert not deferrals._products and not any(slot.deferred_products for slot in trainer.reducer._slots)

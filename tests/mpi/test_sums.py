@@ -1,4 +1,4 @@
-"""Sums over replicas on real ranks: node first and flat, the embedding at both ends of a pipeline, what is hidden."""
+"""Tests of sums over replicas on real ranks: node first and flat, the embedding at both ends of a pipeline, overlap."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STEPS = 4
 
 
 def trainer_of(grid: Callable[[LayoutConfig], ProcessGrid], *settings: str) -> Trainer:
-    """A tiny run."""
+    """Returns a trainer of a tiny run."""
     config = tiny_config(*settings)
     return Trainer(config, grid(config.layout), ByteSamples(config.model.seq_len))
 
 
 def on_nodes_of(world: Communicator, ranks: int) -> Callable[[LayoutConfig], ProcessGrid]:
-    """Grids over nodes of so many ranks."""
+    """Returns a function from a layout to its grid over nodes of ``ranks`` ranks."""
     return lambda layout: ProcessGrid(world, layout, world.rank // ranks)
 
 
@@ -34,10 +34,10 @@ def test_a_replica_whose_share_is_padding_alone_trains_along(world: Communicator
     smallest = ("model.layers=1", "model.hidden=2", "model.heads=1", "training.bucket_mib=1")
     spikes = ("training.rollback_every=2", "training.spike_ratio=100")  # a copy of nothing is kept as well
     ours = trainer_of(on_nodes_of(world, 2), *smallest, *spikes, "layout.dp=8", "layout.zero=1")
-    judge = trainer_of(lambda _: ProcessGrid.alone(), *smallest)
+    reference = trainer_of(lambda _: ProcessGrid.alone(), *smallest)
     assert (not ours._param_ranges) == (world.rank == 7)
     for _ in range(STEPS):
-        assert ours.step().loss == pytest.approx(judge.step().loss, rel=1e-5)
+        assert ours.step().loss == pytest.approx(reference.step().loss, rel=1e-5)
     ours.finish()
 
 
@@ -78,14 +78,14 @@ def test_the_embedding_is_the_same_to_the_bit_at_both_ends_of_a_pipeline(
 def test_the_records_say_how_replicas_are_summed(world: Communicator) -> None:
     if world.size != 4:
         pytest.skip("four ranks")
-    wanted = LayoutConfig(dp=4, hierarchical_sum=True)
-    assert on_nodes_of(world, 2)(wanted).sum_facts == {
+    layout = LayoutConfig(dp=4, hierarchical_sum=True)
+    assert on_nodes_of(world, 2)(layout).sum_facts == {
         "replicas": 4,
         "node_first": True,
         "nodes": 2,
         "why_flat": "",
     }
-    reasons: List[str] = [grid.why_flat for grid in (on_nodes_of(world, 1)(wanted), ProcessGrid(world, wanted))]
+    reasons: List[str] = [grid.why_flat for grid in (on_nodes_of(world, 1)(layout), ProcessGrid(world, layout))]
     assert reasons == [
         "no node holds two replicas of the same weights",
         "all replicas of the same weights are on one node",
@@ -93,7 +93,7 @@ def test_the_records_say_how_replicas_are_summed(world: Communicator) -> None:
     assert not ProcessGrid(world, LayoutConfig(dp=4)).sum_facts["why_flat"]
 
 
-def test_a_rank_that_asks_for_parameters_alone_is_not_kept_waiting(world: Communicator) -> None:
+def test_a_rank_may_read_parameters_while_the_rest_wait(world: Communicator) -> None:
     if world.size != 4:
         pytest.skip("four ranks")
     run = trainer_of(on_nodes_of(world, 2), "layout.dp=4", "layout.zero=1", "layout.hierarchical_sum=true")
@@ -110,27 +110,27 @@ def test_sums_of_both_kinds_may_follow_each_other(world: Communicator) -> None:
         pytest.skip("four ranks")
     replicas = on_nodes_of(world, 2)(LayoutConfig(dp=4, hierarchical_sum=True)).replicas
     assert isinstance(replicas, HierarchicalComm)
-    shared, whole = torch.arange(8.0) + world.rank, torch.arange(8.0) * (world.rank + 1)
-    for pending in (replicas.start_reduce_scatter(shared), replicas.start_all_reduce(whole)):
+    scattered, reduced = torch.arange(8.0) + world.rank, torch.arange(8.0) * (world.rank + 1)
+    for pending in (replicas.start_reduce_scatter(scattered), replicas.start_all_reduce(reduced)):
         pending.wait()
-    assert torch.equal(whole, torch.arange(8.0) * 10)
-    assert shared[:2].tolist() == [4.0 * (2 * replicas.rank + n) + 6 for n in range(2)]
+    assert torch.equal(reduced, torch.arange(8.0) * 10)
+    assert scattered[:2].tolist() == [4.0 * (2 * replicas.rank + n) + 6 for n in range(2)]
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_what_is_hidden_is_told_from_steps_that_hide_nothing(world: Communicator, zero: int) -> None:
+def test_hidden_communication_is_measured_against_steps_without_overlap(world: Communicator, zero: int) -> None:
     if world.size != 2:
         pytest.skip("two ranks")
     run = trainer_of(on_nodes_of(world, 2), "layout.dp=2", f"layout.zero={zero}")
-    overlap, told = run.reducer.overlap, []
+    overlap, readings = run.reducer.overlap, []
     for _ in range(6):
         run.step()
-        told.append(overlap.read())
+        readings.append(overlap.read())
     kinds = [kind for kind in (overlap.sums, overlap.gathers) if kind is not None]
     assert len(kinds) == 1 + zero and all(kind.alone_seconds is not None and kind.alone_seconds > 0 for kind in kinds)
     # the second and the third are the ones that are timed, and the parameters of the fourth arrive in the fifth
-    assert [share is not None for share in told] == [False, False, False, zero == 0, True, True]
-    shares = [share for share in told if share is not None]
+    assert [share is not None for share in readings] == [False, False, False, zero == 0, True, True]
+    shares = [share for share in readings if share is not None]
     assert all(0.0 <= share <= 1.0 for share in shares)
     everywhere = world.all_gather(torch.tensor(shares, dtype=torch.float64))
     assert torch.equal(everywhere[0], everywhere[1])

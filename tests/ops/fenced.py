@@ -1,9 +1,9 @@
-"""Every kernel on tensors that lie against memory which nobody may touch, at their ends and then at their beginnings.
+"""Runs every kernel on tensors that lie against inaccessible memory, at their ends and then at their beginnings.
 
     python -m tests.ops.fenced
 
-It says the name of each before it runs it: a kernel that reads or writes too far is the last one named, since the
-process is killed. What it writes into the rest of a tensor's pages is found by their contents.
+It prints the name of each kernel before it runs it: a kernel that reads or writes too far is the last one named, since
+the process is killed. A write into the rest of a tensor's pages is detected by their contents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILLED = 0x5A
 
 
 class Fences:
-    """Memory for tensors, each between two pages of which the system lets nobody read or write."""
+    """Memory for tensors, each between two inaccessible pages."""
 
     def __init__(self, at_end: bool) -> None:
         """
@@ -32,12 +32,12 @@ class Fences:
             at_end: tensors end where a fence begins; else they begin where one ends.
         """
         self._at_end = at_end
-        self._all: List[Tuple[mmap.mmap, int, int]] = []  # and where a tensor begins and ends in it
+        self._all: List[Tuple[mmap.mmap, int, int]] = []  # with the tensor's start and end in it
         self._protect = ctypes.CDLL(None, use_errno=True).mprotect
         self._protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def memory(self, size: int) -> Any:
-        """So many bytes, as a view of memory."""
+        """A view of ``size`` bytes between two fences."""
         pages = -(-size // PAGE)
         memory = mmap.mmap(-1, (pages + 2) * PAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -56,13 +56,13 @@ class Fences:
         return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy, without gaps; that of a matrix that is turned is turned."""
+        """A copy without gaps; the copy of a transposed matrix is transposed."""
         if x.dim() == 2 and x.stride(0) == 1:
             return self.of(x.t()).t()
         return self.empty(x.shape, x.dtype).copy_(x)
 
     def check(self) -> None:
-        """Nothing was written beside a tensor."""
+        """Exits with an error if anything was written beside a tensor."""
         for memory, start, stop in self._all:
             for part in (memory[PAGE:start], memory[stop : len(memory) - PAGE]):
                 if part.strip(bytes([FILLED])):
@@ -70,7 +70,7 @@ class Fences:
 
 
 def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
-    """Each kernel's name, and what runs it on tensors between fences. None of these sizes is one of whole vectors."""
+    """Yields each kernel's name and a call of it on tensors between fences; no size is a multiple of a vector's."""
 
     def of(*shape: int) -> torch.Tensor:
         return fences.of(numbers(*shape).to(dtype))
@@ -78,7 +78,7 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
     for name, flags in (("", None), (" with dropout", fences.of(numbers(2, 3, 71, 71) > 0))):
         qkv, y_grad = of(1, 2, 71, 3, 3, 10), of(1, 2, 71, 3, 10)
         yield f"attention{name}", partial(native.attention, qkv, flags, 2.0)
-        y, log_sums = (fences.of(its) for its in native.attention(qkv, flags, 2.0))
+        y, log_sums = (fences.of(tensor) for tensor in native.attention(qkv, flags, 2.0))
         yield f"attention_gradient{name}", partial(native.attention_gradient, y_grad, qkv, y, log_sums, flags, 2.0)
     logits, log_sums = of(5, 103), fences.of(numbers(5))
     yield "loss_sums", partial(native.loss_sums, logits)
@@ -86,8 +86,8 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
     yield "loss_full_rows_", partial(native.loss_full_rows_, logits, 0.5, True)
     x, y_grad, weight, bias = of(7, 103), of(7, 103), fences.of(numbers(103)), fences.of(numbers(103))
     yield "layer_norm", partial(native.layer_norm, x, weight, bias, 1e-5)
-    kept = fences.of(native.layer_norm(x, weight, bias, 1e-5)[1])
-    yield "layer_norm_gradient", partial(native.layer_norm_gradient, y_grad, x, weight, kept)
+    statistics = fences.of(native.layer_norm(x, weight, bias, 1e-5)[1])
+    yield "layer_norm_gradient", partial(native.layer_norm_gradient, y_grad, x, weight, statistics)
     for by_tanh in (False, True):
         yield "gelu", partial(native.gelu, x, by_tanh)
         yield "gelu_gradient", partial(native.gelu_gradient, y_grad, x, by_tanh)
@@ -104,24 +104,24 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
 
 
 def products(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
-    """Of sides that lie as they are and turned; of one pass and of more."""
+    """Yields products of plain and transposed operands, in one pass and in several."""
     for rows, inner, columns in ((7, 5, 9), (8, 96, 48), (61, 101, 49), (33, 1542, 97), (70, 1536, 1700)):
         x, y, bias = numbers(rows, inner).to(dtype), numbers(inner, columns).to(dtype), fences.of(numbers(columns))
         for left in (x, x.t().contiguous().t()):
             for right in (y, y.t().contiguous().t()):
                 sides = fences.of(left), fences.of(right)
                 name = f"matmul_ {rows} x {inner} x {columns}, {left.stride()} {right.stride()}"
-                for its in dict.fromkeys((torch.float32, dtype)):
+                for product_dtype in dict.fromkeys((torch.float32, dtype)):
                     yield (
-                        f"{name}, {its}",
-                        partial(native.matmul_, fences.empty((rows, columns), its), *sides, bias),
+                        f"{name}, {product_dtype}",
+                        partial(native.matmul_, fences.empty((rows, columns), product_dtype), *sides, bias),
                     )
                 sums = fences.of(numbers(rows, columns))
                 yield f"{name}, added", partial(native.matmul_, sums, *sides, accumulate=True)
 
 
 def main() -> None:
-    """Run all."""
+    """Runs all kernels."""
     assert native.has_native_kernels()
     for at_end in (True, False):
         where = "at their ends" if at_end else "at their beginnings"
@@ -138,15 +138,15 @@ def main() -> None:
 
 @contextlib.contextmanager
 def results_too(fences: Fences) -> Iterator[None]:
-    """Kernels' results and working memory lie between fences."""
-    had = native.pooled_empty, native._floats, native._workspace_address
+    """Places kernels' results and working memory between fences."""
+    originals = native.pooled_empty, native._floats, native._workspace_address
     native.pooled_empty = fences.empty
     native._floats = lambda count: fences.empty((count,), torch.float32)
     native._workspace_address = lambda floats: ctypes.addressof(ctypes.c_char.from_buffer(fences.memory(4 * floats)))
     try:
         yield
     finally:
-        native.pooled_empty, native._floats, native._workspace_address = had
+        native.pooled_empty, native._floats, native._workspace_address = originals
 
 
 if __name__ == "__main__":

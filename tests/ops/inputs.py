@@ -1,4 +1,4 @@
-"""Numbers to compute with."""
+"""Random inputs of kernels."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ SIXTEEN_BITS = [torch.bfloat16, torch.float16]
 
 
 def random(*shape: int) -> torch.Tensor:
-    """Normally distributed, the same each time for as many dimensions."""
+    """Normally distributed numbers, the same at each call for the same number of dimensions."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))

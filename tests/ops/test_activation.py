@@ -1,4 +1,4 @@
-"""GELU is its formula by whatever kernel."""
+"""Tests that each kernel of GELU computes its formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ops.inputs import SIXTEEN_BITS
 
 
 @pytest.mark.parametrize("has_approximate", [True, False])
-def test_gelu_tanh_is_its_formula_with_and_without_the_kernel(
+def test_gelu_tanh_follows_the_formula_with_and_without_the_kernel(
     has_approximate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if has_approximate and not probes._GELU_HAS_APPROXIMATE:
@@ -32,14 +32,14 @@ def test_gelu_tanh_is_its_formula_with_and_without_the_kernel(
         assert slope == pytest.approx(expected, abs=1e-14)
 
 
-def test_gelu_tanh_is_near_the_exact_gelu_and_not_equal_to_it() -> None:
+def test_gelu_tanh_is_close_but_not_equal_to_the_exact_gelu() -> None:
     x = torch.linspace(-4, 4, 200)
     difference = float((ops.gelu_tanh(x) - F.gelu(x)).abs().max())
     assert 1e-5 < difference < 1e-3
 
 
 @pytest.mark.parametrize("kernel", ["ours", "by the error function", "PyTorch's"])
-def test_gelu_is_the_same_by_whatever_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_computes_the_same_gelu(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel == "ours" and not ops.has_native_kernels():
         pytest.skip("no compiled kernels")
     ops.choose_native_kernels(kernel == "ours")
@@ -56,7 +56,7 @@ def test_gelu_is_the_same_by_whatever_kernel(kernel: str, monkeypatch: pytest.Mo
             y.sum().backward()
             assert leaf.grad is not None
             results.append((y.detach().double(), leaf.grad.double()))
-        for found, expected in zip(*results):
-            # what is computed in float32 may lose that type's last digits of 1 + erf(x), and no more
-            near = 2 * torch.finfo(dtype).eps * expected.abs() + 8 * torch.finfo(torch.float32).eps
-            assert bool(((found - expected).abs() <= near).all()), dtype
+        for actual, expected in zip(*results):
+            # a result computed in float32 may lose that type's last digits of 1 + erf(x), and no more
+            tolerance = 2 * torch.finfo(dtype).eps * expected.abs() + 8 * torch.finfo(torch.float32).eps
+            assert bool(((actual - expected).abs() <= tolerance).all()), dtype

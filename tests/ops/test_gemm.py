@@ -1,4 +1,4 @@
-"""Products by oneDNN are PyTorch's, rounded."""
+"""Tests that products by oneDNN are those of PyTorch, rounded."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ OPERATORS = [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors]
 EPS = torch.finfo(torch.float32).eps
 
 
-@pytest.fixture(params=OPERATORS, ids=["plain tensors", "its own tensors"])
+@pytest.fixture(params=OPERATORS, ids=["plain tensors", "opaque tensors"])
 def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
-    """float32 products are oneDNN's by either of its operators where this build has it; what they were asked for."""
+    """Computes float32 products by one of oneDNN's operators, if this build has it; returns the shapes requested."""
     operator = request.param
     if not gemm._is_correct(operator):
         pytest.skip("this PyTorch has no such operator of oneDNN's for float32 layers")
-    asked: List[Any] = []
+    requested_shapes: List[Any] = []
     by_onednn = gemm._onednn_matmul
 
-    def noted(x: torch.Tensor, *others: Any) -> torch.Tensor:
-        asked.append(tuple(x.shape))
-        return by_onednn(x, *others)
+    def recording_matmul(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        requested_shapes.append(tuple(x.shape))
+        return by_onednn(x, *operands)
 
     monkeypatch.setattr(gemm, "_onednn", lambda: operator)
-    monkeypatch.setattr(gemm, "_onednn_matmul", noted)
+    monkeypatch.setattr(gemm, "_onednn_matmul", recording_matmul)
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", True)
     monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
-    return asked
+    return requested_shapes
 
 
-def is_rounded(found: torch.Tensor, judge: torch.Tensor) -> bool:
-    """Whether a result is that of float64 but for float32's roundings."""
-    return float((found - judge).abs().max()) <= 16 * EPS * float(judge.abs().max())
+def is_rounded(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result is that of float64 up to float32's roundings."""
+    return float((actual - expected).abs().max()) <= 16 * EPS * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("shape", [(gemm._MIN_ONEDNN_ROWS,), (3, gemm._MIN_ONEDNN_ROWS), (257,)], ids=str)
@@ -50,18 +50,18 @@ def test_products_by_onednn_are_those_of_pytorch_rounded(shape: Any, outputs: in
     x, weight, bias = random(*shape, 40), random(outputs, 40), random(outputs)
     inner = weight.t().contiguous()
     with torch.no_grad():
-        found = (
+        products = (
             ops.linear(x, weight, bias),
             ops.linear(x, weight),
             ops.linear(x, inner.t(), bias),
             ops.matmul(x, inner),
             ops.matmul(x, weight.t()),
         )
-    assert len(onednn) == len(found)
+    assert len(onednn) == len(products)
     plain = x.double().matmul(inner.double())
-    for y, judge in zip(found, (plain + bias, plain, plain + bias, plain, plain)):
-        assert y.dtype == torch.float32 and y.shape == judge.shape and y.is_contiguous()
-        assert is_rounded(y, judge)
+    for y, expected in zip(products, (plain + bias, plain, plain + bias, plain, plain)):
+        assert y.dtype == torch.float32 and y.shape == expected.shape and y.is_contiguous()
+        assert is_rounded(y, expected)
 
 
 @pytest.mark.parametrize("outputs", [24, gemm._ONEDNN_SPLIT, 2 * gemm._ONEDNN_SPLIT + 5])
@@ -69,32 +69,32 @@ def test_a_product_into_given_memory_is_that_of_pytorch_rounded(outputs: int, on
     x, weight = random(gemm._MIN_ONEDNN_ROWS, 40), random(outputs, 40)
     memory = torch.full((len(x) + 1, outputs), 7.0)
     with torch.no_grad():
-        found = ops.linear_into(memory[:-1], x, weight)
+        product = ops.linear_into(memory[:-1], x, weight)
     assert len(onednn) == -(-outputs // gemm._ONEDNN_SPLIT)
-    assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
-    assert is_rounded(found, x.double() @ weight.double().t())
+    assert product.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
+    assert is_rounded(product, x.double() @ weight.double().t())
 
 
 ROWS = gemm._MIN_ONEDNN_ROWS
 
 
 @pytest.mark.parametrize("inner", [ROWS, gemm._ONEDNN_SPLIT, 2 * gemm._ONEDNN_SPLIT + 5])
-def test_a_sum_of_products_is_onednn_s_where_its_builds_have_no_better_one(inner: int, onednn: List[Any]) -> None:
+def test_a_sum_of_products_is_onednn_s_if_the_build_has_no_better_kernel(inner: int, onednn: List[Any]) -> None:
     x, y = random(ROWS, inner + 3)[:, :inner], random(inner, ROWS + 1)  # rows with gaps, as padded logits have
     memory = torch.full((len(x) + 1, ROWS + 1), 7.0)
     sums = random(inner, ROWS + 1)
     added = sums.double() + x.t().double() @ memory[:-1].double()
     with torch.no_grad():
         ops.add_product(sums, x.t(), memory[:-1])
-        found = ops.matmul_into(memory[:-1], x, y)
+        product = ops.matmul_into(memory[:-1], x, y)
     own = gemm._onednn() is gemm._onednn_with_opaque_tensors
-    parts = -(-inner // (2 * gemm._ONEDNN_SPLIT)) - (
+    operator_calls = -(-inner // (2 * gemm._ONEDNN_SPLIT)) - (
         -inner // gemm._ONEDNN_SPLIT
     )  # of rows, and of the inner dimension
-    assert len(onednn) == (parts if own else 0)
+    assert len(onednn) == (operator_calls if own else 0)
     assert is_rounded(sums, added)
-    assert found.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
-    assert is_rounded(found, x.double() @ y.double())
+    assert product.data_ptr() == memory.data_ptr() and bool((memory[-1] == 7.0).all())
+    assert is_rounded(product, x.double() @ y.double())
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(ROWS - 1, ROWS, ROWS), (ROWS, 3, ROWS), (ROWS, ROWS, 1)])
@@ -138,15 +138,15 @@ def test_products_of_16_bits_that_are_computed_in_float32_are_onednn_s_too(
 ) -> None:
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset(TRIALS))
     x, y, sums = random(ROWS, ROWS).bfloat16(), random(ROWS, ROWS).bfloat16(), torch.ones(ROWS, ROWS)
-    judge = x.double() @ y.double()
+    expected = x.double() @ y.double()
     with torch.no_grad():
-        found = ops.matmul(x, y), ops.linear(x, y.t().contiguous())
+        products = ops.matmul(x, y), ops.linear(x, y.t().contiguous())
         ops.add_product(sums, x, y)
     assert len(onednn) == 2 + (gemm._onednn() is gemm._onednn_with_opaque_tensors)
-    for one in found:
-        assert one.dtype == torch.bfloat16
-        assert float((one.double() - judge).abs().max()) <= 2.0**-8 * float(judge.abs().max())
-    assert is_rounded(sums, judge + 1.0)
+    for product in products:
+        assert product.dtype == torch.bfloat16
+        assert float((product.double() - expected).abs().max()) <= 2.0**-8 * float(expected.abs().max())
+    assert is_rounded(sums, expected + 1.0)
 
 
 @pytest.mark.parametrize("rows", [2, 37])
@@ -164,19 +164,19 @@ def test_a_product_of_16_bits_is_rounded_once_before_it_is_added_or_not_at_all(
         sums = torch.ones(rows, 4)
         ops.add_product(sums, a, b)
         assert torch.equal(sums, torch.full((rows, 4), 1.0 + expected))
-    assert multiplied == ([2] if rows == 2 else [16, 16, 5])  # a part at a time is cast; in float32 nothing is
+    assert multiplied == ([2] if rows == 2 else [16, 16, 5])  # one part at a time is cast; in float32 none is
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_few_rows_or_wide_ones_are_multiplied_into_given_memory_by_pytorch(dtype: Any, onednn: List[Any]) -> None:
+def test_few_rows_and_wide_rows_are_multiplied_into_given_memory_by_pytorch(dtype: Any, onednn: List[Any]) -> None:
     rows = gemm._MIN_ONEDNN_ROWS - (dtype == torch.float32)
     x, weight = random(rows, 40).to(dtype), random(24, 40).to(dtype)
     with torch.no_grad():
-        found = ops.linear_into(torch.empty(rows, 24, dtype=dtype), x, weight)
-    assert not onednn and torch.equal(found, torch.mm(x, weight.t()))
+        product = ops.linear_into(torch.empty(rows, 24, dtype=dtype), x, weight)
+    assert not onednn and torch.equal(product, torch.mm(x, weight.t()))
 
 
-def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
+def test_products_that_do_not_suit_onednn_are_left_to_pytorch(
     onednn: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = gemm._MIN_ONEDNN_ROWS
@@ -198,7 +198,7 @@ def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
 
 
 @pytest.mark.parametrize(
-    ("processor", "flags", "mkl", "better", "with_its_own_tensors"),
+    ("processor", "flags", "mkl", "better", "better_with_opaque_tensors"),
     [
         ("AMD EPYC 9654", ["avx512f", "avx2"], True, True, True),
         ("AMD EPYC 7742", ["avx2"], True, False, True),
@@ -209,16 +209,16 @@ def test_products_that_onednn_does_not_suit_are_not_handed_to_it(
     ],
 )
 @pytest.mark.parametrize("operator", [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors])
-def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is_not(
+def test_onednn_is_used_where_mkl_would_use_other_kernels_and_never_where_it_is_missing(
     operator: Any,
     processor: str,
     flags: List[str],
     mkl: bool,
     better: bool,
-    with_its_own_tensors: bool,
+    better_with_opaque_tensors: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    better = with_its_own_tensors if operator is gemm._onednn_with_opaque_tensors else better
+    better = better_with_opaque_tensors if operator is gemm._onednn_with_opaque_tensors else better
     monkeypatch.setattr(gemm, "_onednn", lambda: operator)
     monkeypatch.setattr(gemm, "processor_name", lambda: processor)
     monkeypatch.setattr(gemm, "vector_flags", lambda: flags)
@@ -226,7 +226,7 @@ def test_onednn_is_taken_where_mkl_would_use_other_kernels_and_never_where_it_is
     monkeypatch.setattr(gemm, "has_onednn", lambda: True)
     assert gemm._onednn_is_better.__wrapped__() is better
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
-    ops.choose_onednn_matmul(True)  # as another start of the run did, wherever it was
+    ops.choose_onednn_matmul(True)  # as an earlier start of the run did, on whatever machine
     assert ops.uses_onednn_matmul()
     monkeypatch.setattr(gemm, "has_onednn", lambda: False)
     assert not gemm._onednn_is_better.__wrapped__()
@@ -236,15 +236,15 @@ def _refuses(*_: Any, **__: Any) -> Any:
     raise RuntimeError("not implemented for 'BFloat16'")
 
 
-def _takes_others() -> Any:
+def _takes_no_operands() -> Any:
     pass
 
 
-WRONG = [_refuses, _takes_others, lambda x, weight, *_: torch.zeros(len(x), len(weight))]
+WRONG = [_refuses, _takes_no_operands, lambda x, weight, *_: torch.zeros(len(x), len(weight))]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
+def test_an_operator_of_onednn_that_fails_or_computes_something_else_is_not_used(
     wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = gemm._onednn_with_opaque_tensors
@@ -255,7 +255,7 @@ def test_an_operator_of_onednn_s_that_is_not_what_it_should_be_is_not_taken(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_products_of_16_bits_without_a_kernel_are_rounded_once_where_they_go(
+def test_products_of_16_bits_without_a_kernel_are_rounded_once_into_given_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset(TRIALS))
@@ -281,13 +281,13 @@ def test_products_are_pytorch_s_own_to_the_bit_in_blocks_or_not(
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, dtype, frozenset())
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", False)
     ops.choose_native_kernels(False)
-    x, weight, bias = (its.to(dtype) for its in (random(*shape, 40), random(800, 40), random(800)))
+    x, weight, bias = (tensor.to(dtype) for tensor in (random(*shape, 40), random(800, 40), random(800)))
     rows = x.view(-1, 40)  # of three dimensions older builds round the product before they add the bias
     with torch.no_grad():
-        for found, expected in (
+        for product, expected in (
             (ops.linear(x, weight, bias), F.linear(rows, weight, bias)),
             (ops.linear(x, weight), F.linear(rows, weight)),
             (ops.matmul(x, weight.t()), torch.matmul(rows, weight.t())),
         ):
-            assert found.dtype == dtype and not found._is_view()
-            assert found.shape == (*shape, 800) and torch.equal(found.view(-1, 800), expected)
+            assert product.dtype == dtype and not product._is_view()
+            assert product.shape == (*shape, 800) and torch.equal(product.view(-1, 800), expected)

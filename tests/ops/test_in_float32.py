@@ -1,4 +1,4 @@
-"""What 16 bits are too few for is computed in float32."""
+"""Tests that operations for which 16 bits are too few are computed in float32."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPERATIONS: Dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
+@pytest.mark.parametrize("forced", [False, True], ids=["as probed", "in float32"])
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_operations_in_16_bits_are_those_in_float32_rounded(
@@ -44,17 +44,17 @@ def test_operations_in_16_bits_are_those_in_float32_rounded(
         y.backward((1.0 + 0.5 * random(*y.shape)).to(dtype).to(kind))
         results.append([y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
     assert len(results[0]) == len(results[1]) == 1 + len(inputs)
-    for found, expected in zip(*results):
-        assert found.dtype == dtype
+    for actual, expected in zip(*results):
+        assert actual.dtype == dtype
         scale = float(expected.abs().max())
-        assert float((found.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
+        assert float((actual.float() - expected).abs().max()) <= 4 * torch.finfo(dtype).eps * scale
 
 
 @pytest.mark.parametrize("dtype", [*SIXTEEN_BITS, torch.float32, torch.float64], ids=str)
-def test_sums_over_tokens_are_neither_rounded_nor_overflow_in_16_bits(dtype: torch.dtype) -> None:
-    found = ops.sum_of_rows(torch.full((300, 2), 256.0).to(dtype))
-    assert found.dtype == (torch.float32 if dtype in SIXTEEN_BITS else dtype)
-    assert found.tolist() == [76800.0] * 2  # more than float16 can hold
+def test_sums_over_tokens_are_not_rounded_and_do_not_overflow_in_16_bits(dtype: torch.dtype) -> None:
+    sums = ops.sum_of_rows(torch.full((300, 2), 256.0).to(dtype))
+    assert sums.dtype == (torch.float32 if dtype in SIXTEEN_BITS else dtype)
+    assert sums.tolist() == [76800.0] * 2  # more than float16 can hold
 
 
 def test_wide_types_are_computed_by_pytorch_s_own_operations_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Our own compiled kernels, each against its definition in float64, in any shape."""
+"""Tests of our own compiled kernels, each against its definition in float64, in any shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from fugaku_gpt.ops import native
 
 pytestmark = pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels")
 
-TYPES = {torch.float32: 3e-6, torch.bfloat16: 2.0**-5}  # and how far off a result may be, of the largest
+TYPES = {
+    torch.float32: 3e-6,
+    torch.bfloat16: 2.0**-5,
+}  # and the largest error relative to the largest value
 DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 
@@ -40,11 +43,11 @@ def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
     return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
-    return float((found.double() - expected).abs().max()) <= tolerance * max(float(expected.abs().max()), 1e-30)
+def is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return float((actual.double() - expected).abs().max()) <= tolerance * max(float(expected.abs().max()), 1e-30)
 
 
-def test_what_is_compiled_is_used() -> None:
+def test_compiled_kernels_are_used() -> None:
     assert ops.has_native_kernels() and ops.uses_native_kernels()
 
 
@@ -56,9 +59,9 @@ def test_what_is_compiled_is_used() -> None:
 def test_a_kernel_that_computes_something_else_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(native, name)
 
-    def wrong(*its: Any, **options: Any) -> Any:
-        found = right(*its, **options)
-        return (1.01 * found[0], *found[1:]) if isinstance(found, tuple) else 1.01 * found
+    def wrong(*inputs: Any, **options: Any) -> Any:
+        results = right(*inputs, **options)
+        return (1.01 * results[0], *results[1:]) if isinstance(results, tuple) else 1.01 * results
 
     monkeypatch.setattr(native, name, wrong)
     assert native._verified_library.__wrapped__() is None
@@ -74,35 +77,35 @@ def attention_and_gradient(
 @DTYPES
 @settings(max_examples=40)
 @given(
-    parts=st.integers(1, 3), samples=st.integers(1, 3), here=st.sampled_from([1, 2, 31, 64, 65, 96, 97, 150]),
+    shards=st.integers(1, 3), samples=st.integers(1, 3), local_length=st.sampled_from([1, 2, 31, 64, 65, 96, 97, 150]),
     heads=st.integers(1, 4), width=st.sampled_from([1, 4, 8, 16, 20, 64, 80, 128]),
     spread=st.sampled_from([0.1, 1.0, 5.0]), drops=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_attention_is_its_definition(
+def test_attention_equals_the_definition(
     dtype: torch.dtype,
-    parts: int,
+    shards: int,
     samples: int,
-    here: int,
+    local_length: int,
     heads: int,
     width: int,
     spread: float,
     drops: bool,
     seed: int,
 ) -> None:
-    qkv = numbers(parts, samples, here, 3, heads, width, seed=seed, spread=spread).to(dtype)
-    y_grad = numbers(parts, samples, here, heads, width, seed=seed + 1).to(dtype)
-    length, kept, share = parts * here, None, 0.0
+    qkv = numbers(shards, samples, local_length, 3, heads, width, seed=seed, spread=spread).to(dtype)
+    y_grad = numbers(shards, samples, local_length, heads, width, seed=seed + 1).to(dtype)
+    length, keep_flags, share = shards * local_length, None, 0.0
     if drops:
         share = 0.25
         flags = numbers(samples, heads, length, length, seed=seed + 2) > -0.67
-        kept = lambda: flags  # noqa: E731
-    found = attention_and_gradient(qkv, y_grad, kept() if kept else None, 1.0 / (1.0 - share))
+        keep_flags = lambda: flags  # noqa: E731
+    results = attention_and_gradient(qkv, y_grad, keep_flags() if keep_flags else None, 1.0 / (1.0 - share))
     leaf = qkv.double().requires_grad_()
-    judge = attend_naively(leaf, kept, share)
-    judge.backward(y_grad.double())
-    assert leaf.grad is not None and all(its.dtype == dtype for its in found)
-    tolerance = TYPES[dtype] * max(1.0, spread**2)  # of scores that are as much larger, roundings are
-    assert near(found[0], judge.detach(), tolerance) and near(found[1], leaf.grad, tolerance)
+    expected = attend_naively(leaf, keep_flags, share)
+    expected.backward(y_grad.double())
+    assert leaf.grad is not None and all(tensor.dtype == dtype for tensor in results)
+    tolerance = TYPES[dtype] * max(1.0, spread**2)  # larger scores have larger roundings
+    assert is_close(results[0], expected.detach(), tolerance) and is_close(results[1], leaf.grad, tolerance)
 
 
 @DTYPES
@@ -124,35 +127,35 @@ def test_scores_of_any_size_do_not_overflow(width: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_is_seen_from_there_on(bad: float, which: int, dtype: torch.dtype) -> None:
+def test_nan_and_infinity_appear_from_their_position_on(bad: float, which: int, dtype: torch.dtype) -> None:
     x = numbers(1, 1, 130, 3, 2, 8).to(dtype)
     x[0, 0, 70, which, 1] = bad
     y, log_sums = ops.attention(x, None, 1.0)
     finite = torch.isfinite(y.float()).all(-1)[0, 0]
     assert bool(finite[:, 0].all()) and not bool(finite[70, 1])
-    assert which == 2 or bool(finite[:70, 1].all())  # of a block's values all are multiplied, some by 0
+    assert which == 2 or bool(finite[:70, 1].all())  # all values of a block are multiplied, some of them by 0
     grad = ops.attention_gradient(torch.ones_like(y), x, y, log_sums, None, 1.0)
     assert not bool(torch.isfinite(grad[:, :, :, :, 1].float()).all())
 
 
-def test_gradients_that_lie_apart_in_memory_are_taken_as_they_are() -> None:
+def test_gradients_with_gaps_in_memory_are_accepted() -> None:
     x = numbers(1, 2, 40, 3, 2, 8).float()
     y, log_sums = ops.attention(x, None, 1.0)
     wide = numbers(1, 2, 40, 2, 16).float()
-    found = ops.attention_gradient(wide[..., ::2], x, y, log_sums, None, 1.0)
+    gradient = ops.attention_gradient(wide[..., ::2], x, y, log_sums, None, 1.0)
     expected = ops.attention_gradient(wide[..., ::2].contiguous(), x, y, log_sums, None, 1.0)
-    assert torch.equal(found, expected)
+    assert torch.equal(gradient, expected)
 
 
 def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     x, y_grad = numbers(1, 3, 100, 3, 5, 16).float(), numbers(1, 3, 100, 5, 16).float()
     logits, many = numbers(40, 999).float(), numbers(200_001).float()
-    found = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
+    results = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
     norm = ops.sum_of_squares(many)
     torch.set_num_threads(2)
     logits = numbers(40, 999).float()
     again = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
-    assert all(map(torch.equal, found, again)) and norm == ops.sum_of_squares(many)
+    assert all(map(torch.equal, results, again)) and norm == ops.sum_of_squares(many)
 
 
 @settings(max_examples=40)
@@ -163,14 +166,14 @@ def test_numbers_in_16_bits_are_added_up_in_float32(rows: int, width: int, seed:
     assert native.has_native_accumulate(x, sums)
     native.accumulate_(sums, x)
     assert torch.equal(sums, expected)
-    found = ops.sum_of_rows(x)
-    assert found.dtype == torch.float32 and found.shape == (width,)
-    assert float((found.double() - x.double().sum(0)).abs().max()) <= 1e-6 * max(
+    row_sums = ops.sum_of_rows(x)
+    assert row_sums.dtype == torch.float32 and row_sums.shape == (width,)
+    assert float((row_sums.double() - x.double().sum(0)).abs().max()) <= 1e-6 * max(
         1.0, float(x.double().abs().sum(0).max())
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    assert torch.equal(found, ops.sum_of_rows(x))
+    assert torch.equal(row_sums, ops.sum_of_rows(x))
     torch.set_num_threads(threads)
 
 
@@ -179,12 +182,12 @@ def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
     compat.choose_float32_operations(
         compat.operations_without_kernel(torch.bfloat16), torch.bfloat16
     )  # however slow products are
-    whole, apart = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
-    for sums in (whole, apart):
+    contiguous, strided = torch.zeros(40, 20), torch.zeros(40, 40)[:, ::2]
+    for sums in (contiguous, strided):
         ops.add_product(sums, x, y)
         ops.add_product(sums, x, y)
     expected = 2.0 * (x.double() @ y.double())
-    assert near(whole, expected, 1e-2) and near(apart, expected, 1e-2)
+    assert is_close(contiguous, expected, 1e-2) and is_close(strided, expected, 1e-2)
     assert not native.has_native_accumulate(x, torch.zeros(40, 30).double()) and not native.has_native_accumulate(
         x.float()
     )
@@ -215,34 +218,36 @@ def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypa
 def test_rows_of_logits_become_their_probabilities(
     dtype: torch.dtype, rows: int, columns: int, gap: int, spread: float, scale: float, shift: float, seed: int
 ) -> None:
-    whole = (numbers(rows, columns + gap, seed=seed, spread=spread) + shift).to(dtype)
-    wide = whole[:, :columns].double()
-    log_sums, expected = torch.logsumexp(wide, 1), scale * torch.softmax(wide, 1)
-    found, alone, apart = whole.clone(), whole.clone(), whole.clone()
-    its = ops.loss_full_rows_(found[:, :columns], scale, True)
-    assert torch.equal(its, ops.loss_full_rows_(alone[:, :columns], scale, False)) and torch.equal(alone, whole)
-    largest, sums = ops.loss_sums(apart[:, :columns])
+    padded_logits = (numbers(rows, columns + gap, seed=seed, spread=spread) + shift).to(dtype)
+    wide = padded_logits[:, :columns].double()
+    expected_log_sums, expected = torch.logsumexp(wide, 1), scale * torch.softmax(wide, 1)
+    gradient, unchanged, in_two_steps = padded_logits.clone(), padded_logits.clone(), padded_logits.clone()
+    row_log_sums = ops.loss_full_rows_(gradient[:, :columns], scale, True)
+    assert torch.equal(row_log_sums, ops.loss_full_rows_(unchanged[:, :columns], scale, False)) and torch.equal(
+        unchanged, padded_logits
+    )
+    largest, sums = ops.loss_sums(in_two_steps[:, :columns])
     assert torch.equal(largest.double(), wide.max(1)[0])
-    assert near(sums, (wide - wide.max(1, keepdim=True)[0]).exp().sum(1), 1e-5)
-    ops.loss_gradient_(apart[:, :columns], its, scale)
-    assert torch.equal(apart, found) and torch.equal(found[:, columns:], whole[:, columns:])
-    assert near(its, log_sums, 1e-6)
-    # logits and their sums' logarithms are rounded themselves
-    assert near(found[:, :columns], expected, TYPES[dtype] + 2e-7 * float(whole.float().abs().max()))
+    assert is_close(sums, (wide - wide.max(1, keepdim=True)[0]).exp().sum(1), 1e-5)
+    ops.loss_gradient_(in_two_steps[:, :columns], row_log_sums, scale)
+    assert torch.equal(in_two_steps, gradient) and torch.equal(gradient[:, columns:], padded_logits[:, columns:])
+    assert is_close(row_log_sums, expected_log_sums, 1e-6)
+    # logits and the logarithms of their sums are rounded as well
+    assert is_close(gradient[:, :columns], expected, TYPES[dtype] + 2e-7 * float(padded_logits.float().abs().max()))
 
 
-def test_of_no_columns_the_sum_is_nothing() -> None:
+def test_the_sum_over_no_columns_is_zero() -> None:
     largest, sums = ops.loss_sums(torch.zeros(3, 0))
     assert bool((largest == torch.finfo(torch.float32).min).all()) and bool((sums == 0.0).all())
 
 
 @DTYPES
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_logit_that_is_no_number_is_not_lost(bad: float, dtype: torch.dtype) -> None:
+def test_a_logit_that_is_not_finite_is_not_lost(bad: float, dtype: torch.dtype) -> None:
     logits = torch.zeros(3, 50).to(dtype)
     logits[1, 20] = bad
-    found = ops.loss_full_rows_(logits, 1.0, True)
-    assert torch.isfinite(found).tolist() == [True, False, True]
+    log_sums = ops.loss_full_rows_(logits, 1.0, True)
+    assert torch.isfinite(log_sums).tolist() == [True, False, True]
     assert not bool(torch.isfinite(logits[1].float()).all())
 
 
@@ -255,45 +260,45 @@ def test_layer_norm_is_that_in_float64_rounded(
     x = (numbers(rows, width, seed=seed) + shift).to(dtype)
     weight, bias = numbers(width, seed=seed + 1).float(), numbers(width, seed=seed + 2).float()
     y_grad = numbers(rows, width, seed=seed + 3).to(dtype)
-    y, kept = native.layer_norm(x, weight, bias, 1e-2)
-    found = (y, *native.layer_norm_gradient(y_grad, x, weight, kept))
-    leaves = [its.double().requires_grad_() for its in (x, weight, bias)]
+    y, statistics = native.layer_norm(x, weight, bias, 1e-2)
+    results = (y, *native.layer_norm_gradient(y_grad, x, weight, statistics))
+    leaves = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
     judge = F.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-2)
     expected = (judge.detach(), *torch.autograd.grad(judge, leaves, y_grad.double()))
-    for its, right in zip(found, expected):
-        tolerance = 1e-2 if its.dtype == torch.bfloat16 else 2e-5
-        assert float((its.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
+    for tensor, right in zip(results, expected):
+        tolerance = 1e-2 if tensor.dtype == torch.bfloat16 else 2e-5
+        assert float((tensor.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
 
 
 @DTYPES
 def test_layer_norm_by_autograd_is_that_of_the_operators(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = numbers(2, 9, 40).to(dtype), numbers(40).float(), numbers(40, seed=1).float()
     y_grad = numbers(2, 9, 40, seed=2).to(dtype)
-    found = []
+    results = []
     for use in (True, False):
         monkeypatch.setattr(RANK_CONSENSUS, "compiled", use)
-        leaves = [its.clone().requires_grad_() for its in (x, weight, bias)]
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
         y = ops.layer_norm(*leaves, 1e-5)
         y.backward(y_grad)
-        found.append([y.detach(), *(leaf.grad for leaf in leaves)])
-    for ours, judge in zip(*found):
+        results.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, judge in zip(*results):
         assert ours is not None and judge is not None and ours.dtype == judge.dtype
         tolerance = 1e-2 if ours.dtype == torch.bfloat16 else 1e-5
-        assert near(ours, judge.double(), tolerance)
+        assert is_close(ours, judge.double(), tolerance)
 
 
 @DTYPES
-def test_a_row_that_is_no_number_stays_one_in_layer_norm(dtype: torch.dtype) -> None:
+def test_a_row_with_nan_stays_nan_in_layer_norm(dtype: torch.dtype) -> None:
     x = torch.ones(3, 40).to(dtype)
     x[1, 7] = math.nan
-    y, kept = native.layer_norm(x, torch.ones(40), torch.zeros(40), 1e-5)
+    y, statistics = native.layer_norm(x, torch.ones(40), torch.zeros(40), 1e-5)
     assert (y == y).all(1).tolist() == [True, False, True]
-    _, weight_grad, _ = native.layer_norm_gradient(torch.ones_like(x), x, torch.ones(40), kept)
+    _, weight_grad, _ = native.layer_norm_gradient(torch.ones_like(x), x, torch.ones(40), statistics)
     assert bool((weight_grad != weight_grad).any())
 
 
 def gelu_and_slope(x: torch.Tensor, by_tanh: bool) -> Tuple[torch.Tensor, torch.Tensor]:
-    """In float64; of the exact one what is left of large negative numbers, which 1 + erf(x) would lose."""
+    """GELU and its slope in float64; the exact GELU keeps the digits at large negative x that 1 + erf(x) would lose."""
     x = x.double()
     if by_tanh:
         z, slope = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3), math.sqrt(2.0 / math.pi) * (1 + 0.134145 * x**2)
@@ -307,25 +312,25 @@ def gelu_and_slope(x: torch.Tensor, by_tanh: bool) -> Tuple[torch.Tensor, torch.
 @DTYPES
 @settings(max_examples=40)
 @given(count=st.integers(1, 9000), spread=st.sampled_from([0.01, 1.0, 4.0, 30.0]), seed=st.integers(0, 99))
-def test_gelu_is_its_formula_in_float64_rounded(
+def test_gelu_is_the_formula_in_float64_rounded(
     dtype: torch.dtype, by_tanh: bool, count: int, spread: float, seed: int
 ) -> None:
     x, y_grad = numbers(count, seed=seed, spread=spread).to(dtype), numbers(count, seed=seed + 1).to(dtype)
     y, slope = gelu_and_slope(x, by_tanh)
     eps = torch.finfo(dtype).eps
-    for found, expected in (
+    for actual, expected in (
         (native.gelu(x, by_tanh), y),
         (native.gelu_gradient(y_grad, x, by_tanh), y_grad.double() * slope),
     ):
-        assert found.dtype == dtype
-        assert bool(((found.double() - expected).abs() <= 2.0 * eps * expected.abs() + 2e-6).all())
+        assert actual.dtype == dtype
+        assert bool(((actual.double() - expected).abs() <= 2.0 * eps * expected.abs() + 2e-6).all())
 
 
-def test_the_exact_gelu_of_large_negative_numbers_keeps_its_digits() -> None:
+def test_the_exact_gelu_of_large_negative_numbers_keeps_all_digits() -> None:
     x = torch.linspace(-12.0, 0.0, 5000)
     expected, _ = gelu_and_slope(x, False)
-    found = native.gelu(x, False).double()
-    assert bool(((found - expected).abs() <= 1e-5 * expected.abs()).all())  # PyTorch's are 0 from -6 on
+    actual = native.gelu(x, False).double()
+    assert bool(((actual - expected).abs() <= 1e-5 * expected.abs()).all())  # PyTorch's are 0 from -6 on
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 1000, 5003])
@@ -333,13 +338,13 @@ def test_results_in_16_bits_are_those_in_float32_rounded_as_pytorch_rounds(count
     x = numbers(3, count).bfloat16()
     assert torch.equal(native.gelu(x, False), native.gelu(x.float(), False).bfloat16())
     weight, bias = numbers(count).float(), numbers(count, seed=1).float()
-    (y, _), (judge, _) = (native.layer_norm(its, weight, bias, 1e-5) for its in (x, x.float()))
+    (y, _), (judge, _) = (native.layer_norm(inputs, weight, bias, 1e-5) for inputs in (x, x.float()))
     assert torch.equal(y, judge.bfloat16())
 
 
 @pytest.mark.parametrize("by_tanh", [False, True], ids=["exact", "by tanh"])
 @DTYPES
-def test_gelu_of_what_is_infinite_or_no_number(dtype: torch.dtype, by_tanh: bool) -> None:
+def test_gelu_of_nan_and_infinity(dtype: torch.dtype, by_tanh: bool) -> None:
     x = torch.tensor([math.nan, math.inf, 1e30, -1e30, 0.0] * 30).to(dtype)
     y = native.gelu(x, by_tanh)
     assert bool((y[0::5] != y[0::5]).all()) and bool((y[1::5] == math.inf).all()) and torch.equal(y[2::5], x[2::5])
@@ -356,30 +361,30 @@ def test_gelu_by_autograd_is_that_of_the_operators(
     dtype: torch.dtype, function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y_grad = numbers(9, 40).to(dtype).t(), numbers(40, 9, seed=2).to(dtype)
-    found = []
+    results = []
     for use in (True, False):
         monkeypatch.setattr(RANK_CONSENSUS, "compiled", use)
         leaf = x.clone().requires_grad_()
         y = function(leaf)
         y.backward(y_grad)
-        found.append((y.detach(), leaf.grad))
-    for ours, judge in zip(*found):
+        results.append((y.detach(), leaf.grad))
+    for ours, judge in zip(*results):
         assert ours is not None and judge is not None and ours.dtype == judge.dtype
-        assert near(ours, judge.double(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
+        assert is_close(ours, judge.double(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 7, 128, 129, 4096, 500_000])
 @pytest.mark.parametrize("behind", [0, 1, 8], ids="aligned but for {}".format)
-def test_adamw_rounds_what_it_steps_as_pytorch_rounds(count: int, behind: int) -> None:
+def test_adamw_rounds_new_parameters_as_pytorch_rounds(count: int, behind: int) -> None:
     parameters, gradients = numbers(count).float(), numbers(count, seed=1).float()
     moments = (numbers(count, seed=2).float(), numbers(count, seed=3).float() ** 2)
-    (p, g, m, v), before = (its.double() for its in (parameters, gradients, *moments)), gradients.clone()
+    (p, g, m, v), before = (tensor.double() for tensor in (parameters, gradients, *moments)), gradients.clone()
     rounded = torch.zeros(behind + count, dtype=torch.bfloat16)[behind:]
     step = ops.AdamWStep(divisor=3.0, keeps=0.99, betas=(0.9, 0.999), step_size=0.1, eps=0.01)
     ops.step_adamw(parameters, gradients, moments, rounded, step)
     m, v = 0.9 * m + 0.1 * (g / 3.0), 0.999 * v + 0.001 * (g / 3.0) ** 2
     p = 0.99 * p - 0.1 * m / (v.sqrt() + 0.01)
-    assert near(parameters, p, 1e-6) and near(moments[0], m, 1e-6) and near(moments[1], v, 1e-6)
+    assert is_close(parameters, p, 1e-6) and is_close(moments[0], m, 1e-6) and is_close(moments[1], v, 1e-6)
     assert torch.equal(rounded, parameters.bfloat16()) and torch.equal(gradients, before)
 
 
@@ -387,15 +392,15 @@ def test_numbers_are_rounded_to_16_bits_as_pytorch_rounds_them() -> None:
     bits = torch.arange(0, 2**32, 65521, dtype=torch.int64)  # of all exponents and signs, ties among them
     bits = torch.cat([bits, torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FFFFFFF])])
     x = torch.from_numpy(bits.numpy().astype("uint32").view("float32"))
-    x = x[~(x != x) | (bits == 0x7FFFFFFF)]  # of what is no number one that its bits alone would round to a number
+    x = x[~(x != x) | (bits == 0x7FFFFFFF)]  # of the NaNs, the one whose bits alone would round to a number
     rounded = torch.zeros(len(x), dtype=torch.bfloat16)
     moments = (torch.zeros_like(x), torch.ones_like(x))
     step = ops.AdamWStep(divisor=1.0, keeps=1.0, betas=(0.9, 0.9), step_size=0.0, eps=1.0)
     ops.step_adamw(x, torch.zeros_like(x), moments, rounded, step)
-    found, expected = rounded.float(), x.bfloat16().float()
-    nothing = expected != expected
-    assert torch.equal(found != found, nothing) and int(nothing.sum()) == 1
-    assert torch.equal(found.masked_fill(nothing, 7.0), expected.masked_fill(nothing, 7.0))
+    actual, expected = rounded.float(), x.bfloat16().float()
+    is_nan = expected != expected
+    assert torch.equal(actual != actual, is_nan) and int(is_nan.sum()) == 1
+    assert torch.equal(actual.masked_fill(is_nan, 7.0), expected.masked_fill(is_nan, 7.0))
 
 
 def test_a_team_of_fewer_threads_than_asked_for_does_all_the_work() -> None:
@@ -414,7 +419,7 @@ def test_a_team_of_fewer_threads_than_asked_for_does_all_the_work() -> None:
 
 
 class Calls:
-    """Who has called, and how often."""
+    """Records the thread of each call."""
 
     def __init__(self) -> None:
         self.threads: List[int] = []
@@ -430,24 +435,24 @@ def calls() -> Iterator[Calls]:
 
 
 @DTYPES
-def test_long_kernels_call_between_their_parts_and_compute_the_same(dtype: torch.dtype, calls: Calls) -> None:
+def test_long_kernels_call_back_between_blocks_and_compute_the_same(dtype: torch.dtype, calls: Calls) -> None:
     qkv = numbers(1, 2, 300, 3, 2, 16).to(dtype)
     x, weight = numbers(500, 300, seed=1).to(dtype), numbers(300, 700, seed=2).to(dtype)
 
     def results() -> List[torch.Tensor]:
         y, log_sums = native.attention(qkv, None, 1.0)
         product = torch.zeros(500, 700, dtype=dtype)
-        found = [y, native.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
+        tensors = [y, native.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
         if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
             native.matmul_(product, x, weight)
-            found.append(product)
-        return found
+            tensors.append(product)
+        return tensors
 
     without = results()
     assert not calls.threads
     ops.set_progress_callback(calls, 0.0)
-    for expected, found in zip(without, results()):
-        assert torch.equal(expected, found)
+    for expected, actual in zip(without, results()):
+        assert torch.equal(expected, actual)
     deadline = time.monotonic() + 60
     while not calls.threads:  # heads go to whichever thread is free: the first one may have had none
         assert time.monotonic() < deadline

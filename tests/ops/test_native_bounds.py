@@ -1,4 +1,4 @@
-"""Our own kernels stay within their tensors."""
+"""Tests that our own kernels stay within their tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_kernels_read_and_write_nothing_outside_of_their_tensors() -> None:
 
 
 @pytest.mark.parametrize("at_end", [True, False])
-def test_the_fences_would_show_it(at_end: bool) -> None:
+def test_the_fences_detect_accesses_outside_of_a_tensor(at_end: bool) -> None:
     fences = Fences(at_end)
     x = fences.of(torch.ones(10))
     fences.check()

@@ -1,4 +1,4 @@
-"""Products by our own kernels are their definition, rounded, whatever their shapes and how their sides lie."""
+"""Tests that products by our own kernels are their definition, rounded, for any shapes and strides."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ SIZES = [1, 2, 3, 7, 8, 9, 16, 47, 48, 49, 97, 130]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def multiplied(dtype: torch.dtype) -> bool:
+def has_product_kernel(dtype: torch.dtype) -> bool:
     return native._library().supports_gemm(native._NATIVE_TYPES[dtype])
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
-    """Products are the kernels', from tiny matrices on; the shapes that they were asked for."""
-    asked: List[Any] = []
+def requested_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
+    """Computes products of all sizes by the kernels; yields the shapes that they were asked for."""
+    shapes: List[Any] = []
     multiply = native.matmul_
 
-    def noted(into: torch.Tensor, x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        asked.append((*into.shape, x.shape[1]))
-        return multiply(into, x, *others, **options)
+    def recording_matmul(into: torch.Tensor, x: torch.Tensor, *operands: Any, **options: Any) -> torch.Tensor:
+        shapes.append((*into.shape, x.shape[1]))
+        return multiply(into, x, *operands, **options)
 
-    monkeypatch.setattr(native, "matmul_", noted)
+    monkeypatch.setattr(native, "matmul_", recording_matmul)
     monkeypatch.setattr(native, "MIN_DIMENSION", 4)
     monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", True)
     monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", True)
-    yield asked
+    yield shapes
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
-    """But for roundings of float32 sums of so many products."""
-    return float((found.double() - expected).abs().max()) <= 2.0**-22 * inner * max(1.0, float(expected.abs().max()))
+def is_close(actual: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
+    """Whether a result is right up to roundings of float32 sums of ``inner`` products."""
+    return float((actual.double() - expected).abs().max()) <= 2.0**-22 * inner * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -62,7 +62,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
     gap=st.integers(0, 3), shift=st.integers(0, 1),
     adds=st.booleans(), rounds=st.booleans(), biased=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 9),
 )  # fmt: skip
-def test_a_product_is_its_definition_by_any_number_of_threads(
+def test_a_product_is_right_for_any_number_of_threads(
     dtype: torch.dtype,
     rows: int,
     inner: int,
@@ -76,14 +76,14 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
     threads: int,
     seed: int,
 ) -> None:
-    if not multiplied(dtype):
+    if not has_product_kernel(dtype):
         pytest.skip("this processor does not multiply pairs of them")
     rounds, adds = rounds and dtype == torch.bfloat16, adds and not rounds
     if rows * columns > 2**18:
         columns = 48
 
     def side(count: int, across: int, is_turned: bool, seed: int) -> torch.Tensor:
-        """With rows (or columns, turned) that do not lie side by side, the first of them not always at whole units."""
+        """A matrix whose rows (transposed: columns) have gaps between them; the first is not always aligned."""
         if is_turned:
             return side(across, count, False, seed).t()
         memory = numbers(count * (across + gap) + shift, seed=seed).to(dtype)
@@ -93,30 +93,30 @@ def test_a_product_is_its_definition_by_any_number_of_threads(
     bias = numbers(columns, seed=seed + 2) if biased else None
     memory = numbers(rows + 1, columns + gap, seed=seed + 3).to(dtype if rounds else torch.float32)
     before, into = memory.clone(), memory[:-1, :columns]
-    judge = x.double() @ y.double() + (0.0 if bias is None else bias.double())
+    expected = x.double() @ y.double() + (0.0 if bias is None else bias.double())
     if adds:
-        judge += into.double()
-    had = torch.get_num_threads()
+        expected += into.double()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = native.matmul_(into, x, y, bias, accumulate=adds)
+        result = native.matmul_(into, x, y, bias, accumulate=adds)
         again = before.clone()
         torch.set_num_threads(1)
         native.matmul_(again[:-1, :columns], x, y, bias, accumulate=adds)
     finally:
-        torch.set_num_threads(had)
-    assert found is into
+        torch.set_num_threads(threads_before)
+    assert result is into
     if rounds:
-        assert bool(((into.double() - judge).abs() <= 2.0**-8 * judge.abs() + 2.0**-20 * inner).all())
+        assert bool(((into.double() - expected).abs() <= 2.0**-8 * expected.abs() + 2.0**-20 * inner).all())
     else:
-        assert near(into, judge, inner)
+        assert is_close(into, expected, inner)
     assert torch.equal(memory, again)  # the same by one thread
     assert torch.equal(memory[-1], before[-1]) and torch.equal(memory[:, columns:], before[:, columns:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_no_number_stays_none_and_behind_the_last_nothing_is_read(dtype: torch.dtype) -> None:
-    if not multiplied(dtype):
+def test_nan_and_infinity_propagate_and_nothing_past_the_end_is_read(dtype: torch.dtype) -> None:
+    if not has_product_kernel(dtype):
         pytest.skip("this processor does not multiply pairs of them")
     memory_x, memory_y = torch.full((9, 12), float("nan")).to(dtype), torch.full((12, 9), float("nan")).to(dtype)
     x, y = memory_x[:7, :5], memory_y[:5, :7]  # an odd number in the middle: a pair has one
@@ -127,17 +127,17 @@ def test_what_is_no_number_stays_none_and_behind_the_last_nothing_is_read(dtype:
     assert torch.equal(turned, torch.full((7, 7), 10.0))
     x[3, 2] = float("inf")
     y[2, 4] = 0.0
-    found = native.matmul_(torch.empty(7, 7), x, y)
-    assert bool(found[3, 4].isnan()) and int(found.isnan().sum()) == 1 and int(found.isinf().sum()) == 6
+    product = native.matmul_(torch.empty(7, 7), x, y)
+    assert bool(product[3, 4].isnan()) and int(product.isnan().sum()) == 1 and int(product.isinf().sum()) == 6
 
 
-def test_layers_of_float32_are_the_kernels(taken: List[Any]) -> None:
+def test_float32_layers_are_computed_by_the_kernels(requested_shapes: List[Any]) -> None:
     x, weight, bias = numbers(3, 20, 40), numbers(24, 40, seed=1), numbers(24, seed=2)
     inner, sums, into = weight.t().contiguous(), torch.ones(24, 40), torch.empty(60, 24)
     rows = x.view(-1, 40)
     with torch.no_grad():
         grad = ops.linear(x, weight)
-        found = (
+        products = (
             ops.linear(x, weight, bias),
             grad,
             ops.matmul(x, inner),
@@ -146,54 +146,58 @@ def test_layers_of_float32_are_the_kernels(taken: List[Any]) -> None:
             ops.matmul_into(torch.empty(60, 24), rows, inner).view(3, 20, 24),
         )
         ops.add_product(sums, grad.view(-1, 24).t(), rows)
-    assert taken == [(60, 24, 40)] * 6 + [(24, 40, 60)]
+    assert requested_shapes == [(60, 24, 40)] * 6 + [(24, 40, 60)]
     plain = x.double() @ inner.double()
-    for y, judge in zip(found, (plain + bias.double(), *[plain] * 5)):
-        assert y.is_contiguous() and y.shape == judge.shape and near(y, judge, 40)
-    assert all(y._base is None for y in found[:4])  # no views: in-place work on them may be refused
-    assert near(sums, 1.0 + plain.view(-1, 24).t() @ rows.double(), 60)
+    for y, expected in zip(products, (plain + bias.double(), *[plain] * 5)):
+        assert y.is_contiguous() and y.shape == expected.shape and is_close(y, expected, 40)
+    assert all(y._base is None for y in products[:4])  # no views: in-place work on them may be refused
+    assert is_close(sums, 1.0 + plain.view(-1, 24).t() @ rows.double(), 60)
     turned = x.transpose(0, 1)
     with torch.no_grad():
-        assert torch.equal(ops.linear(turned, weight, bias), found[0].transpose(0, 1)) and len(taken) == 8
-        assert near(ops.linear(x, weight, bias[:1]), plain + bias[:1].double(), 40) and len(taken) == 8
-        assert ops.linear(x[:, :0], weight).shape == (3, 0, 24) and len(taken) == 8
+        assert torch.equal(ops.linear(turned, weight, bias), products[0].transpose(0, 1)) and len(requested_shapes) == 8
+        assert is_close(ops.linear(x, weight, bias[:1]), plain + bias[:1].double(), 40) and len(requested_shapes) == 8
+        assert ops.linear(x[:, :0], weight).shape == (3, 0, 24) and len(requested_shapes) == 8
 
 
-def test_layers_of_bfloat16_are_and_sums_of_gradients_are_not_rounded(
-    taken: List[Any], monkeypatch: pytest.MonkeyPatch
+def test_bfloat16_layers_are_rounded_and_sums_of_gradients_are_not(
+    requested_shapes: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not multiplied(torch.bfloat16):
+    if not has_product_kernel(torch.bfloat16):
         pytest.skip("this processor does not multiply pairs of them")
     x, y, sums = numbers(20, 30).bfloat16(), numbers(20, 24, seed=1).bfloat16(), torch.ones(30, 24)
     bias = numbers(20).bfloat16()
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset())
     with torch.no_grad():
         ops.add_product(sums, x.t(), y)
-        found = ops.linear(x.t().contiguous(), y.t().contiguous()), ops.matmul(x.t(), y)
+        products = ops.linear(x.t().contiguous(), y.t().contiguous()), ops.matmul(x.t(), y)
         biased = ops.linear(numbers(24, 30).bfloat16(), x, bias)
-    assert taken == [(30, 24, 20)] * 3 + [(24, 20, 30)] and near(sums, 1.0 + x.double().t() @ y.double(), 20)
-    judge = numbers(24, 30).bfloat16().double() @ x.double().t() + bias.double()
-    for its, exact in (*((one, x.double().t() @ y.double()) for one in found), (biased, judge)):
-        assert its.dtype == torch.bfloat16
-        assert bool(((its.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-20).all())
+    assert requested_shapes == [(30, 24, 20)] * 3 + [(24, 20, 30)] and is_close(
+        sums, 1.0 + x.double().t() @ y.double(), 20
+    )
+    expected_biased = numbers(24, 30).bfloat16().double() @ x.double().t() + bias.double()
+    for actual, exact in (*((product, x.double().t() @ y.double()) for product in products), (biased, expected_biased)):
+        assert actual.dtype == torch.bfloat16
+        assert bool(((actual.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-20).all())
 
 
-def test_of_16_bits_that_are_computed_in_float32_the_products_are_too(
-    taken: List[Any], monkeypatch: pytest.MonkeyPatch
+def test_products_of_16_bits_that_are_computed_in_float32_use_the_kernels_too(
+    requested_shapes: List[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y, sums = numbers(20, 30).half(), numbers(20, 24, seed=1).half(), torch.ones(30, 24)
     monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.float16, frozenset(TRIALS))
     with torch.no_grad():
         ops.add_product(sums, x.t(), y)
         assert ops.matmul(x.t(), y).dtype == torch.float16
-    assert len(taken) == 2 and near(sums, 1.0 + x.double().t() @ y.double(), 20)
+    assert len(requested_shapes) == 2 and is_close(sums, 1.0 + x.double().t() @ y.double(), 20)
 
 
-def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_that_do_not_suit_the_kernels_are_left_to_pytorch(
+    requested_shapes: List[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = numbers(20, 30), numbers(30, 24)
     with torch.no_grad():
         assert native.has_native_matmul(x, y) and native.has_native_matmul(x, y, torch.empty(20, 24))
-        others: Dict[str, Any] = {
+        unsuitable: Dict[str, Any] = {
             "of three dimensions": (x.view(2, 10, 30), y),
             "of other types": (x, y.double()),
             "of a type that they do not know": (x.double(), y.double()),
@@ -206,11 +210,11 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
             "into too few rows": (x, y, torch.empty(19, 24)),
             "into columns with gaps": (x, y, torch.empty(24, 20).t()),
         }
-        assert [name for name, its in others.items() if native.has_native_matmul(*its)] == []
+        assert [name for name, operands in unsuitable.items() if native.has_native_matmul(*operands)] == []
         rounded = x.bfloat16(), y.bfloat16(), torch.empty(20, 24).bfloat16()
         assert native.has_native_matmul(
             *rounded
-        )  # where ranks have agreed on it; whether they may: _native_matmul_is_better
+        )  # where ranks have agreed on it; _native_matmul_is_better decides whether they may
         assert not native.has_native_matmul(*rounded, accumulate=True)
         monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 20 * 30 * 24 + 1)
         assert not native.has_native_matmul(x, y)
@@ -227,11 +231,11 @@ def test_what_does_not_suit_the_kernels_is_not_theirs(taken: List[Any], monkeypa
     with torch.enable_grad():
         leaf = y.clone().requires_grad_()
         ops.matmul(x, leaf).sum().backward()
-    assert leaf.grad is not None and not taken
+    assert leaf.grad is not None and not requested_shapes
 
 
 class Compiled:
-    """A library, as far as it says what it is."""
+    """A stub of a compiled library that reports its lanes and its types."""
 
     def __init__(self, lanes: int, pairs: bool) -> None:
         self.lanes = lambda: lanes
@@ -247,7 +251,7 @@ class Compiled:
         ("Fujitsu A64FX", ["sve", "asimd"], False),
     ],
 )
-def test_products_are_the_kernels_where_these_were_seen_to_be_faster_unless_agreed_on(
+def test_the_kernels_compute_products_where_they_were_measured_to_be_faster_unless_agreed_otherwise(
     processor: str, flags: List[str], better: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "processor_name", lambda: processor)
@@ -257,7 +261,7 @@ def test_products_are_the_kernels_where_these_were_seen_to_be_faster_unless_agre
     monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", None)
     assert ops.uses_native_matmul() is better
     for lacking in (Compiled(8, True), Compiled(16, False)):  # of the same processor, by another compiler
-        monkeypatch.setattr(native, "_library", lambda its=lacking: its)
+        monkeypatch.setattr(native, "_library", lambda library=lacking: library)
         assert not ops.uses_native_matmul()
     ops.choose_native_matmul(not better)
     assert ops.uses_native_matmul() is not better
@@ -270,7 +274,7 @@ def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products()
         assert not native._library().supports_gemm(BFLOAT16)
 
 
-def test_a_forked_process_has_memory_of_its_own() -> None:
+def test_a_forked_process_has_separate_working_memory() -> None:
     address = native._workspace_address(16)
     ctypes.memset(address, 1, 64)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Softmax in place is the softmax."""
+"""Tests of softmax in place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tests.ops.inputs import random
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["PyTorch's kernels", "by hand"])
-def test_softmax_and_its_gradient_may_write_over_what_they_are_given(
-    own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_softmax_and_softmax_gradient_may_overwrite_their_inputs(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not own:
         monkeypatch.setattr(softmax, "_softmax_works_in_place", lambda dtype: False)
         monkeypatch.setattr(softmax, "_softmax_gradient", lambda dtype: None)
@@ -33,9 +31,7 @@ def _refuses(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("kernel", [None, _refuses, lambda *_, **__: torch.zeros(())])
-def test_softmax_kernels_that_are_not_what_they_should_be_are_not_taken(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_softmax_kernels_that_are_missing_or_wrong_are_not_used(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_softmax", "_softmax_backward_data"):
         if kernel is None:
             monkeypatch.delattr(torch, name, raising=False)

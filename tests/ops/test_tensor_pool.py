@@ -1,4 +1,4 @@
-"""Large tensors get memory that others of their size had before, and nothing is in one that another still uses."""
+"""Tests that large tensors reuse memory of freed ones of their size, and never memory that is still in use."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fugaku_gpt.ops import tensor_pool
 from fugaku_gpt.ops.tensor_pool import TensorPool
 
 ROOT = Path(__file__).parents[2]
-needs_memory_of_others = pytest.mark.skipif(not hasattr(torch, "frombuffer"), reason="this PyTorch takes none of it")
+needs_frombuffer = pytest.mark.skipif(not hasattr(torch, "frombuffer"), reason="this PyTorch takes none of it")
 
 MIB = 2**20
 LARGE = (512, 1024)  # 2 MiB in float32
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 
 
-@needs_memory_of_others
+@needs_frombuffer
 @TYPES
-def test_a_block_is_what_was_asked_for_and_no_view(dtype: torch.dtype) -> None:
+def test_a_block_has_the_requested_shape_and_is_no_view(dtype: torch.dtype) -> None:
     x = TensorPool().empty((2, 3, 2**18), dtype)
     assert x.shape == (2, 3, 2**18) and x.dtype == dtype and x.is_contiguous() and not x._is_view()
     x.fill_(3.0)
@@ -38,101 +38,101 @@ def test_a_block_is_what_was_asked_for_and_no_view(dtype: torch.dtype) -> None:
     assert float(x[1, 2, 5].detach()) == 4.0
 
 
-@needs_memory_of_others
-def test_what_is_freed_is_the_next_of_its_size() -> None:
-    some = TensorPool()
-    first = some.empty(LARGE, torch.float32)
-    place = first.data_ptr()
-    other = some.empty(LARGE, torch.float32)
-    assert other.data_ptr() != place and some.free_bytes() == 0
+@needs_frombuffer
+def test_a_freed_block_is_the_next_of_equal_size() -> None:
+    pool = TensorPool()
+    first = pool.empty(LARGE, torch.float32)
+    address = first.data_ptr()
+    other = pool.empty(LARGE, torch.float32)
+    assert other.data_ptr() != address and pool.free_bytes() == 0
     del first
-    assert some.free_bytes() == 2 * MIB
-    larger = some.empty((513, 1024), torch.float32)
-    assert larger.data_ptr() != place
-    assert some.empty((1024, 1024), torch.bfloat16).data_ptr() == place  # as many bytes
+    assert pool.free_bytes() == 2 * MIB
+    larger = pool.empty((513, 1024), torch.float32)
+    assert larger.data_ptr() != address
+    assert pool.empty((1024, 1024), torch.bfloat16).data_ptr() == address  # as many bytes
 
 
 @pytest.mark.parametrize("shape", [(10, 10), (), (0, 5)])
 def test_small_tensors_are_pytorch_s_own(shape: "tuple[int, ...]") -> None:
-    some = TensorPool()
-    x = some.empty(shape, torch.float32)
+    pool = TensorPool()
+    x = pool.empty(shape, torch.float32)
     assert x.shape == shape
     del x
-    assert some.free_bytes() == 0
+    assert pool.free_bytes() == 0
 
 
-def test_blocks_are_used_once_that_is_said_where_pytorch_takes_memory_of_others(
+def test_blocks_are_used_once_enabled_where_pytorch_has_frombuffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: List[object] = []
-    monkeypatch.setattr(tensor_pool._POOL, "empty", lambda *its: asked.append(its))
+    requests: List[object] = []
+    monkeypatch.setattr(tensor_pool._POOL, "empty", lambda *request: requests.append(request))
     monkeypatch.setattr(tensor_pool, "_FROM_BUFFER", torch.zeros_like)
     monkeypatch.setattr(tensor_pool, "_is_enabled", False)
     x = tensor_pool.pooled_empty(LARGE, torch.bfloat16)
-    assert x.shape == LARGE and x.dtype == torch.bfloat16 and not asked and not tensor_pool.uses_tensor_pool()
+    assert x.shape == LARGE and x.dtype == torch.bfloat16 and not requests and not tensor_pool.uses_tensor_pool()
     tensor_pool.use_tensor_pool(True)
     tensor_pool.pooled_empty(LARGE, torch.float32)
-    assert asked == [(LARGE, torch.float32)] and tensor_pool.uses_tensor_pool()
+    assert requests == [(LARGE, torch.float32)] and tensor_pool.uses_tensor_pool()
     monkeypatch.setattr(tensor_pool, "_FROM_BUFFER", None)
     assert tensor_pool.pooled_empty(LARGE, torch.float32).shape == LARGE and not tensor_pool.uses_tensor_pool()
 
 
-@needs_memory_of_others
+@needs_frombuffer
 def test_a_block_is_lent_while_anything_uses_it() -> None:
-    some = TensorPool()
-    x = some.empty(LARGE, torch.float32)
+    pool = TensorPool()
+    x = pool.empty(LARGE, torch.float32)
     view = x[5:7]
     del x
-    assert some.free_bytes() == 0
+    assert pool.free_bytes() == 0
     del view
-    assert some.free_bytes() == 2 * MIB
+    assert pool.free_bytes() == 2 * MIB
 
-    x = some.empty(LARGE, torch.float32).fill_(2.0).requires_grad_()
+    x = pool.empty(LARGE, torch.float32).fill_(2.0).requires_grad_()
     y = (x * x).sum()  # keeps x for its backward pass
     graph, leaf = [y], x.detach()
     del x, y, leaf
     gc.collect()
-    assert some.free_bytes() == 0
+    assert pool.free_bytes() == 0
     graph.clear()
     gc.collect()
-    assert some.free_bytes() == 2 * MIB
+    assert pool.free_bytes() == 2 * MIB
 
 
-@needs_memory_of_others
+@needs_frombuffer
 def test_a_block_comes_back_from_another_thread() -> None:
-    some = TensorPool()
-    held: List[torch.Tensor] = [some.empty(LARGE, torch.float32)]
-    thread = threading.Thread(target=held.clear)
+    pool = TensorPool()
+    lent: List[torch.Tensor] = [pool.empty(LARGE, torch.float32)]
+    thread = threading.Thread(target=lent.clear)
     thread.start()
     thread.join()
-    assert some.free_bytes() == 2 * MIB
+    assert pool.free_bytes() == 2 * MIB
 
 
-@needs_memory_of_others
-def test_sizes_that_are_not_asked_for_any_more_are_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_frombuffer
+def test_blocks_of_sizes_that_are_not_requested_any_more_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_pool, "_REQUESTS_BETWEEN_SWEEPS", 4)
     monkeypatch.setattr(tensor_pool, "_UNUSED_REQUESTS", 10)
-    some = TensorPool()
-    long, lent = some.empty((600, 1024), torch.float32), some.empty((700, 1024), torch.float32).fill_(5.0)
-    del long
+    pool = TensorPool()
+    unused, lent = pool.empty((600, 1024), torch.float32), pool.empty((700, 1024), torch.float32).fill_(5.0)
+    del unused
     for _ in range(20):
-        some.empty(LARGE, torch.float32)
-    assert some.free_bytes() == 2 * MIB
+        pool.empty(LARGE, torch.float32)
+    assert pool.free_bytes() == 2 * MIB
     assert bool((lent == 5.0).all())
     del lent
-    assert some.free_bytes() == 2 * MIB + 700 * 4096
+    assert pool.free_bytes() == 2 * MIB + 700 * 4096
     for _ in range(20):
-        some.empty(LARGE, torch.float32)
-    assert some.free_bytes() == 2 * MIB
+        pool.empty(LARGE, torch.float32)
+    assert pool.free_bytes() == 2 * MIB
 
 
-@needs_memory_of_others
+@needs_frombuffer
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([2**18, 2**18 + 7, 2**19])), min_size=1, max_size=60))
 def test_no_two_living_tensors_share_memory(steps: "List[tuple[int, int]]") -> None:
-    some, living = TensorPool(), {}
-    for number, (place, count) in enumerate(steps):
-        living[place] = (number, some.empty((count,), torch.float32).fill_(float(number)))
+    pool, living = TensorPool(), {}
+    for number, (slot, count) in enumerate(steps):
+        living[slot] = (number, pool.empty((count,), torch.float32).fill_(float(number)))
     for number, x in living.values():
         assert bool((x == float(number)).all())
 
@@ -178,15 +178,15 @@ print(heap() - before)
 """
 
 
-@needs_memory_of_others
+@needs_frombuffer
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, products", [("float32", "ours"), ("bfloat16", "ours"), ("float32", "PyTorch's")])
 def test_passes_leave_no_holes_in_the_heap(dtype: str, products: str) -> None:
-    """A heap that got large tensors between small ones grew with each micro-batch, to twice of what was in it: by
-    more than 98 MB in these few."""
+    """A heap that got large tensors between small ones grew with each micro-batch, to twice its contents: by more
+    than 98 MB in these few."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-c", _PASSES, dtype, products]
-    said = subprocess.run(argv, env=environ, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
-    if not said.lstrip("-").isdigit():
-        pytest.skip(said)
-    assert int(said) <= 48 * MIB  # what MKL keeps is among it
+    output = subprocess.run(argv, env=environ, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
+    if not output.lstrip("-").isdigit():
+        pytest.skip(output)
+    assert int(output) <= 48 * MIB  # includes what MKL keeps

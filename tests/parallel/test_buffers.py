@@ -1,4 +1,4 @@
-"""Flat parameters, gradients and masters, and the sum of squares that is taken over them."""
+"""Tests of flat parameters, gradients and master weights, and of the sum of squares over them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def buffers_of(config: RunConfig, model: GPT, shards: int = 1, bucket_bytes: int
 def with_reducer(
     config: RunConfig, model: GPT, accumulate_in_layers: bool = True
 ) -> Tuple[FlatBuffers, GradientReducer]:
-    """The reducer holds autograd's hooks: where it ends, these do."""
+    """Buffers and their reducer, which the caller keeps alive: it owns autograd's hooks."""
     buffers = buffers_of(config, model)
     reducer = GradientReducer(
         buffers, {0: model}, ProcessGrid.alone(), sharded=False, accumulate_in_layers=accumulate_in_layers
@@ -86,13 +86,17 @@ def test_a_second_micro_batch_adds_to_the_first_in_place(config: RunConfig, mode
 def test_tensors_lie_in_the_order_in_which_they_are_summed_over_other_groups(config: RunConfig, model: GPT) -> None:
     specs = model_tensors(config.model, 1)
     buffers = buffers_of(config, model)
-    cut, whole = (
-        [spec.name for spec in reversed(specs) if spec.name != TOKEN_EMBEDDING and (spec.tp_dim is None) == is_whole]
-        for is_whole in (False, True)
+    split, replicated = (
+        [
+            spec.name
+            for spec in reversed(specs)
+            if spec.name != TOKEN_EMBEDDING and (spec.tp_dim is None) == is_replicated
+        ]
+        for is_replicated in (False, True)
     )
-    assert [placement.spec.name for placement in buffers.placements] == [*cut, *whole, TOKEN_EMBEDDING]
+    assert [placement.spec.name for placement in buffers.placements] == [*split, *replicated, TOKEN_EMBEDDING]
     inside = buffers.parameters[buffers.layout.tp_replicated]
-    assert inside.numel() >= sum(p.numel() for n, p in model.named_parameters() if n in whole)
+    assert inside.numel() >= sum(p.numel() for n, p in model.named_parameters() if n in replicated)
     assert buffers.layout.embedding == buffers.placements[-1].span
 
 
@@ -100,8 +104,8 @@ def test_runs_cover_every_element_once_and_agree_on_weight_decay(config: RunConf
     buffers = buffers_of(config, model)
     runs = runs_of(buffers)
     assert sum(run.parameters.numel() for run in runs) == buffers.parameters.numel()
-    *others, last = runs
-    assert all(run.decays != following.decays for run, following in zip(others, others[1:]))
+    *earlier, last = runs
+    assert all(run.decays != following.decays for run, following in zip(earlier, earlier[1:]))
     assert last.parameters.data_ptr() == model.token_embedding.weight.data_ptr()  # whatever comes before it
     for run in runs:
         run.parameters.fill_(2.0 if run.decays else 1.0)
@@ -112,7 +116,7 @@ def test_runs_cover_every_element_once_and_agree_on_weight_decay(config: RunConf
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shards", [2, 3])
-def test_shares_of_all_replicas_together_are_every_element_once(shards: int, dtype: str) -> None:
+def test_shards_of_all_replicas_cover_every_element_once(shards: int, dtype: str) -> None:
     config = tiny_config(f"training.dtype={dtype}")
     model = build_model(config, Communicator.alone())
     buffers = buffers_of(config, model, shards, 10_000)
@@ -121,18 +125,18 @@ def test_shares_of_all_replicas_together_are_every_element_once(shards: int, dty
     for shard in range(shards):
         owned = buffers.layout.owned(shard, shards)
         masters = MasterWeights(buffers, owned) if dtype == "bfloat16" else None
-        for mine in owned:
-            seen[mine.parameters] += 1
+        for owned_range in owned:
+            seen[owned_range.parameters] += 1
         if masters is not None:
-            parts = torch.cat([buffers.parameters[mine.parameters] for mine in owned])
-            assert torch.equal(masters.values, parts.float())
-        at = 0
+            owned_parameters = torch.cat([buffers.parameters[owned_range.parameters] for owned_range in owned])
+            assert torch.equal(masters.values, owned_parameters.float())
+        offset = 0
         for run in buffers.param_ranges(owned, lambda spec: True, masters):
             assert run.parameters.numel() == run.gradients.numel()
             if masters is not None:
-                assert run.parameters.data_ptr() == masters.values[at:].data_ptr()
-            at += run.parameters.numel()
-        assert at == sum(mine.parameters.stop - mine.parameters.start for mine in owned)
+                assert run.parameters.data_ptr() == masters.values[offset:].data_ptr()
+            offset += run.parameters.numel()
+        assert offset == sum(owned_range.parameters.stop - owned_range.parameters.start for owned_range in owned)
     assert bool((seen == 1).all())
 
 
@@ -156,8 +160,8 @@ def test_every_tensor_starts_on_a_cache_line_and_gaps_hold_zeros(dtype: str) -> 
     buffers = buffers_of(config, model)
     used = torch.zeros_like(buffers.parameters, dtype=torch.bool)
     for placement in buffers.placements:
-        for whole in (buffers.parameters, buffers.gradients):
-            assert placement.start * whole.element_size() % ALIGNMENT_BYTES == 0
+        for flat in (buffers.parameters, buffers.gradients):
+            assert placement.start * flat.element_size() % ALIGNMENT_BYTES == 0
         assert not bool(used[placement.span].any())
         used[placement.span] = True
     assert int(used.sum()) == sum(parameter.numel() for parameter in model.parameters())
@@ -175,7 +179,7 @@ def test_changing_the_flat_parameters_changes_the_model_s_loss(config: RunConfig
 
 
 def test_the_norm_of_over_a_million_equal_gradients_stays_within_the_tolerance_of_parity() -> None:
-    # equal terms are the worst case of a float32 sum: every addition rounds the same way (3e-6 was seen)
+    # equal terms are the worst case of a float32 sum: every addition rounds the same way (3e-6 was measured)
     wide = tiny_config("training.dtype=float32", "model.hidden=128", "model.vocab_size=8192")
     wide_model = build_model(wide, Communicator.alone())
     buffers = buffers_of(wide, wide_model)
@@ -195,42 +199,42 @@ def test_gradients_of_16_bits_are_added_up_in_float32_and_freed(dtype: str) -> N
     backward(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     once = buffers.gradients.clone()
-    # the others' are sums over tokens in float32
+    # gradients of all other tensors are sums over tokens in float32
     products = [p.span for p in buffers.placements if p.spec.decays and p.spec.name != TOKEN_EMBEDDING]
-    others = torch.cat([torch.arange(part.start, part.stop) for part in products])
+    product_elements = torch.cat([torch.arange(part.start, part.stop) for part in products])
     rounded = once.to(getattr(torch, dtype)).float()
-    assert not torch.equal(once, rounded) and float(once[others].abs().max()) > 0
+    assert not torch.equal(once, rounded) and float(once[product_elements].abs().max()) > 0
     for _ in range(2):
         backward(model)
     if compat.has_kernel("matmul", getattr(torch, dtype)):  # else products are added to the sums as they are
-        assert torch.equal(once[others], rounded[others])
-        assert torch.equal(buffers.gradients[others], (once + once + once)[others])
+        assert torch.equal(once[product_elements], rounded[product_elements])
+        assert torch.equal(buffers.gradients[product_elements], (once + once + once)[product_elements])
     assert torch.allclose(buffers.gradients, 3.0 * once, rtol=1e-5, atol=1e-7)
     assert not torch.equal(buffers.gradients, buffers.gradients.to(getattr(torch, dtype)).float())
 
 
 def test_both_gradients_of_the_token_embedding_are_added_up_in_float32() -> None:
-    """Each fits into 16 bits, their sum does not: a rank that has both must not overflow where two with one each do
-    not."""
+    """Each gradient fits into 16 bits and their sum does not: a rank that computes both must not overflow if two ranks
+    that compute one each do not."""
     config = tiny_config("training.dtype=float16")
     model = build_model(config, Communicator.alone())
     buffers, _reducer = with_reducer(config, model)
     table, vocabulary = model.token_embedding, config.model.vocab_size
     table.weight.detach().zero_()  # all probabilities are 1 / vocabulary
-    found, of_each = table(torch.tensor([3])), 40000.0
+    embedded, each_gradient = table(torch.tensor([3])), 40000.0
     hidden = torch.full((1, config.model.hidden), -1.0, dtype=torch.float16)
-    scale = of_each * vocabulary / (vocabulary - 1)
+    scale = each_gradient * vocabulary / (vocabulary - 1)
     loss = vocab_parallel_cross_entropy(
         hidden, table.weight, torch.tensor([3]), Communicator.alone(), vocabulary, gradient_scale=scale
     )
-    (loss + (found * of_each).float().sum()).backward()
+    (loss + (embedded * each_gradient).float().sum()).backward()
     row = buffers.gradients[buffers.layout.embedding].view(-1, config.model.hidden)[3]
-    assert row.tolist() == pytest.approx([2.0 * of_each] * config.model.hidden, rel=1e-3)
+    assert row.tolist() == pytest.approx([2.0 * each_gradient] * config.model.hidden, rel=1e-3)
 
 
 def test_sums_over_tokens_do_not_depend_on_how_many_of_them_a_rank_has() -> None:
-    """Gradients of biases and LayerNorms: that of all tokens does not fit into float16, those of two halves do. One
-    rank must not overflow where ranks that share the tokens go on."""
+    """Gradients of biases and LayerNorms over all tokens do not fit into float16, and those over two halves do. One
+    rank must not overflow if ranks that share the tokens do not."""
     config = tiny_config("training.dtype=float16")
     model = build_model(config, Communicator.alone())
     buffers, _reducer = with_reducer(config, model)
@@ -243,24 +247,24 @@ def test_sums_over_tokens_do_not_depend_on_how_many_of_them_a_rank_has() -> None
         (norm, norm.bias, ones * 1500.0),
         (down, down.bias, ones * 1500.0),
     ):
-        given = x[..., : config.model.hidden] if layer is norm else x
+        layer_input = x[..., : config.model.hidden] if layer is norm else x
         sums = main_grad(parameter)
-        found = []
-        for parts in (1, 2):
+        totals = []
+        for chunk_count in (1, 2):
             buffers.gradients.zero_()
-            for part, grad in zip(given.chunk(parts, dim=1), gradient.chunk(parts, dim=1)):
+            for part, grad in zip(layer_input.chunk(chunk_count, dim=1), gradient.chunk(chunk_count, dim=1)):
                 layer(part.detach().requires_grad_()).backward(grad)
             assert sums is not None
-            found.append(sums.clone())
-        assert 65504.0 < float(found[0].abs().max()) < math.inf
-        assert torch.allclose(*found, rtol=1e-5)
+            totals.append(sums.clone())
+        assert 65504.0 < float(totals[0].abs().max()) < math.inf
+        assert torch.allclose(*totals, rtol=1e-5)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float64", 1e-14), ("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)]
 )
-def test_what_layers_add_by_themselves_is_what_autograd_adds_and_every_hook_runs_once(
+def test_gradients_added_by_layers_equal_those_of_autograd_and_every_hook_runs_once(
     dtype: str, tolerance: float, recompute: str
 ) -> None:
     config = tiny_config(f"training.dtype={dtype}", f"training.recompute={recompute}")
@@ -284,7 +288,7 @@ def test_what_layers_add_by_themselves_is_what_autograd_adds_and_every_hook_runs
         assert float((ours - judge).abs().max()) <= tolerance * float(judge.abs().max()), placement.spec.name
 
 
-def test_a_sum_is_complete_before_its_hook_runs(config: RunConfig, model: GPT) -> None:
+def test_a_gradient_sum_is_complete_before_the_hook_runs(config: RunConfig, model: GPT) -> None:
     buffers, _reducer = with_reducer(config, model)
     seen = {}
     nodes = []

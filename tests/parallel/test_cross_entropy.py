@@ -1,4 +1,4 @@
-"""The chunked loss that never has the logits whole, against full logits."""
+"""Tests of the chunked loss, which never holds all logits, against full logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inputs(dtype: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return hidden, weight, torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
 
 
-def ours(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:
+def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:
     return vocab_parallel_cross_entropy(hidden, weight, targets, Communicator.alone(), VOCABULARY, chunk)
 
 
@@ -37,69 +37,69 @@ def test_loss_and_gradients_equal_those_of_full_logits(
     dtype: torch.dtype, tolerance: float, chunk: int, scale: float
 ) -> None:
     hidden, weight, targets = inputs(dtype)
-    loss = ours(hidden, weight, targets, chunk)
+    loss = chunked_loss(hidden, weight, targets, chunk)
     (loss * scale).backward()
     judge_hidden, judge_weight, _ = inputs(dtype)
     judge = F.cross_entropy(judge_hidden.matmul(judge_weight[:VOCABULARY].t()), targets, reduction="sum")
     (judge * scale).backward()
     assert float(loss.detach()) == pytest.approx(float(judge.detach()), rel=tolerance)
-    for mine, theirs in ((hidden.grad, judge_hidden.grad), (weight.grad, judge_weight.grad)):
-        assert mine is not None and theirs is not None
-        assert float((mine - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
+    for actual, expected in ((hidden.grad, judge_hidden.grad), (weight.grad, judge_weight.grad)):
+        assert actual is not None and expected is not None
+        assert float((actual - expected).abs().max()) <= tolerance * float(expected.abs().max())
     assert weight.grad is not None and float(weight.grad[VOCABULARY:].abs().sum()) == 0
 
 
-def test_a_weight_with_a_sum_adds_to_it_at_once_and_takes_no_factor_afterwards() -> None:
+def test_a_weight_with_a_main_grad_is_added_to_at_once_and_cannot_be_scaled_later() -> None:
     hidden, weight, targets = inputs(torch.float64)
-    (judge_weight,) = torch.autograd.grad(ours(hidden, weight, targets, 8), [weight])
+    (judge_weight,) = torch.autograd.grad(chunked_loss(hidden, weight, targets, 8), [weight])
     sums = torch.ones_like(weight)
     attach_main_grad(weight, GradientSlot(sums, DeferredWeightGrads()))
-    loss = ours(hidden, weight, targets, 8)
+    loss = chunked_loss(hidden, weight, targets, 8)
     assert torch.allclose(sums, judge_weight + 1.0, rtol=0, atol=1e-14)
     with pytest.raises(RuntimeError, match="gradient_scale"):
         (2.0 * loss).backward()
-    ours(hidden, weight, targets, 8).backward()
+    chunked_loss(hidden, weight, targets, 8).backward()
     assert weight.grad is None and hidden.grad is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_padding_takes_no_part_whatever_it_holds(dtype: torch.dtype) -> None:
-    found = []
+def test_the_content_of_padding_affects_neither_loss_nor_gradients(dtype: torch.dtype) -> None:
+    losses_and_gradients = []
     for padding in (0.0, math.nan):
         hidden, weight, targets = inputs(dtype)
         weight.detach()[VOCABULARY:] = padding
-        loss = ours(hidden, weight, targets, 8)
+        loss = chunked_loss(hidden, weight, targets, 8)
         loss.backward()
-        found.append((loss.detach(), hidden.grad, weight.grad))
-    for mine, judge in zip(*found):
-        assert mine is not None and judge is not None and torch.equal(mine, judge)
+        losses_and_gradients.append((loss.detach(), hidden.grad, weight.grad))
+    for with_zeros, with_nan in zip(*losses_and_gradients):
+        assert with_zeros is not None and with_nan is not None and torch.equal(with_zeros, with_nan)
 
 
-def test_a_weight_that_wants_no_gradient_is_given_none() -> None:
+def test_a_weight_that_requires_no_gradient_gets_none() -> None:
     hidden, weight, targets = inputs(torch.float64)
     weight.requires_grad_(False)
     sums = torch.ones_like(weight)
     attach_main_grad(weight, GradientSlot(sums, DeferredWeightGrads()))
-    ours(hidden, weight, targets, 8).backward()
+    chunked_loss(hidden, weight, targets, 8).backward()
     assert hidden.grad is not None and bool((sums == 1.0).all())
 
 
 def test_large_logits_do_not_overflow() -> None:
     hidden, weight, targets = inputs(torch.float32)
-    loss = ours(hidden.detach() * 1e4, weight, targets, 8)
+    loss = chunked_loss(hidden.detach() * 1e4, weight, targets, 8)
     assert torch.isfinite(loss)
 
 
-def test_without_gradients_only_the_loss_is_made() -> None:
+def test_without_gradients_only_the_loss_is_computed() -> None:
     hidden, weight, targets = inputs(torch.float64)
     with torch.no_grad():
-        loss = ours(hidden, weight, targets, 8)
+        loss = chunked_loss(hidden, weight, targets, 8)
     assert not loss.requires_grad
-    assert float(loss) == pytest.approx(float(ours(hidden, weight, targets, 8).detach()), rel=1e-15)
+    assert float(loss) == pytest.approx(float(chunked_loss(hidden, weight, targets, 8).detach()), rel=1e-15)
 
 
 def test_a_second_backward_pass_is_refused() -> None:
-    loss = ours(*inputs(torch.float64), 8)
+    loss = chunked_loss(*inputs(torch.float64), 8)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         loss.backward()
@@ -120,9 +120,9 @@ def test_any_shape_and_chunk_equal_full_logits(
     loss = vocab_parallel_cross_entropy(hidden, weight, targets, Communicator.alone(), vocabulary, chunk)
     judge = F.cross_entropy(hidden.matmul(weight[:vocabulary].t()), targets, reduction="sum")
     assert float(loss.detach()) == pytest.approx(float(judge.detach()), rel=1e-12, abs=1e-12)
-    ours_gradients = torch.autograd.grad(loss, (hidden, weight))
-    for mine, theirs in zip(ours_gradients, torch.autograd.grad(judge, (hidden, weight))):
-        assert float((mine - theirs).abs().max()) <= 1e-12 * max(1.0, spread)
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    for actual, expected in zip(gradients, torch.autograd.grad(judge, (hidden, weight))):
+        assert float((actual - expected).abs().max()) <= 1e-12 * max(1.0, spread)
 
 
 def test_the_default_chunk_is_crossed_without_a_seam() -> None:
@@ -138,19 +138,21 @@ def test_the_default_chunk_is_crossed_without_a_seam() -> None:
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
 def test_an_input_that_needs_no_gradient_may_be_frozen(frozen: str) -> None:
     hidden, weight, targets = inputs(torch.float64)
-    ours(hidden, weight, targets, 8).backward()
-    part_hidden, part_weight, _ = inputs(torch.float64)
-    (part_hidden if frozen == "hidden" else part_weight).requires_grad_(False)
-    ours(part_hidden, part_weight, targets, 8).backward()
-    whole, part = (weight, part_weight) if frozen == "hidden" else (hidden, part_hidden)
-    assert whole.grad is not None and part.grad is not None and torch.equal(whole.grad, part.grad)
+    chunked_loss(hidden, weight, targets, 8).backward()
+    second_hidden, second_weight, _ = inputs(torch.float64)
+    (second_hidden if frozen == "hidden" else second_weight).requires_grad_(False)
+    chunked_loss(second_hidden, second_weight, targets, 8).backward()
+    expected, actual = (weight, second_weight) if frozen == "hidden" else (hidden, second_hidden)
+    assert expected.grad is not None and actual.grad is not None and torch.equal(expected.grad, actual.grad)
 
 
 def test_inputs_are_left_as_they_were() -> None:
     hidden, weight, targets = inputs(torch.float32)
-    before = hidden.detach().clone(), weight.detach().clone(), targets.clone()
-    ours(hidden, weight, targets, 8).backward()
-    assert all(torch.equal(now.detach(), then) for now, then in zip((hidden, weight, targets), before))
+    originals = hidden.detach().clone(), weight.detach().clone(), targets.clone()
+    chunked_loss(hidden, weight, targets, 8).backward()
+    assert all(
+        torch.equal(current.detach(), original) for current, original in zip((hidden, weight, targets), originals)
+    )
 
 
 def test_a_sum_over_many_tokens_does_not_round_in_float32() -> None:

@@ -1,4 +1,4 @@
-"""No part of the model reads parameters that are still on their way from other replicas."""
+"""Tests that no part of the model reads parameters before they have arrived from other replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARDS = 2
 
 
 class Arrival:
-    """A gathering that brings nothing before it is waited for."""
+    """An all-gather that delivers nothing before it is waited for."""
 
     def __init__(self, arrive: Callable[[], Any]) -> None:
         self._arrive = arrive
@@ -32,17 +32,17 @@ class Arrival:
         self._arrive()
 
 
-class LateGroup(Communicator):
-    """Replicas whose shares come as late as they may; until then there is nothing to compute with."""
+class DelayedGroup(Communicator):
+    """Replicas whose shards arrive as late as possible; until then the buffer holds NaN."""
 
     def start_all_gather(self, tensor: torch.Tensor) -> Any:
-        whole = tensor.clone()
+        gathered = tensor.clone()
         tensor.fill_(float("nan"))
-        return Arrival(lambda: tensor.copy_(whole))
+        return Arrival(lambda: tensor.copy_(gathered))
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_every_part_waits_for_what_it_reads(stages: int) -> None:
+def test_every_layer_waits_for_the_parameters_that_it_reads(stages: int) -> None:
     config = tiny_config("model.layers=4", "training.bucket_mib=0.001")
     chunks = split_layers(4, stages)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
@@ -51,11 +51,11 @@ def test_every_part_waits_for_what_it_reads(stages: int) -> None:
         pieces = build_stage(config, Communicator.alone(), [chunks[stage]])
         specs = stage_tensors(config.model, 1, chunks, stage)
         buffers = FlatBuffers(named_parameters(pieces), specs, SHARDS, int(config.training.bucket_mib * 2**20))
-        gather = ParameterGather(buffers, pieces, LateGroup.alone(), Overlap(Communicator.alone(), True))
+        gather = ParameterGather(buffers, pieces, DelayedGroup.alone(), Overlap(Communicator.alone(), True))
         outputs: List[torch.Tensor] = []
         with torch.no_grad():
-            for late in (False, True):
-                if late:
+            for is_delayed in (False, True):
+                if is_delayed:
                     gather.start()
                 outputs.append(pieces[0](x, tokens[:, 1:], 0))
         assert len(buffers.buckets) > 4 and torch.isfinite(outputs[0]).all()
@@ -63,15 +63,15 @@ def test_every_part_waits_for_what_it_reads(stages: int) -> None:
         x = outputs[0]
 
 
-def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too() -> None:
+def test_gather_time_that_is_polled_inside_kernels_counts_as_exposed() -> None:
     config, chunks = tiny_config("training.bucket_mib=0.001"), split_layers(tiny_config().model.layers, 1)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
     pieces = build_stage(config, Communicator.alone(), chunks)
     specs = stage_tensors(config.model, 1, chunks, 0)
     buffers = FlatBuffers(named_parameters(pieces), specs, SHARDS, int(config.training.bucket_mib * 2**20))
     overlap = Overlap(Communicator.alone(), True)
-    gather = ParameterGather(buffers, pieces, LateGroup.alone(), overlap)
-    BACKGROUND._seconds += 1e6  # of other things
+    gather = ParameterGather(buffers, pieces, DelayedGroup.alone(), overlap)
+    BACKGROUND._seconds += 1e6  # of other communication
     gather.start()
     BACKGROUND._seconds += 1e3
     with torch.no_grad():

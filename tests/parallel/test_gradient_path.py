@@ -1,5 +1,5 @@
-"""Gradients are added up, deferred, ready and reduced as the schedule says: buckets in order, a few at a time, while
-the backward pass computes on and after it."""
+"""Tests that gradients are added up, deferred, ready and reduced according to the schedule: buckets in order, a few at
+a time, during the backward pass and after it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.support.tiny import tiny_config
 
 
 class Replica(Communicator):
-    """One of two replicas with the same gradients, and what of them is under way; a sum takes some looks."""
+    """One of two replicas with equal gradients, which records outstanding sums; a sum is done after some polls."""
 
     size = 2
 
-    def __init__(self, looks: int) -> None:
-        self._looks = looks
-        self.under_way: List[Any] = []
+    def __init__(self, polls: int) -> None:
+        self._polls = polls
+        self.outstanding: List[Any] = []
         self.most = 0
         self.sums = 0
 
@@ -44,33 +44,33 @@ class Replica(Communicator):
         pass
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Any:
-        self.under_way.append(tensor)
-        self.most, self.sums = max(self.most, len(self.under_way)), self.sums + 1
-        looks = self._looks
+        self.outstanding.append(tensor)
+        self.most, self.sums = max(self.most, len(self.outstanding)), self.sums + 1
+        polls = self._polls
 
         def end() -> None:
-            if any(other is tensor for other in self.under_way):
-                self.under_way = [other for other in self.under_way if other is not tensor]
+            if any(other is tensor for other in self.outstanding):
+                self.outstanding = [other for other in self.outstanding if other is not tensor]
                 tensor.mul_(2.0)
 
         def done() -> bool:
-            nonlocal looks
-            looks -= 1
-            if looks < 0:
+            nonlocal polls
+            polls -= 1
+            if polls < 0:
                 end()
-            return looks < 0
+            return polls < 0
 
         return SimpleNamespace(done=done, wait=end)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
-@pytest.mark.parametrize("looks", [0, 3, 1000], ids=["sums at once", "sums in time", "sums when waited for"])
-def test_so_many_buckets_are_summed_at_a_time_and_each_once(looks: int, at_once: int) -> None:
+@pytest.mark.parametrize("polls", [0, 3, 1000], ids=["sums at once", "sums in time", "sums when waited for"])
+def test_no_more_than_the_allowed_buckets_are_reduced_at_a_time_and_each_once(polls: int, at_once: int) -> None:
     config = tiny_config("training.bucket_mib=0.001")
     pieces = build_stage(config, Communicator.alone(), split_layers(config.model.layers, 1))
     specs = stage_tensors(config.model, 1, split_layers(config.model.layers, 1), 0)
     buffers = FlatBuffers(named_parameters(pieces), specs, 1, int(config.training.bucket_mib * 2**20))
-    replica, alone = Replica(looks), Communicator.alone()
+    replica, alone = Replica(polls), Communicator.alone()
     grid: Any = SimpleNamespace(dp=replica, replicas=replica, tp=alone, embedding=alone)
     reducer = GradientReducer(buffers, {0: pieces[0]}, grid, sharded=False, buckets_at_once=at_once)
     tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, 2))
@@ -86,14 +86,14 @@ def test_so_many_buckets_are_summed_at_a_time_and_each_once(looks: int, at_once:
             own.append(buffers.gradients.clone())
         reducer.finish()
         assert in_backward == 0 if is_calibration_step(step) else in_backward >= min(at_once, 2)
-        assert replica.sums == len(buffers.buckets) > 10 and not replica.under_way
+        assert replica.sums == len(buffers.buckets) > 10 and not replica.outstanding
         assert 1 <= replica.most <= at_once
-        if looks == 1000:
+        if polls == 1000:
             assert replica.most == min(at_once, len(buffers.buckets))
         assert not own or torch.equal(buffers.gradients, 2.0 * own[0])
 
 
-def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too() -> None:
+def test_sum_time_that_is_polled_inside_kernels_counts_as_exposed() -> None:
     config = tiny_config("training.bucket_mib=0.001")
     pieces = build_stage(config, Communicator.alone(), split_layers(config.model.layers, 1))
     specs = stage_tensors(config.model, 1, split_layers(config.model.layers, 1), 0)
@@ -108,7 +108,7 @@ def test_what_kernels_let_mpi_get_on_with_meanwhile_is_exposed_too() -> None:
             reducer.begin_backward(micro_batch, 0, is_last=micro_batch == 1)
             pieces[0](tokens[:, :-1], tokens[:, 1:], 0).sum().backward()
             reducer.end_backward()
-            BACKGROUND._seconds += (1e6, 1e3)[micro_batch]  # of other things; of sums, if these have begun
+            BACKGROUND._seconds += (1e6, 1e3)[micro_batch]  # of other communication; of sums, if these have begun
         reducer.finish()
     assert reducer.overlap.sums.steps == sum(not is_calibration_step(step) for step in (3, 4))
     assert 1e3 < reducer.overlap.sums.per_step < 2e3 and reducer.overlap.sums.polled_seconds > 2e3
@@ -125,7 +125,7 @@ def noting(log: List[str], text: str) -> Callable[[], None]:
     return lambda: log.append(text)
 
 
-def test_a_parameter_has_a_main_grad_only_where_one_is_attached_and_a_gradient_is_needed() -> None:
+def test_a_parameter_has_a_main_grad_only_if_attached_and_if_it_requires_a_gradient() -> None:
     slot, parameter = slot_and_parameter(DeferredWeightGrads())
     assert main_grad(parameter) is slot.main_grad
     parameter.requires_grad_(False)
@@ -158,7 +158,7 @@ def test_products_wait_for_their_pass_and_each_parameter_is_reported_when_none_i
     assert log[2:] == ["0 of 1", "0 finished", "1 of 1", "1 finished"]
 
 
-def test_a_product_lets_go_of_its_tensors_as_soon_as_it_is_made() -> None:
+def test_a_product_releases_tensors_as_soon_as_it_is_made() -> None:
     deferrals, alive = DeferredWeightGrads(), []  # type: DeferredWeightGrads, List[int]
     _, parameter = slot_and_parameter(deferrals)
     tensors = [torch.ones(3) for _ in range(2)]
@@ -190,7 +190,7 @@ class Sharer(nn.Module):
 
 
 def flat_of(sizes: List[Tuple[str, int]], bucket: int) -> Any:
-    """Stands in for flat buffers: tensors one after the other, in buckets of so many elements."""
+    """Stand-in for flat buffers: consecutive tensors, in buckets of ``bucket`` elements."""
     starts = [sum(size for _, size in sizes[:index]) for index in range(len(sizes))]
     total = sum(size for _, size in sizes)
     placements = [
@@ -213,18 +213,18 @@ def two_chunks(replica: Replica) -> Tuple[GradientReducer, List[Sharer], Any]:
     return GradientReducer(buffers, {0: chunks[0], 1: chunks[1]}, grid, sharded=False), chunks, buffers
 
 
-def past_calibration(reducer: GradientReducer) -> None:
-    """Steps in which nothing is reduced beside the backward pass."""
+def finish_calibration(reducer: GradientReducer) -> None:
+    """Take the calibration steps, which reduce nothing during the backward pass."""
     reducer.begin()
     while reducer._is_calibration:
         reducer.finish()
         reducer.begin()
 
 
-def test_a_shared_parameter_is_ready_after_the_last_pass_of_each_of_its_chunks() -> None:
+def test_a_shared_parameter_is_ready_after_the_last_pass_of_each_chunk_that_uses_it() -> None:
     replica = Replica(0)
     reducer, chunks, buffers = two_chunks(replica)
-    past_calibration(reducer)
+    finish_calibration(reducer)
     replica.sums = 0
     for micro_batch, chunk, is_last in ((0, 1, False), (1, 1, True), (0, 0, False), (1, 0, True)):
         assert replica.sums == 0
@@ -240,10 +240,10 @@ def add_ten(sums: torch.Tensor) -> None:
     sums.add_(10.0)
 
 
-def test_a_parameter_is_ready_when_its_last_deferred_product_is_made() -> None:
+def test_a_parameter_is_ready_when_the_last_deferred_product_is_made() -> None:
     replica = Replica(0)
     reducer, chunks, buffers = two_chunks(replica)
-    past_calibration(reducer)
+    finish_calibration(reducer)
     replica.sums = 0
     reducer.begin_backward(0, 1, is_last=True)
     chunks[1]().backward()

@@ -1,6 +1,6 @@
-"""On one rank the layers that tensor parallelism cuts are plain layers; their hand-written gradients are right.
+"""Tests that tensor-parallel layers are plain layers on one rank, and that their hand-written gradients are right.
 
-What they do over several ranks is held equal to one rank by ``tests/mpi``.
+``tests/mpi`` compares several ranks with one rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fill(layer: nn.Module) -> None:
 
 
 def output_and_gradients(layer: nn.Module, x: torch.Tensor) -> List[torch.Tensor]:
-    """y, dy/dx and the gradients of all parameters, the latter as [rows, inputs] and [rows]."""
+    """Return y, dy/dx and the gradients of all parameters, the latter as [rows, inputs] and [rows]."""
     y = layer(x)
     y.backward(random(*y.shape, seed=9).detach())
     gradients = [parameter.grad for parameter in layer.parameters()]
@@ -57,7 +57,7 @@ def linear_layers() -> List[Tuple[str, nn.Module]]:
 
 @pytest.mark.parametrize(("name", "layer"), linear_layers(), ids=[name for name, _ in linear_layers()])
 @pytest.mark.parametrize("leading", [(5,), (2, 3)])
-def test_a_linear_layer_on_one_rank_is_nn_linear(name: str, layer: nn.Module, leading: Tuple[int, ...]) -> None:
+def test_a_linear_layer_on_a_single_rank_is_nn_linear(name: str, layer: nn.Module, leading: Tuple[int, ...]) -> None:
     layer.zero_grad()
     fill(layer)
     weight, bias = (parameter.detach() for parameter in layer.parameters())
@@ -72,30 +72,30 @@ def test_a_linear_layer_on_one_rank_is_nn_linear(name: str, layer: nn.Module, le
     ours = output_and_gradients(layer, random(*leading, INPUTS))
     assert len(ours) == len(theirs) == 4
     assert ours[0].shape == (*leading, bias.numel()) and ours[1].shape == (*leading, INPUTS)
-    for mine, other in zip(ours, theirs):
-        assert torch.equal(mine.reshape(other.shape), other)
+    for actual, expected in zip(ours, theirs):
+        assert torch.equal(actual.reshape(expected.shape), expected)
 
 
-def test_sections_are_query_key_and_value_one_after_the_other() -> None:
+def test_sections_are_query_key_and_value_in_this_order() -> None:
     layer = ColumnParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64, sections=3)
     fill(layer)
     assert tuple(layer.weight.shape) == (3, OUTPUTS, INPUTS) and tuple(layer.bias.shape) == (3, OUTPUTS)
     x = random(2, INPUTS)
-    parts = layer(x).view(2, 3, OUTPUTS)
+    outputs = layer(x).view(2, 3, OUTPUTS)
     for section in range(3):
         expected = x.matmul(layer.weight[section].t()) + layer.bias[section]
-        assert torch.allclose(parts[:, section], expected, rtol=0, atol=1e-13)
+        assert torch.allclose(outputs[:, section], expected, rtol=0, atol=1e-13)
 
 
-def test_an_embedding_on_one_rank_is_nn_embedding() -> None:
+def test_an_embedding_on_a_single_rank_is_nn_embedding() -> None:
     layer = VocabParallelEmbedding(ROWS, INPUTS, ALONE, torch.float64)
     fill(layer)
     judge = nn.Embedding(ROWS, INPUTS).double()
     with torch.no_grad():
         judge.weight.copy_(layer.weight)
     tokens = torch.tensor([[0, 3, 3], [10, 0, 7]])  # repeated ids add up
-    for mine, other in zip(output_and_gradients(layer, tokens), output_and_gradients(judge, tokens)):
-        assert torch.equal(mine, other)
+    for actual, expected in zip(output_and_gradients(layer, tokens), output_and_gradients(judge, tokens)):
+        assert torch.equal(actual, expected)
     assert layer.first_row == 0
 
 
@@ -112,23 +112,23 @@ def test_hand_written_gradients_of_a_cut_layer_equal_finite_differences(
 @pytest.mark.parametrize("first_row", [0, 4])
 def test_a_slice_of_an_embedding_gives_zeros_for_the_rows_of_other_ranks(first_row: int) -> None:
     table, tokens = random(5, INPUTS), torch.tensor([[0, 4, 4], [8, 9, 3]])
-    found = _VocabParallelLookup.apply(tokens, table, first_row, ALONE, False)
-    found.sum().backward()
+    embedded = _VocabParallelLookup.apply(tokens, table, first_row, ALONE, False)
+    embedded.sum().backward()
     times = torch.zeros(5, dtype=torch.float64)
     for i in range(2):
         for j in range(3):
             row = int(tokens[i, j]) - first_row
             if 0 <= row < 5:
-                assert torch.equal(found[i, j], table[row])
+                assert torch.equal(embedded[i, j], table[row])
                 times[row] += 1
             else:
-                assert float(found[i, j].detach().abs().sum()) == 0.0
+                assert float(embedded[i, j].detach().abs().sum()) == 0.0
     assert table.grad is not None and torch.equal(table.grad, times.unsqueeze(1).expand(5, INPUTS))
 
 
 @pytest.mark.parametrize("cut", [ColumnParallelLinear, RowParallelLinear])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_what_prepares_a_layer_s_input_is_done_again_and_not_kept(cut: Any, sequence_parallel: bool) -> None:
+def test_the_preparation_of_a_layer_s_input_is_recomputed_and_not_saved(cut: Any, sequence_parallel: bool) -> None:
     norm = nn.LayerNorm(INPUTS).double()
     fill(norm)
     results, calls = [], []
@@ -149,12 +149,12 @@ def test_what_prepares_a_layer_s_input_is_done_again_and_not_kept(cut: Any, sequ
         y.backward(random(*y.shape, seed=9).detach())
         assert len(calls) == (2 if again else 1) and torch.equal(calls[0], calls[-1])
         results.append([y.detach(), x.grad, *(p.grad for p in (*layer.parameters(), *norm.parameters()))])
-    for found, expected in zip(*results):
-        assert found is not None and torch.equal(found, expected)
+    for without_recompute, with_recompute in zip(*results):
+        assert without_recompute is not None and torch.equal(without_recompute, with_recompute)
     with torch.no_grad():
         calls.clear()
         layer(random(2, 3, INPUTS), prepare)
     assert len(calls) == 1
     calls.clear()
-    layer(random(2, 3, INPUTS).detach(), prepare).sum().backward()  # only the layers' own gradients are wanted
+    layer(random(2, 3, INPUTS).detach(), prepare).sum().backward()  # only the layers' parameters need gradients
     assert len(calls) == 1 and norm.weight.grad is not None

@@ -1,22 +1,22 @@
-"""Every form of a directive line that public ``#PJM`` scripts use, digits made up, with what each must be read as."""
+"""Forms of directive lines in public ``#PJM`` scripts, with invented digits, and the expected items of each line."""
 
 from __future__ import annotations
 
 from typing import Optional, Tuple
 
-Item = Tuple[str, Optional[str], Optional[str], bool]  # option as written, key, value, pjsub's own
+Item = Tuple[str, Optional[str], Optional[str], bool]  # option as written, key, value, whether pjsub supports it
 
 
-def _l(key: str, value: Optional[str], option: str = "-L") -> Tuple[Item, ...]:
+def _pair(key: str, value: Optional[str], option: str = "-L") -> Tuple[Item, ...]:
     return ((option, key, value, True),)
 
 
-def _flag(option: str, known: bool = True) -> Tuple[Item, ...]:
-    return ((option, None, None, known),)
+def _flag(option: str, is_supported: bool = True) -> Tuple[Item, ...]:
+    return ((option, None, None, is_supported),)
 
 
-def _text(option: str, value: str, known: bool = True) -> Tuple[Item, ...]:
-    return ((option, None, value, known),)
+def _text(option: str, value: str, is_supported: bool = True) -> Tuple[Item, ...]:
+    return ((option, None, value, is_supported),)
 
 
 RESOURCE_VALUES = {
@@ -64,25 +64,32 @@ LLIO_VALUES = {
 
 GFSCACHE = "PJM_LLIO_GFSCACHE"
 FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
-    *((f"-L {key}={value}", _l(key, value)) for key, values in RESOURCE_VALUES.items() for value in values),
-    *((f'-L "{key}={value}"', _l(key, value)) for key, values in RESOURCE_VALUES.items() for value in values),
-    *((f"--mpi {key}={value}", _l(key, value, "--mpi")) for key, values in MPI_VALUES.items() for value in values),
-    *((f'--llio "{key}={value}"', _l(key, value, "--llio")) for key, values in LLIO_VALUES.items() for value in values),
-    ("--rsc-list elapse=1:00:00", _l("elapse", "1:00:00", "--rsc-list")),
-    ('--rsc-list "rscgrp=small"', _l("rscgrp", "small", "--rsc-list")),
-    ("-L rg=large,ru=rscunit_ft01", (*_l("rg", "large"), *_l("ru", "rscunit_ft01"))),
-    ('-L "freq=2200,eco_state=2"', (*_l("freq", "2200"), *_l("eco_state", "2"))),
-    ("-L node=2,rscgrp=small,elapse=10:00", (*_l("node", "2"), *_l("rscgrp", "small"), *_l("elapse", "10:00"))),
-    ("-L vnode=2(core=4,mem=1Gi),elapse=30", (*_l("vnode", "2(core=4,mem=1Gi)"), *_l("elapse", "30"))),
-    ("-L a=1),node=2", (*_l("a", "1)"), *_l("node", "2"))),
-    ("--mpi assign-online-node", _l("assign-online-node", None, "--mpi")),
-    ("--mpi rank-map-bychip", _l("rank-map-bychip", None, "--mpi")),
-    ("--mpi rank-map-bychip:XYZ", _l("rank-map-bychip", "XYZ", "--mpi")),
-    ("--mpi rank-map-bynode", _l("rank-map-bynode", None, "--mpi")),
+    *((f"-L {key}={value}", _pair(key, value)) for key, values in RESOURCE_VALUES.items() for value in values),
+    *((f'-L "{key}={value}"', _pair(key, value)) for key, values in RESOURCE_VALUES.items() for value in values),
+    *((f"--mpi {key}={value}", _pair(key, value, "--mpi")) for key, values in MPI_VALUES.items() for value in values),
+    *(
+        (f'--llio "{key}={value}"', _pair(key, value, "--llio"))
+        for key, values in LLIO_VALUES.items()
+        for value in values
+    ),
+    ("--rsc-list elapse=1:00:00", _pair("elapse", "1:00:00", "--rsc-list")),
+    ('--rsc-list "rscgrp=small"', _pair("rscgrp", "small", "--rsc-list")),
+    ("-L rg=large,ru=rscunit_ft01", (*_pair("rg", "large"), *_pair("ru", "rscunit_ft01"))),
+    ('-L "freq=2200,eco_state=2"', (*_pair("freq", "2200"), *_pair("eco_state", "2"))),
+    (
+        "-L node=2,rscgrp=small,elapse=10:00",
+        (*_pair("node", "2"), *_pair("rscgrp", "small"), *_pair("elapse", "10:00")),
+    ),
+    ("-L vnode=2(core=4,mem=1Gi),elapse=30", (*_pair("vnode", "2(core=4,mem=1Gi)"), *_pair("elapse", "30"))),
+    ("-L a=1),node=2", (*_pair("a", "1)"), *_pair("node", "2"))),
+    ("--mpi assign-online-node", _pair("assign-online-node", None, "--mpi")),
+    ("--mpi rank-map-bychip", _pair("rank-map-bychip", None, "--mpi")),
+    ("--mpi rank-map-bychip:XYZ", _pair("rank-map-bychip", "XYZ", "--mpi")),
+    ("--mpi rank-map-bynode", _pair("rank-map-bynode", None, "--mpi")),
     ('--mpi "use-rankdir"', (("--mpi", "use-rankdir", None, False),)),
     (
         '--mpi "shape=2x3,proc=24,rank-map-bynode=YX"',
-        (*_l("shape", "2x3", "--mpi"), *_l("proc", "24", "--mpi"), *_l("rank-map-bynode", "YX", "--mpi")),
+        (*_pair("shape", "2x3", "--mpi"), *_pair("proc", "24", "--mpi"), *_pair("rank-map-bynode", "YX", "--mpi")),
     ),
     ("-g ra000012", _text("-g", "ra000012")),
     ("--gname groupname", _text("--gname", "groupname")),
@@ -109,16 +116,16 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
         (("-x", GFSCACHE, "/vol0004", True), ("-x", "SINGULARITY_TMPDIR", "/tmp", True)),
     ),
     ("-x {{key}}={{value}}", (("-x", "{{key}}", "{{value}}", True),)),
-    ("-L {{key}}={{value}}", _l("{{key}}", "{{value}}")),
+    ("-L {{key}}={{value}}", _pair("{{key}}", "{{value}}")),
     ("--mpi {{key}}={{value}}", (("--mpi", "{{key}}", "{{value}}", False),)),
-    ('-P "vn-policy=pack"', _l("vn-policy", "pack", "-P")),
+    ('-P "vn-policy=pack"', _pair("vn-policy", "pack", "-P")),
     ("--omp thread=1", (("--omp", "thread", "1", False),)),
     ("--omp thread=$OMP_NUM_THREADS", (("--omp", "thread", "$OMP_NUM_THREADS", False),)),
     ("--no-stging", _flag("--no-stging", False)),
     ("--no-stging -j", (*_flag("--no-stging", False), *_flag("-j"))),
-    ('--rsc-list="rscgrp=small"', _l("rscgrp", "small", "--rsc-list")),
-    ('--mpi "shape=8x8, proc=512"', (*_l("shape", "8x8", "--mpi"), *_l("proc", "512", "--mpi"))),
-    ('--mpi      "proc=$((NODES*4))"', _l("proc", "$((NODES*4))", "--mpi")),
+    ('--rsc-list="rscgrp=small"', _pair("rscgrp", "small", "--rsc-list")),
+    ('--mpi "shape=8x8, proc=512"', (*_pair("shape", "8x8", "--mpi"), *_pair("proc", "512", "--mpi"))),
+    ('--mpi      "proc=$((NODES*4))"', _pair("proc", "$((NODES*4))", "--mpi")),
     ("--stg-transfiles all", _text("--stg-transfiles", "all", False)),
     ('--stgin "rank=* ./a.out %r:./"', _text("--stgin", "rank=* ./a.out %r:./", False)),
     ('--stgout "./core* ./"', _text("--stgout", "./core* ./", False)),
@@ -126,10 +133,10 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
     ("--stgout-dir './out ./out'", _text("--stgout-dir", "./out ./out", False)),
     ("--stgin-basedir /data", _text("--stgin-basedir", "/data", False)),
     ("--stgout-basedir /data", _text("--stgout-basedir", "/data", False)),
-    ('-L "node=1"                  # Number of nodes', _l("node", "1")),
+    ('-L "node=1"                  # Number of nodes', _pair("node", "1")),
     ("-j # join", _flag("-j")),
     ("-j -S", (*_flag("-j"), *_flag("-S"))),
-    ("-g group -L node=1", (*_text("-g", "group"), *_l("node", "1"))),
+    ("-g group -L node=1", (*_text("-g", "group"), *_pair("node", "1"))),
     ("", ()),
     ("# only a remark", ()),
     ("--bulk --sparam 0-9", (*_flag("--bulk"), *_text("--sparam", "0-9"))),
@@ -140,27 +147,27 @@ FORMS: Tuple[Tuple[str, Tuple[Item, ...]], ...] = (
     ("-z jid", _text("-z", "jid")),
     ("-z", _flag("-z")),
     ("-z -j", (*_flag("-z"), *_flag("-j"))),
-    ("-Lnode=1", _l("node", "1")),
-    ('-L"node=1,elapse=5:00"', (*_l("node", "1"), *_l("elapse", "5:00"))),
+    ("-Lnode=1", _pair("node", "1")),
+    ('-L"node=1,elapse=5:00"', (*_pair("node", "1"), *_pair("elapse", "5:00"))),
     ("-js", (*_flag("-j"), *_flag("-s"))),
-    # what pjsub does not know is kept, with the next word as a guess at its argument
+    # an option that pjsub does not support is kept, with the next word as its likely argument
     ("--L node=1", _text("--L", "node=1", False)),
     ("--node-mem=23Gi", _text("--node-mem", "23Gi", False)),
     ("-q queue -j", (*_text("-q", "queue", False), *_flag("-j"))),
     ("--site-flag -j", (*_flag("--site-flag", False), *_flag("-j"))),
     ("-elapse=1:00", _text("-elapse", "1:00", False)),
     ("\u2013x A=b", _text("\u2013x", "A=b", False)),
-    ("-L \u201cfreq=2000\u201d", _l("\u201cfreq", "2000\u201d")),
+    ("-L \u201cfreq=2000\u201d", _pair("\u201cfreq", "2000\u201d")),
 )
 
-# line → (kind, text) of its problems, beside which nothing of it may be lost
-ODD: Tuple[Tuple[str, Tuple[Tuple[str, str], ...], Tuple[Item, ...]], ...] = (
+# line → (kind, text) of its problems, and all items of the line, none of which may be lost
+MALFORMED: Tuple[Tuple[str, Tuple[Tuple[str, str], ...], Tuple[Item, ...]], ...] = (
     ("-g $(echo $(id -ng))", (("command-substitution", "$(echo $(id -ng))"),), _text("-g", "$(echo $(id -ng))")),
     ("-g $(a $(b) c) -j", (("command-substitution", "$(a $(b) c)"),), (*_text("-g", "$(a $(b) c)"), *_flag("-j"))),
     (
         "--mpi proc=$((NODES * 4))",
         (("command-substitution", "proc=$((NODES * 4))"),),
-        _l("proc", "$((NODES * 4))", "--mpi"),
+        _pair("proc", "$((NODES * 4))", "--mpi"),
     ),
     ("--gname [project name]", (("stray-word", "name]"),), _text("--gname", "[project")),
     ("{{value}}", (("stray-word", "{{value}}"),), ()),
@@ -172,9 +179,13 @@ ODD: Tuple[Tuple[str, Tuple[Tuple[str, str], ...], Tuple[Item, ...]], ...] = (
     ("-N", (("missing-argument", "-N"),), _flag("-N")),
     ("-N -j", (("missing-argument", "-N"),), (*_flag("-N"), *_flag("-j"))),
     ("--norestart=1", (("unexpected-argument", "--norestart=1"),), _text("--norestart", "1")),
-    ("-L node=1,", (("empty-item", "node=1,"),), _l("node", "1")),
-    ("--mpi rank-map-bychip=XYZ", (("wrong-separator", "rank-map-bychip=XYZ"),), _l("rank-map-bychip", "XYZ", "--mpi")),
-    ("--mpi rank-map-bynode:YX", (("wrong-separator", "rank-map-bynode:YX"),), _l("rank-map-bynode", "YX", "--mpi")),
-    ('-L "node=1', (("unbalanced-quotes", '#PJM -L "node=1'),), _l("node", "1")),
+    ("-L node=1,", (("empty-item", "node=1,"),), _pair("node", "1")),
+    (
+        "--mpi rank-map-bychip=XYZ",
+        (("wrong-separator", "rank-map-bychip=XYZ"),),
+        _pair("rank-map-bychip", "XYZ", "--mpi"),
+    ),
+    ("--mpi rank-map-bynode:YX", (("wrong-separator", "rank-map-bynode:YX"),), _pair("rank-map-bynode", "YX", "--mpi")),
+    ('-L "node=1', (("unbalanced-quotes", '#PJM -L "node=1'),), _pair("node", "1")),
     ("-N it's", (("unbalanced-quotes", "#PJM -N it's"),), _text("-N", "its")),
 )

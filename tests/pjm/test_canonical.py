@@ -1,4 +1,4 @@
-"""A script as JSON: one form for every way of writing it."""
+"""Tests of a script as JSON, which is the same for every spelling of an option."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ls
 """
 
 
-def test_everything_is_typed_where_it_can_be() -> None:
-    found = script_as_json(read_script(SCRIPT))
-    assert found["resources"] == {
+def test_values_are_typed_where_possible() -> None:
+    document = script_as_json(read_script(SCRIPT))
+    assert document["resources"] == {
         "node": "4x6x16:torus:strict",
         "elapse": "1:00:00-2:00:00",
         "rscgrp": "small",
@@ -34,33 +34,38 @@ def test_everything_is_typed_where_it_can_be() -> None:
         "mysite": "x",
         "flag": None,
     }
-    assert found["nodes"] == {
+    assert document["nodes"] == {
         "shape": [4, 6, 16],
         "count": 384,
         "allocation": "torus",
         "strict": "strict",
         "io": None,
     }
-    assert found["elapse"] == {"min_seconds": 3600, "max_seconds": 7200, "range": True}
-    assert found["mpi"] == {
+    assert document["elapse"] == {"min_seconds": 3600, "max_seconds": 7200, "range": True}
+    assert document["mpi"] == {
         "proc": 1536,
         "max-proc-per-node": 4,
         "shape": [4, 6, 16],
         "rank-map-bychip": "XYZ",
         "assign-online-node": True,
     }
-    assert found["llio"] == {"localtmp-size": 30 * 2**30, "async-close": True, "perf": True}
-    assert (found["name"], found["group"], found["stats_nodes"], found["join"]) == ("job", "group", True, True)
-    assert (found["mail"], found["priority"]) == (["b", "e"], 200)
-    assert found["mail_list"] == ["a@example.org", "b@example.org"]
-    assert found["environment"] == {"PJM_LLIO_GFSCACHE": "/vol0004", "A": "b"}
-    assert (found["bulk"], found["sparam"], found["bulk_numbers"]) == (True, "0-9", [0, 9])
-    assert found["--odd"] == "thing"
-    assert found["body_line"] == 11
-    assert [[item["line"] for item in found[name]] for name in ("late", "disabled")] == [[12], [9]]
-    assert all("PJM" in item["text"] for item in (*found["late"], *found["disabled"]))
-    assert found["problems"] == [{"line": 10, "kind": "stray-word", "text": "stray"}]
-    assert found["directives"][0] == {
+    assert document["llio"] == {"localtmp-size": 30 * 2**30, "async-close": True, "perf": True}
+    assert (document["name"], document["group"], document["stats_nodes"], document["join"]) == (
+        "job",
+        "group",
+        True,
+        True,
+    )
+    assert (document["mail"], document["priority"]) == (["b", "e"], 200)
+    assert document["mail_list"] == ["a@example.org", "b@example.org"]
+    assert document["environment"] == {"PJM_LLIO_GFSCACHE": "/vol0004", "A": "b"}
+    assert (document["bulk"], document["sparam"], document["bulk_numbers"]) == (True, "0-9", [0, 9])
+    assert document["--odd"] == "thing"
+    assert document["body_line"] == 11
+    assert [[item["line"] for item in document[name]] for name in ("late", "disabled")] == [[12], [9]]
+    assert all("PJM" in item["text"] for item in (*document["late"], *document["disabled"]))
+    assert document["problems"] == [{"line": 10, "kind": "stray-word", "text": "stray"}]
+    assert document["directives"][0] == {
         "line": 2,
         "option": "-L",
         "key": "node",
@@ -69,17 +74,17 @@ def test_everything_is_typed_where_it_can_be() -> None:
     }
 
 
-def test_what_cannot_be_read_stays_text() -> None:
-    found = script_as_json(read_script("#PJM -L node=${N},elapse=soon,freq=fast --mpi proc=$P -m x -p high\n"))
-    assert found["resources"] == {"node": "${N}", "elapse": "soon", "freq": "fast"}
-    assert (found["mpi"], found["mail"], found["priority"]) == ({"proc": "$P"}, "x", "high")
-    assert "nodes" not in found
-    assert "elapse" not in found
+def test_invalid_values_stay_text() -> None:
+    document = script_as_json(read_script("#PJM -L node=${N},elapse=soon,freq=fast --mpi proc=$P -m x -p high\n"))
+    assert document["resources"] == {"node": "${N}", "elapse": "soon", "freq": "fast"}
+    assert (document["mpi"], document["mail"], document["priority"]) == ({"proc": "$P"}, "x", "high")
+    assert "nodes" not in document
+    assert "elapse" not in document
 
 
-def test_step_parameters_are_taken_apart() -> None:
-    found = script_as_json(read_script('#PJM --step --sparam "jid=1,sn=2,sd=ec==0:one:1"\n'))
-    assert found["step_parameters"] == {
+def test_step_parameters_are_split() -> None:
+    document = script_as_json(read_script('#PJM --step --sparam "jid=1,sn=2,sd=ec==0:one:1"\n'))
+    assert document["step_parameters"] == {
         "jid": 1,
         "jnam": None,
         "sn": 2,
@@ -89,7 +94,7 @@ def test_step_parameters_are_taken_apart() -> None:
     }
 
 
-def test_a_script_that_asks_for_nothing() -> None:
+def test_a_script_without_directives() -> None:
     assert script_as_json(read_script("ls\n")) == {
         "directives": [],
         "resources": {},

@@ -1,4 +1,4 @@
-"""PJM's states and codes in our words."""
+"""Tests of the translation of PJM's states and codes to those of the package."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import pytest
 
 from fugaku_gpt.pjm.codes import ENDINGS, NEVER, RESUME, RETRY, STATES, WAIT, ending_of, state_of
 from fugaku_gpt.records.job import CANCELLED, ENDED, ON_HOLD, OVER, QUEUED, REJECTED, RUNNING, SUSPENDED, UNKNOWN
-from fugaku_gpt.records.job import STATES as OURS
+from fugaku_gpt.records.job import STATES as PACKAGE_STATES
 
 ALL = "ACC QUE RNA RNP RUN RNE RNO EXT CCL RJT HLD ERR SPP SPD RSM"
 
 
-def test_every_state_of_the_manual_has_one_of_ours() -> None:
+def test_every_state_of_the_manual_has_a_state_of_the_package() -> None:
     assert set(STATES) == set(ALL.split())
-    assert set(STATES.values()) <= set(OURS)
-    assert [state_of(word) for word in ALL.split()] == [
+    assert set(STATES.values()) <= set(PACKAGE_STATES)
+    assert [state_of(state) for state in ALL.split()] == [
         *(QUEUED, QUEUED, QUEUED, RUNNING, RUNNING, RUNNING, RUNNING, ENDED, CANCELLED, REJECTED, ON_HOLD, ON_HOLD),
         *(SUSPENDED, SUSPENDED, RUNNING),
     ]
-    assert {word for word in STATES if STATES[word] in OVER} == {"EXT", "CCL", "RJT"}
+    assert {state for state in STATES if STATES[state] in OVER} == {"EXT", "CCL", "RJT"}
 
 
-@pytest.mark.parametrize("word", ["", "SIN", "RUNNING", "-", "\x00"])
-def test_any_other_word_is_unknown(word: str) -> None:
-    assert state_of(word) == UNKNOWN
+@pytest.mark.parametrize("state", ["", "SIN", "RUNNING", "-", "\x00"])
+def test_any_other_state_is_unknown(state: str) -> None:
+    assert state_of(state) == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_any_other_word_is_unknown(word: str) -> None:
         ((4, 14), WAIT),
     ],
 )
-def test_what_to_do_about_an_ending(codes: "tuple[int, ...]", retry: str) -> None:
+def test_each_ending_has_a_retry_action(codes: "tuple[int, ...]", retry: str) -> None:
     for code in codes:
         ending = ending_of(code)
         assert ending is not None
@@ -43,18 +43,18 @@ def test_what_to_do_about_an_ending(codes: "tuple[int, ...]", retry: str) -> Non
         assert ending.cause
 
 
-def test_every_bad_ending_that_needs_a_hand_has_advice() -> None:
+def test_every_failure_that_needs_the_user_has_advice() -> None:
     assert all(ending.advice for code, ending in ENDINGS.items() if code not in (0, 1, 14))
 
 
-def test_codes_that_are_not_known() -> None:
-    internal, strange = ending_of(150), ending_of(77)
+def test_codes_outside_the_table_have_an_ending() -> None:
+    internal, unlisted = ending_of(150), ending_of(77)
     assert internal is not None and internal.retry == RETRY
-    assert strange is not None and strange.retry == NEVER and "77" in strange.cause
+    assert unlisted is not None and unlisted.retry == NEVER and "77" in unlisted.cause
     assert ending_of(None) is None
 
 
-def test_a_reason_speaks_where_there_is_no_code() -> None:
+def test_without_a_code_the_ending_is_that_of_the_reason() -> None:
     for reason, code in (("ELAPSE LIMIT EXC", 11), ("ANOTHER JOB STARTED", 18), ("ANOTHER JOB STAR", 18)):
         ending = ending_of(None, reason)
         assert ending is not None and ending.code == code

@@ -1,4 +1,4 @@
-"""Limits of resource groups: the file, and its refresh from pjacl."""
+"""Tests of the limits of resource groups: the file and updates from pjacl."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_limits_file_is_read_back() -> None:
     assert parse_limits(format_limits(limits), "x") == limits
 
 
-def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
+def test_pjacl_updates_a_group_and_keeps_unnamed_limits() -> None:
     (small,) = read_acl_groups(PJACL, "2027-05-01", "small.txt", "small")
     limits = with_groups(fugaku_limits(), [small], "pjacl")
     group = limits.groups["small"]
@@ -56,11 +56,16 @@ def test_pjacl_refreshes_a_group_and_keeps_what_it_does_not_say() -> None:
     assert parse_limits(format_limits(limits), "x") == limits
 
 
-def test_one_text_may_hold_several_groups_as_a_terminal_shows_them() -> None:
+def test_terminal_output_may_have_several_groups() -> None:
     text = f"$ pjacl -u $USER -g $GROUP --rg small\n{PJACL}$ pjacl --rg int\n{INTERACTIVE}"
-    small, int_ = read_acl_groups(text, "2027-05-01", "x")
+    small, interactive = read_acl_groups(text, "2027-05-01", "x")
     assert (small.name, small.max_elapse) == ("small", 48 * 3600)
-    assert (int_.name, int_.min_elapse, int_.max_elapse, int_.max_nodes) == ("int", 10, 6 * 3600, None)
+    assert (interactive.name, interactive.min_elapse, interactive.max_elapse, interactive.max_nodes) == (
+        "int",
+        10,
+        6 * 3600,
+        None,
+    )
 
 
 def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
@@ -89,19 +94,19 @@ def test_a_group_that_is_not_named_or_has_no_limits_is_refused() -> None:
         ('date: "2026-01-01"\nvolumes: /vol0004\n', "expected a list of texts"),
     ],
 )
-def test_a_bad_limits_file_is_refused_with_its_place(text: str, message: str) -> None:
+def test_a_bad_limits_file_is_refused_with_the_key(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parse_limits(text, "my.yaml")
     assert str(caught.value).startswith("my.yaml")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_limits(tmp_path / "none.yaml")
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    for reader in (lambda: parse_limits(text, "x"), lambda: read_acl_groups(text, "2026-01-01", "x")):
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    for parser in (lambda: parse_limits(text, "x"), lambda: read_acl_groups(text, "2026-01-01", "x")):
         with contextlib.suppress(UsageError):
-            reader()
+            parser()

@@ -1,4 +1,4 @@
-"""The reader of ``#PJM`` scripts: which lines count, how they are cut, what is in force, and that nothing is lost."""
+"""Tests of reading ``#PJM`` scripts: directive lines, splitting, options in force, and that no text is lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.pjm.canonical import script_as_json
 from fugaku_gpt.pjm.lexer import MAX_LINE_LENGTH, MAX_LINE_OPTIONS, read_script, read_script_file
 from fugaku_gpt.pjm.script import PjmScript
-from tests.pjm.forms import FORMS, ODD, Item
+from tests.pjm.forms import FORMS, MALFORMED, Item
 
 
 def items(script: PjmScript) -> Tuple[Item, ...]:
-    return tuple((found.option, found.key, found.value, found.is_supported) for found in script.directives)
+    return tuple((item.option, item.key, item.value, item.is_supported) for item in script.directives)
 
 
 def kinds(script: PjmScript) -> List[str]:
@@ -30,16 +30,16 @@ def test_each_form_of_public_scripts_is_read(line: str, expected: Tuple[Item, ..
     script = read_script(f"#!/bin/bash\n#PJM {line}\nls\n")
     assert items(script) == expected
     assert script.problems == ()
-    assert all(found.line == 2 for found in script.directives)
+    assert all(item.line == 2 for item in script.directives)
 
 
-@pytest.mark.parametrize(("line", "problems", "expected"), ODD, ids=[line for line, _, _ in ODD])
-def test_odd_lines_are_told_and_kept(
+@pytest.mark.parametrize(("line", "problems", "expected"), MALFORMED, ids=[line for line, _, _ in MALFORMED])
+def test_malformed_lines_are_reported_and_preserved(
     line: str, problems: Tuple[Tuple[str, str], ...], expected: Tuple[Item, ...]
 ) -> None:
     script = read_script(f"#PJM {line}\n")
     assert items(script) == expected
-    assert tuple((found.kind, found.text) for found in script.problems) == problems
+    assert tuple((problem.kind, problem.text) for problem in script.problems) == problems
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_lines_that_only_look_like_directives_are_disabled(start: str) -> None:
     assert items(script) == (("-j", None, None, True),)
 
 
-@pytest.mark.parametrize("remark", ["# PJM options follow", "# the PJM way", "#PJMX -s", "# submit with pjsub, PJM"])
-def test_remarks_that_speak_of_pjm_are_remarks(remark: str) -> None:
-    script = read_script(f"{remark}\n")
+@pytest.mark.parametrize("comment", ["# PJM options follow", "# the PJM way", "#PJMX -s", "# submit with pjsub, PJM"])
+def test_comments_that_mention_pjm_are_comments(comment: str) -> None:
+    script = read_script(f"{comment}\n")
     assert (script.disabled_lines, script.directives, script.problems) == ((), (), ())
 
 
@@ -89,7 +89,7 @@ def test_tab_carriage_return_and_byte_order_mark_do_not_hide_a_directive() -> No
     assert script.lines[1:] == ("#PJM -L node=4", "ls")
 
 
-def test_repeats_merge_and_the_last_one_is_in_force() -> None:
+def test_repeated_options_merge_and_the_last_is_in_force() -> None:
     script = read_script(
         "#PJM -L node=1,rg=small\n#PJM -L elapse=10\n#PJM --rsc-list node=2\n#PJM -N a --name b\n#PJM -z jid -z\n"
         "#PJM -x A=1,B=2\n#PJM -x A=3\n#PJM -L rscgrp=large\n"
@@ -98,14 +98,14 @@ def test_repeats_merge_and_the_last_one_is_in_force() -> None:
     assert script.options["name"] == "b"
     assert script.options["quiet"] is True
     assert script.options["environment"] == {"B": "2", "A": "3"}
-    assert list(script.resources) == ["elapse", "node", "rscgrp"]  # in the order in which what is in force was written
+    assert list(script.resources) == ["elapse", "node", "rscgrp"]  # in the order of the lines in force
     assert script.option_lines["name"] == 4
     assert script.option_lines["resources.node"] == 3
     assert script.option_lines["resources.rscgrp"] == 8
     assert script.option_lines["environment.A"] == 7
 
 
-def test_the_three_ways_to_give_several_keys_are_one() -> None:
+def test_three_ways_to_give_several_keys_are_equal() -> None:
     ways = [
         "#PJM -L node=2,elapse=10,freq=2000\n",
         "#PJM -L \"node=2\" -L 'elapse=10' -L freq=2000\n",
@@ -124,11 +124,11 @@ def test_shell_quoting() -> None:
     assert script.options == {"comment": 'it is "so"', "appname": 'a "b" \\c \\d', "fs": "x y"}
 
 
-def test_a_hash_inside_a_word_or_quotes_is_no_remark() -> None:
+def test_a_hash_inside_a_word_or_quotes_starts_no_comment() -> None:
     assert read_script("#PJM -N a#b --comment 'x # y' #z\n").options == {"name": "a#b", "comment": "x # y"}
 
 
-def test_vset_variables_are_put_in_below_and_no_others() -> None:
+def test_only_vset_variables_are_substituted_and_only_in_later_lines() -> None:
     script = read_script("#PJM -L node=${N}\n#PJM --vset N=4\n#PJM --mpi proc=${N} -N ${HOME}\n")
     assert script.resources == {"node": "${N}"}
     assert script.mpi == {"proc": "4"}
@@ -140,17 +140,17 @@ def test_options_past_the_sixty_fourth_of_a_line_are_not_in_force_and_not_lost()
     line = "#PJM " + " ".join(f"-x V{number}=1" for number in range(MAX_LINE_OPTIONS + 2))
     script = read_script(line + "\n")
     assert len(script.directives) == MAX_LINE_OPTIONS
-    assert [(found.kind, found.text) for found in script.problems] == [("too-many-options", "-x V64=1 -x V65=1")]
+    assert [(problem.kind, problem.text) for problem in script.problems] == [("too-many-options", "-x V64=1 -x V65=1")]
 
 
-def test_a_line_that_is_too_long_is_told_and_read() -> None:
+def test_a_line_that_is_too_long_is_reported_and_read() -> None:
     line = "#PJM --comment " + "a" * MAX_LINE_LENGTH + " -j"
     script = read_script(line)
-    assert [(found.kind, found.text) for found in script.problems] == [("line-too-long", line)]
+    assert [(problem.kind, problem.text) for problem in script.problems] == [("line-too-long", line)]
     assert script.options["join"] is True
 
 
-def test_ten_megabytes_on_a_line_are_no_trouble() -> None:
+def test_a_line_of_ten_megabytes_is_read() -> None:
     for filling in ("-L a=1,", "'", '"\\"', "$(", "${", "{{", "`", "((", "\\", "-j "):
         line = "#PJM " + filling * (10_000_000 // len(filling))
         script = read_script(line)
@@ -168,7 +168,7 @@ def test_bytes_of_any_kind_come_back_as_they_were(tmp_path: Path) -> None:
     json.dumps(script_as_json(script)).encode("ascii")
 
 
-def test_a_file_that_cannot_be_read_is_the_users_matter(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_script_file(tmp_path / "none.sh")
 
@@ -213,14 +213,14 @@ _FRAGMENTS = st.sampled_from(
         *("\u2013x", "\udcff", "--stgin", "-z", "jid", "--vset A=${A}", "&&", "ls"),
     ]
 )
-anything = st.one_of(
+any_text = st.one_of(
     st.text(),
     st.lists(_FRAGMENTS, max_size=40).map("".join),
     st.binary().map(lambda content: content.decode("utf-8", "surrogateescape")),
 )
 
 
-@given(anything)
+@given(any_text)
 def test_any_text_is_read_and_printed(text: str) -> None:
     script = read_script(text)
     assert json.loads(json.dumps(script_as_json(script), allow_nan=False))["body_line"] == script.body_line
@@ -231,27 +231,27 @@ _PLAIN_WORD = st.text("abcXYZ019._/%:=-\u00e9", min_size=1, max_size=8).filter(l
 
 
 @given(st.lists(_PLAIN_WORD, max_size=12))
-def test_no_word_of_a_directive_line_is_lost(words: List[str]) -> None:
-    script = read_script("#PJM " + " ".join(words))
-    kept = " ".join(
+def test_no_argument_of_a_directive_line_is_lost(arguments: List[str]) -> None:
+    script = read_script("#PJM " + " ".join(arguments))
+    parsed_text = " ".join(
         [f"{item.option} {item.key or ''} {item.value or ''}" for item in script.directives]
         + [problem.text for problem in script.problems]
     )
-    for word in words:  # a glued argument or bundle is kept in pieces, and so are `=` and `:`
-        for letter in set(word) - set("=:-"):
-            assert letter in kept
-        if not word.startswith("-"):
-            assert all(part in kept for part in word.replace(":", "=").split("=")), word
+    for argument in arguments:  # an argument joined to an option, or joined flags, are split, also at `=` and `:`
+        for letter in set(argument) - set("=:-"):
+            assert letter in parsed_text
+        if not argument.startswith("-"):
+            assert all(piece in parsed_text for piece in argument.replace(":", "=").split("=")), argument
 
 
 _NAME = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,20}", fullmatch=True)
-_FREE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), min_size=1, max_size=30).filter(
-    lambda text: not text.startswith("-")  # what looks like an option is taken for one
+_FREE_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), min_size=1, max_size=30).filter(
+    lambda text: not text.startswith("-")  # an argument that looks like an option is read as an option
 )
 
 
 def quoted(word: str) -> str:
-    """A word as a shell takes it back."""
+    """An argument quoted for a shell."""
     return "'" + word.replace("'", "'\\''") + "'"
 
 
@@ -259,26 +259,30 @@ def quoted(word: str) -> str:
     st.dictionaries(st.sampled_from(["node", "elapse", "rscgrp", "freq", "eco_state", "gpu"]), _NAME, max_size=6),
     st.dictionaries(st.sampled_from(["proc", "max-proc-per-node", "shape", "rank-map-hostfile"]), _NAME, max_size=4),
     st.dictionaries(
-        st.sampled_from(["comment", "appname", "name", "out", "err", "group", "mail_list"]), _FREE, max_size=7
+        st.sampled_from(["comment", "appname", "name", "out", "err", "group", "mail_list"]), _FREE_TEXT, max_size=7
     ),
     st.sets(st.sampled_from(["join", "stats", "export_all", "norestart", "bulk"])),
     st.booleans(),
 )
 @pytest.mark.slow
-def test_a_script_that_we_write_is_read_as_what_we_wrote(
-    resources: Dict[str, str], mpi: Dict[str, str], texts: Dict[str, str], flags: Any, one_line: bool
+def test_a_written_script_is_read_back(
+    resources: Dict[str, str], mpi: Dict[str, str], texts: Dict[str, str], flags: Any, on_single_line: bool
 ) -> None:
     spelling = {
         **{"comment": "--comment", "appname": "--appname", "name": "-N", "out": "--out", "err": "-e", "group": "-g"},
         **{"mail_list": "--mail-list", "join": "-j", "stats": "-s", "export_all": "-X", "norestart": "--norestart"},
         "bulk": "--bulk",
     }
-    parts = [f"-L {quoted(f'{key}={value}')}" for key, value in resources.items()]
+    options = [f"-L {quoted(f'{key}={value}')}" for key, value in resources.items()]
     if mpi:
-        parts.append("--mpi " + quoted(",".join(f"{key}={value}" for key, value in mpi.items())))
-    parts += [f"{spelling[name]} {quoted(value)}" for name, value in texts.items()]
-    parts += [spelling[flag] for flag in sorted(flags)]
-    text = "#!/bin/bash\n" + "".join(f"#PJM {part}\n" for part in ([" ".join(parts)] if one_line else parts)) + "ls\n"
+        options.append("--mpi " + quoted(",".join(f"{key}={value}" for key, value in mpi.items())))
+    options += [f"{spelling[name]} {quoted(value)}" for name, value in texts.items()]
+    options += [spelling[flag] for flag in sorted(flags)]
+    text = (
+        "#!/bin/bash\n"
+        + "".join(f"#PJM {option}\n" for option in ([" ".join(options)] if on_single_line else options))
+        + "ls\n"
+    )
     script = read_script(text)
     assert script.resources == resources
     assert script.mpi == mpi

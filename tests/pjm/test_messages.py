@@ -1,4 +1,4 @@
-"""What PJM's commands print, as data."""
+"""Tests of parsing the output of PJM's commands."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ids_of_submitted_jobs(text: str, ids: List[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "matter", "words"),
+    ("text", "code", "remedy", "advice"),
     [
         ("[ERR.] PJM 0071 pjsub Group not authorized to submit a job: group(59999)", "0071", USER, "-g"),
         ("[ERR.] PJM 0054 pjsub node=1 is less than the lower limit (385).", "0054", USER, "pjacl"),
@@ -85,16 +85,16 @@ def test_ids_of_submitted_jobs(text: str, ids: List[str]) -> None:
         ),
     ],
 )
-def test_why_pjsub_has_refused(text: str, code: str, matter: str, words: str) -> None:
+def test_a_refusal_of_pjsub_has_a_remedy_and_advice(text: str, code: str, remedy: str, advice: str) -> None:
     refusal = first_refusal(f"some banner\n{text}\n")
     assert refusal is not None
-    assert (refusal.code, refusal.remedy) == (code, matter)
-    assert words in refusal.advice
+    assert (refusal.code, refusal.remedy) == (code, remedy)
+    assert advice in refusal.advice
     assert refusal.text in text
     assert refusal.meaning
 
 
-def test_a_numbered_refusal_comes_before_one_without_and_none_twice() -> None:
+def test_a_numbered_refusal_comes_first_and_none_is_repeated() -> None:
     text = "The current directory is not a data area.\n[ERR.] PJM 0001 pjsub x\n[ERR.] PJM 0001 pjsub x\n"
     assert [refusal.code for refusal in parse_refusals(text)] == ["", "0001"]
     refusal = first_refusal(text)
@@ -120,7 +120,7 @@ def test_messages_have_a_level_a_number_and_a_command() -> None:
     ]
 
 
-def test_what_pjdel_did() -> None:
+def test_results_of_pjdel() -> None:
     text = (
         "[INFO] PJM 0100 pjdel Accepted job 12345678_0.\n[INFO] PJM 0100 pjdel Accepted job 12345678_1.\n"
         "[INFO] PJM 0100 pjdel Accepted job 1363254[0-2].\n[INFO] PJM 0119 pjdel Already accepted job 7.\n"
@@ -140,7 +140,7 @@ def test_what_pjdel_did() -> None:
     }
 
 
-def test_what_pjwait_prints() -> None:
+def test_results_of_pjwait() -> None:
     assert parse_wait_results("waiting\n238 0 0 0\n239[1] 11 0 24\n240_0 X X X\n241 - - -\n242 E E E\nx 1 2 3\n") == [
         WaitResult("238", 0, 0, 0),
         WaitResult("239[1]", 11, 0, 24),
@@ -165,14 +165,14 @@ def test_ids_and_ranges(text: str, ids: List[str]) -> None:
     assert [str(job_id) for job_id in expand_job_ids(text)] == ids
 
 
-def test_a_sub_job_knows_its_job() -> None:
+def test_a_sub_job_has_a_parent_job() -> None:
     assert parse_job_id("239[1]").parent == parse_job_id("239_5").parent == PjmJobId(239)
     assert parse_job_id("239[1]") == PjmJobId(239, bulk=1)
     assert parse_job_id("239_5") == PjmJobId(239, step=5)
 
 
 @pytest.mark.parametrize("text", ["", "x", "239[", "239[a]", "239[3-1]", "1-99999999", "240_", "1 2", "-1", "\u0663"])
-def test_what_is_no_id(text: str) -> None:
+def test_an_invalid_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         expand_job_ids(text)
 
@@ -211,7 +211,7 @@ def test_limits_of_a_resource_group() -> None:
     assert len(limits.rows) == 8
 
 
-USES = """\
+USAGE = """\
 System Resource Information:
 RSCUNIT: rscunit_ft01
 USER: user1
@@ -227,8 +227,8 @@ ALL:
 """
 
 
-def test_how_much_of_the_limits_is_used() -> None:
-    assert parse_limit_usage(USES) == [
+def test_usage_of_limits() -> None:
+    assert parse_limit_usage(USAGE) == [
         LimitUsage("rscunit_ft01", "USER", "user1", "ru-accept", 100, 7),
         LimitUsage("rscunit_ft01", "USER", "user1", "ru-run-job", None, 0),
         LimitUsage("rscunit_ft01", "GROUP", "group1", "ru-accept", None, 0),
@@ -237,7 +237,7 @@ def test_how_much_of_the_limits_is_used() -> None:
 
 
 _LINES = st.sampled_from(
-    [*ACL.splitlines(), *USES.splitlines()]
+    [*ACL.splitlines(), *USAGE.splitlines()]
     + ["[INFO] PJM 0000 pjsub Job 9 submitted.", "[ERR.] PJM 0079 pjsub x", "H,JOB_ID,ST", ",9[1],RUN", ',"9,RUN']
     + [
         "JOB_ID JOB_NAME MD ST USER START_DATE",
@@ -250,7 +250,7 @@ _LINES = st.sampled_from(
 
 
 @given(st.one_of(st.text(), st.lists(st.one_of(_LINES, st.text()), max_size=8).map("\n".join)), st.text(max_size=2))
-def test_any_text_can_be_read(text: str, delimiter: str) -> None:
+def test_any_text_can_be_parsed(text: str, delimiter: str) -> None:
     for job_id in submitted_ids(text):
         assert str(parse_job_id(job_id))
     first_refusal(text)

@@ -1,4 +1,4 @@
-"""The tables of pjstat, read by their header lines."""
+"""Tests of parsing the tables of pjstat by their header lines."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_data_with_another_delimiter_quotes_and_several_headers() -> None:
     }
 
 
-def test_a_reason_with_the_delimiter_stays_whole_and_a_short_row_lacks_its_end() -> None:
+def test_a_reason_may_contain_the_delimiter_and_a_short_row_lacks_the_last_columns() -> None:
     rows = parse_data("H,JOB_ID,REASON,ST\n,1,a, b,c,RUN\n,2,x\n")
     assert rows == [{"JOB_ID": "1", "REASON": "a,b,c", "ST": "RUN"}, {"JOB_ID": "2", "REASON": "x"}]
 
 
-def test_the_long_names_of_s_are_known() -> None:
+def test_the_long_column_names_of_option_s_are_supported() -> None:
     rows = parse_data("H,JOB ID,STATE,PJM CODE,EXIT CODE,SIGNAL NO,PRIORITY\n,238,EXT,0,1,0,127 <DEFAULT>\n")
     assert status_of(rows[0]) == JobStatus("238", ENDED, "EXT", 1, None, 0)
     assert clean_value(rows[0]["PRIORITY"]) == "127"
@@ -62,7 +62,7 @@ def test_an_unknown_state_stays_unknown() -> None:
     assert status_of({"JOB_ID": "1", "ST": "SIN"}) == JobStatus("1", UNKNOWN, "SIN")
 
 
-def test_a_row_without_an_id_is_no_job() -> None:
+def test_a_row_without_a_job_id_is_no_job() -> None:
     assert status_of({"ST": "RUN"}) is None
     assert status_of({"JOB_ID": "-", "ST": "RUN"}) is None
 
@@ -87,7 +87,7 @@ HEADER = "JOB_ID     JOB_NAME   MD ST  USER     START_DATE      ELAPSE_LIM NODE_
     "date",
     ["-", "04/12 11:25:55", "04/12 11:25:55<", "(04/12 11:25)", "(04/12 11:25)<", "(04/12 11:25)@", "(04/12 11:25) #"],
 )
-def test_a_start_date_is_none_one_or_two_words(date: str) -> None:
+def test_a_start_date_has_up_to_three_fields(date: str) -> None:
     text = HEADER + f"240_0      a_long_na  ST QUE u0000000 {date}  0001:00:00 12:2x3x2        -      -    -\n"
     (row,) = parse_table(text)
     assert row["START_DATE"] == date

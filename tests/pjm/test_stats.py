@@ -1,4 +1,4 @@
-"""PJM's statistics files as data."""
+"""Tests of parsing PJM's statistics files."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ Node Statistical Information
 """
 
 
-def one(text: str) -> JobStatistics:
+def parse_single_job(text: str) -> JobStatistics:
     (job,) = parse_stats(text)
     return job
 
 
 def test_a_finished_job() -> None:
-    job = one(JOB + NODES)
+    job = parse_single_job(JOB + NODES)
     assert (job.job_id, job.job_name, job.state, job.group) == ("31018950", "run.sh", "EXT", "small")
     assert (job.exit_code, job.signal, job.code, job.reason) == (3, 15, 11, "ELAPSE LIMIT EXCEEDED")
     assert (job.elapsed_seconds, job.elapse_limit_seconds) == (902, 86400)
@@ -99,7 +99,7 @@ def test_a_job_that_never_started() -> None:
         " MAX MEMORY SIZE (USE) : -\n NODE NUM (ALLOC) : -\n ENERGY CONSUMPTION OF NODE (MEASURED) : -\n"
         " POWER CAPPING DATE : -\n"
     )
-    job = one(text)
+    job = parse_single_job(text)
     assert (job.exit_code, job.signal, job.code, job.reason, job.elapsed_seconds) == (None, None, 1, "", None)
     assert (job.nodes_allocated, job.max_memory_bytes, job.capping_date, job.energy_joules) == (None, None, None, {})
     assert job.measured_joules is None
@@ -107,14 +107,16 @@ def test_a_job_that_never_started() -> None:
 
 @pytest.mark.parametrize(("seconds", "usable"), [(59, False), (60, True)])
 def test_energy_of_a_job_below_the_sampling_minute_is_not_used(seconds: int, usable: bool) -> None:
-    job = one(f" ELAPSE TIME (USE) : 00:00:{seconds} ({seconds})\n ENERGY CONSUMPTION OF NODE (MEASURED) : 1.0\n")
+    job = parse_single_job(
+        f" ELAPSE TIME (USE) : 00:00:{seconds} ({seconds})\n ENERGY CONSUMPTION OF NODE (MEASURED) : 1.0\n"
+    )
     assert job.is_energy_usable is usable
     assert job.measured_joules == (3600.0 if usable else None)
     assert job.energy_joules[MEASURED] == 3600.0
 
 
 def test_no_signal_is_none_and_success_has_codes_of_zero() -> None:
-    job = one(" EXIT CODE : 0\n SIGNAL NO : 0\n PJM CODE : 0\n")
+    job = parse_single_job(" EXIT CODE : 0\n SIGNAL NO : 0\n PJM CODE : 0\n")
     assert (job.exit_code, job.signal, job.code) == (0, None, 0)
 
 
@@ -122,11 +124,11 @@ def test_no_signal_is_none_and_success_has_codes_of_zero() -> None:
 def test_the_order_of_keys_does_not_matter(shuffled: random.Random) -> None:
     lines = [line for line in JOB.splitlines() if " :" in line]
     shuffled.shuffle(lines)
-    assert one("\n".join(lines)) == one(JOB)
+    assert parse_single_job("\n".join(lines)) == parse_single_job(JOB)
 
 
 def test_units_beside_numbers_and_sizes_without_brackets() -> None:
-    job = one(
+    job = parse_single_job(
         " MAX MEMORY SIZE (USE) : 1.5 GiB\n AVG POWER CONSUMPTION OF NODE (MEASURED) : 1.5 kW\n"
         " ENERGY CONSUMPTION OF NODE (MEASURED) : 2 kWh\n ENERGY CONSUMPTION OF NODE (IDEAL) : 3 apples\n"
     )
@@ -134,11 +136,11 @@ def test_units_beside_numbers_and_sizes_without_brackets() -> None:
     assert (job.power_watts, job.energy_joules) == ({MEASURED: 1500.0}, {MEASURED: 7_200_000.0})
 
 
-def test_sizes_of_ten() -> None:
-    assert one(" MAX MEMORY SIZE (USE) : 1.5 GB\n").max_memory_bytes == 1_500_000_000
+def test_decimal_sizes() -> None:
+    assert parse_single_job(" MAX MEMORY SIZE (USE) : 1.5 GB\n").max_memory_bytes == 1_500_000_000
 
 
-def test_sub_jobs_of_one_file_are_told_apart() -> None:
+def test_sub_jobs_of_a_file_are_separated() -> None:
     text = JOB.replace("31018950", "239[0]") + NODES + JOB.replace("31018950", "239[1]")
     assert [(job.job_id, len(job.nodes)) for job in parse_stats(text)] == [("239[0]", 2), ("239[1]", 0)]
     titled = "Job Statistical Information\n STATE : EXT\n[Job Statistical Information]\n STATE : CCL\n"
@@ -147,24 +149,26 @@ def test_sub_jobs_of_one_file_are_told_apart() -> None:
 
 
 @given(st.integers(0, len(JOB + NODES)), st.integers(0, len(JOB + NODES)))
-def test_a_file_with_a_hole_is_read_as_far_as_it_goes(start: int, end: int) -> None:
+def test_a_file_with_a_hole_is_parsed(start: int, end: int) -> None:
     parse_stats((JOB + NODES)[:start] + (JOB + NODES)[end:])
 
 
 @given(
     st.one_of(st.text(), st.lists(st.sampled_from((JOB + NODES).splitlines()) | st.text(), max_size=20).map("\n".join))
 )
-def test_any_text_can_be_read(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     for job in parse_stats(text):
         assert job.values or job.nodes
 
 
 def test_numbers_beyond_reason_are_left_out() -> None:
-    job = one(f" EXIT CODE : {'9' * 5000}\n NODE NUM (USE) : {'9' * 5000}\n MAX MEMORY SIZE (USE) : {'9' * 5000}\n")
+    job = parse_single_job(
+        f" EXIT CODE : {'9' * 5000}\n NODE NUM (USE) : {'9' * 5000}\n MAX MEMORY SIZE (USE) : {'9' * 5000}\n"
+    )
     assert (job.exit_code, job.nodes_used, job.max_memory_bytes) == (None, None, None)
 
 
-def test_files_of_any_bytes(tmp_path: Path) -> None:
+def test_files_with_any_bytes_are_parsed(tmp_path: Path) -> None:
     path = tmp_path / "job.1.stats"
     path.write_bytes(b"\xff\xfe JOB ID : 1\n\0 JOB NAME : \x80\n")
     assert len(read_stats_file(path)) == 1

@@ -1,4 +1,4 @@
-"""Readers of option values: what is taken, what is refused and why, and that any text is one or the other."""
+"""Tests of the parsers of option values: accepted values, refused values with reasons, and arbitrary text."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_a_range_of_times(text: str, minimum: int, maximum: Optional[int]) -> No
 
 
 @pytest.mark.parametrize("text", ["", "1:2:3:4", "1.5", "ten", "-5", "unlimited-", "1:", ":1", "\u0663", "1-2-3"])
-def test_what_is_no_time(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_elapse(text)
 
 
 @given(st.integers(0, 10**9))
-def test_a_formatted_time_is_read_back(seconds: int) -> None:
+def test_a_formatted_time_is_parsed_back(seconds: int) -> None:
     assert parse_elapse(format_elapse(seconds)) == Elapse(seconds, seconds)
 
 
-def test_a_placeholder_is_named_as_one() -> None:
+def test_a_placeholder_is_refused_as_a_placeholder() -> None:
     with pytest.raises(ValueError, match="placeholder, which pjsub does not replace"):
         parse_elapse("${ELAPSE}")
     for text in ("$N", "${N}", "$(id)", "`id`", "{{n}}", "@n@", "%(NODE)s", "<n>", "[NODES]"):
@@ -98,20 +98,20 @@ def test_a_node_shape(text: str, shape: NodeShape) -> None:
     assert parse_node(text) == shape
 
 
-def test_a_shape_counts_its_nodes() -> None:
+def test_a_shape_has_a_number_of_nodes() -> None:
     assert parse_node("4x6x16:torus").count == 384
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         *(("0", "not a shape"), ("4X4", "not a shape"), ("2x2x2x2", "not a shape"), ("4x", "not a shape")),
         *(("12:tours", "unknown suffix :tours"), ("12:torus:mesh", "exclude each other"), ("", "not a shape")),
         ("9" * 16, "not a shape"),
     ],
 )
-def test_what_is_no_node_shape(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_an_invalid_node_shape_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         parse_node(text)
 
 
@@ -126,12 +126,12 @@ def test_a_size_in_bytes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-def test_a_bare_size_counts_what_the_key_says() -> None:
+def test_a_size_without_a_unit_has_the_default_unit() -> None:
     assert parse_size("2", bare=1) == 2
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1.5Gi", "1Xi", "-1Gi", "1 0Gi"])
-def test_what_is_no_size(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)
 
@@ -146,9 +146,9 @@ def test_switch_flags_and_axes() -> None:
     assert parse_flags("b, e,s", "besr") == ("b", "e", "s")
     assert parse_axes("YXZ", 3) == parse_axes("YXZ") == "YXZ"
     assert parse_shape("2x3") == (2, 3)
-    for reader, text in ((parse_switch, "1"), (lambda text: parse_flags(text, "bes"), "b,x"), (parse_axes, "XX")):
+    for parser, text in ((parse_switch, "1"), (lambda text: parse_flags(text, "bes"), "b,x"), (parse_axes, "XX")):
         with pytest.raises(ValueError, match="not"):
-            reader(text)
+            parser(text)
     for text, dims in (("XY", 3), ("XYZ", 2), ("X", 1)):
         with pytest.raises(ValueError):
             parse_axes(text, dims)
@@ -193,7 +193,7 @@ def test_step_parameters(text: str, step: StepParameters) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0-9", "jid=x", "sn=1,sd=ec=0", "sd=ec==0:some", "jid=1,foo=2", "sd=ec==0:one:x"])
-def test_what_are_no_step_parameters(text: str) -> None:
+def test_invalid_step_parameters_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_step(text)
 
@@ -219,31 +219,31 @@ def test_metacharacters_of_output_paths() -> None:
     assert expand_path("%J", "238") == "238"
 
 
-def test_every_spelling_belongs_to_one_option() -> None:
+def test_every_spelling_belongs_to_a_single_option() -> None:
     spellings = [spelling for option in OPTIONS for spelling in option.spellings]
     assert len(spellings) == len(set(spellings)) == len(SPELLINGS)
     assert len({option.name for option in OPTIONS}) == len(OPTIONS)
     assert all(re.fullmatch(r"-[A-Za-z]|--[A-Za-z][a-zA-Z-]+", spelling) for spelling in spellings)
 
 
-_READERS: Tuple[Callable[[str], Any], ...] = (
+_PARSERS: Tuple[Callable[[str], Any], ...] = (
     *(parse_axes, parse_bulk, parse_condition, parse_count, parse_elapse, parse_limit, parse_name, parse_node),
     *(parse_shape, parse_size, parse_step, parse_switch, parse_vnode, parse_volumes),
 )
-_NEARLY = st.text("0123456789:-xhmsGiTorustic=,;()ecpnd!<>_./unlmedvjJab% \u0663\u00b2", max_size=30)
+_ALMOST_VALID = st.text("0123456789:-xhmsGiTorustic=,;()ecpnd!<>_./unlmedvjJab% \u0663\u00b2", max_size=30)
 
 
-@given(st.one_of(st.text(), _NEARLY, st.text("19", min_size=900)))
-def test_any_text_is_read_or_refused_with_a_reason(text: str) -> None:
-    for reader in (*_READERS, lambda text: parse_flags(text, "bes"), lambda text: parse_axes(text, 3)):
+@given(st.one_of(st.text(), _ALMOST_VALID, st.text("19", min_size=900)))
+def test_any_text_is_parsed_or_refused_with_a_reason(text: str) -> None:
+    for parser in (*_PARSERS, lambda text: parse_flags(text, "bes"), lambda text: parse_axes(text, 3)):
         try:
-            reader(text)
+            parser(text)
         except ValueError as error:
             assert 0 < len(str(error)) < 1000
     expand_path(text, "1", text)
     has_placeholder(text)
 
 
-def test_the_readers_of_this_test_are_all_there_are() -> None:
-    named = {name for name in vars(values) if name.startswith("parse_")}
-    assert named == {reader.__name__ for reader in _READERS} | {"parse_flags"}
+def test_all_parsers_are_tested() -> None:
+    parser_names = {name for name in vars(values) if name.startswith("parse_")}
+    assert parser_names == {parser.__name__ for parser in _PARSERS} | {"parse_flags"}

@@ -1,4 +1,4 @@
-"""A machine whose every figure is easy to reckon with."""
+"""Probe results of a machine with round figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESSAGE_SECONDS = 1e-9  # per byte, of any message
 
 
 def even_machine(cores: int = 2, ranks: int = 4, compiled: bool = False) -> ProbeResults:
-    """One thread a rank; ranks that have cores of their own do not disturb each other.
+    """Probe results with one thread per rank, where ranks with cores of their own do not slow each other.
 
     Args:
         compiled: attention by compiled kernels was measured too, and is twice as fast.

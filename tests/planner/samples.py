@@ -1,4 +1,4 @@
-"""The reference rows, and lines like them."""
+"""Rows of the reference measurements, and made-up lines like them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def reference() -> List[Dict[str, str]]:
 
 
 def of_hardware(start: str) -> List[MeasuredRow]:
-    return [one for one in parse_measured_rows(reference()) if one[0].hardware.startswith(start)]
+    return [
+        measured_row for measured_row in parse_measured_rows(reference()) if measured_row[0].hardware.startswith(start)
+    ]
 
 
 def cells(**changes: object) -> Dict[str, str]:
@@ -49,6 +51,6 @@ def cells(**changes: object) -> Dict[str, str]:
 
 
 def row(**changes: object) -> ConfigRow:
-    found = parse_row(cells(**changes))
-    assert isinstance(found, ConfigRow), found
-    return found
+    parsed = parse_row(cells(**changes))
+    assert isinstance(parsed, ConfigRow), parsed
+    return parsed

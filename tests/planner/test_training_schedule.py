@@ -1,4 +1,4 @@
-"""Days, chained jobs, checkpoint intervals, and phases of a growing batch."""
+"""Tests of training schedules: days, chained jobs, checkpoint intervals, and phases of a growing batch."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RAMP = {
 }
 
 
-def test_the_notes_days() -> None:
+def test_the_days_of_the_notes_are_reproduced() -> None:
     """362,000 iterations at 0.5 s: 2.09 days."""
-    found = schedule_training(TrainingPlan(362_000, 0.5, 512))
-    assert round(found.computing / DAY, 2) == 2.09 and found.total == found.computing
-    assert found.jobs == 1 and found.node_hours == pytest.approx(362_000 * 0.5 / 3600 * 512)
+    schedule = schedule_training(TrainingPlan(362_000, 0.5, 512))
+    assert round(schedule.computing / DAY, 2) == 2.09 and schedule.total == schedule.computing
+    assert schedule.jobs == 1 and schedule.node_hours == pytest.approx(362_000 * 0.5 / 3600 * 512)
 
 
-def test_the_interval_is_about_youngs_and_loses_least() -> None:
+def test_the_checkpoint_interval_is_about_youngs_and_loses_least() -> None:
     checkpoint, mtbf = 60.0, 6 * 3600.0
     best = checkpoint_interval(checkpoint, mtbf)
     assert best == pytest.approx(math.sqrt(2 * checkpoint * mtbf), rel=0.05)
@@ -47,9 +47,11 @@ def test_the_interval_is_about_youngs_and_loses_least() -> None:
 
 
 def test_a_chain_has_room_for_start_up_and_checkpoint() -> None:
-    found = schedule_training(TrainingPlan(1000, 10, 2, elapse=3600, startup=300, checkpoint=100, watts_per_node=200))
-    assert found.iterations_per_job == 320 and found.jobs == 4
-    assert found.total == 1000 * 10 + 4 * 400 and found.joules == found.total * 400
+    schedule = schedule_training(
+        TrainingPlan(1000, 10, 2, elapse=3600, startup=300, checkpoint=100, watts_per_node=200)
+    )
+    assert schedule.iterations_per_job == 320 and schedule.jobs == 4
+    assert schedule.total == 1000 * 10 + 4 * 400 and schedule.joules == schedule.total * 400
 
 
 def test_failures_of_more_nodes_cost_more() -> None:
@@ -58,7 +60,7 @@ def test_failures_of_more_nodes_cost_more() -> None:
     assert (large.checkpoint_every or 0) < (small.checkpoint_every or 0)
 
 
-def test_what_cannot_be_done_says_how_to_mend_it() -> None:
+def test_impossible_plans_are_refused_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="--elapse 400 s: start-up 300 s.*valid: more than 410 s"):
         schedule_training(TrainingPlan(10, 10, 1, elapse=400, startup=300, checkpoint=100))
     with pytest.raises(UsageError, match="use fewer nodes"):
@@ -69,15 +71,15 @@ def test_what_cannot_be_done_says_how_to_mend_it() -> None:
         schedule_training(TrainingPlan(10**39, 10, 1))
 
 
-def test_each_phase_uses_nodes_that_share_its_batch_evenly() -> None:
-    found = ramp_phases(BatchRamp(**RAMP))
-    assert [one.global_batch for one in found] == [192, 208, 224, 240, 256]
-    for one in found:
-        assert one.dp * one.micro_batch * one.micro_batches == one.global_batch
-        assert one.dp * 4 == one.nodes * 4 and one.nodes <= 12 and one.micro_batch <= 4
-    assert [one.nodes for one in found] == [12, 8, 8, 12, 8]
-    assert sum(one.iterations for one in found) == 1000
-    assert 20000 <= sum(one.samples for one in found) < 20000 + 4 * 256
+def test_each_phase_uses_nodes_that_share_the_batch_evenly() -> None:
+    phases = ramp_phases(BatchRamp(**RAMP))
+    assert [phase.global_batch for phase in phases] == [192, 208, 224, 240, 256]
+    for phase in phases:
+        assert phase.dp * phase.micro_batch * phase.micro_batches == phase.global_batch
+        assert phase.dp * 4 == phase.nodes * 4 and phase.nodes <= 12 and phase.micro_batch <= 4
+    assert [phase.nodes for phase in phases] == [12, 8, 8, 12, 8]
+    assert sum(phase.iterations for phase in phases) == 1000
+    assert 20000 <= sum(phase.samples for phase in phases) < 20000 + 4 * 256
 
 
 def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What schedulers have measured, kept in the run directory."""
+"""Tests of the accounting file, which holds the measurements of schedulers in the run directory."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         read_accounting(tmp_path)
 
 
-def test_energy_is_the_measured_one_of_all_jobs() -> None:
+def test_energy_is_the_measured_energy_of_all_jobs() -> None:
     assert energy_of((JOB,)) == Energy(240_000.0, 400.0, 4, "measured")
     assert energy_of((JOB, JOB)) == Energy(480_000.0, 400.0, 4, "measured")
     assert energy_of((replace(JOB, energy_joules=None),)) == Energy(200_000.0, 200_000 / 600, 4, "ideal")
     assert energy_of(()) == Energy() and energy_of((JobAccount("slurm", "7", elapsed_seconds=900.0),)) == Energy()
 
 
-def test_a_job_shorter_than_the_sampling_says_nothing() -> None:
+def test_a_job_shorter_than_the_sampling_has_no_energy() -> None:
     short = JobAccount("pjm", "1", elapsed_seconds=59.0, energy_joules=1000.0)
     assert energy_of((short,)) == Energy(basis=TOO_SHORT)
     assert energy_of((short, JOB)).watts == 400.0

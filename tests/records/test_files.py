@@ -1,4 +1,4 @@
-"""Files are whole or not there; the first writer wins where it must; lines survive kills and other writers."""
+"""Tests that files are complete or absent, the first writer wins where it must, and lines survive kills and writers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fugaku_gpt.records.files import (
 )
 
 
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+def test_files_are_complete_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json_atomically(path, {"é": 1})
     assert json.loads(path.read_text(encoding="utf-8")) == {"é": 1}
@@ -37,7 +37,7 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_text_atomically, create_text_atomically])
 @pytest.mark.parametrize("number", [errno.ENOSPC, None])
-def test_a_refusal_names_the_file_and_loses_no_words(
+def test_an_error_names_the_file_and_keeps_the_message(
     write: Any, number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: int) -> None:
@@ -46,8 +46,8 @@ def test_a_refusal_names_the_file_and_loses_no_words(
     monkeypatch.setattr(os, "fsync", refused)
     with pytest.raises(OSError) as caught:
         write(tmp_path / "a.json", "{}")
-    told = "no number" if number is None else f"[Errno {number}] {os.strerror(number)}: '{tmp_path / 'a.json'}'"
-    assert str(caught.value) == told
+    message = "no number" if number is None else f"[Errno {number}] {os.strerror(number)}: '{tmp_path / 'a.json'}'"
+    assert str(caught.value) == message
     assert not list(tmp_path.iterdir())
 
 
@@ -66,7 +66,7 @@ def test_the_first_of_two_writers_wins(tmp_path: Path, monkeypatch: pytest.Monke
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_other_troubles_of_a_file_system_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_a_file_system_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -82,7 +82,7 @@ def _race(path: Path, number: int, barrier: Any, won: Any) -> None:
         won.put(number)
 
 
-def test_of_many_processes_exactly_one_creates_the_file(tmp_path: Path) -> None:
+def test_only_a_single_process_of_many_creates_the_file(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(10):
         barrier, won = context.Barrier(4), context.Queue()
@@ -95,7 +95,7 @@ def test_of_many_processes_exactly_one_creates_the_file(tmp_path: Path) -> None:
         assert path.read_text() == str(won.get(timeout=10)) and won.empty()
 
 
-def test_a_line_after_one_that_was_cut_short_is_whole(tmp_path: Path) -> None:
+def test_a_line_after_a_truncated_line_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     append_line(path, "first")
     with open(path, "ab") as stream:
@@ -119,9 +119,9 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     lines = [line.split() for line in path.read_text().splitlines() if line]
-    assert all(len(words) == 3 and words[2] == "x" * 300 for words in lines)
+    assert all(len(fields) == 3 and fields[2] == "x" * 300 for fields in lines)
     for number in range(3):
-        assert [words[1] for words in lines if words[0] == str(number)] == [str(line) for line in range(200)]
+        assert [fields[1] for fields in lines if fields[0] == str(number)] == [str(line) for line in range(200)]
 
 
 def test_a_short_write_is_an_error_and_costs_no_later_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run directory says of its jobs, also where a kill or another program has cut it about."""
+"""Tests of the jobs recorded in a run directory, also where a kill or another program has damaged the record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECORD = {
 }
 
 
-def handed_in(directory: Path, job_id: str, tag: str = "t", link: int = 1, time: float = 2.0) -> None:
+def record_submission(directory: Path, job_id: str, tag: str = "t", link: int = 1, time: float = 2.0) -> None:
     facts: Dict[str, Any] = {"tag": tag, "link": link, "chain": 2, "bulk": ""}
     append_event(directory, "intent", time, scheduler="pjm", **facts)
     append_event(directory, "submitted", time, scheduler="pjm", job_id=job_id, **facts)
@@ -57,7 +57,7 @@ def test_a_directory_without_jobs_has_an_empty_history(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_kill_has_cut_costs_no_other_line(tmp_path: Path) -> None:
-    handed_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     with open(tmp_path / jobs.JOB_FILE, "ab") as stream:
         stream.write(b'{"kind": "submitted", "time": 3, "job')
     append_event(tmp_path, "cancelled", 4.0, job_id="1")
@@ -65,7 +65,7 @@ def test_a_line_that_a_kill_has_cut_costs_no_other_line(tmp_path: Path) -> None:
     assert ([job.job_id for job in history.jobs], history.cancelled) == (["1"], ("1",))
 
 
-def test_an_intent_is_open_until_its_end_is_recorded(tmp_path: Path) -> None:
+def test_an_intent_is_open_until_an_end_is_recorded(tmp_path: Path) -> None:
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="a", link=1, chain=1, bulk="")
     append_event(tmp_path, "intent", 2.0, scheduler="pjm", tag="b", link=1, chain=1, bulk="")
     append_event(tmp_path, "intent", 3.0, scheduler="pjm", tag="c", link=1, chain=1, bulk="")
@@ -74,19 +74,19 @@ def test_an_intent_is_open_until_its_end_is_recorded(tmp_path: Path) -> None:
     append_event(tmp_path, "abandoned", 5.0, tag="c", reason="never taken")
     history = read_history(tmp_path)
     assert ([intent.tag for intent in history.open], history.refused) == (["a"], "never taken")
-    handed_in(tmp_path, "9", tag="a")
+    record_submission(tmp_path, "9", tag="a")
     history = read_history(tmp_path)
     assert (history.open, history.refused, history.jobs[0].tag) == ((), "", "a")
 
 
 def test_links_of_a_chain_stand_in_their_order(tmp_path: Path) -> None:
-    handed_in(tmp_path, "5_1", tag="b", link=2)
-    handed_in(tmp_path, "5_0", tag="a", link=1)
+    record_submission(tmp_path, "5_1", tag="b", link=2)
+    record_submission(tmp_path, "5_0", tag="a", link=1)
     assert [job.job_id for job in read_history(tmp_path).jobs] == ["5_0", "5_1"]
 
 
 def test_a_new_attempt_begins_anew(tmp_path: Path) -> None:
-    handed_in(tmp_path, "1")
+    record_submission(tmp_path, "1")
     append_status(tmp_path, 3.0, JobStatus("1", jobs.ENDED))
     append_event(tmp_path, "attempt", 4.0, number=1)
     history = read_history(tmp_path)
@@ -121,7 +121,7 @@ def test_exit_records_are_read_by_sub_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', json.dumps({**RECORD, "version": 2})])
-def test_a_damaged_exit_record_is_told(tmp_path: Path, text: str) -> None:
+def test_a_damaged_exit_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "exit").mkdir()
     (tmp_path / "exit" / "1.json").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match="1.json: (not an exit record|version 2)"):
@@ -129,7 +129,7 @@ def test_a_damaged_exit_record_is_told(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "whole"),
+    ("states", "bulk_state"),
     [
         ([jobs.QUEUED, jobs.QUEUED], jobs.QUEUED),
         ([jobs.QUEUED, jobs.RUNNING], jobs.RUNNING),
@@ -141,19 +141,19 @@ def test_a_damaged_exit_record_is_told(tmp_path: Path, text: str) -> None:
         ([], jobs.LOST),
     ],
 )
-def test_a_bulk_job_is_over_when_all_its_sub_jobs_are(states: List[str], whole: str) -> None:
-    parts = [JobStatus(f"5[{number}]", state) for number, state in enumerate(states)]
-    assert aggregate_status("5", parts).state == whole
+def test_a_bulk_job_is_over_when_all_sub_jobs_are(states: List[str], bulk_state: str) -> None:
+    sub_jobs = [JobStatus(f"5[{number}]", state) for number, state in enumerate(states)]
+    assert aggregate_status("5", sub_jobs).state == bulk_state
 
 
 def test_the_first_number_that_is_not_0_counts() -> None:
-    parts = [
+    sub_jobs = [
         JobStatus("5[1]", jobs.ENDED, "EXT", 0),
         JobStatus("5[2]", jobs.ENDED, "EXT", 3, None, 0),
         JobStatus("5[10]", jobs.ENDED, "EXT", 4, 9, 12),
     ]
-    whole = aggregate_status("5", parts)
-    assert (whole.exit_code, whole.signal, whole.code, whole.raw) == (3, 9, 12, "EXT:3")
+    bulk_job = aggregate_status("5", sub_jobs)
+    assert (bulk_job.exit_code, bulk_job.signal, bulk_job.code, bulk_job.raw) == (3, 9, 12, "EXT:3")
     assert aggregate_status("5", [JobStatus("5[0]", jobs.ENDED)]).exit_code is None
 
 

@@ -1,4 +1,4 @@
-"""What is made of the records: the summary, and numbers in words."""
+"""Tests of the summary of a run's records, and of numbers written as spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run directory: claimed by one, written whole, read as far as a kill has let it be written."""
+"""Tests of a run directory: it is claimed by one process, written completely, and read as far as a kill allowed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_round_trip(tmp_path: Path) -> None:
         directory.create("a: 1\n")
 
 
-def test_a_line_cut_short_by_a_kill_is_left_out_also_when_another_goes_on(tmp_path: Path) -> None:
+def test_a_line_cut_short_by_a_kill_is_left_out_also_after_more_lines(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     writer = MetricsWriter(directory.metrics_file)
     writer.write("iteration", {"iteration": 1, "loss": math.nan, "lr": math.inf})
@@ -58,7 +58,7 @@ def test_a_line_cut_short_by_a_kill_is_left_out_also_when_another_goes_on(tmp_pa
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_whole_last_line_is_kept_whether_or_not_it_has_its_end(tmp_path: Path, end: str) -> None:
+def test_a_complete_last_line_counts_with_or_without_a_newline(tmp_path: Path, end: str) -> None:
     directory = RunDirectory(tmp_path)
     directory.metrics_file.write_text('{"kind": "iteration", "iteration": 1}' + end)
     MetricsWriter(directory.metrics_file).write("iteration", {"iteration": 2})
@@ -66,7 +66,7 @@ def test_a_whole_last_line_is_kept_whether_or_not_it_has_its_end(tmp_path: Path,
 
 
 @pytest.mark.parametrize("piece", ['{"kind": "iter', "[1]", "\x00\xff"])
-def test_a_damaged_line_is_not_taken_for_one_that_was_cut_short(tmp_path: Path, piece: str) -> None:
+def test_a_damaged_line_is_not_taken_for_a_truncated_line(tmp_path: Path, piece: str) -> None:
     directory = RunDirectory(tmp_path)
     directory.metrics_file.write_bytes(piece.encode("latin-1") + b'\n{"kind": "iteration"}\n')
     with pytest.raises(UsageError, match="not JSON lines"):
@@ -80,7 +80,7 @@ def test_a_damaged_result_is_named(tmp_path: Path, text: str) -> None:
         RunDirectory(tmp_path).result()
 
 
-def test_the_first_failure_stands_and_who_started_the_ranks_may_say_better(tmp_path: Path) -> None:
+def test_the_first_failure_stands_but_the_launcher_may_replace_it(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     cause = Result(FAILED, "rank 3: ValueError: no such thing", 1.0, 2.0)
     assert directory.write_result(cause, replace=False)
@@ -113,7 +113,7 @@ class Starter:
             [sys.executable, "-c", CREATE, str(out), holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline().strip()
+        self.output = self.process.stdout.readline().strip()
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -123,14 +123,14 @@ class Starter:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Starter]]:
-    """Makes starters, which end with the test at the latest."""
+    """Starts processes, which end with the test at the latest."""
     started: List[Starter] = []
 
-    def one(*words: Any) -> Starter:
-        started.append(Starter(*words))
+    def start_process(*arguments: Any) -> Starter:
+        started.append(Starter(*arguments))
         return started[-1]
 
-    yield one
+    yield start_process
     for starter in started:
         starter.kill()
 
@@ -140,7 +140,7 @@ def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(
 ) -> None:
     out = tmp_path / "run"
     other = start(out)
-    assert other.said == "created"
+    assert other.output == "created"
     with pytest.raises(UsageError, match=rf"process {other.process.pid} on .* is starting a run there.*remove {out}"):
         RunDirectory(out).create("a: 2\n")
     assert (out / "config.yaml").read_text() == "a: 1\n"
@@ -149,19 +149,19 @@ def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(
     assert newest_claim(out, CLAIM)[0] == 2
 
 
-def test_a_starter_and_its_rank_share_a_claim(tmp_path: Path, start: Callable[..., Starter]) -> None:
+def test_a_starter_and_a_rank_of_the_same_run_share_a_claim(tmp_path: Path, start: Callable[..., Starter]) -> None:
     out = tmp_path / "run"
     starter = start(out, "mark")
     rank = start(out, "mark")
     stranger = start(out, "other")
-    assert (starter.said, rank.said) == ("created", "created") and "is starting a run there" in stranger.said
-    starter.kill()  # its rank lives: the claim is its own now
-    assert "is starting a run there" in start(out, "other").said
+    assert (starter.output, rank.output) == ("created", "created") and "is starting a run there" in stranger.output
+    starter.kill()  # the rank lives: the claim is that of the rank now
+    assert "is starting a run there" in start(out, "other").output
     rank.kill()
-    assert start(out, "other").said == "created"
+    assert start(out, "other").output == "created"
 
 
-def test_a_job_that_its_batch_system_starts_again_elsewhere_goes_on(tmp_path: Path) -> None:
+def test_a_job_restarted_on_another_node_takes_over_the_claim(tmp_path: Path) -> None:
     variables = {"SLURM_JOB_ID": "17", HOLDER_VARIABLE: "x"}
     elsewhere = Holder("a", "node1", 4711, 1.0, current_process("a", variables).job)
     (tmp_path / f"{CLAIM}.1").write_text(json.dumps(elsewhere.__dict__))
@@ -179,18 +179,18 @@ def test_an_unreadable_claim_is_a_claim(tmp_path: Path) -> None:
         RunDirectory(tmp_path).create("a: 1\n")
 
 
-def _create(out: Path, barrier: Any, told: Any) -> None:
+def _create(out: Path, barrier: Any, outcomes: Any) -> None:
     barrier.wait()
     try:
         RunDirectory(out).create("a: 1\n")
-        told.put("created")
+        outcomes.put("created")
     except UsageError as error:
-        told.put(str(error))
+        outcomes.put(str(error))
     barrier.wait()  # alive until all have asked
 
 
 @pytest.mark.slow
-def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+def test_only_a_single_process_of_several_at_once_claims_the_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(10):
         out = tmp_path / str(attempt)
@@ -199,11 +199,11 @@ def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
             (out / "job.sh").write_text("#!/bin/sh\n")
             gone = Holder("x", current_process("x").host, 2**22 + 1, 1.0)
             (out / f"{CLAIM}.1").write_text(json.dumps(gone.__dict__))
-        barrier, told = context.Barrier(4), context.Queue()
-        processes = [context.Process(target=_create, args=(out, barrier, told)) for _ in range(4)]
+        barrier, outcomes = context.Barrier(4), context.Queue()
+        processes = [context.Process(target=_create, args=(out, barrier, outcomes)) for _ in range(4)]
         for process in processes:
             process.start()
-        answers = sorted(told.get(timeout=300) for _ in processes)
+        answers = sorted(outcomes.get(timeout=300) for _ in processes)
         for process in processes:
             process.join()
         assert answers.count("created") == 1 and all(
@@ -211,7 +211,7 @@ def test_of_several_at_once_one_gets_the_folder(tmp_path: Path) -> None:
         )
 
 
-def test_discard_takes_back_its_own_files_only(tmp_path: Path, start: Callable[..., Starter]) -> None:
+def test_discard_removes_only_files_of_this_run(tmp_path: Path, start: Callable[..., Starter]) -> None:
     fresh = RunDirectory(tmp_path / "fresh")
     fresh.create("a: 1\n")
     fresh.log_file.write_text("refused")
@@ -247,13 +247,13 @@ def test_lines_of_iterations_that_were_done_again_are_left_out(tmp_path: Path) -
         writer.write("validation", {"iteration": stop - 1, "loss": loss})
         writer.close()
 
-    def say(values: Dict[str, Any]) -> None:
+    def record_resume(values: Dict[str, Any]) -> None:
         writer = MetricsWriter(directory.metrics_file)
         writer.write("resumed", values)
         writer.close()
 
     write(1, 6, 1.0)
-    say(resumed(3, "step-00000003"))
+    record_resume(resumed(3, "step-00000003"))
     assert last_line(directory.metrics_file, "iteration") == {"kind": "iteration", "iteration": 3, "loss": 1.0}
     assert directory.last_iteration() == 3 and directory.metrics("validation") == []
     write(4, 8, 2.0)
@@ -266,15 +266,15 @@ def test_lines_of_iterations_that_were_done_again_are_left_out(tmp_path: Path) -
         (6, 2.0),
         (7, 2.0),
     ]
-    say(resumed(6, "step-00000006"))
-    say(resumed(3, "step-00000003"))
+    record_resume(resumed(6, "step-00000006"))
+    record_resume(resumed(3, "step-00000003"))
     assert directory.last_iteration() == 3 and len(directory.metrics("iteration")) == 3
     assert [line["iteration"] for line in directory.metrics("resumed")] == [3, 3]
-    say(resumed(0, None))  # begun anew
+    record_resume(resumed(0, None))  # begun anew
     assert last_line(directory.metrics_file, "iteration") is None and directory.metrics("iteration") == []
 
 
-def test_a_run_goes_on_in_the_folder_of_one_that_has_ended_and_its_result_is_kept(tmp_path: Path) -> None:
+def test_a_run_resumes_in_the_folder_of_an_ended_run_and_the_earlier_result_stays(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.create("a: 1\n", "first")
     directory.write_result(Result("interrupted", "stopped: after iteration 3", 1.0, 2.0, 3))
@@ -290,7 +290,7 @@ def test_a_run_goes_on_in_the_folder_of_one_that_has_ended_and_its_result_is_kep
     assert result is not None and result.iterations == 3 and result.status == "interrupted"
 
 
-def test_nobody_goes_on_in_the_folder_of_a_living_run(tmp_path: Path, start: Callable[..., Starter]) -> None:
+def test_resuming_in_the_folder_of_a_living_run_is_refused(tmp_path: Path, start: Callable[..., Starter]) -> None:
     out = tmp_path / "run"
     other = start(out)
     RunDirectory(out).write_result(Result("failed", "one rank has said so, and still lives", 1.0, time.time() + 1))
@@ -302,7 +302,7 @@ def test_nobody_goes_on_in_the_folder_of_a_living_run(tmp_path: Path, start: Cal
     assert (out / "result.1.json").exists()
 
 
-def test_of_a_run_on_another_host_its_result_tells_that_it_is_over(tmp_path: Path) -> None:
+def test_a_run_on_another_host_is_over_once_a_later_result_exists(tmp_path: Path) -> None:
     elsewhere = Holder("ranks", "another-host", 17, 5.0)
     claim_folder(tmp_path, CLAIM, elsewhere)
     with pytest.raises(UsageError, match="process 17 on another-host is writing"):
@@ -314,15 +314,15 @@ def test_of_a_run_on_another_host_its_result_tells_that_it_is_over(tmp_path: Pat
     RunDirectory(tmp_path).create("a: 2\n", resume=True)
 
 
-@pytest.mark.parametrize("wanted", ["auto", "step-00000004", ".", "..", "none", "step-00000002"])
-def test_in_which_folder_a_run_goes_on(tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("checkpoint", ["auto", "step-00000004", ".", "..", "none", "step-00000002"])
+def test_in_which_folder_a_run_resumes(tmp_path: Path, checkpoint: str) -> None:
     directory = RunDirectory(tmp_path)
     for name in ("step-00000002", "step-00000004"):
         (directory.checkpoints_dir / name).mkdir(parents=True)
-    path = wanted if wanted in ("auto", "none") else str(directory.checkpoints_dir / wanted)
-    if wanted == "step-00000002":
+    path = checkpoint if checkpoint in ("auto", "none") else str(directory.checkpoints_dir / checkpoint)
+    if checkpoint == "step-00000002":
         with pytest.raises(UsageError, match=r"holds a newer checkpoint, step-00000004; resume from step-00000002"):
             resumes_in_same_folder(directory, path)
     else:
-        assert resumes_in_same_folder(directory, path) == (wanted != "none")
-        assert wanted == "auto" or not resumes_in_same_folder(RunDirectory(tmp_path / "another"), path)
+        assert resumes_in_same_folder(directory, path) == (checkpoint != "none")
+        assert checkpoint == "auto" or not resumes_in_same_folder(RunDirectory(tmp_path / "another"), path)

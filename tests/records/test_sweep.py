@@ -1,4 +1,4 @@
-"""A run's place in its sweep, and the identity of its configuration."""
+"""Tests of the entry of a run in a sweep, and of the digest of its configuration."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_a_damaged_entry_is_named(tmp_path: Path, text: str) -> None:
         read_sweep_entry(tmp_path)
 
 
-def test_an_identity_is_of_what_differs_from_the_defaults(tmp_path: Path) -> None:
-    one = load_run_config(overrides=["layout.dp=2", "training.lr=2e-4"])
+def test_the_digest_covers_the_settings_that_differ_from_the_defaults(tmp_path: Path) -> None:
+    config = load_run_config(overrides=["layout.dp=2", "training.lr=2e-4"])
     same = load_run_config(overrides=["training.lr=0.0002", "layout.dp=2.0", "layout.tp=1"])
-    assert digest_of_config(one) == digest_of_config(same) != digest_of_config(load_run_config())
+    assert digest_of_config(config) == digest_of_config(same) != digest_of_config(load_run_config())
     older = tmp_path / "older.yaml"  # a file from before some fields were there
     older.write_text("layout: {dp: 2}\ntraining: {lr: 2e-4}\n")
-    assert digest_of_config(load_run_config(older)) == digest_of_config(one)
+    assert digest_of_config(load_run_config(older)) == digest_of_config(config)
 
 
-def test_an_entry_of_the_first_version_gets_the_identity_of_today(tmp_path: Path) -> None:
+def test_an_entry_of_the_first_version_gets_the_current_digest(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny", overrides=["layout.dp=2"])
     first = {"sweep": "s", "run": "a-r1", "row": "a", "order": 0, "repeat": 1, "digest": "0123", "version": 1}
     (tmp_path / "sweep.json").write_text(json.dumps(first))

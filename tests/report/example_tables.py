@@ -1,4 +1,4 @@
-"""Tables as people keep them: the notes' measured rows, and made-up rows whose figures follow from one another."""
+"""Hand-written tables: the notes' measured rows, and made-up rows whose figures follow from one another."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fugaku_gpt.report.notes_table import COLUMNS, notes_tables
 from fugaku_gpt.report.rows import ResultRow
 from tests.report.test_notes_table import by_hand, measurements
 
-# line of the notes' table in words that a row of ours would carry
+# status in the notes → the remark that a row of a report carries for it
 _ENDED = {"fail": "failed: exit code 1", "hang": "stuck after the first iteration", "not run": "not run"}
 
 
 def measured_tables() -> Dict[str, List[Tuple[str, ResultRow]]]:
-    """Table of the notes on Fugaku → its rows, (id, row)."""
+    """Maps each table of the notes on Fugaku to its rows, as (id, row)."""
     tables: Dict[str, List[Tuple[str, ResultRow]]] = {}
     for name, line in measurements().items():
         if line["tflops_formula"] != "megatron_72_or_96":
@@ -44,18 +44,18 @@ def row_lines(text: str) -> List[int]:
 
 
 def cells_of(row: ResultRow) -> List[str]:
-    """A row's cells as they stand in a table."""
+    """Cells of a row as they are written in a table."""
     return notes_tables([row]).splitlines()[3][2:-2].split(" | ")
 
 
 def table_of(row: ResultRow, cells: List[str]) -> str:
-    """A table of one row with other cells than its own."""
+    """A table of one row whose cells are replaced by these."""
     lines = notes_tables([row]).splitlines()
     return "\n".join([*lines[:3], "| " + " | ".join(cells) + " |"]) + "\n"
 
 
 def column(title: str) -> int:
-    """Place of a column."""
+    """Index of a column."""
     return COLUMNS.index(title)
 
 

@@ -1,4 +1,4 @@
-"""Run directories as jobs leave them, and a scheduler that says what it is told to."""
+"""Makes run directories such as jobs leave, and a scheduler with scripted answers."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ STATS = """\
 
 
 def stats(job_id: str, **values: str) -> str:
-    """A statistics file of a job of 600 s on four nodes at 400 W together."""
-    known = {"code": "0", "reason": "-", "elapse": "00:10:00 (600)", "capped": "-", "freq": "2200"}
-    return STATS.format(job_id=job_id, **{**known, **values})
+    """Text of the statistics file of a job of 600 s on four nodes that draw 400 W together."""
+    defaults = {"code": "0", "reason": "-", "elapse": "00:10:00 (600)", "capped": "-", "freq": "2200"}
+    return STATS.format(job_id=job_id, **{**defaults, **values})
 
 
-def submitted(directory: Path, job_id: str, scheduler: str = "pjm", **values: Any) -> None:
-    """As after ``job submit``."""
+def record_submission(directory: Path, job_id: str, scheduler: str = "pjm", **values: Any) -> None:
+    """Records a submission, as ``job submit`` does."""
     facts = {"tag": f"tag-{job_id}", "link": 1, "chain": 1, "bulk": "", **values}
     directory.mkdir(parents=True, exist_ok=True)
     append_event(directory, "submitted", SUBMITTED, scheduler=scheduler, job_id=job_id, **facts)
 
 
-def over(directory: Path, job_id: str, state: str = ENDED, **values: Any) -> None:
-    """As after the scheduler has said how a job ended."""
+def record_end(directory: Path, job_id: str, state: str = ENDED, **values: Any) -> None:
+    """Records the status with which a scheduler reports the end of a job."""
     append_status(directory, SUBMITTED + 700, JobStatus(job_id, state, **values))
 
 
 def exit_record(directory: Path, job_id: str, exit_code: int) -> None:
-    """What the job script writes at its end."""
+    """Writes the exit record that a job script writes at its end."""
     (directory / "exit").mkdir(exist_ok=True)
     record = {
         "version": 1, "job_id": job_id, "sub_job": job_id, "exit_code": exit_code, "signal": "",
@@ -67,8 +67,8 @@ def exit_record(directory: Path, job_id: str, exit_code: int) -> None:
     (directory / "exit" / f"{job_id}.json").write_text(json.dumps(record))
 
 
-class ToldScheduler:
-    """Says what it is told to, and remembers what it was asked."""
+class ScriptedScheduler:
+    """A scheduler that gives scripted answers and records the job ids that it was asked for."""
 
     name = "pjm"
 

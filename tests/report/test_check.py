@@ -1,4 +1,4 @@
-"""The check of hand-written tables finds the notes' own slips, and reports none of their correct rows."""
+"""Tests that the check of hand-written tables reports the notes' own mistakes and none of their correct rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.report.example_tables import cells_of, column, measured_tables, row_l
 from tests.report.test_notes_table import EXPECTED, INCONSISTENT, by_hand, measurements
 
 # Rows of the notes that cannot be right, with the rule that names them.
-KNOWN = {name: ("tflops", why) for name, why in INCONSISTENT.items()}
-KNOWN.update(
+EXPECTED_FINDINGS = {name: ("tflops", why) for name, why in INCONSISTENT.items()}
+EXPECTED_FINDINGS.update(
     {
         "f1b3.t2.L45": ("duplicate", "exact duplicate of the row above"),
         "dsf.049": ("duplicate", "the configuration of dsf.045 measured again: 3534.9 s, not 3720.0"),
@@ -25,26 +25,26 @@ KNOWN.update(
 )
 
 
-def found(text: str, **options: object) -> List[Tuple[int, str]]:
+def lines_and_rules(text: str, **options: object) -> List[Tuple[int, str]]:
     _, findings = check_text(text, **options)  # type: ignore[arg-type]
     return [(finding.line, finding.rule) for finding in findings]
 
 
 def only(text: str) -> RowFinding:
-    """The one finding of a text."""
+    """The single finding in a text."""
     _, findings = check_text(text)
     assert len(findings) == 1, findings
     return findings[0]
 
 
 @pytest.mark.parametrize("table", sorted(measured_tables()))
-def test_of_the_measured_rows_exactly_the_odd_ones_are_named(table: str) -> None:
-    kept = measured_tables()[table]
-    by_name = dict(kept)
+def test_exactly_the_inconsistent_measured_rows_are_reported(table: str) -> None:
+    named_rows = measured_tables()[table]
+    by_name = dict(named_rows)
     groups: List[List[str]] = []  # as notes_tables orders them
     text = notes_tables(list(by_name.values()))
     headings = {}
-    for name, row in kept:
+    for name, row in named_rows:
         key = (row.size, row.seq_len, row.recompute, row.torch)
         if key not in headings:
             headings[key] = len(groups)
@@ -52,15 +52,15 @@ def test_of_the_measured_rows_exactly_the_odd_ones_are_named(table: str) -> None
         groups[headings[key]].append(name)
     names = [name for group in groups for name in group]
     at = dict(zip(row_lines(text), names))
-    assert len(at) == len(kept)
+    assert len(at) == len(named_rows)
     rows, findings = check_text(text)
-    assert rows == len(kept)
+    assert rows == len(named_rows)
     named = {(at[finding.line], finding.rule) for finding in findings}
-    assert named == {(name, rule) for name, (rule, _) in KNOWN.items() if name in by_name}
+    assert named == {(name, rule) for name, (rule, _) in EXPECTED_FINDINGS.items() if name in by_name}
 
 
-def test_the_notes_page_lacks_two_causes_and_has_one_slip() -> None:
-    assert found(EXPECTED) == [(5, "no-cause"), (6, "tflops"), (8, "no-cause")]
+def test_the_notes_page_lacks_two_causes_and_has_a_wrong_figure() -> None:
+    assert lines_and_rules(EXPECTED) == [(5, "no-cause"), (6, "tflops"), (8, "no-cause")]
 
 
 def row(name: str = "fsweep.t2.L26", **values: object) -> ResultRow:
@@ -77,7 +77,7 @@ def with_cells(base: ResultRow, **cells: str) -> str:
     return table_of(base, own)
 
 
-def test_swapped_seconds_and_tflops_are_named_though_their_product_is_right() -> None:
+def test_swapped_seconds_and_tflops_are_reported_though_their_product_is_right() -> None:
     for name in ("fsweep.t2.L26", "dsf.012", "dsf.018", "fsweep.t3.L33"):
         base = row(name)
         own = cells_of(base)
@@ -86,13 +86,13 @@ def test_swapped_seconds_and_tflops_are_named_though_their_product_is_right() ->
         assert "TFLOPs" in finding.what
 
 
-@pytest.mark.parametrize("place", range(11))
-def test_cells_shifted_by_one_are_named_with_their_column(place: int) -> None:
+@pytest.mark.parametrize("position", range(11))
+def test_shifted_cells_are_reported_with_their_column(position: int) -> None:
     base = row("dsf.012")
     own = cells_of(base)
-    finding = only(table_of(base, [*own[:place], "", *own[place:-1]]))
+    finding = only(table_of(base, [*own[:position], "", *own[position:-1]]))
     assert finding.rule == "shifted" and "to the right" in finding.what
-    finding = only(table_of(base, own[:place] + own[place + 1 :]))
+    finding = only(table_of(base, own[:position] + own[position + 1 :]))
     assert finding.rule == "shifted" and "to the left" in finding.what and finding.line == 4
 
 
@@ -115,7 +115,7 @@ def test_a_global_batch_of_24_for_1024() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "rule", "words"),
+    ("cells", "rule", "cause"),
     [
         ({"Nodes": "1 (max-proc-per-node=4, 2.2Hz)"}, "unit", "2.2 GHz was meant"),
         ({"Nodes": "1 (max-proc-per-node=4, 2200GHz)"}, "unit", "MHz for GHz"),
@@ -133,17 +133,17 @@ def test_a_global_batch_of_24_for_1024() -> None:
         ({"Sec": "x", "TFLOPs": "x", "Aggr": "-", "Mem": "-"}, "no-cause", "OOM"),
     ],
 )
-def test_one_slip_is_one_finding(cells: "dict[str, str]", rule: str, words: str) -> None:
+def test_a_wrong_cell_is_a_single_finding(cells: "dict[str, str]", rule: str, cause: str) -> None:
     finding = only(with_cells(row(), **cells))
-    assert finding.rule == rule and words in finding.cause and finding.line == 4
+    assert finding.rule == rule and cause in finding.cause and finding.line == 4
 
 
-def test_an_aggregate_by_powers_of_ten_is_told_from_a_wrong_one() -> None:
+def test_an_aggregate_by_powers_of_ten_is_distinguished_from_a_wrong_aggregate() -> None:
     base = row("dsf.018")  # 512 nodes at 0.40
     text = with_cells(base, Aggr="0.205")
     assert "it is / 1000" in only(text).cause
-    assert found(text, si=True) == []
-    assert found(notes_tables([base]), si=True) == [(4, "aggregate")]
+    assert lines_and_rules(text, si=True) == []
+    assert lines_and_rules(notes_tables([base]), si=True) == [(4, "aggregate")]
     assert "not divided" in only(with_cells(base, Aggr="204.800")).cause
     assert "number of nodes" in only(with_cells(base, Aggr="0.100")).cause
 
@@ -151,9 +151,9 @@ def test_an_aggregate_by_powers_of_ten_is_told_from_a_wrong_one() -> None:
 def test_more_than_the_machine_can_do() -> None:
     base = row(tflops_notes=7.0, seconds_per_iteration=None)
     assert only(notes_tables([base])).rule == "peak"
-    one_pipe = row(tflops_notes=3.5, seconds_per_iteration=None, knobs=(("eco_state", 2),))
-    assert "one pipe" in only(notes_tables([one_pipe])).what
-    assert found(notes_tables([base]), machine="other") == []
+    single_pipe = row(tflops_notes=3.5, seconds_per_iteration=None, knobs=(("eco_state", 2),))
+    assert "one pipe" in only(notes_tables([single_pipe])).what
+    assert lines_and_rules(notes_tables([base]), machine="other") == []
 
 
 def test_a_layout_that_the_model_does_not_have() -> None:
@@ -169,31 +169,31 @@ def test_a_refused_layout_is_a_correct_row() -> None:
         status="refused",
         reason="layout.tp: 8: must divide model.heads 12",
     )
-    assert found(notes_tables([refused])) == []
+    assert lines_and_rules(notes_tables([refused])) == []
 
 
 @pytest.mark.parametrize("cause", ["OOM", "stuck after the first iteration", "timeout", "failed: no such file", "lost"])
-def test_a_failure_with_its_cause_is_a_correct_row(cause: str) -> None:
+def test_a_failure_with_a_cause_is_a_correct_row(cause: str) -> None:
     base = row(seconds_per_iteration=None, tflops_notes=None, node_used_bytes=None, remarks=(cause,))
-    assert found(notes_tables([base])) == []
+    assert lines_and_rules(notes_tables([base])) == []
 
 
 def test_duplicates() -> None:
     base = row("dsf.012")
     twice = notes_tables([base, base])
-    assert found(twice) == [(5, "duplicate")] and "copied twice" in only(twice).cause
+    assert lines_and_rules(twice) == [(5, "duplicate")] and "copied twice" in only(twice).cause
     slower = row("dsf.012", seconds_per_iteration=40.0, tflops_notes=0.43)
     assert "a setting differs" in only(notes_tables([base, slower])).cause
-    told = replace(slower, remarks=("with the flight recorder",))
-    assert found(notes_tables([base, told])) == []
+    with_remark = replace(slower, remarks=("with the flight recorder",))
+    assert lines_and_rules(notes_tables([base, with_remark])) == []
     failed = replace(base, seconds_per_iteration=None, tflops_notes=None, node_used_bytes=None, remarks=("OOM",))
-    assert found(notes_tables([base, failed])) == []
-    assert found(notes_tables([replace(failed, job_id="21103755"), replace(failed, job_id="21103756")])) == []
+    assert lines_and_rules(notes_tables([base, failed])) == []
+    assert lines_and_rules(notes_tables([replace(failed, job_id="21103755"), replace(failed, job_id="21103756")])) == []
     other = replace(slower, not_applied=("2.2GHz",))
-    assert found(notes_tables([base, other])) == []
+    assert lines_and_rules(notes_tables([base, other])) == []
 
 
-def test_a_slight_deviation_is_no_swap_of_what_only_pads_the_vocabulary() -> None:
+def test_a_slight_deviation_is_no_swap_of_cells_that_only_change_the_padding() -> None:
     table = (
         "### 30B model, Sequence Length=2048, Activation Checkpointing, PyTorch 1.10\n"
         "| Nodes | Size | DP | TP | PP | MBS | GBS | Sec/it | TFLOPs | Notes |\n"
@@ -214,18 +214,18 @@ GPUS = """\
 """
 
 
-def test_tables_kept_on_gpus() -> None:
-    assert found(GPUS) == []
-    assert found(GPUS.replace("| 4 | 2 | 207.92", "| 8 | 2 | 207.92")) == [(5, "ranks")]
-    assert found(GPUS.replace("OOM", "02-21")) == [(6, "no-cause")]
-    assert found(GPUS.replace("100.43", "10.043")) == [(5, "tflops")]
-    assert found(GPUS.replace("100.43", "803.44")) == [(5, "peak"), (5, "tflops")]
+def test_tables_of_gpu_runs() -> None:
+    assert lines_and_rules(GPUS) == []
+    assert lines_and_rules(GPUS.replace("| 4 | 2 | 207.92", "| 8 | 2 | 207.92")) == [(5, "ranks")]
+    assert lines_and_rules(GPUS.replace("OOM", "02-21")) == [(6, "no-cause")]
+    assert lines_and_rules(GPUS.replace("100.43", "10.043")) == [(5, "tflops")]
+    assert lines_and_rules(GPUS.replace("100.43", "803.44")) == [(5, "peak"), (5, "tflops")]
     turned = GPUS + "| 40 | 8 | 10 | 4 | 2 | 100.43 | 207.92 | 02-25 |\n"
     assert "swapped: 100.43 and 207.92" in only(turned).cause
 
 
-def test_models_of_no_known_shape_are_held_against_each_other() -> None:
+def test_models_of_unknown_shape_are_compared_with_each_other() -> None:
     lines = GPUS.replace("NLAYERS=80 NHIDDEN=14400 NHEADS=96 ", "").replace("200B", "777B").splitlines()
     lines[-1:] = ["| 40 | 8 | 10 | 4 | 4 | 208.18 | 100.30 | |", "| 40 | 8 | 10 | 4 | 8 | 229.69 | 90.91 | |"]
-    assert found("\n".join(lines)) == []
-    assert found("\n".join(lines).replace("90.91", "45.45")) == [(7, "tflops")]
+    assert lines_and_rules("\n".join(lines)) == []
+    assert lines_and_rules("\n".join(lines).replace("90.91", "45.45")) == [(7, "tflops")]

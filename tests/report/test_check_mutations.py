@@ -1,4 +1,4 @@
-"""Whatever correct table is made up, nothing is found in it; whatever slip is put into it, the row is named."""
+"""Tests that correct made-up tables give no finding, and that any mistake put into a row is reported."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def rules(text: str) -> List[str]:
 
 @few
 @given(st.lists(rows(), min_size=1, max_size=4, unique_by=lambda row: (row.size, row.nodes, row.dp, row.tp, row.pp)))
-def test_correct_rows_are_silent(kept: List[ResultRow]) -> None:
-    text = notes_tables(kept)
+def test_correct_rows_give_no_finding(correct_rows: List[ResultRow]) -> None:
+    text = notes_tables(correct_rows)
     count, findings = check_text(text)
-    assert count == len(kept) and findings == []
+    assert count == len(correct_rows) and findings == []
 
 
 @few
 @given(rows(failed=True))
-def test_failures_with_a_cause_are_silent_and_without_one_are_not(row: ResultRow) -> None:
+def test_only_failures_without_a_cause_are_reported(row: ResultRow) -> None:
     assert rules(notes_tables([row])) == []
     assume(row.remarks != ("forward and backward reduce are slow",))
     assert rules(notes_tables([replace(row, status="ok")])) == ["no-cause"]
@@ -59,7 +59,7 @@ def test_any_two_cells_swapped(row: ResultRow, places: "tuple[int, int]") -> Non
     assume(own[first] != own[second])
     assume(not {first, second} <= LAYOUT)  # another layout, as good as the first: see below
     if {first, second} == {column("TFLOPs"), column("Est. Aggr. PetaFLOPs")}:
-        speed, aggregate = (read_figure(own[place]) for place in (first, second))
+        speed, aggregate = (read_figure(own[position]) for position in (first, second))
         assume(not speed.interval.overlaps(aggregate.interval))  # about 1024 nodes: the same figure twice
         assume(aggregate.value > 0.02)  # else it is rounded to nothing
     own[first], own[second] = own[second], own[first]
@@ -80,19 +80,19 @@ def test_a_tensor_split_that_the_heads_do_not_have(row: ResultRow, factor: int) 
 
 @few
 @given(rows(), st.integers(0, len(COLUMNS) - 2), st.sampled_from(["", "-"]))
-def test_a_cell_too_many(row: ResultRow, place: int, blank: str) -> None:
+def test_a_cell_too_many(row: ResultRow, position: int, blank: str) -> None:
     own = cells_of(row)
-    assert rules(table_of(row, [*own[:place], blank, *own[place:-1]]))
-    assert rules(table_of(row, [*own[:place], blank, *own[place:]]))
+    assert rules(table_of(row, [*own[:position], blank, *own[position:-1]]))
+    assert rules(table_of(row, [*own[:position], blank, *own[position:]]))
 
 
 @few
 @given(rows(), st.integers(0, len(COLUMNS) - 2))
-def test_a_cell_too_few(row: ResultRow, place: int) -> None:
+def test_a_cell_too_few(row: ResultRow, position: int) -> None:
     own = cells_of(row)
-    # without notes, what is left says no aggregate, and is right
-    assume(place != column("Est. Aggr. PetaFLOPs") or own[column("Notes")] != NO_VALUE)
-    assert rules(table_of(row, own[:place] + own[place + 1 :]))
+    # without notes, the remaining cells are a correct row without an aggregate
+    assume(position != column("Est. Aggr. PetaFLOPs") or own[column("Notes")] != NO_VALUE)
+    assert rules(table_of(row, own[:position] + own[position + 1 :]))
 
 
 @few
@@ -108,8 +108,8 @@ def test_another_unit_of_memory(row: ResultRow, units: "tuple[str, str]") -> Non
 def test_another_unit_of_the_clock(row: ResultRow, clock: str) -> None:
     own = cells_of(row)
     nodes, _, toggles = own[0].partition(" (")
-    others = [word for word in toggles.rstrip(")").split(", ") if word and "GHz" not in word]
-    own[0] = f"{nodes} ({', '.join([*others, clock])})"
+    other_toggles = [toggle for toggle in toggles.rstrip(")").split(", ") if toggle and "GHz" not in toggle]
+    own[0] = f"{nodes} ({', '.join([*other_toggles, clock])})"
     assert rules(table_of(row, own)) == ["unit"]
 
 
@@ -124,17 +124,17 @@ def test_another_unit_of_time(row: ResultRow, factor: float) -> None:
 
 @few
 @given(rows())
-def test_the_speed_of_one_rank(row: ResultRow) -> None:
+def test_the_speed_of_a_single_rank(row: ResultRow) -> None:
     assume(row.ranks_per_node > 1 and row.tflops_notes is not None)
-    one = replace(row, tflops_notes=(row.tflops_notes or 0) / row.ranks_per_node)
-    findings = check_text(notes_tables([one]))[1]
+    row_per_rank = replace(row, tflops_notes=(row.tflops_notes or 0) / row.ranks_per_node)
+    findings = check_text(notes_tables([row_per_rank]))[1]
     assert [finding.rule for finding in findings] == ["tflops"]
 
 
 @few
 @given(rows(), st.integers(2, 40))
 def test_another_global_batch(row: ResultRow, factor: int) -> None:
-    """The formula sees it, or at least the micro-batches do."""
+    """The row contradicts the formula, or looks like a row with swapped cells."""
     assert row.global_batch is not None
     assert set(rules(notes_tables([replace(row, global_batch=row.global_batch * factor)]))) & {"tflops", "swapped"}
 
@@ -143,20 +143,20 @@ def test_another_global_batch(row: ResultRow, factor: int) -> None:
 @given(rows(), st.floats(1.1, 5.0))
 def test_an_aggregate_of_another_row(row: ResultRow, factor: float) -> None:
     own = cells_of(row)
-    place = column("Est. Aggr. PetaFLOPs")
-    wrong = f"{float(own[place]) * factor + 0.002:.3f}"
+    position = column("Est. Aggr. PetaFLOPs")
+    wrong = f"{float(own[position]) * factor + 0.002:.3f}"
     speed = read_figure(own[column("TFLOPs")]).interval.times((row.nodes or 0) / 1024.0)
     assume(not speed.overlaps(Interval(float(wrong) - 0.0005, float(wrong) + 0.0005)))
-    own[place] = wrong
-    (found,) = rules(table_of(row, own))
-    assert found in {"aggregate", "swapped"}  # it may be right for a row whose nodes and another cell are swapped
+    own[position] = wrong
+    (rule,) = rules(table_of(row, own))
+    assert rule in {"aggregate", "swapped"}  # it may be right for a row whose nodes and another cell are swapped
 
 
 @few
 @given(st.lists(rows(), min_size=1, max_size=3), st.data())
-def test_a_row_copied(kept: List[ResultRow], data: st.DataObject) -> None:
-    row = data.draw(st.sampled_from(kept))
-    assert "duplicate" in rules(notes_tables([*kept, row]))
+def test_a_row_copied(correct_rows: List[ResultRow], data: st.DataObject) -> None:
+    row = data.draw(st.sampled_from(correct_rows))
+    assert "duplicate" in rules(notes_tables([*correct_rows, row]))
 
 
 @few
@@ -176,10 +176,10 @@ CELL = st.one_of(
 @many
 @given(st.lists(st.lists(CELL, min_size=1, max_size=14), max_size=4), st.booleans())
 @pytest.mark.slow
-def test_any_cells_can_be_checked(kept: List[List[str]], gpus: bool) -> None:
+def test_any_cells_can_be_checked(cell_rows: List[List[str]], gpus: bool) -> None:
     header = (
         "| NNODES | TP | PP | DP | MBS | GBS | Speed | TFlops | Notes |" if gpus else "| " + " | ".join(COLUMNS) + " |"
     )
     lines = ["### 1.3B model, Sequence Length=1024", header, "|" + "--|" * header.count("|")]
-    lines += ["| " + " | ".join(cells) + " |" for cells in kept]
+    lines += ["| " + " | ".join(cells) + " |" for cells in cell_rows]
     check_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Run directories → rows."""
+"""Tests of the rows of a report, collected from run directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fugaku_gpt.report.notes_table import notes_cell, row_cells
 from fugaku_gpt.report.rows import ResultRow, merge_repeats
 from fugaku_gpt.sweep.expand import expand_sweep
 from fugaku_gpt.sweep.run import run_sweep
-from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run
+from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
 
 TOGGLES = ["node.freq_mhz=2200", "node.tcmalloc=true", "node.retention_state=0", "layout.dp=2"]
 
@@ -24,7 +24,7 @@ def tiny(*overrides: str) -> RunConfig:
     return load_run_config(preset="tiny", overrides=overrides)
 
 
-def test_a_run_is_a_row_with_its_applied_toggles_only(tmp_path: Path) -> None:
+def test_a_run_is_a_row_with_only_the_applied_toggles(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", tiny(*TOGGLES))
     row = read_run(tmp_path / "run")
     assert (row.size, row.torch, row.torch_build, row.git_commit) == ("1.1M", "2.13", "2.13.0+cpu", "0123abc")
@@ -55,13 +55,13 @@ def test_a_run_killed_without_a_result_is_a_row(tmp_path: Path) -> None:
     assert notes_cell(row) == "unfinished"
 
 
-def test_what_a_failed_run_measured_is_shown_with_its_failure(tmp_path: Path) -> None:
+def test_measurements_of_a_failed_run_are_shown_with_the_failure(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", tiny(), OUT_OF_MEMORY, "MemoryError")
     row = read_run(tmp_path / "run")
     assert row.seconds_per_iteration == 0.5 and notes_cell(row) == "11-14, OOM"
 
 
-def test_repeats_are_one_row_of_medians(tmp_path: Path) -> None:
+def test_repeats_become_a_single_row_of_medians(tmp_path: Path) -> None:
     for name, pace in (("a", 0.4), ("b", 0.9), ("c", 0.5)):
         leave_run(tmp_path / name, tiny(), pace=pace)
     leave_run(tmp_path / "d", tiny(), FAILED, "exit code 1", pace=99)
@@ -73,7 +73,7 @@ def test_repeats_are_one_row_of_medians(tmp_path: Path) -> None:
     assert rows[1].tp == 2 and rows[1].remarks == ()
 
 
-def test_if_all_repeats_fail_the_row_says_so() -> None:
+def test_the_row_of_repeats_fails_only_if_all_of_them_failed() -> None:
     def row(status: str) -> ResultRow:
         return ResultRow("1M", 8, 1, 1, 1, 1, 1, 8, status=status, reason="why")
 
@@ -81,12 +81,12 @@ def test_if_all_repeats_fail_the_row_says_so() -> None:
     assert merge_repeats([row(FAILED), row(OK)]).status == OK
 
 
-def test_a_sweep_is_in_its_order_with_refusals_and_attempts(tmp_path: Path) -> None:
+def test_rows_of_a_sweep_are_in_order_with_refusals_and_attempts(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("preset: tiny\nrepeats: 2\nmatrix:\n  layout.tp: [4, 3, 1]\n", encoding="utf-8")
     sweep, out = expand_sweep(file), tmp_path / "out"
-    run_sweep(sweep, out, FakeLaunch(dp1_tp1=failing), Quiet())
-    run_sweep(sweep, out, FakeLaunch(), Quiet(), retry_failed=True)
+    run_sweep(sweep, out, FakeLaunch(dp1_tp1=failing), QuietProgress())
+    run_sweep(sweep, out, FakeLaunch(), QuietProgress(), retry_failed=True)
     rows, runs = collect_rows([out])
     assert [row.tp for row in rows] == [4, 3, 1] and len(runs) == 6
     assert notes_cell(rows[1]).endswith("refused: layout.tp: 3: must divide model.heads 4; valid: 1, 2, 4 (and 1 more)")
@@ -96,7 +96,7 @@ def test_a_sweep_is_in_its_order_with_refusals_and_attempts(tmp_path: Path) -> N
     assert again == rows
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folders_without_a_readable_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         collect_rows([tmp_path / "none"])
     with pytest.raises(UsageError, match="holds no run directory"):

@@ -1,4 +1,4 @@
-"""The HTML form: one file, the notes' cells, nothing from outside and nothing unescaped."""
+"""Tests of the HTML form: one file with the notes' cells, nothing external and nothing unescaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVIL = "</td><script>alert(1)</script>&\"'"
 
 
 class Tags(HTMLParser):
-    """Tags, attributes and whether all are closed."""
+    """Collects tags and links, and asserts that tags are closed in order."""
 
     def __init__(self) -> None:
         super().__init__()

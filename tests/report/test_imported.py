@@ -1,4 +1,4 @@
-"""Logs of other trainers as rows: what they say, what the user adds, and nothing else; and logs of ours read again."""
+"""Tests of logs of other trainers as rows, with what the user adds, and of this trainer's logs read again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, p
 from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
 from fugaku_gpt.report.rows import ResultRow
-from tests.report.jobs import submitted
+from tests.report.jobs import record_submission
 from tests.sweep.fake import leave_run
 
 ARGUMENTS = {
@@ -72,7 +72,7 @@ def test_a_log_becomes_the_row_that_the_notes_have(tmp_path: Path) -> None:
     assert read_run(tmp_path / "imported") == row and collect_rows([tmp_path])[0] == [row]
 
 
-def test_what_nobody_says_stays_unknown(tmp_path: Path) -> None:
+def test_values_that_nobody_gives_stay_unknown(tmp_path: Path) -> None:
     row = imported(tmp_path, log_of(ARGUMENTS))
     assert row.nodes is None and row_cells(row)[0] == "-" and row_cells(row)[9:11] == ["-", "-"]
     assert "the log claims 0.9 TFLOPs per rank" in row.remarks
@@ -81,7 +81,7 @@ def test_what_nobody_says_stays_unknown(tmp_path: Path) -> None:
     assert bare.global_batch == 1024 and bare.tflops_notes is None and row_cells(bare)[2:6] == ["-"] * 4
 
 
-def test_sums_and_quotients_of_what_is_known(tmp_path: Path) -> None:
+def test_missing_values_are_derived_from_given_values(tmp_path: Path) -> None:
     row = imported(tmp_path, log_of({**ARGUMENTS, "world_size": "16"}), "ranks_per_node=4")
     assert (row.nodes, row.dp, row.ranks_per_node) == (4, 4, 4)
     without = {name: value for name, value in ARGUMENTS.items() if name not in ("padded_vocab_size", "world_size")}
@@ -131,7 +131,7 @@ def test_how_an_unfinished_log_ended(tmp_path: Path, text: str, status: str, rea
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "message"),
     [
         ("nods=4", "did you mean nodes"),
         ("nodes", "not KEY=VALUE"),
@@ -139,12 +139,12 @@ def test_how_an_unfinished_log_ended(tmp_path: Path, text: str, status: str, rea
         ("nodes=0", "at least 1"),
     ],
 )
-def test_settings_are_checked(setting: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_settings_are_checked(setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_settings([setting])
 
 
-def test_what_is_no_log_or_no_place_for_one_is_refused(tmp_path: Path) -> None:
+def test_texts_without_iterations_and_occupied_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no iteration line"):
         imported(tmp_path, "hello\n")
     with pytest.raises(UsageError, match="cannot be read"):
@@ -176,8 +176,8 @@ def our_line(number: int, seconds: float = 0.25) -> str:
     )
 
 
-def ours(tmp_path: Path, log: str, metrics: Optional[List[Dict[str, Any]]] = None) -> Path:
-    """A run of ours of which the figures are gone but for ``metrics``."""
+def run_with_log(tmp_path: Path, log: str, metrics: Optional[List[Dict[str, Any]]] = None) -> Path:
+    """Makes the directory of a run of this trainer whose metrics are lost except for ``metrics``."""
     leave_run(tmp_path / "run", load_run_config(preset="tiny"))
     (tmp_path / "run" / "log.txt").write_text(log)
     file = tmp_path / "run" / "metrics.jsonl"
@@ -185,9 +185,9 @@ def ours(tmp_path: Path, log: str, metrics: Optional[List[Dict[str, Any]]] = Non
     return tmp_path / "run"
 
 
-def test_figures_that_were_lost_come_back_from_the_log(tmp_path: Path) -> None:
-    kept = {"kind": "iteration", "iteration": 1, "seconds": 0.2504, "loss": 7.0}
-    directory = ours(tmp_path, "".join(our_line(number) for number in (1, 2, 3, 4)), [kept])
+def test_lost_metrics_are_restored_from_the_log(tmp_path: Path) -> None:
+    recorded_line = {"kind": "iteration", "iteration": 1, "seconds": 0.2504, "loss": 7.0}
+    directory = run_with_log(tmp_path, "".join(our_line(number) for number in (1, 2, 3, 4)), [recorded_line])
     done = reparse(directory)
     assert (done.trainer, done.lines, done.added) == ("fugaku_gpt", 4, 3)
     lines = RunDirectory(directory).metrics("iteration")
@@ -198,8 +198,8 @@ def test_figures_that_were_lost_come_back_from_the_log(tmp_path: Path) -> None:
     assert reparse(directory).added == 0 and RunDirectory(directory).metrics("iteration") == lines
 
 
-def test_a_damaged_file_of_figures_is_mended_and_kept(tmp_path: Path) -> None:
-    directory = ours(tmp_path, our_line(1) + our_line(2))
+def test_a_damaged_metrics_file_is_repaired_and_backed_up(tmp_path: Path) -> None:
+    directory = run_with_log(tmp_path, our_line(1) + our_line(2))
     (directory / "metrics.jsonl").write_text(
         '{"kind": "iter\n' + json.dumps({"kind": "validation", "iteration": 0, "loss": 8.0})
     )
@@ -211,21 +211,21 @@ def test_a_damaged_file_of_figures_is_mended_and_kept(tmp_path: Path) -> None:
 
 
 def test_the_ranks_output_of_a_job_is_a_log(tmp_path: Path) -> None:
-    directory = ours(tmp_path, "")
+    directory = run_with_log(tmp_path, "")
     ranks = directory / "output.123" / "0" / "1"
     ranks.mkdir(parents=True)
     (ranks / "stdout.1.10").write_text("nothing\n")
     (ranks / "stdout.1.2").write_text(our_line(1))
-    submitted(directory, "123")
+    record_submission(directory, "123")
     names = [path.name for path in logs_of(directory)]
     assert names.index("stdout.1.2") < names.index("stdout.1.10")
     assert reparse(directory).added == 1
 
 
-def test_a_job_that_ran_another_trainer_becomes_its_row(tmp_path: Path) -> None:
-    directory = ours(tmp_path, "")
+def test_a_job_that_ran_another_trainer_becomes_a_row(tmp_path: Path) -> None:
+    directory = run_with_log(tmp_path, "")
     (directory / "run.123.out").write_text(log_of({**ARGUMENTS, "world_size": "4"}))
-    submitted(directory, "123")
+    record_submission(directory, "123")
     done = reparse(directory)
     assert done.trainer == "megatron" and is_imported(directory)
     row = read_run(directory)
@@ -240,7 +240,7 @@ def test_a_folder_of_nothing_but_a_log_becomes_a_run(tmp_path: Path) -> None:
     assert again.lines == 3 and again.added == 0 and read_run(tmp_path).nodes == 4
 
 
-def test_no_log_and_no_line_are_said(tmp_path: Path) -> None:
+def test_missing_logs_and_logs_without_iterations_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no log"):
         reparse(tmp_path)
     (tmp_path / "a.log").write_text("nothing\n")

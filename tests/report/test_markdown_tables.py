@@ -1,4 +1,4 @@
-"""Hand-written tables and their cells are read as data."""
+"""Tests that hand-written tables and their cells are read as data."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_figure_stands_for_all_that_round_to_it() -> None:
 
 @quick
 @given(st.floats(0.001, 1e6), st.integers(0, 6))
-def test_the_interval_holds_what_was_rounded(value: float, decimals: int) -> None:
+def test_the_interval_contains_the_unrounded_value(value: float, decimals: int) -> None:
     interval = read_figure(f"{value:.{decimals}f}").interval
     assert interval.overlaps(Interval(value, value))
 
@@ -84,7 +84,7 @@ def test_sizes_and_times_need_their_units() -> None:
     assert seconds_of(read_figure("8 MiB")) is None
 
 
-def test_whole_numbers_of_an_interval() -> None:
+def test_the_simplest_integer_of_an_interval() -> None:
     assert simplest_integer(Interval(900, 1100), (960, 1024)) == 960
     assert simplest_integer(Interval(900, 1100), ()) == 1024
     assert simplest_integer(Interval(959.7, 960.4), ()) == 960
@@ -154,15 +154,15 @@ ENDED = st.sampled_from(
     st.lists(rows(), min_size=1, max_size=4), ENDED, st.sampled_from([(), ("2.2GHz",), ("2.2GHz", "retention_state=0")])
 )
 def test_rows_written_and_read_are_written_the_same(
-    kept: List[ResultRow], ended: "tuple[str, str]", missing: "tuple[str, ...]"
+    written_rows: List[ResultRow], ended: "tuple[str, str]", missing: "tuple[str, ...]"
 ) -> None:
-    first = replace(kept[0], status=ended[0], reason=ended[1], not_applied=missing)
-    text = notes_tables([first, *kept[1:]])
+    first = replace(written_rows[0], status=ended[0], reason=ended[1], not_applied=missing)
+    text = notes_tables([first, *written_rows[1:]])
     read = rows_from_tables(read_tables(text))
     assert notes_tables(read) == text
     by_line = {(row.size, row.nodes, row.dp, row.global_batch): row for row in read}
     back = by_line[(first.size, first.nodes, first.dp, first.global_batch)]
-    if len(kept) == 1:
+    if len(written_rows) == 1:
         assert (back.ranks_per_node, back.freq_mhz, back.tcmalloc) == (
             first.ranks_per_node,
             first.freq_mhz,

@@ -1,4 +1,4 @@
-"""The tables are the notes' own, byte for byte."""
+"""Tests that tables equal those of the notes, byte for byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fugaku_gpt.report.notes_table import nodes_cell, notes_cell, notes_tables, 
 from fugaku_gpt.report.rows import ResultRow
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reference" / "measurements.csv"
-DEFAULT_GHZ = 2.0  # of the machine when those tables were kept
+DEFAULT_GHZ = 2.0  # clock of the machine when those tables were written
 
 EXPECTED = """\
 ### 124M model, Sequence Length=1024, PyTorch 1.10
@@ -59,19 +59,19 @@ def measurements() -> Dict[str, Dict[str, str]]:
 def by_hand(line: Dict[str, str], job: str = "") -> ResultRow:
     """A row of a hand-written table."""
 
-    def whole(name: str) -> Optional[int]:
+    def integer(name: str) -> Optional[int]:
         return int(line[name]) if line[name] else None
 
     ghz = float(line["freq_ghz"])
     return ResultRow(
         size=line["model"],
-        seq_len=whole("seq_len"),
+        seq_len=integer("seq_len"),
         nodes=int(line["nodes"]),
-        dp=whole("dp"),
-        tp=whole("tp"),
-        pp=whole("pp"),
-        micro_batch=whole("micro_batch"),
-        global_batch=whole("global_batch"),
+        dp=integer("dp"),
+        tp=integer("tp"),
+        pp=integer("pp"),
+        micro_batch=integer("micro_batch"),
+        global_batch=integer("global_batch"),
         ranks_per_node=int(line["ranks_per_node"]),
         recompute=line["recompute"] == "True",
         torch="1.10",  # the block in the notes' format page shows one row of a 1.7 table under this heading
@@ -112,13 +112,13 @@ def test_the_notes_tflops_follow_from_their_seconds(name: str) -> None:
         layers=int(line["layers"]), hidden=int(line["hidden"]), heads=int(line["heads"]), seq_len=int(line["seq_len"])
     )
     flops = notes_flops(model, int(line["global_batch"]), int(line["vocab"]), line["recompute"] == "True")
-    seconds, nodes, said = float(line["sec_per_it"]), int(line["nodes"]), float(line["tflops"])
+    seconds, nodes, stated_tflops = float(line["sec_per_it"]), int(line["nodes"]), float(line["tflops"])
     # both are rounded: the seconds to their last digit, the TFLOPs to two decimals (0.735 is 0.73 and 0.74 averaged)
     digit = 10.0 ** -len(line["sec_per_it"].partition(".")[2])
     half = 0.005
     low = tflops_per_node(flops, seconds + digit / 2, nodes) - half
     high = tflops_per_node(flops, seconds - digit / 2, nodes) + half
-    assert (low <= said <= high) is (name not in INCONSISTENT)
+    assert (low <= stated_tflops <= high) is (name not in INCONSISTENT)
 
 
 def test_headings_and_order() -> None:
@@ -139,7 +139,7 @@ def test_headings_and_order() -> None:
     assert notes_tables([]) == ""
 
 
-def test_failures_are_rows_and_what_was_not_applied_is_said() -> None:
+def test_failures_and_toggles_that_were_not_applied_are_reported() -> None:
     def notes(**values: object) -> str:
         return notes_cell(ResultRow("124M", 1024, 1, 1, 1, 1, 1, 8, **values))  # type: ignore[arg-type]
 
@@ -185,8 +185,8 @@ def test_seconds_are_rounded_not_changed(seconds: float) -> None:
 
 @given(st.integers(1, 9999))
 def test_clocks_are_read_back(mhz: int) -> None:
-    words = toggle_text("freq_mhz", mhz)
-    assert words.endswith("GHz") and round(float(words[:-3]) * 1000) == mhz
+    clock = toggle_text("freq_mhz", mhz)
+    assert clock.endswith("GHz") and round(float(clock[:-3]) * 1000) == mhz
     assert toggle_text("freq_mhz", 2200) == "2.2GHz" and toggle_text("freq_mhz", 2000) == "2.0GHz"
 
 

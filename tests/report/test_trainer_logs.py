@@ -1,4 +1,4 @@
-"""Iteration lines of logs: ours, Megatron-DeepSpeed's and Megatron-LM's, as they were printed and as they were torn."""
+"""Tests of iteration lines in logs of this trainer, Megatron-DeepSpeed and Megatron-LM, intact and torn."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_megatron_lm_counts_milliseconds() -> None:
 
 
 def test_a_line_that_is_wrapped_or_torn_is_put_together() -> None:
-    words = DEEPSPEED.split("| learning rate")
-    assert read_log(words[0] + "|\n learning rate" + words[1]).iterations == (READ,)
+    halves = DEEPSPEED.split("| learning rate")
+    assert read_log(halves[0] + "|\n learning rate" + halves[1]).iterations == (READ,)
     assert read_log(DEEPSPEED.replace("skipped iterations", "skipped\niterations")).iterations == (READ,)
     at = DEEPSPEED.index("per iteration (s)") + 7
     noise = "[default3]: time (ms) | forward: 3.1\n[default3]:hello\n"
@@ -105,7 +105,7 @@ def test_lines_of_two_ranks_glued_together() -> None:
     assert read_log(both).iterations == (READ, {**READ, "iteration": 3})
 
 
-def test_what_is_cut_off_is_counted_and_nothing_is_filled_in() -> None:
+def test_a_line_cut_short_is_counted_and_no_value_is_filled_in() -> None:
     log = read_log(DEEPSPEED[:60] + "\nnothing more\n")
     assert log.iterations == () and log.torn == 1 and log.trainer == ""
     (read,) = read_log(DEEPSPEED[: DEEPSPEED.index("| learning rate")]).iterations
@@ -143,11 +143,11 @@ def test_arguments_are_read_in_their_block_alone() -> None:
     }
     prefixed = "".join(f"[default0]:{line}\n" for line in ARGUMENTS.splitlines())
     assert read_log(prefixed).arguments == log.arguments
-    told = read_log(
+    startup_log = read_log(
         "using world size: 8, data-parallel-size: 2, tensor-model-parallel size: 2, pipeline-model-parallel size: 2 \n"
         " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
     )
-    assert told.arguments["world_size"] == "8" and told.arguments["padded_vocab_size"] == "50304"
+    assert startup_log.arguments["world_size"] == "8" and startup_log.arguments["padded_vocab_size"] == "50304"
 
 
 def test_the_last_error_counts_where_no_iteration_follows() -> None:
@@ -156,7 +156,7 @@ def test_the_last_error_counts_where_no_iteration_follows() -> None:
     assert "out of memory" in read_log(DEEPSPEED + "\n[default0]:torch.cuda: CUDA out of memory. Tried\n").error
 
 
-def test_files_follow_each_other_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_files_are_read_in_order_and_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.out").write_bytes(DEEPSPEED[:60].encode() + b"\n\xff\xfe\n")
     (tmp_path / "b.out").write_text(DEEPSPEED + "\n")
     log = read_log_files([tmp_path / "a.out", tmp_path / "b.out"])
@@ -165,8 +165,10 @@ def test_files_follow_each_other_and_one_that_is_not_there_is_named(tmp_path: Pa
         read_log_files([tmp_path / "c.out"])
 
 
-def ours(tmp_path: Path, values: Dict[str, Any], previous: Optional[float]) -> "tuple[str, list[Dict[str, Any]]]":
-    """What our trainer prints of one iteration and one validation, and what it records of them."""
+def printed_and_recorded(
+    tmp_path: Path, values: Dict[str, Any], previous: Optional[float]
+) -> "tuple[str, list[Dict[str, Any]]]":
+    """The text that the trainer prints of one iteration and one validation, and the lines that it records of them."""
     batch = values["batch"] * 4 * 2
     layout = ["layout.dp=2", "layout.pp=2", "training.non_finite=skip"]
     config = load_run_config(preset="tiny", overrides=[f"training.global_batch={batch}", *layout])
@@ -208,7 +210,7 @@ NUMBERS = st.fixed_dictionaries(
 def test_our_own_lines_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, values: Dict[str, Any], previous: Optional[float]
 ) -> None:
-    text, (recorded, validated) = ours(tmp_path_factory.getbasetemp(), values, previous)
+    text, (recorded, validated) = printed_and_recorded(tmp_path_factory.getbasetemp(), values, previous)
     log = read_log(text)
     assert log.trainer == OURS and log.total == 100
     (read,) = log.iterations
@@ -268,9 +270,9 @@ def test_any_pieces_of_log_lines_are_a_log(pieces: "list[str]") -> None:
 
 @quick
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=3), st.integers(0, 3))
-def test_a_line_torn_anywhere_between_its_fields_loses_nothing(places: "list[int]", noise: int) -> None:
+def test_a_line_torn_anywhere_between_fields_loses_nothing(positions: "list[int]", noise: int) -> None:
     bars = [index + 1 for index, letter in enumerate(DEEPSPEED) if letter == "|"]
-    cuts = sorted({bars[place % (len(bars) - 1)] for place in places})
-    parts = [DEEPSPEED[a:b] for a, b in zip([0, *cuts], [*cuts, len(DEEPSPEED)])]
+    cuts = sorted({bars[position % (len(bars) - 1)] for position in positions})
+    pieces = [DEEPSPEED[a:b] for a, b in zip([0, *cuts], [*cuts, len(DEEPSPEED)])]
     between = "\n" + "".join(f"[default{n}]: noise {n}\n" for n in range(noise))
-    assert read_log(between.join(f"[default7]:{part}" for part in parts)).iterations == (READ,)
+    assert read_log(between.join(f"[default7]:{piece}" for piece in pieces)).iterations == (READ,)

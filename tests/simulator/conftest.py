@@ -1,4 +1,4 @@
-"""One simulator for the tests of a file: each of them has its own folder of submission."""
+"""A simulator shared by the tests of a file; each test submits from its own folder."""
 
 from __future__ import annotations
 

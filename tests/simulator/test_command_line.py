@@ -1,4 +1,4 @@
-"""Command lines and records: what is read is what was written, and nothing makes the readers fail."""
+"""Tests of command lines: options are read as they were written, and no input makes the parsers fail."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WORD = st.one_of(st.sampled_from(sorted(SPELLINGS)), TEXT, st.sampled_from(["nod
 @settings(max_examples=300, deadline=None)
 @given(st.lists(WORD, max_size=8))
 @pytest.mark.slow
-def test_any_command_line_is_read_or_refused(words: "list[str]") -> None:
+def test_any_command_line_is_read_or_refused(arguments: "list[str]") -> None:
     try:
-        line = parse_command_line(words)
+        line = parse_command_line(arguments)
     except Refusal as refusal:
         assert 0 < refusal.code < 100
         return
@@ -44,9 +44,9 @@ def test_any_command_line_is_read_or_refused(words: "list[str]") -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(TEXT, st.sampled_from(["-H", "day=3", "--choose", "jid,st", "--filter", "-vE"])), max_size=6))
-def test_any_pjstat_is_read_or_refused(words: "list[str]") -> None:
+def test_any_pjstat_is_read_or_refused(arguments: "list[str]") -> None:
     try:
-        parse_options(words, 1e9)
+        parse_options(arguments, 1e9)
     except BadArguments as error:
         assert 200 < error.code < 300
 
@@ -74,7 +74,7 @@ def test_forms_of_options() -> None:
     assert parse_command_line(["-z", "job.sh"]).scripts == ("job.sh",)
 
 
-def test_the_typed_option_wins_over_its_opposite_in_the_script() -> None:
+def test_a_typed_option_wins_over_an_opposite_option_in_the_script() -> None:
     merged = merge_options(
         {"stats": True, "restart": True, "mpi": {"proc": "4"}}, {"stats_nodes": True, "mpi": {"shape": "1"}}
     )

@@ -1,4 +1,4 @@
-"""The daemon: one per folder, survives its starter, leaves nothing behind, and a kill costs only the running jobs."""
+"""Tests of the daemon: one per folder, it survives its starter, and a kill loses only the running jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_stop_ends_every_job_and_the_daemon(tmp_path: Path, write: Write) -> Non
     write("trap '' TERM; echo $$ > pid; setsid sleep 300 & echo $! > other; sleep 300")
     with simulated(tmp_path / "sim", grace=0.3) as site:
         running = site.submit("-L", "elapse=1:00:00", "job.sh", cwd=tmp_path)
-        held = site.submit("--at", "20991231", "job.sh", cwd=tmp_path)
+        waiting = site.submit("--at", "20991231", "job.sh", cwd=tmp_path)
         until((tmp_path / "other").exists)
         pid = site.daemon_pid()
         assert pid is not None
@@ -44,10 +44,10 @@ def test_stop_ends_every_job_and_the_daemon(tmp_path: Path, write: Write) -> Non
         refused = site.run("pjstat")
         assert (refused.returncode, refused.stderr[:23]) == (1, "[ERR.] PJM 0290 pjstat ")
         site.start()
-        assert [site.job_state(job_id) for job_id in (running, held)] == ["CCL", "CCL"]
+        assert [site.job_state(job_id) for job_id in (running, waiting)] == ["CCL", "CCL"]
 
 
-def test_a_killed_daemon_loses_only_what_ran(tmp_path: Path, write: Write) -> None:
+def test_a_killed_daemon_loses_only_the_running_jobs(tmp_path: Path, write: Write) -> None:
     write("echo $$ > pid.$PJM_JOBID; echo start >> starts; sleep 300")
     with simulated(tmp_path / "sim", slots=2) as site:
         over = site.submit("--at", "20991231", "job.sh", cwd=tmp_path)
@@ -71,7 +71,7 @@ def test_a_killed_daemon_loses_only_what_ran(tmp_path: Path, write: Write) -> No
         assert int(site.submit("--at", "20991231", "job.sh", cwd=tmp_path)) > int(bulk)
 
 
-def test_what_a_killed_daemon_has_left_ends_with_stop(tmp_path: Path, write: Write) -> None:
+def test_stop_ends_the_processes_of_a_killed_daemon(tmp_path: Path, write: Write) -> None:
     write("echo $$ > pid; sleep 300")
     spool = start_simulator(tmp_path / "sim", Settings(**QUICK))
     subprocess.run([str(spool.bin / "pjsub"), "job.sh"], cwd=tmp_path, check=True, capture_output=True)
@@ -86,7 +86,7 @@ def test_what_a_killed_daemon_has_left_ends_with_stop(tmp_path: Path, write: Wri
         stop_simulator(spool)
 
 
-def test_a_process_that_has_got_a_jobs_number_is_not_ended(tmp_path: Path, write: Write) -> None:
+def test_a_process_with_the_reused_id_of_a_job_is_not_ended(tmp_path: Path, write: Write) -> None:
     write("true")
     with simulated(tmp_path / "sim") as site:
         job_id = site.submit("--at", "20991231", "job.sh", cwd=tmp_path)
@@ -117,13 +117,13 @@ def test_another_users_folder_is_not_touched(tmp_path: Path, monkeypatch: pytest
     assert find_spool(tmp_path / "none").daemon_pid() is None
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
         start_simulator(tmp_path / "file" / "sim")
 
 
-def test_a_folder_that_a_kill_has_left_half_written(tmp_path: Path, write: Write) -> None:
+def test_a_spool_left_half_written_by_a_kill_is_read(tmp_path: Path, write: Write) -> None:
     write("true")
     with simulated(tmp_path / "sim") as site:
         job_id = site.submit("job.sh", cwd=tmp_path)
@@ -138,7 +138,7 @@ def test_a_folder_that_a_kill_has_left_half_written(tmp_path: Path, write: Write
         assert sorted(path.name for path in site.spool.jobs.glob("*")) == [job_id, f"{job_id}.json"]
 
 
-def test_one_simulator_per_folder(tmp_path: Path) -> None:
+def test_a_second_simulator_in_a_folder_is_refused(tmp_path: Path) -> None:
     with simulated(tmp_path / "sim") as site:
         with pytest.raises(UsageError, match="runs there already"):
             site.start()
@@ -162,7 +162,7 @@ def test_only_the_owner_may_enter(tmp_path: Path) -> None:
         assert site.spool.socket.stat().st_mode & 0o177 == 0
 
 
-def test_it_outlives_its_starter_and_keeps_its_settings(tmp_path: Path) -> None:
+def test_the_daemon_outlives_the_starter_and_keeps_the_settings(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from fugaku_gpt.simulator.session import start_simulator;"
         "from fugaku_gpt.simulator.settings import Settings; start_simulator(Path(sys.argv[1]), Settings(nodes=77))"
@@ -177,7 +177,7 @@ def test_it_outlives_its_starter_and_keeps_its_settings(tmp_path: Path) -> None:
     assert not spool.socket.exists()
 
 
-def test_a_simulator_of_a_block_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_simulator_of_a_with_block_ends_with_the_process(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.support.simulated import simulated\n"
         "with simulated(Path(sys.argv[1])) as site:\n"
@@ -196,7 +196,7 @@ def test_a_simulator_of_a_block_ends_with_its_process(tmp_path: Path) -> None:
     assert not alive(tmp_path / "pid")
 
 
-def test_it_ends_when_its_folder_is_removed(tmp_path: Path, write: Write) -> None:
+def test_the_daemon_ends_when_the_folder_is_removed(tmp_path: Path, write: Write) -> None:
     import shutil
 
     write("echo $$ > pid; sleep 300")
@@ -218,7 +218,7 @@ def test_a_long_path_of_the_folder_is_no_hindrance(tmp_path: Path, write: Write)
         assert site.wait(job_id) == [[job_id, "0", "0", "0"]]
 
 
-def test_nonsense_on_the_socket_does_not_end_it(tmp_path: Path) -> None:
+def test_nonsense_on_the_socket_does_not_end_the_daemon(tmp_path: Path) -> None:
     from fugaku_gpt.simulator.client import connect, send_request
 
     with simulated(tmp_path / "sim") as site:
@@ -251,7 +251,7 @@ def test_hundreds_of_sub_jobs(tmp_path: Path, write: Write) -> None:
         assert site.job_state(bulk) == "CCL"
 
 
-def test_the_context_manager_cleans_up_a_folder_of_its_own() -> None:
+def test_the_context_manager_removes_a_temporary_folder() -> None:
     with Simulator(settings=Settings(**QUICK)) as site:
         folder = site.directory
         assert site.run("pjstat").returncode == 0

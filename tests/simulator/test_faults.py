@@ -1,4 +1,4 @@
-"""Faults on request: what a caller must be able to live with."""
+"""Tests of injected faults, which a caller must tolerate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_refusals_with_any_code_and_then_no_more(site: Simulator, write: Write, 
     assert site.run("pjsub", script, cwd=tmp_path).returncode == 0
 
 
-def test_a_lost_job_is_known_to_nobody(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_a_lost_job_is_unknown_to_every_command(site: Simulator, write: Write, tmp_path: Path) -> None:
     script = write("echo $$ > pid; sleep 60")
     site.inject_fault("lose", "next")
     gone = site.submit(script, cwd=tmp_path)
@@ -53,7 +53,7 @@ def test_a_waiting_caller_is_not_left_waiting_for_a_lost_job(site: Simulator, wr
     with client.connect(root) as waiting:
         waiting.settimeout(60)
         waiting.sendall((json.dumps(client.invocation_values("pjwait", [job_id])) + "\n").encode())
-        assert site.job_state(job_id) == "RUN"  # the daemon reads in order: it has that caller by now
+        assert site.job_state(job_id) == "RUN"  # the daemon reads in order, so it has read the request of that caller
         site.inject_fault("lose", job_id)
         assert json.loads(waiting.makefile().readline())["code"] == 1
 
@@ -70,7 +70,7 @@ def test_a_node_goes_down(site: Simulator, write: Write, tmp_path: Path) -> None
     assert (status_of.raw, status_of.code, status_of.reason) == ("EXT", 20, "NODE DOWN")
 
 
-def test_a_job_that_may_is_run_again_after_a_node_failure(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_a_restartable_job_runs_again_after_a_node_failure(site: Simulator, write: Write, tmp_path: Path) -> None:
     site.inject_fault("node-down", "next")
     job_id = site.submit("-s", "--restart", "-L", "elapse=1:00", write(GO), cwd=tmp_path)
     (tmp_path / "go").touch()  # the node was gone before pjsub had its answer: this is for the second start
@@ -104,10 +104,12 @@ def test_pjstat_fails_is_slow_or_prints_nonsense(site: Simulator) -> None:
     assert simulator_status(site.spool)["faults"] == ""
 
 
-@pytest.mark.parametrize("words", [["explode"], ["lose"], ["lose", "999999"], ["refuse", "x"], ["slow-pjstat"]])
-def test_unknown_faults_are_named(site: Simulator, words: "list[str]") -> None:
+@pytest.mark.parametrize(
+    "fault_arguments", [["explode"], ["lose"], ["lose", "999999"], ["refuse", "x"], ["slow-pjstat"]]
+)
+def test_invalid_faults_are_refused_with_the_valid_names(site: Simulator, fault_arguments: "list[str]") -> None:
     with pytest.raises(UsageError, match="valid are: refuse"):
-        site.inject_fault(*words)
+        site.inject_fault(*fault_arguments)
 
 
 def test_no_running_job_for_a_node_to_fail(site: Simulator) -> None:

@@ -1,4 +1,4 @@
-"""The commands print what PJM prints, to the letter where the letter is known."""
+"""Tests that the commands print the text of PJM, exactly where the exact text is known."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ VERBOSE_HEADER = (
 )
 
 
-def asked(site: Simulator, directory: Path, *words: str) -> "dict[str, Any]":
-    """The daemon's answer to a pjsub, without the cost of a process."""
-    return send_request(str(site.spool.root), {**invocation_values("pjsub", list(words)), "directory": str(directory)})
+def pjsub_reply(site: Simulator, directory: Path, *arguments: str) -> "dict[str, Any]":
+    """Return the daemon's reply to a pjsub without starting a process."""
+    return send_request(
+        str(site.spool.root), {**invocation_values("pjsub", list(arguments)), "directory": str(directory)}
+    )
 
 
-def test_submission_is_told_in_one_line_on_standard_output(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_submission_prints_a_single_line_on_standard_output(site: Simulator, write: Write, tmp_path: Path) -> None:
     done = site.run("pjsub", write("true"), cwd=tmp_path)
     (job_id,) = submitted_ids(done.stdout)
     assert done.stdout == f"[INFO] PJM 0000 pjsub Job {job_id} submitted.\n"
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_command_says_on_standard_error_that_it_is_simulated(site: Simulator, tmp_path: Path) -> None:
+def test_every_command_reports_on_standard_error_that_it_is_simulated(site: Simulator, tmp_path: Path) -> None:
     import subprocess
 
     for command in ("pjsub", "pjstat", "pjdel", "pjhold", "pjrls", "pjwait", "pjacl"):
@@ -66,7 +68,9 @@ def test_a_script_on_standard_input_is_called_stdin(site: Simulator, tmp_path: P
     assert (tmp_path / f"STDIN.{job_id}.out").read_text() == "from the pipe\n"
 
 
-def test_verbose_table_has_the_columns_and_widths_of_a_real_one(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_verbose_table_has_the_columns_and_widths_of_a_real_table(
+    site: Simulator, write: Write, tmp_path: Path
+) -> None:
     job_id = site.submit("-L", "node=12,elapse=1:00", write("sleep 30", name="job1.sh"), cwd=tmp_path)
     out = site.run("pjstat", "-v", job_id).stdout
     header, row = out.splitlines()
@@ -101,28 +105,28 @@ def test_data_rows_start_with_an_empty_field(site: Simulator, write: Write, tmp_
     assert glued == out.replace(",", ";")  # in the table's own order, whatever order was asked for
 
 
-def test_unknown_ids_are_left_out_without_a_word(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_unknown_ids_are_omitted_silently(site: Simulator, write: Write, tmp_path: Path) -> None:
     done = site.run("pjstat", "--data", "--choose", "jid", "99999999", "88888888[3]", "77777777_1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "H,JOB_ID\n", "")
     bad = site.run("pjstat", "nonsense")
     assert (bad.returncode, bad.stdout, bad.stderr) == (1, "", "[ERR.] PJM 0211 pjstat Invalid job ID nonsense.\n")
 
 
-def test_history_has_the_finished_and_only_them(site: Simulator, write: Write, tmp_path: Path) -> None:
-    before_it = time.strftime("%Y%m%d")
+def test_history_has_only_finished_jobs(site: Simulator, write: Write, tmp_path: Path) -> None:
+    first_day = time.strftime("%Y%m%d")
     over = site.submit(write("exit 3"), cwd=tmp_path)
     site.wait(over)
     running = site.submit(write("sleep 30"), cwd=tmp_path)
     choose = ("--data", "--choose", "jid,st,ec,pc,sn,ermsg,rscg")
-    now = statuses_of(parse_data(site.run("pjstat", *choose, over, running).stdout))
-    before = statuses_of(parse_data(site.run("pjstat", "-H", "day=5", *choose, over, running).stdout))
+    current = statuses_of(parse_data(site.run("pjstat", *choose, over, running).stdout))
+    finished = statuses_of(parse_data(site.run("pjstat", "-H", "day=5", *choose, over, running).stdout))
     today = time.strftime("%Y%m%d")
-    dated = site.run("pjstat", "-H", f"start={before_it},end={today}", *choose, over).stdout
+    dated = site.run("pjstat", "-H", f"start={first_day},end={today}", *choose, over).stdout
     older = site.run("pjstat", "-H", "start=20200101,period=5", *choose, over).stdout
     site.run("pjdel", running)
-    assert list(now) == [running]
-    assert list(before) == [over]
-    assert (before[over].raw, before[over].exit_code, before[over].code) == ("EXT", 3, 0)
+    assert list(current) == [running]
+    assert list(finished) == [over]
+    assert (finished[over].raw, finished[over].exit_code, finished[over].code) == ("EXT", 3, 0)
     assert f",{over}," in dated and f",{over}," not in older
 
 
@@ -138,15 +142,15 @@ def test_tables_are_read_back_by_the_package_itself(site: Simulator, write: Writ
 
 
 def test_filter_sort_and_id_ranges(site: Simulator, write: Write, tmp_path: Path) -> None:
-    held = []
+    job_ids = []
     for number in (3, 1, 2):
         script = write("true")
-        held.append(site.submit("--at", "20991231", "-L", f"node={number}", script, cwd=tmp_path))
+        job_ids.append(site.submit("--at", "20991231", "-L", f"node={number}", script, cwd=tmp_path))
     choose = ("--data", "--choose", "jid,nnumr")
-    span = f"{held[0]}-{held[-1]}"
+    span = f"{job_ids[0]}-{job_ids[-1]}"
 
-    def nodes(*words: str) -> "list[str]":
-        return [row["NODE_REQUIRE"] for row in parse_data(site.run("pjstat", *choose, *words, span).stdout)]
+    def nodes(*arguments: str) -> "list[str]":
+        return [row["NODE_REQUIRE"] for row in parse_data(site.run("pjstat", *choose, *arguments, span).stdout)]
 
     assert nodes() == ["3", "1", "2"]
     assert nodes("--sort", "nnumr:A") == ["1", "2", "3"]
@@ -158,9 +162,9 @@ def test_filter_sort_and_id_ranges(site: Simulator, write: Write, tmp_path: Path
 
 def test_summary_counts_jobs_and_below_them_sub_jobs(site: Simulator, write: Write, tmp_path: Path) -> None:
     bulk = site.submit("--bulk", "--sparam", "0-1", "--at", "20991231", write("true"), cwd=tmp_path)
-    one = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
-    out = site.run("pjstat", "--summary", bulk, one).stdout
-    site.run("pjdel", bulk, one)
+    single_job = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
+    out = site.run("pjstat", "--summary", bulk, single_job).stdout
+    site.run("pjdel", bulk, single_job)
     assert out == (
         "  ACCEPT QUEUED RUNING RUNOUT   HOLD  ERROR REJECT   EXIT CANCEL  TOTAL\n"
         "       0      2      0      0      0      0      0      0      0      2\n"
@@ -169,12 +173,12 @@ def test_summary_counts_jobs_and_below_them_sub_jobs(site: Simulator, write: Wri
 
 
 def test_deletion_messages(site: Simulator, write: Write, tmp_path: Path) -> None:
-    one = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
-    done = site.run("pjdel", one, "12345678")
-    assert done.stdout == f"[INFO] PJM 0100 pjdel Accepted job {one}.\n"
+    job_id = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
+    done = site.run("pjdel", job_id, "12345678")
+    assert done.stdout == f"[INFO] PJM 0100 pjdel Accepted job {job_id}.\n"
     assert done.stderr == "[ERR.] PJM 0112 pjdel Job 12345678 does not exist.\n"
     assert done.returncode == 1
-    assert operation_results(done.stdout + done.stderr) == {one: "", "12345678": "Job 12345678 does not exist."}
+    assert operation_results(done.stdout + done.stderr) == {job_id: "", "12345678": "Job 12345678 does not exist."}
 
 
 def test_deletion_names_a_bulk_job_once_and_every_step(site: Simulator, write: Write, tmp_path: Path) -> None:
@@ -184,8 +188,8 @@ def test_deletion_names_a_bulk_job_once_and_every_step(site: Simulator, write: W
     assert ranged.stdout == f"[INFO] PJM 0100 pjdel Accepted job {bulk}[0-2].\n"
     single = site.run("pjdel", f"{bulk}[3]")
     assert single.stdout == f"[INFO] PJM 0100 pjdel Accepted job {bulk}[3].\n"
-    whole = site.run("pjdel", bulk)
-    assert whole.stdout == f"[INFO] PJM 0100 pjdel Accepted job {bulk}.\n"
+    all_sub_jobs = site.run("pjdel", bulk)
+    assert all_sub_jobs.stdout == f"[INFO] PJM 0100 pjdel Accepted job {bulk}.\n"
 
     first = site.submit("--step", "--at", "20991231", script, cwd=tmp_path)
     number = first.partition("_")[0]
@@ -238,7 +242,7 @@ def test_limits_of_a_user_are_read_back(site: Simulator, write: Write, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (["--none"], 1, "Invalid option --none."),
         (["-L"], 1, "Option -L needs an argument."),
@@ -268,10 +272,10 @@ def test_limits_of_a_user_are_read_back(site: Simulator, write: Write, tmp_path:
     ],
 )
 def test_refusals_go_to_standard_error_with_their_number(
-    site: Simulator, write: Write, tmp_path: Path, words: "list[str]", code: int, text: "str | None"
+    site: Simulator, write: Write, tmp_path: Path, arguments: "list[str]", code: int, text: "str | None"
 ) -> None:
-    script = [] if words == ["-L"] else [write("true")]
-    done = asked(site, tmp_path, *words, *script)
+    script = [] if arguments == ["-L"] else [write("true")]
+    done = pjsub_reply(site, tmp_path, *arguments, *script)
     assert (done["code"], done["out"]) == (1, "")
     assert done["err"].startswith(f"[ERR.] PJM {code:04d} pjsub ")
     if text is not None:
@@ -285,7 +289,7 @@ def test_refusals_go_to_standard_error_with_their_number(
 def test_directives_are_refused_as_well(
     site: Simulator, write: Write, tmp_path: Path, directives: str, code: int
 ) -> None:
-    done = asked(site, tmp_path, write("true", directives))
+    done = pjsub_reply(site, tmp_path, write("true", directives))
     assert done["err"].startswith(f"[ERR.] PJM {code:04d} pjsub ")
     assert done["code"] == 1
 
@@ -314,7 +318,7 @@ def test_strict_groups_refuse_as_fugaku_does(tmp_path: Path) -> None:
     with simulated(tmp_path / "sim", strict_groups=True) as site:
         done = site.run("pjsub", "job.sh", cwd=tmp_path)
         assert done.stderr == "[ERR.] PJM 0071 pjsub Group not authorized to submit a job: group(59999)\n"
-        for words in (["-g", "fugaku"], ["-g", "trial"]):
-            assert "PJM 0071" in site.run("pjsub", *words, "job.sh", cwd=tmp_path).stderr
+        for arguments in (["-g", "fugaku"], ["-g", "trial"]):
+            assert "PJM 0071" in site.run("pjsub", *arguments, "job.sh", cwd=tmp_path).stderr
         assert site.run("pjsub", "-g", "hp000000", "job.sh", cwd=tmp_path).returncode == 0
         assert site.run("pjsub", "-g", "trial", "-L", "rscgrp=spot-small", "job.sh", cwd=tmp_path).returncode == 0

@@ -1,4 +1,4 @@
-"""The stand-in for mpiexec: Fujitsu's options and files, real ranks."""
+"""Tests of the simulator's mpiexec: Fujitsu's options and files, and real ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_metacharacters_of_paths(path: str, rank: int, expanded: str) -> None:
     assert expand_path(path, JOB, 2, rank) == expanded
 
 
-def test_places_of_ranks_on_their_nodes() -> None:
+def test_node_local_ranks_follow_the_rank_map() -> None:
     assert node_local_ranks(6, {"PJM_PROC_BY_NODE": "3", "PJM_NODE": "2", "PJM_RANK_MAP_BYCHIP": "1"}) == [
         0,
         1,
@@ -51,8 +51,8 @@ def test_places_of_ranks_on_their_nodes() -> None:
 
 def test_options_of_the_command_line() -> None:
     policy = ["-mca", "plm_ple_numanode_assign_policy", "simplex", "--mca", "a", "b"]
-    words = ["--vcoordfile", "v", *policy, "-np", "4", "-x", "A=1", "-x", "B", "./a.out", "-n", "3"]
-    command = parse_command(words, {"B": "of the job"})
+    arguments = ["--vcoordfile", "v", *policy, "-np", "4", "-x", "A=1", "-x", "B", "./a.out", "-n", "3"]
+    command = parse_command(arguments, {"B": "of the job"})
     (segment,) = command.segments
     assert (segment.ranks, segment.environment, segment.argv) == (
         4,
@@ -63,10 +63,10 @@ def test_options_of_the_command_line() -> None:
     assert [(part.ranks, part.argv) for part in two.segments] == [(2, ["./a"]), (4, ["./b", "x"])]
 
 
-@pytest.mark.parametrize("words", [[], ["-n", "2"], ["-n", "none", "a"], ["--unheard-of", "a"], ["-n"]])
-def test_a_command_line_that_cannot_be_meant(words: "list[str]") -> None:
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"], ["-n", "none", "a"], ["--unheard-of", "a"], ["-n"]])
+def test_an_invalid_command_line_is_refused(arguments: "list[str]") -> None:
     with pytest.raises(UsageError, match="mpiexec"):
-        parse_command(words, {})
+        parse_command(arguments, {})
 
 
 def run_job(site: Simulator, write: Write, tmp_path: Path, body: str, directives: str = "--mpi proc=2") -> "list[str]":
@@ -135,8 +135,8 @@ def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> N
     )
     job_id, code, exit_code, _ = run_job(site, write, tmp_path, f"mpiexec {sys.executable} meet.py")
     assert (code, exit_code) == ("0", "0")
-    said = [(tmp_path / f"output.{job_id}/0/1/stdout.1.{rank}").read_text() for rank in range(2)]
-    assert said == ["0 2 3\n", "1 2 3\n"]
+    outputs = [(tmp_path / f"output.{job_id}/0/1/stdout.1.{rank}").read_text() for rank in range(2)]
+    assert outputs == ["0 2 3\n", "1 2 3\n"]
 
 
 @pytest.mark.mpi
@@ -152,7 +152,7 @@ def test_a_signal_reaches_the_ranks_and_lets_them_finish(site: Simulator, write:
     assert sorted((tmp_path / "saved").read_text().splitlines()) == ["saved 0", "saved 1"]
 
 
-def test_file_transfers_check_what_they_are_given(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_file_transfers_check_their_arguments(site: Simulator, write: Write, tmp_path: Path) -> None:
     body = "llio_transfer job.sh && llio_transfer --purge job.sh && dir_transfer -l log . && ! llio_transfer none"
     job_id, _, exit_code, _ = run_job(site, write, tmp_path, body)
     assert exit_code == "0"
@@ -162,7 +162,7 @@ def test_file_transfers_check_what_they_are_given(site: Simulator, write: Write,
     assert (tmp_path / "log").read_text() == ".\n"
 
 
-def test_mpiexec_outside_a_job_says_so(site: Simulator, tmp_path: Path) -> None:
+def test_mpiexec_outside_a_job_is_refused(site: Simulator, tmp_path: Path) -> None:
     done = site.run("mpiexec", "true", cwd=tmp_path)
     assert done.returncode == 1
     assert "only inside a job of the simulator" in done.stderr

@@ -1,4 +1,4 @@
-"""Scripts really run: their variables, files, limits, dependencies and ends."""
+"""Tests of scripts that the simulator runs: their variables, files, limits, dependencies and ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 GO = "while ! test -e go; do sleep 0.02; done"  # the script waits for the test
 
 
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something to come true."""
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)
 
@@ -39,7 +39,7 @@ def variables(text: str) -> Dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
 
 
-def test_nothing_is_inherited_but_what_is_asked_for(
+def test_only_requested_variables_are_inherited(
     site: Simulator, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_SHELL", "1")
@@ -153,7 +153,7 @@ def test_a_script_with_carriage_returns_does_not_start(site: Simulator, write: W
     assert site.wait(job_id) == [[job_id, "21", "0", "0"]]
 
 
-def test_a_shell_that_is_not_there_is_pjm_code_21(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_a_missing_shell_is_pjm_code_21(site: Simulator, write: Write, tmp_path: Path) -> None:
     job_id = site.submit(write("true", interpreter="#!/no/such/shell"), cwd=tmp_path)
     assert site.wait(job_id)[0][1] == "21"
     assert site.job_state(job_id) == "EXT"
@@ -165,7 +165,7 @@ def test_output_that_cannot_be_written_is_pjm_code_16(site: Simulator, write: Wr
 
 
 @pytest.mark.parametrize(
-    ("words", "script", "made"),
+    ("arguments", "script", "made"),
     [
         ([], "job.sh", ["job.sh.{id}.err", "job.sh.{id}.out"]),
         ([], "1st.sh", ["J1st.sh.{id}.err", "J1st.sh.{id}.out"]),
@@ -176,19 +176,19 @@ def test_output_that_cannot_be_written_is_pjm_code_16(site: Simulator, write: Wr
     ],
 )
 def test_names_of_output_files(
-    site: Simulator, write: Write, tmp_path: Path, words: List[str], script: str, made: List[str]
+    site: Simulator, write: Write, tmp_path: Path, arguments: List[str], script: str, made: List[str]
 ) -> None:
-    job_id = site.submit(*words, write("echo out; echo err >&2", name=script), cwd=tmp_path)
+    job_id = site.submit(*arguments, write("echo out; echo err >&2", name=script), cwd=tmp_path)
     site.wait(job_id)
-    found = sorted(path.name for path in tmp_path.iterdir() if path.name != script)
-    assert found == sorted(name.format(id=job_id) for name in made)
-    if "-j" in words:
+    created_files = sorted(path.name for path in tmp_path.iterdir() if path.name != script)
+    assert created_files == sorted(name.format(id=job_id) for name in made)
+    if "-j" in arguments:
         assert (tmp_path / made[0].format(id=job_id)).read_text() == "out\nerr\n"
 
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Simulator]:
-    """One that leaves jobs time for what they do when they are told to end, on a busy machine too."""
+    """A simulator with a grace period long enough for jobs to end by themselves, even on a busy machine."""
     with simulated(tmp_path / "patient", grace=5.0) as site:
         yield site
 
@@ -212,7 +212,7 @@ def test_the_elapse_limit_is_sigterm_and_then_sigkill(patient: Simulator, write:
     assert " STATE                     : EXT\n" in stats
 
 
-def test_a_rank_keeps_its_grace_when_the_shell_is_gone_at_once(
+def test_a_rank_keeps_the_grace_period_when_the_shell_exits_at_once(
     patient: Simulator, write: Write, tmp_path: Path
 ) -> None:
     site = patient
@@ -225,14 +225,14 @@ def test_a_rank_keeps_its_grace_when_the_shell_is_gone_at_once(
     assert site.job_state(job_id) == "CCL"
 
 
-def test_what_a_script_leaves_running_ends_with_it(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_processes_that_a_script_leaves_running_are_ended(site: Simulator, write: Write, tmp_path: Path) -> None:
     body = "setsid sleep 300 & echo $! > pid; env -i sleep 301 & echo $! > other; sleep 0.2"
     job_id = site.submit("-L", "elapse=1:00", write(body), cwd=tmp_path)
     assert site.wait(job_id)[0] == [job_id, "0", "0", "0"]
     assert not alive(tmp_path / "pid") and not alive(tmp_path / "other")
 
 
-def test_a_script_killed_by_a_signal_of_its_own(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_a_script_that_kills_itself_reports_the_signal(site: Simulator, write: Write, tmp_path: Path) -> None:
     job_id = site.submit(write("kill -9 $$"), cwd=tmp_path)
     assert site.wait(job_id) == [[job_id, "0", "0", "9"]]
 
@@ -307,7 +307,7 @@ def test_order_slots_priority_and_nodes(tmp_path: Path, write: Write) -> None:
         assert [codes[1] for codes in site.wait(*ids)] == ["0", "0"]
 
 
-def test_a_range_gives_way_after_its_minimum(tmp_path: Path, write: Write) -> None:
+def test_a_job_with_an_elapse_range_yields_after_the_minimum(tmp_path: Path, write: Write) -> None:
     write("trap 'echo checkpoint; exit' TERM; sleep 60 & wait", name="long.sh")
     write("true")
     with simulated(tmp_path / "sim", slots=1) as site:
@@ -322,7 +322,7 @@ def test_a_range_gives_way_after_its_minimum(tmp_path: Path, write: Write) -> No
         assert "0000:00:01-0001:00:00" in row and "ANOTHER JOB STAR" in row
 
 
-def test_a_bulk_job_and_its_sub_jobs(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_a_bulk_job_runs_as_sub_jobs(site: Simulator, write: Write, tmp_path: Path) -> None:
     script = write("echo $PJM_SUBJOBID $PJM_BULKNUM $PJM_JOBID; exit $PJM_BULKNUM", "-s")
     bulk = site.submit("--bulk", "--sparam", "0-3", script, cwd=tmp_path)
     assert site.run("pjwait", bulk).stdout == f"{bulk} - - -\n"
@@ -372,7 +372,7 @@ def test_step_conditions_cancel(
     assert [site.job_state(job_id) for job_id in ids[1:]] == ["CCL" if code == "6" else "EXT" for code in codes]
 
 
-def test_steps_run_one_after_the_other_and_are_joined_by_name(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_steps_run_sequentially_and_are_joined_by_name(site: Simulator, write: Write, tmp_path: Path) -> None:
     script = write(GO + "; echo $PJM_STEPNUM >> order; sleep 0.1; echo $PJM_STEPNUM >> order")
     ids = [site.submit("--step", "--sparam", "jnam=chain", script, cwd=tmp_path) for _ in range(3)]
     number = ids[0].partition("_")[0]
@@ -387,7 +387,8 @@ def test_steps_run_one_after_the_other_and_are_joined_by_name(site: Simulator, w
 
 def test_limits_of_processes_are_set(site: Simulator, write: Write, tmp_path: Path) -> None:
     ids = [
-        site.submit(*words, write("ulimit -Sn; ulimit -Sc"), cwd=tmp_path) for words in ([], ["-L", "proc-openfd=2048"])
+        site.submit(*arguments, write("ulimit -Sn; ulimit -Sc"), cwd=tmp_path)
+        for arguments in ([], ["-L", "proc-openfd=2048"])
     ]
     site.wait(*ids)
     assert (tmp_path / f"job.sh.{ids[0]}.out").read_text().split() == ["1024", "0"]

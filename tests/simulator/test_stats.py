@@ -1,4 +1,4 @@
-"""The statistics file: Fugaku's keys in Fugaku's form, read back by the package's own reader."""
+"""Tests of the statistics file: Fugaku's keys and format, read back by the package's own reader."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_keys_and_form_are_those_of_a_real_file(site: Simulator, write: Write, t
     assert " eco_state (REQUIRE)       : 2 <DEFAULT>\n" in text
     assert " throttling_state (REQUIRE) : 0 <DEFAULT>\n" in text  # a long key pushes its colon out
     keys = re.findall(r"^ (\S.*?) +: ", text, re.MULTILINE)
-    wanted = [key for line in REAL_KEYS.splitlines() for key in line.split("|")]
-    assert [key for key in keys if key in wanted] == wanted
+    expected_keys = [key for line in REAL_KEYS.splitlines() for key in line.split("|")]
+    assert [key for key in keys if key in expected_keys] == expected_keys
 
 
-def test_the_package_reads_it(write: Write, tmp_path: Path) -> None:
+def test_the_package_reads_the_file(write: Write, tmp_path: Path) -> None:
     with simulated(tmp_path / "sim", sampling=1.0) as site:
         path = run(site, write, tmp_path, '-S\n-L "node=2,freq=2000,eco_state=0"\n--mpi proc=4')
         (stats,) = read_stats_file(path)

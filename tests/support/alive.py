@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive, now and at most, that operators make: the judge of ``planner.run_memory``."""
+"""Counts the bytes of living tensors that operators make: the reference for ``planner.run_memory``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode  # PyTorch 2
 
 
 class AliveBytes(TorchDispatchMode):
-    """Counts each storage that an operator makes within, until nothing holds it any more."""
+    """Counts each storage that an operator makes within the context, until nothing refers to it any more."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0
-        self.most = 0
+        self.current_bytes = 0
+        self.peak_bytes = 0
         self._sizes: Dict[int, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -26,13 +26,13 @@ class AliveBytes(TorchDispatchMode):
             key = storage._cdata
             if key not in given and key not in self._sizes:
                 self._sizes[key] = storage.nbytes()
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._let_go, key)
+                self.current_bytes += storage.nbytes()
+                self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+                weakref.finalize(storage, self._release, key)
         return made
 
-    def _let_go(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
+    def _release(self, key: int) -> None:
+        self.current_bytes -= self._sizes.pop(key)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Checkpoints without a trainer: named arrays, cut over ranks in some way, saved through the package's own writer."""
+"""Saves checkpoints without a trainer: named arrays, distributed over ranks, through the package's own writer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fugaku_gpt.checkpoint.safetensors import DTYPES
 from fugaku_gpt.layout.regions import Region, full_region, rectangles
 
 Arrays = Mapping[str, Any]  # "kind/tensor" → array
-Held = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)
+Pieces = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)
 KINDS = ("weights", "first_moment", "second_moment")
 SHAPES: Dict[str, Tuple[int, ...]] = {"a.weight": (3, 4, 5), "a.bias": (7,), "b.weight": (6, 8), "scale": ()}
 
@@ -32,25 +32,30 @@ def some_arrays(
     }
 
 
-def cut_flat(arrays: Arrays, ranks: int) -> List[Held]:
-    """Each array's elements shared out to ranks in equal runs, as replicas that write together do."""
-    held: List[Held] = [[] for _ in range(ranks)]
+def cut_flat(arrays: Arrays, ranks: int) -> List[Pieces]:
+    """Each rank's pieces if every array's elements are divided into equal spans, as replicas that write together do."""
+    pieces_by_rank: List[Pieces] = [[] for _ in range(ranks)]
     for name, array in arrays.items():
         size = math.prod(array.shape)
         ends = [size * rank // ranks for rank in range(ranks + 1)]
         for rank in range(ranks):
             for region in rectangles((0,) * array.ndim, array.shape, ends[rank], ends[rank + 1]):
-                held[rank].append((name, region))
-    return held
+                pieces_by_rank[rank].append((name, region))
+    return pieces_by_rank
 
 
 def save(
-    directory: Path, iteration: int, arrays: Arrays, held: Sequence[Held], ranks_per_file: int = 1, **more: Any
+    directory: Path,
+    iteration: int,
+    arrays: Arrays,
+    pieces_by_rank: Sequence[Pieces],
+    ranks_per_file: int = 1,
+    **more: Any,
 ) -> Path:
     """Write a checkpoint; the last of the ranks that share a file writes first, the first of them the header."""
     temporary = begin_checkpoint(directory, iteration)
     try:
-        path = _save(temporary, iteration, arrays, held, ranks_per_file, **more)
+        path = _save(temporary, iteration, arrays, pieces_by_rank, ranks_per_file, **more)
         update_tracker(path)
         return path
     finally:
@@ -58,7 +63,7 @@ def save(
 
 
 def _save(
-    temporary: Path, iteration: int, arrays: Arrays, held: Sequence[Held], ranks_per_file: int, **more: Any
+    temporary: Path, iteration: int, arrays: Arrays, pieces_by_rank: Sequence[Pieces], ranks_per_file: int, **more: Any
 ) -> Path:
     shapes: Dict[str, Tuple[int, ...]] = {}
     kinds: Dict[str, Dict[str, str]] = {}
@@ -68,17 +73,19 @@ def _save(
         shapes[name] = array.shape
     tensors = {name: LogicalTensor(shapes[name], kinds[name]) for name in shapes}
     files = []
-    for first in range(0, len(held), ranks_per_file):
-        group = held[first : first + ranks_per_file]
+    for first in range(0, len(pieces_by_rank), ranks_per_file):
+        group = pieces_by_rank[first : first + ranks_per_file]
         pieces = [piece for rank in group for piece in rank]
         plan = plan_file([_entry(arrays, *piece) for piece in pieces])
         name, sums = file_name(len(files)), [0] * len(pieces)
         end = len(pieces)
         for rank in reversed(group):
-            mine = range(end - len(rank), end)
-            contents = [(index, _content(arrays, *pieces[index])) for index in mine]
-            sums[mine.start : mine.stop] = write_pieces(temporary / name, plan, contents, header=mine.start == 0)
-            end = mine.start
+            indices = range(end - len(rank), end)
+            contents = [(index, _content(arrays, *pieces[index])) for index in indices]
+            sums[indices.start : indices.stop] = write_pieces(
+                temporary / name, plan, contents, header=indices.start == 0
+            )
+            end = indices.start
         files.append(describe_file(name, plan, sums, sorted(tensors)))
     manifest = Manifest(iteration, iteration * 8, iteration * 64, tensors, tuple(files), **more)
     return commit_checkpoint(temporary, manifest)

@@ -1,5 +1,5 @@
-"""Small real corpora on disk, in Megatron's form, without a tokenizer: bytes of standard-library sources, which differ
-from one Python to the next, and letters of a text."""
+"""Writes small real corpora to disk, in Megatron's format, without a tokenizer: bytes of standard-library sources,
+which differ from one Python to the next, and letters of a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from fugaku_gpt.data.indexed import IndexedWriter
 
 DOCUMENT_BYTES = 2000
-LETTERS = "\n abcdefghijklmnopqrstuvwxyz,.'-"  # 32 tokens; other signs are blanks
+LETTERS = "\n abcdefghijklmnopqrstuvwxyz,.'-"  # 32 tokens; other characters become blanks
 
 
 def write_byte_corpus(prefix: Path) -> Path:

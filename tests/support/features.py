@@ -1,4 +1,4 @@
-"""What is switched on in a run, by name: what matrices of tests are measured by."""
+"""Names the features that are switched on in a run, by which the coverage of test matrices is measured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FEATURES.update({name: _learning_rate(name) for name in LR_SCHEDULES})
 
 
 def features_of(run: RunConfig) -> FrozenSet[str]:
-    """Those of ``FEATURES`` that a run has."""
+    """Names of the ``FEATURES`` that a run has."""
     return frozenset(name for name, has in FEATURES.items() if has(run))
 
 

@@ -1,4 +1,4 @@
-"""What a test file imports, read off its text: which files need PyTorch or MPI, before any of them is imported."""
+"""Reads the imports of a test file from its text: it tells which files need PyTorch or MPI before any is imported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import FrozenSet, Iterator, Optional
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = frozenset({"torch", "mpi4py"})
 
-# statements that begin a line: what a function or `if TYPE_CHECKING` imports is indented. No syntax tree: that of every
-# file takes seconds.
+# Statements that begin a line: imports of a function or under `if TYPE_CHECKING` are indented. There is no syntax tree,
+# since parsing every file takes seconds.
 _IMPORT = re.compile(r"^import ([\w.]+)|^from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
@@ -40,9 +40,9 @@ def imported_names(path: Path) -> FrozenSet[str]:
 
 def _files_of(name: str) -> Iterator[Path]:
     """The files of the repository that run when a dotted name is imported: the module, and the packages above it."""
-    parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        file = _module_file("/".join(parts[:length]))
+    components = name.split(".")
+    for length in range(1, len(components) + 1):
+        file = _module_file("/".join(components[:length]))
         if file is not None:
             yield file
 

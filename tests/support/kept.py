@@ -1,4 +1,4 @@
-"""How many bytes PyTorch keeps for backward passes, now and at most: the judge of ``layout.memory``."""
+"""Counts the bytes that PyTorch saves for backward passes: the reference for ``layout.memory``."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from torch import nn
 HAS_HOOKS = hasattr(getattr(torch.autograd, "graph", None), "saved_tensors_hooks")  # from PyTorch 1.10 on
 
 
-class KeptBytes:
-    """Counts each storage that some saved tensor needs once, while any of them lives; not parameters and buffers."""
+class SavedBytes:
+    """Counts each storage of saved tensors once, while any of them lives; parameters and buffers are excluded."""
 
     def __init__(self, pieces: Sequence[nn.Module]) -> None:
         constants = [x for piece in pieces for x in (*piece.parameters(), *piece.buffers())]
         self._constants = {_storage(x).data_ptr() for x in constants}
         self._users: Dict[int, int] = {}
         self._sizes: Dict[int, int] = {}
-        self.now = 0
-        self.most = 0
+        self.current_bytes = 0
+        self.peak_bytes = 0
 
     def add(self, x: torch.Tensor) -> Callable[[], None]:
-        """Count a tensor; returns what to call when it is let go."""
+        """Counts a tensor; returns a function to call when it is released."""
         storage = _storage(x)
         key = storage.data_ptr()
         if key in self._constants:
             return lambda: None
         if self._users.setdefault(key, 0) == 0:
-            self._sizes[key] = storage.size() * _size_of_one(storage, x)
-            self.now += self._sizes[key]
-            self.most = max(self.most, self.now)
+            self._sizes[key] = storage.size() * _element_size(storage, x)
+            self.current_bytes += self._sizes[key]
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         self._users[key] += 1
 
-        def let_go() -> None:
+        def release() -> None:
             self._users[key] -= 1
             if self._users[key] == 0:
-                self.now -= self._sizes[key]
+                self.current_bytes -= self._sizes[key]
 
-        return let_go
+        return release
 
 
 class _Saved:
     """One saved tensor; lives as long as the graph needs it."""
 
-    def __init__(self, x: torch.Tensor, kept: KeptBytes) -> None:
+    def __init__(self, x: torch.Tensor, saved_bytes: SavedBytes) -> None:
         self.x = x
-        self._let_go = kept.add(x)
+        self._release = saved_bytes.add(x)
 
     def __del__(self) -> None:
-        self._let_go()
+        self._release()
 
 
 @contextlib.contextmanager
-def counting(pieces: Sequence[nn.Module]) -> Iterator[KeptBytes]:
-    """Count what autograd saves within."""
-    kept = KeptBytes(pieces)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: _Saved(x, kept), lambda saved: saved.x):
-        yield kept
+def counting(pieces: Sequence[nn.Module]) -> Iterator[SavedBytes]:
+    """Counts the tensors that autograd saves within the context."""
+    saved_bytes = SavedBytes(pieces)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: _Saved(x, saved_bytes), lambda saved: saved.x):
+        yield saved_bytes
 
 
 def _storage(x: torch.Tensor) -> Any:
     return x.untyped_storage() if hasattr(x, "untyped_storage") else x.storage()
 
 
-def _size_of_one(storage: Any, x: torch.Tensor) -> int:
+def _element_size(storage: Any, x: torch.Tensor) -> int:
     return 1 if hasattr(x, "untyped_storage") else x.element_size()

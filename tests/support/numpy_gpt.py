@@ -1,4 +1,4 @@
-"""A GPT-2 in plain NumPy, float64, forward and hand-written backward: an independent judge of the PyTorch model.
+"""A GPT-2 in plain NumPy, float64, forward and hand-written backward: an independent reference for the PyTorch model.
 
 Written from the mathematics alone. Names of parameters and gradients are those of ``layout.tensors``. Symbols: b
 sequences, s tokens, h hidden, n heads, d = h / n, f MLP width, V rows of the embedding of which ``vocab`` take part in
@@ -20,7 +20,7 @@ _ERF = np.vectorize(math.erf)
 
 
 class NumpyGPT:
-    """``parameters`` by name, float64. ``loss_and_gradients`` is the whole of it."""
+    """The model of float64 ``parameters`` by name; ``loss_and_gradients`` runs it."""
 
     def __init__(self, model: ModelConfig, parameters: Dict[str, Array]) -> None:
         self.model = model

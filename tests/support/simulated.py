@@ -17,7 +17,7 @@ QUICK = {"min_elapse": 1.0, "grace": 1.0, "slots": 4}
 
 @contextlib.contextmanager
 def simulated(directory: Optional[Path] = None, **settings: Any) -> Iterator[Simulator]:
-    """A simulator with quick settings; ``settings`` are over them."""
+    """A simulator with quick settings, which ``settings`` override."""
     with Simulator(directory, Settings(**{**QUICK, **settings})) as site:
         yield site
 

@@ -1,5 +1,5 @@
-"""Debian's Slurm on this machine for the length of a test: munge, a controller and two nodes, on loopback and ports of
-their own; nothing of it is left afterwards."""
+"""Runs Debian's Slurm on this machine for the duration of a test: munge, a controller and two nodes, on loopback and
+free ports; nothing of it is left afterwards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str:
-    """Why Slurm cannot be started here; empty where it can."""
+    """The reason why Slurm cannot be started on this machine; empty if it can."""
     if os.geteuid() != 0:
         return "Slurm's daemons need root"
     absent = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
@@ -67,7 +67,7 @@ def missing() -> str:
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[Path]:
     """Two nodes, ``n1`` and ``n2``, with two cores each, in a partition ``all``. The clients of this process find them
-    by ``SLURM_CONF``. Gives the folder of the daemons' logs."""
+    by ``SLURM_CONF``. Yields the folder of the daemons' logs."""
     root = Path(tempfile.mkdtemp(prefix="slurm-"))
     root.chmod(0o755)  # munged is another user
     mark = uuid.uuid4().hex
@@ -84,8 +84,8 @@ def slurm_cluster() -> Iterator[Path]:
         os.environ.update(SLURM_CONF=str(conf), PATH=_path())
         _start(["slurmctld", "-D", "-f", str(conf)], root / "log" / "slurmctld.out", daemons, environment)
         for node in ("n1", "n2"):
-            words = ["slurmd", "-D", "-N", node, "-f", str(conf)]
-            _start(words, root / "log" / f"slurmd-{node}.out", daemons, environment)
+            argv = ["slurmd", "-D", "-N", node, "-f", str(conf)]
+            _start(argv, root / "log" / f"slurmd-{node}.out", daemons, environment)
         _wait_for_nodes(root, daemons)
         yield root / "log"
     finally:
@@ -113,7 +113,7 @@ def _start_munge(root: Path, daemons: List["subprocess.Popen[bytes]"], environme
         shutil.chown(path, "munge", "munge")
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={folder / name}" for option, name in files.items()]
-    words = [
+    argv = [
         "setpriv",
         "--reuid=munge",
         "--regid=munge",
@@ -123,18 +123,18 @@ def _start_munge(root: Path, daemons: List["subprocess.Popen[bytes]"], environme
         "--force",
         *options,
     ]
-    _start(words, root / "log" / "munged.out", daemons, environment)
+    _start(argv, root / "log" / "munged.out", daemons, environment)
     deadline = time.monotonic() + _START_SECONDS
     while not (folder / "socket").exists():
         _check(root, daemons, deadline, "munged made no socket")
         time.sleep(0.05)
 
 
-def _start(words: List[str], log: Path, daemons: List["subprocess.Popen[bytes]"], environment: Dict[str, str]) -> None:
+def _start(argv: List[str], log: Path, daemons: List["subprocess.Popen[bytes]"], environment: Dict[str, str]) -> None:
     with open(log, "wb") as sink:
         daemons.append(
             subprocess.Popen(
-                words,
+                argv,
                 env={**environment, **({"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -154,11 +154,11 @@ def _wait_for_nodes(root: Path, daemons: List["subprocess.Popen[bytes]"]) -> Non
         time.sleep(0.2)
 
 
-def _check(root: Path, daemons: List["subprocess.Popen[bytes]"], deadline: float, what: str) -> None:
+def _check(root: Path, daemons: List["subprocess.Popen[bytes]"], deadline: float, reason: str) -> None:
     ended = [daemon for daemon in daemons if daemon.poll() is not None]
     if ended or time.monotonic() > deadline:
         logs = "".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in root.glob("*/*.*"))
-        raise RuntimeError(f"Slurm does not start: {what}; ended: {[daemon.args for daemon in ended]}\n{logs}")
+        raise RuntimeError(f"Slurm does not start: {reason}; ended: {[daemon.args for daemon in ended]}\n{logs}")
 
 
 def _end_jobs() -> None:
@@ -171,9 +171,9 @@ def _end_jobs() -> None:
         time.sleep(0.2)
 
 
-def _ask(*words: str) -> str:
+def _ask(*argv: str) -> str:
     try:
-        done = subprocess.run(list(words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=False)
+        done = subprocess.run(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace").strip()
@@ -184,11 +184,11 @@ def _path() -> str:
 
 
 def _free_ports(count: int) -> List[int]:
-    sockets = [socket.socket() for _ in range(count)]
+    listeners = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
     finally:
-        for one in sockets:
-            one.close()
+        for listener in listeners:
+            listener.close()

@@ -1,5 +1,4 @@
-"""A GPT small enough to be trained in every layout in a second, with everything switched on that a layout could
-break."""
+"""A GPT small enough to be trained in every layout in a second, with every feature on that a layout could break."""
 
 from __future__ import annotations
 

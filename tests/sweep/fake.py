@@ -1,4 +1,4 @@
-"""A launcher that trains nothing: it leaves what a real run would, as its script says."""
+"""A launcher that trains nothing and writes the files that a real run would leave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outcome(exit_code: int = 0, **values: Any) -> Outcome:
 def leave_run(
     directory: Path, config: RunConfig, status: Optional[str] = OK, reason: str = "", pace: float = 0.5
 ) -> None:
-    """What the trainer leaves; without a status, no result, as after a kill."""
+    """Write the files of a trainer's run; without a status there is no result, as after a kill."""
     record = RunDirectory(directory)
     record.create(dump_run_config(config))
     toggles = [
@@ -56,7 +56,7 @@ def leave_run(
 
 
 class FakeLaunch:
-    """Ends runs as told by name: a function of (directory, config) → outcome; all others end well."""
+    """Ends each run by the function of (directory, config) → outcome given for its name; all other runs succeed."""
 
     def __init__(self, **ends: Callable[[Path, RunConfig], Outcome]) -> None:
         self.ends = ends
@@ -68,27 +68,27 @@ class FakeLaunch:
         self.timeouts.append(options["timeout"])
         assert directory.config_file.read_text(encoding="utf-8") == dump_run_config(config)
         directory.log_file.write_text("log of " + directory.path.name + "\n", encoding="utf-8")
-        end = self.ends.get(directory.path.name.rpartition("-")[0].replace("-", "_"), well)
+        end = self.ends.get(directory.path.name.rpartition("-")[0].replace("-", "_"), succeeding)
         return end(directory.path, config)
 
 
-def well(directory: Path, config: RunConfig) -> Outcome:
-    """A run that ends well."""
+def succeeding(directory: Path, config: RunConfig) -> Outcome:
+    """A run that succeeds."""
     leave_run(directory, config)
     return outcome()
 
 
 def failing(directory: Path, config: RunConfig) -> Outcome:
-    """A run that says why it failed."""
+    """A run that fails and reports the reason."""
     leave_run(directory, config, FAILED, "rank 1: ValueError: no such thing")
     return outcome(1)
 
 
-class Quiet:
-    """Remembers what was said."""
+class QuietProgress:
+    """Prints nothing, and records the names of runs with an earlier result."""
 
     def __init__(self) -> None:
-        self.kept: List[str] = []
+        self.earlier_runs: List[str] = []
 
     def run_started(self, run: Any, number: int, total: int, directory: RunDirectory) -> None:
         """A run begins."""
@@ -96,9 +96,9 @@ class Quiet:
     def run_ended(self, run: Any, number: int, total: int, result: Result, is_earlier_result: bool) -> None:
         """A run is over."""
         if is_earlier_result:
-            self.kept.append(run.name)
+            self.earlier_runs.append(run.name)
 
 
 def statuses(ended: List[EndedRun]) -> Dict[str, str]:
     """run → status."""
-    return {one.run.name: one.result.status for one in ended}
+    return {ended_run.run.name: ended_run.result.status for ended_run in ended}

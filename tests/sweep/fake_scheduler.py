@@ -1,7 +1,7 @@
-"""A scheduler that keeps its jobs in a folder and runs none: it outlives the processes that hand in, as real ones do.
+"""A scheduler that keeps its jobs in a folder and runs none: it outlives the processes that submit, as real ones do.
 
-As a program it hands in a sweep, to be killed at it: arguments are the sweep file, its folder, the scheduler's folder,
-and what time it is.
+As a program it submits a sweep, so that a test can kill it: arguments are the sweep file, its folder, the scheduler's
+folder, and the time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class FakeScheduler:
     """See :class:`fugaku_gpt.jobs.schedulers.protocol.Scheduler`.
 
     Attributes:
-        states: job id → what it is said to be; queued where nothing is.
-        refuse: name of a run's folder → the words of a refusal.
-        polls: how often it was asked.
+        states: job id → its reported state; queued where there is none.
+        refuse: name of a run's folder → the text of a refusal.
+        polls: job ids of each poll.
     """
 
     name = "slurm"
@@ -39,7 +39,7 @@ class FakeScheduler:
         self.polls: List[List[str]] = []
 
     def jobs(self) -> List[Dict[str, str]]:
-        """Everything that was taken, in order."""
+        """All accepted jobs, in order."""
         file = self.root / "jobs"
         return [json.loads(line) for line in file.read_text().splitlines() if line] if file.exists() else []
 
@@ -62,8 +62,8 @@ class FakeScheduler:
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
         self.polls.append(list(job_ids))
-        there = {job["id"] for job in self.jobs()}
-        unknown = {job_id: JobStatus(job_id, LOST) for job_id in job_ids if job_id not in there}
+        accepted = {job["id"] for job in self.jobs()}
+        unknown = {job_id: JobStatus(job_id, LOST) for job_id in job_ids if job_id not in accepted}
         return {**{job_id: self.states.get(job_id, JobStatus(job_id, QUEUED)) for job_id in job_ids}, **unknown}
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
@@ -83,7 +83,7 @@ class FakeScheduler:
 
 
 class SlowScheduler(FakeScheduler):
-    """One that takes its time before it takes a job and before it says so, so that a kill falls into both."""
+    """A scheduler that is slow to accept a job and slow to report it, so that a kill falls into both."""
 
     def submit(self, submission: Submission) -> str:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""From a sweep file to runs."""
+"""Tests of the expansion of a sweep file into runs."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_a_row_that_is_not_valid_is_a_refused_row(tmp_path: Path) -> None:
     assert refused.written_settings["layout.tp"] == "3" and refused.written_settings["model.hidden"] == "128"
 
 
-def test_rows_that_would_share_a_name_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+def test_rows_with_the_same_label_get_names_from_their_settings(tmp_path: Path) -> None:
     text = "preset: tiny\ninclude:\n  - {label: a, training.lr: %s}\n  - {label: a, training.lr: %s}\n"
-    one, two = names(expand(tmp_path, text % ("1e-3", "8e-4")))
-    assert re.fullmatch(r"a-[0-9a-f]{6}-r1", one) and one != two
-    assert names(expand(tmp_path, text % ("8e-4", "1e-3"))) == [two, one]  # whatever their order
+    first, second = names(expand(tmp_path, text % ("1e-3", "8e-4")))
+    assert re.fullmatch(r"a-[0-9a-f]{6}-r1", first) and first != second
+    assert names(expand(tmp_path, text % ("8e-4", "1e-3"))) == [second, first]  # whatever their order
     with pytest.raises(ConfigError, match="2 rows have the same settings .*repeats"):
         expand(tmp_path, text % ("1e-3", "0.001"))
 
@@ -104,7 +104,7 @@ def test_rows_that_would_share_a_name_are_told_apart_by_their_settings(tmp_path:
         ("a: [", "not valid YAML"),
     ],
 )
-def test_mistakes_name_the_place_and_the_remedy(tmp_path: Path, text: str, message: str) -> None:
+def test_mistakes_are_reported_with_line_and_remedy(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expand(tmp_path, text)
 
@@ -153,7 +153,7 @@ def test_expansion_counts_names_and_excludes(tmp_path_factory: pytest.TempPathFa
         )
 
 
-def test_the_demo_covers_the_layouts_and_shows_what_is_not_applied() -> None:
+def test_the_demo_covers_the_layouts_and_a_refused_row() -> None:
     runs = {run.row: run for run in expand_sweep(DEMO).runs}
     layouts = {(run.config.layout.dp, run.config.layout.tp) for run in runs.values() if run.config is not None}
     assert layouts == {(1, 1), (2, 1), (1, 2), (2, 2)}

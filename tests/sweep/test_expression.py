@@ -1,4 +1,4 @@
-"""Filter expressions mean what they say, and their mistakes are told with their place."""
+"""Tests of filter expressions: their values, and the positions and messages of mistakes."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def holds(text: str) -> bool:
         ("1 in(1,)and'a'in'ab'", True),
     ],
 )
-def test_it_means_what_it_says(text: str, expected: bool) -> None:
+def test_expressions_have_the_expected_value(text: str, expected: bool) -> None:
     assert holds(text) is expected
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("layuot.dp == 1", r"^s.yaml:3: where: 'layuot.dp == 1', character 1: unknown name layuot.dp; did you mean"),
         ("layout.dp == 1 and tp > 1", "character 20: unknown name tp; did you mean layout.tp"),
@@ -128,8 +128,8 @@ def test_it_means_what_it_says(text: str, expected: bool) -> None:
         ("é == 1", "'é' means nothing here"),
     ],
 )
-def test_mistakes_are_told_with_their_place(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_are_reported_with_their_position(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         holds(text)
 
 
@@ -157,7 +157,7 @@ _PIECES = [
 
 
 @given(st.text(max_size=MAX_LENGTH) | st.lists(st.sampled_from(_PIECES), max_size=MAX_LENGTH // 8).map("".join))
-def test_the_work_for_any_text_is_bounded_by_its_length(text: str) -> None:
+def test_the_work_for_any_text_is_bounded_by_the_length(text: str) -> None:
     """Calls of functions are counted: a limit on them holds on a machine of any speed."""
     calls: "Counter[str]" = Counter()
 
@@ -177,7 +177,7 @@ def test_the_work_for_any_text_is_bounded_by_its_length(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["-".join(["1"] * 45) + " == 1", "(" * 49 + "1" + ")" * 49 + " == 1", "- " * 45 + "1 == 1"]
 )
-def test_what_is_just_below_a_limit_is_computed(text: str) -> None:
+def test_expressions_just_below_a_limit_are_evaluated(text: str) -> None:
     assert holds(text) in (True, False)
 
 
@@ -185,18 +185,18 @@ _NUMBERS = st.integers(0, 50)
 
 
 @given(_NUMBERS, _NUMBERS, _NUMBERS, st.sampled_from(["+", "-", "*"]), st.sampled_from(["+", "-", "*"]))
-def test_arithmetic_binds_as_in_mathematics(a: int, b: int, c: int, one: str, two: str) -> None:
+def test_arithmetic_binds_as_in_mathematics(a: int, b: int, c: int, first: str, second: str) -> None:
     apply = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}
-    if two == "*" and one != "*":
-        expected = apply[one](a, b * c)
+    if second == "*" and first != "*":
+        expected = apply[first](a, b * c)
     else:
-        expected = apply[two](apply[one](a, b), c)
-    assert holds(f"{a} {one} {b} {two} {c} == {expected}")
+        expected = apply[second](apply[first](a, b), c)
+    assert holds(f"{a} {first} {b} {second} {c} == {expected}")
 
 
-def test_an_expression_tells_its_names_once_each() -> None:
-    found = parse_expression("a.b % 2 == 0 and not (c in [1, a.b])", "here", ["a.b", "c"])
-    assert found.names == ["a.b", "c"]
+def test_an_expression_lists_each_name_once() -> None:
+    expression = parse_expression("a.b % 2 == 0 and not (c in [1, a.b])", "here", ["a.b", "c"])
+    assert expression.names == ["a.b", "c"]
 
 
 def test_a_division_or_power_that_may_fail_is_recognised() -> None:

@@ -1,4 +1,4 @@
-"""Axes, filters and order of a sweep file, and identities that hang on nothing but what a row sets."""
+"""Tests of axes, filters and order of a sweep file, and of row identities that depend only on a row's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fugaku_gpt.records.sweep import digest_of_config
 from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep, expand_text
 from fugaku_gpt.sweep.folder import with_recorded_names
 from fugaku_gpt.sweep.run import run_sweep
-from tests.sweep.fake import FakeLaunch, Quiet
+from tests.sweep.fake import FakeLaunch, QuietProgress
 
 
 def expand(text: str, *overrides: str) -> Sweep:
@@ -127,7 +127,7 @@ def test_repeats_are_interleaved_or_grouped() -> None:
         ("variants: {a: {}, b: {}}", "2 rows have the same settings"),
     ],
 )
-def test_mistakes_name_the_place_and_the_remedy(text: str, message: str) -> None:
+def test_mistakes_are_reported_with_line_and_remedy(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expand(text)
 
@@ -140,7 +140,7 @@ def test_a_product_that_is_too_large_is_refused_before_it_is_made() -> None:
         expand(f"repeats: 11\nzip: {{training.seed: {list(range(1000))}}}")
 
 
-def test_identities_hang_on_nothing_but_what_a_row_sets() -> None:
+def test_identities_depend_only_on_the_settings_of_a_row() -> None:
     chance = random.Random(3)
     matrix = {"training.seed": [1, 2], "layout.dp": [1, 2], "node.tcmalloc": [False, True], "job.nodes": [1]}
     defaults = {"training.lr": "1e-3", "model.dropout": 0.1, "layout.tp": 2}
@@ -149,36 +149,36 @@ def test_identities_hang_on_nothing_but_what_a_row_sets() -> None:
         shuffled = {key: chance.sample(matrix[key], len(matrix[key])) for key in chance.sample(sorted(matrix), 4)}
         more = {key: defaults[key] for key in chance.sample(sorted(defaults), 3)}
         tree = {"matrix": shuffled, "preset": "tiny", "defaults": more, "include": [{"label": "more", "layout.dp": 4}]}
-        found = identities(expand(yaml.safe_dump(tree, sort_keys=False)))
-        del found["more-r1"]
-        assert found == reference
+        shuffled_identities = identities(expand(yaml.safe_dump(tree, sort_keys=False)))
+        del shuffled_identities["more-r1"]
+        assert shuffled_identities == reference
 
 
-def test_a_setting_that_is_written_as_its_default_changes_no_identity() -> None:
+def test_a_setting_that_is_written_with_the_default_value_changes_no_identity() -> None:
     plain = expand("preset: tiny\ninclude: [{label: a, layout.dp: 2}]").runs[0]
     written = expand("preset: tiny\ninclude: [{label: b, layout.dp: 2.0, layout.tp: 1, node.tcmalloc: no}]").runs[0]
     assert plain.digest == written.digest
     assert plain.config is not None and plain.digest == digest_of_config(plain.config)
-    one, other = (
+    first, second = (
         expand(f"preset: tiny\nmatrix: {{layout.tp: [1, 3], training.lr: [{lr}]}}").runs[1] for lr in ("1e-3", "0.001")
     )
-    assert one.config is None and one.digest == other.digest  # a refused row too
+    assert first.config is None and first.digest == second.digest  # a refused row too
 
 
 def test_a_row_that_gets_a_namesake_stays_where_it_has_run(tmp_path: Path) -> None:
     first = expand("preset: tiny\ninclude: [{label: a, training.lr: 1e-3}]")
-    run_sweep(first, tmp_path, FakeLaunch(), Quiet())
+    run_sweep(first, tmp_path, FakeLaunch(), QuietProgress())
     text = "preset: tiny\ninclude:\n- {label: a, training.lr: 2e-3}\n- {label: a, training.lr: 1e-3}\n"
     runs: List[Run] = list(with_recorded_names(expand(text), tmp_path).runs)
     assert runs[1].name == "a-r1" and runs[1].digest == first.runs[0].digest and runs[0].name.startswith("a-")
     launch = FakeLaunch()
-    run_sweep(expand(text), tmp_path, launch, Quiet())
+    run_sweep(expand(text), tmp_path, launch, QuietProgress())
     assert launch.started == [runs[0].name] != ["a-r1"]
 
 
-def test_a_folder_of_the_first_format_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_folder_of_the_first_format_is_continued(tmp_path: Path) -> None:
     sweep = expand("preset: tiny\nmatrix: {layout.dp: [1, 2]}")
-    run_sweep(sweep, tmp_path, FakeLaunch(), Quiet())
+    run_sweep(sweep, tmp_path, FakeLaunch(), QuietProgress())
     for run in sweep.runs:  # as older programs wrote it: the digest is of the text with every field
         assert run.config is not None
         file = tmp_path / run.name / "sweep.json"
@@ -187,14 +187,14 @@ def test_a_folder_of_the_first_format_is_gone_on_with(tmp_path: Path) -> None:
         file.write_text(json.dumps(values))
         assert "seed" in dump_run_config(run.config)
     launch = FakeLaunch()
-    run_sweep(sweep, tmp_path, launch, Quiet())
+    run_sweep(sweep, tmp_path, launch, QuietProgress())
     assert launch.started == []
     with pytest.raises(UsageError, match="training.lr: 0.002 then, 0.001 now"):
         run_sweep(
             expand("preset: tiny\ndefaults: {training.lr: 1e-3}\nmatrix: {layout.dp: [1, 2]}"),
             tmp_path,
             launch,
-            Quiet(),
+            QuietProgress(),
         )
 
 

@@ -1,4 +1,4 @@
-"""A sweep survives failures, keeps what is done, runs what is missing, and mixes nothing up."""
+"""Tests of running a sweep: it survives failures, keeps finished runs, runs missing ones, mixes no configurations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.expand import Sweep, expand_sweep
 from fugaku_gpt.sweep.lock import CLAIM, FILE, SweepLock
 from fugaku_gpt.sweep.run import run_sweep
-from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run, outcome, statuses, well
+from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run, outcome, statuses, succeeding
 
 TEXT = """
 preset: tiny
@@ -46,10 +46,10 @@ def sweep(tmp_path: Path) -> Sweep:
     return expand_sweep(file)
 
 
-def test_every_row_is_run_whatever_becomes_of_the_others(sweep: Sweep, tmp_path: Path) -> None:
+def test_every_row_is_run_even_if_another_row_fails(sweep: Sweep, tmp_path: Path) -> None:
     out = tmp_path / "out"
     launch = FakeLaunch(dp1_tp1_seed1=failing)
-    ended = run_sweep(sweep, out, launch, Quiet(), timeout=90)
+    ended = run_sweep(sweep, out, launch, QuietProgress(), timeout=90)
     assert statuses(ended) == {
         "dp1-tp1-seed1-r1": "failed",
         "dp1-tp2-seed1-r1": "ok",
@@ -58,36 +58,36 @@ def test_every_row_is_run_whatever_becomes_of_the_others(sweep: Sweep, tmp_path:
     }
     assert launch.started == ["dp1-tp1-seed1-r1", "dp1-tp2-seed1-r1", "last-r1"]
     assert launch.timeouts == [90, 90, 60]  # the run's own limit is the shorter one
-    assert [one.has_failed for one in ended] == [True, False, False, False]
+    assert [ended_run.has_failed for ended_run in ended] == [True, False, False, False]
     refused = RunDirectory(out / "dp1-tp3-seed1-r1").result()
     assert refused is not None and "layout.tp: 3: must divide model.heads 4" in refused.reason
     entry = read_sweep_entry(out / "last-r1")
     assert entry is not None and (entry.row, entry.order, entry.repeat) == ("last", 3, 1)
 
 
-def test_the_same_command_runs_only_what_is_missing(sweep: Sweep, tmp_path: Path) -> None:
+def test_the_same_command_runs_only_missing_runs(sweep: Sweep, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def stopped(directory: Path, config: RunConfig) -> Outcome:
         leave_run(directory, config, None)
         return outcome(15, stopped_by=signal.SIGINT)
 
-    first = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=failing, dp1_tp2_seed1=stopped), Quiet())
+    first = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=failing, dp1_tp2_seed1=stopped), QuietProgress())
     assert statuses(first) == {"dp1-tp1-seed1-r1": "failed", "dp1-tp2-seed1-r1": INTERRUPTED}  # and no further
     second = FakeLaunch()
-    quiet = Quiet()
-    ended = run_sweep(sweep, out, second, quiet)
-    assert second.started == ["dp1-tp2-seed1-r1", "last-r1"] and quiet.kept == ["dp1-tp1-seed1-r1"]
+    progress = QuietProgress()
+    ended = run_sweep(sweep, out, second, progress)
+    assert second.started == ["dp1-tp2-seed1-r1", "last-r1"] and progress.earlier_runs == ["dp1-tp1-seed1-r1"]
     assert set(statuses(ended).values()) == {"failed", "ok", "refused"}
     assert (out / "attempts" / "dp1-tp2-seed1-r1" / "1" / "log.txt").exists()
     third = FakeLaunch(dp1_tp1_seed1=failing)
-    run_sweep(sweep, out, third, Quiet(), retry_failed=True)
-    run_sweep(sweep, out, third, Quiet(), retry_failed=True)
+    run_sweep(sweep, out, third, QuietProgress(), retry_failed=True)
+    run_sweep(sweep, out, third, QuietProgress(), retry_failed=True)
     assert third.started == ["dp1-tp1-seed1-r1"] * 2
     assert sorted(os.listdir(out / "attempts" / "dp1-tp1-seed1-r1")) == ["1", "2"]
 
 
-def test_stopped_while_a_finished_run_is_profiled_the_sweep_ends_and_keeps_it(tmp_path: Path) -> None:
+def test_a_sweep_stopped_while_a_finished_run_is_profiled_ends_and_keeps_the_run(tmp_path: Path) -> None:
     file, out = tmp_path / "s.yaml", tmp_path / "out"
     file.write_text(TEXT, encoding="utf-8")
     sweep = expand_sweep(file, ["training.iterations=4", "training.profile_operators=2"])
@@ -100,30 +100,30 @@ def test_stopped_while_a_finished_run_is_profiled_the_sweep_ends_and_keeps_it(tm
         record.write_result(replace(result, ended=time.time()))
         return outcome(15, stopped_by=signal.SIGINT)
 
-    ended = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=stopped), Quiet())
+    ended = run_sweep(sweep, out, FakeLaunch(dp1_tp1_seed1=stopped), QuietProgress())
     assert statuses(ended) == {"dp1-tp1-seed1-r1": "ok"} and ended[-1].was_stopped
     second = FakeLaunch()
-    run_sweep(sweep, out, second, Quiet())
+    run_sweep(sweep, out, second, QuietProgress())
     assert second.started == ["dp1-tp2-seed1-r1", "last-r1"]
 
 
 def test_a_killed_run_without_result_is_run_again(sweep: Sweep, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run_sweep(sweep, out, FakeLaunch(), Quiet())
+    run_sweep(sweep, out, FakeLaunch(), QuietProgress())
     (out / "last-r1" / "result.json").unlink()
     again = FakeLaunch()
-    run_sweep(sweep, out, again, Quiet())
+    run_sweep(sweep, out, again, QuietProgress())
     assert again.started == ["last-r1"]
 
 
 def test_other_configurations_under_the_same_name_are_not_mixed(sweep: Sweep, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run_sweep(sweep, out, FakeLaunch(), Quiet())
+    run_sweep(sweep, out, FakeLaunch(), QuietProgress())
     changed = expand_sweep(tmp_path / "s.yaml", ["training.iterations=77"])
     launch = FakeLaunch()
     message = r"dp1-tp1-seed1-r1 .*\(training.iterations: 100 then, 77 now\); choose another --out"
     with pytest.raises(UsageError, match=message):
-        run_sweep(changed, out, launch, Quiet())
+        run_sweep(changed, out, launch, QuietProgress())
     assert launch.started == []
 
 
@@ -132,11 +132,11 @@ def test_foreign_files_are_not_touched(sweep: Sweep, tmp_path: Path) -> None:
     (out / "last-r1").mkdir(parents=True)
     (out / "last-r1" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds files that are not a sweep's"):
-        run_sweep(sweep, out, FakeLaunch(), Quiet())
+        run_sweep(sweep, out, FakeLaunch(), QuietProgress())
     assert (out / "last-r1" / "thesis.txt").read_text() == "mine"
 
 
-def test_what_a_kill_has_left_of_a_run_that_was_about_to_begin_is_not_foreign(
+def test_files_of_a_run_killed_before_it_started_are_not_foreign(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -152,11 +152,11 @@ def test_what_a_kill_has_left_of_a_run_that_was_about_to_begin_is_not_foreign(
             write_text_atomically(out / "last-r1" / "sweep.json", "{}")
     assert len(os.listdir(out / "last-r1")) == 1
     launch = FakeLaunch()
-    run_sweep(sweep, out, launch, Quiet())
+    run_sweep(sweep, out, launch, QuietProgress())
     assert "last-r1" in launch.started
 
 
-def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
+def test_a_row_for_more_nodes_than_available_is_refused(tmp_path: Path) -> None:
     def more_nodes(directory: Path, config: RunConfig) -> Outcome:
         raise UsageError("job.nodes: 2: ranks are started on this machine only; valid: 1")
 
@@ -164,7 +164,7 @@ def test_a_row_for_more_nodes_than_this_one_is_refused(tmp_path: Path) -> None:
     file.write_text(
         "preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]", encoding="utf-8"
     )
-    ended = run_sweep(expand_sweep(file), tmp_path / "out", FakeLaunch(big=more_nodes), Quiet())
+    ended = run_sweep(expand_sweep(file), tmp_path / "out", FakeLaunch(big=more_nodes), QuietProgress())
     assert statuses(ended) == {"big-r1": "refused", "small-r1": "ok"}
     assert ended[0].has_failed  # it was to be run, and was not
 
@@ -174,7 +174,7 @@ def test_a_row_that_does_not_fit_is_a_refused_row(tmp_path: Path) -> None:
     rows = "[{label: big, node.memory_limit: 100Mi}, {label: forced, node.memory_limit: 100Mi, node.memory_check: no}]"
     file.write_text(f"preset: tiny\ninclude: {rows}", encoding="utf-8")
     launch = FakeLaunch()
-    ended = run_sweep(expand_sweep(file), tmp_path / "out", launch, Quiet())
+    ended = run_sweep(expand_sweep(file), tmp_path / "out", launch, QuietProgress())
     assert statuses(ended) == {"big-r1": "refused", "forced-r1": "ok"} and launch.started == ["forced-r1"]
     result = RunDirectory(tmp_path / "out" / "big-r1").result()
     assert result is not None and "there are 36 MiB (node.memory_limit" in result.reason
@@ -182,11 +182,11 @@ def test_a_row_that_does_not_fit_is_a_refused_row(tmp_path: Path) -> None:
 
 def test_two_sweeps_do_not_share_a_directory(sweep: Sweep, tmp_path: Path) -> None:
     with SweepLock(tmp_path), pytest.raises(UsageError, match=f"already running there .process {os.getpid()}"):
-        run_sweep(sweep, tmp_path, FakeLaunch(), Quiet())
-    run_sweep(sweep, tmp_path, FakeLaunch(), Quiet())
+        run_sweep(sweep, tmp_path, FakeLaunch(), QuietProgress())
+    run_sweep(sweep, tmp_path, FakeLaunch(), QuietProgress())
 
 
-def test_a_killed_sweep_leaves_no_lock_and_its_ranks_are_ended(tmp_path: Path) -> None:
+def test_a_killed_sweep_leaves_no_lock_and_leftover_ranks_are_ended(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys, time; from pathlib import Path; from fugaku_gpt.sweep.lock import SweepLock\n"
         "with SweepLock(Path(sys.argv[1])) as lock:\n"
@@ -212,7 +212,7 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str], sweep: Sweep, tmp_pa
 
     def slow(directory: Path, config: RunConfig) -> Outcome:
         assert last_iteration(directory / "metrics.jsonl") is None
-        result: Any = well(directory, config)
+        result: Any = succeeding(directory, config)
         with open(directory / "metrics.jsonl", "a") as stream:
             stream.write('{"kind": "iterat')
         newest = last_iteration(directory / "metrics.jsonl")
@@ -226,25 +226,25 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str], sweep: Sweep, tmp_pa
     assert lines[1] == "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it, loss 7.000 to 4.000, validation 8.000 to 4.500"
 
 
-def test_the_live_display_follows_the_run_and_leaves_its_lines(
+def test_the_live_display_follows_the_run_and_leaves_result_lines(
     capfd: pytest.CaptureFixture[str], sweep: Sweep, tmp_path: Path
 ) -> None:
     from fugaku_gpt.sweep.progress import LiveProgress
 
     def slow(directory: Path, config: RunConfig) -> Outcome:
-        result = well(directory, config)
+        result = succeeding(directory, config)
         time.sleep(0.7)  # the display looks twice a second
         return result
 
     with LiveProgress() as progress:
         run_sweep(sweep, tmp_path / "out", FakeLaunch(dp1_tp1_seed1=slow, dp1_tp2_seed1=failing), progress)
-    said = " ".join(capfd.readouterr().err.split())
-    assert "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it" in said
-    assert "[2/4] dp1-tp2-seed1-r1: failed: rank 1: ValueError: no such thing" in said
+    output = " ".join(capfd.readouterr().err.split())
+    assert "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it" in output
+    assert "[2/4] dp1-tp2-seed1-r1: failed: rank 1: ValueError: no such thing" in output
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_of_the_file_system_a_claim_stands_in(
+def test_a_claim_file_replaces_missing_file_system_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     def no_locks(*_: Any) -> None:
@@ -255,7 +255,7 @@ def test_without_locks_of_the_file_system_a_claim_stands_in(
         assert "its file system has no locks" in capsys.readouterr().err
         with pytest.raises(UsageError, match=rf"already running there .process {os.getpid()} on .*remove .*claim.1"):
             SweepLock(tmp_path).__enter__()
-    with SweepLock(tmp_path):  # let go of
+    with SweepLock(tmp_path):  # released
         pass
     assert sorted(os.listdir(tmp_path)) == [FILE]
     gone = {"name": "x", "host": socket.gethostname(), "process": 2**22 + 1, "born": 1.0, "job": ""}

@@ -1,4 +1,4 @@
-"""The missing runs of a sweep are submitted, nothing twice, and nothing waits."""
+"""Tests of submitting a sweep: missing runs are submitted, none twice, and the command does not wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan
 from fugaku_gpt.sweep.run import run_sweep
 from fugaku_gpt.sweep.submit import PlannedJob, RunStanding, SubmittedSweep, planned_jobs, run_standings, submit_sweep
-from tests.sweep.fake import FakeLaunch, Quiet, failing, leave_run
+from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
 
 pytestmark = pytest.mark.slow
@@ -59,15 +59,15 @@ def submit_missing(plan: SweepPlan, out: Path, scheduler: FakeScheduler, **optio
 
 
 def statuses(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> Dict[str, str]:
-    return {one.run.name: one.status for one in run_standings(plan.sweep(), out, lambda name: scheduler)}
+    return {standing.run.name: standing.status for standing in run_standings(plan.sweep(), out, lambda name: scheduler)}
 
 
 def test_every_run_is_submitted_once_and_a_refused_row_is_a_row(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
-    heard: List[str] = []
+    reported: List[str] = []
     submission = submit_missing(
-        plan, out, scheduler, on_job=lambda n, of, planned, outcome: heard.append(f"{n}/{of} {outcome}")
+        plan, out, scheduler, on_job=lambda n, of, planned, outcome: reported.append(f"{n}/{of} {outcome}")
     )
     assert (
         list(submission.job_ids) == RUNS
@@ -75,7 +75,7 @@ def test_every_run_is_submitted_once_and_a_refused_row_is_a_row(
         and not submission.refused
         and not submission.stop_reason
     )
-    assert [job["run"] for job in scheduler.jobs()] == RUNS and heard[-1] == "4/4 job 103"
+    assert [job["run"] for job in scheduler.jobs()] == RUNS and reported[-1] == "4/4 job 103"
     refused = RunDirectory(out / "dp1-tp3-seed1-r1").result()
     assert refused is not None and "must divide model.heads 4" in refused.reason
     config = load_run_config(out / RUNS[0] / "config.yaml")
@@ -86,10 +86,10 @@ def test_every_run_is_submitted_once_and_a_refused_row_is_a_row(
     assert read_plan(out) == plan
     again = submit_missing(plan, out, scheduler)
     assert again.job_ids == {} and again.remaining == 0 and len(scheduler.jobs()) == 4
-    assert len(scheduler.polls) == 1 and len(scheduler.polls[0]) == 4  # one question for all jobs
+    assert len(scheduler.polls) == 1 and len(scheduler.polls[0]) == 4  # one poll for all jobs
 
 
-def test_a_limit_of_jobs_in_flight_is_kept_and_the_next_call_goes_on(
+def test_a_limit_of_jobs_in_flight_is_respected_and_the_next_call_continues(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     first = submit_missing(plan, out, scheduler, max_in_flight=3)
@@ -101,15 +101,15 @@ def test_a_limit_of_jobs_in_flight_is_kept_and_the_next_call_goes_on(
     assert list(last.job_ids) == RUNS[3:] and last.remaining == 0
 
 
-def test_where_every_run_stands_failures_included(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
+def test_every_run_has_a_standing_also_after_failures(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
     assert set(statuses(plan, out, scheduler).values()) == {"missing", "refused"}
     submit_missing(plan, out, scheduler, max_in_flight=3)
     scheduler.states["100"] = JobStatus("100", RUNNING, "RUNNING")
     scheduler.states["101"] = JobStatus("101", ENDED, "OUT_OF_MEMORY")
     writer = MetricsWriter(out / RUNS[0] / "metrics.jsonl")
     writer.write("iteration", {"iteration": 17, "seconds": 0.25})
-    found = {one.run.name: one for one in run_standings(plan.sweep(), out, lambda name: scheduler)}
-    assert {name: one.status for name, one in found.items()} == {
+    standings = {standing.run.name: standing for standing in run_standings(plan.sweep(), out, lambda name: scheduler)}
+    assert {name: standing.status for name, standing in standings.items()} == {
         RUNS[0]: "running",
         RUNS[1]: "oom",
         RUNS[2]: "queued",
@@ -117,18 +117,22 @@ def test_where_every_run_stands_failures_included(plan: SweepPlan, out: Path, sc
         "dp1-tp3-seed1-r1": "refused",
         "dp1-tp3-seed2-r1": "refused",
     }
-    assert (found[RUNS[0]].iterations, found[RUNS[0]].seconds_per_iteration, found[RUNS[0]].job_id) == (17, 0.25, "100")
-    assert "memory" in found[RUNS[1]].reason and found[RUNS[1]].advice
-    assert [found[name].in_flight for name in RUNS] == [True, False, True, False]
-    asked = len(scheduler.polls)
-    quiet = {
-        one.run.name: one.status
-        for one in run_standings(plan.sweep(), out, lambda name: scheduler, query_schedulers=False)
+    assert (standings[RUNS[0]].iterations, standings[RUNS[0]].seconds_per_iteration, standings[RUNS[0]].job_id) == (
+        17,
+        0.25,
+        "100",
+    )
+    assert "memory" in standings[RUNS[1]].reason and standings[RUNS[1]].advice
+    assert [standings[name].in_flight for name in RUNS] == [True, False, True, False]
+    polls_before = len(scheduler.polls)
+    unqueried = {
+        standing.run.name: standing.status
+        for standing in run_standings(plan.sweep(), out, lambda name: scheduler, query_schedulers=False)
     }
-    assert quiet[RUNS[0]] == "running" and quiet[RUNS[1]] == "oom" and len(scheduler.polls) == asked
+    assert unqueried[RUNS[0]] == "running" and unqueried[RUNS[1]] == "oom" and len(scheduler.polls) == polls_before
 
 
-def test_failures_are_kept_by_submit_and_submitted_again_by_resume(
+def test_failed_runs_are_skipped_by_submit_and_submitted_again_by_resume(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     submit_missing(plan, out, scheduler)
@@ -141,9 +145,9 @@ def test_failures_are_kept_by_submit_and_submitted_again_by_resume(
     }
     assert submit_missing(plan, out, scheduler).job_ids == {}
     resumed = submit_missing(plan, out, scheduler, resume=True)
-    assert resumed.job_ids == {RUNS[1]: ["104"], RUNS[2]: ["105"]}  # neither what is well nor what is on its way
-    kept = RunDirectory(out / "attempts" / RUNS[1] / "1").result()
-    assert kept is not None and kept.reason.endswith("rank 1: ValueError: no")
+    assert resumed.job_ids == {RUNS[1]: ["104"], RUNS[2]: ["105"]}  # neither finished runs nor those in flight
+    earlier_result = RunDirectory(out / "attempts" / RUNS[1] / "1").result()
+    assert earlier_result is not None and earlier_result.reason.endswith("rank 1: ValueError: no")
     assert (out / "attempts" / RUNS[2] / "1" / "job.jsonl").exists()
     assert statuses(plan, out, scheduler)[RUNS[1]] == "queued"
     assert submit_missing(plan, out, scheduler, resume=True).job_ids == {}
@@ -159,20 +163,20 @@ def test_a_run_lost_by_the_scheduler_is_lost_until_resumed(
     assert list(submit_missing(plan, out, scheduler, resume=True).job_ids) == [RUNS[0]]
 
 
-def test_a_refusal_is_told_and_a_scheduler_that_refuses_all_alike_is_not_pressed(
+def test_refusals_are_reported_and_identical_refusals_stop_the_submission(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     scheduler.refuse = {RUNS[0]: "too many nodes", RUNS[1]: "queue is full", RUNS[2]: "queue is full"}
     submission = submit_missing(plan, out, scheduler)
     assert list(submission.refused) == RUNS[:3] and submission.job_ids == {} and submission.remaining == 1
     assert "refuses one like the other: queue is full" in submission.stop_reason
-    found = {one.run.name: one for one in run_standings(plan.sweep(), out, lambda name: scheduler)}
-    assert found[RUNS[0]].status == "missing" and "too many nodes" in found[RUNS[0]].reason
+    standings = {standing.run.name: standing for standing in run_standings(plan.sweep(), out, lambda name: scheduler)}
+    assert standings[RUNS[0]].status == "missing" and "too many nodes" in standings[RUNS[0]].reason
     scheduler.refuse = {}
     assert list(submit_missing(plan, out, scheduler).job_ids) == RUNS
 
 
-def test_what_was_perhaps_taken_is_looked_for_and_not_submitted_again(
+def test_an_uncertain_submission_is_looked_up_and_not_repeated(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     scheduler.uncertain = [RUNS[1]]
@@ -194,17 +198,17 @@ def test_nothing_is_submitted_twice_however_often_it_is_killed(tmp_path: Path, p
     chance = random.Random(5)
     kills, done = 0, False
     for attempt in range(KILLS + 3):
-        now = str(time.time() + 1000 * attempt)  # an intent without a job is given up after a while
-        command = [sys.executable, "-m", "tests.sweep.fake_scheduler", plan.file, str(out), str(queue), now]
+        clock_time = str(time.time() + 1000 * attempt)  # an intent without a job is given up after a while
+        command = [sys.executable, "-m", "tests.sweep.fake_scheduler", plan.file, str(out), str(queue), clock_time]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         if attempt < KILLS:
             time.sleep(chance.uniform(0, 0.15))
             process.kill()
-        said = process.communicate()[0]
+        output = process.communicate()[0]
         kills += process.returncode != 0
         if process.returncode == 0:
-            assert said.endswith("done\n")
+            assert output.endswith("done\n")
             done = True
             if attempt >= KILLS:
                 break
@@ -212,14 +216,17 @@ def test_nothing_is_submitted_twice_however_often_it_is_killed(tmp_path: Path, p
     assert done and kills > 2 and Counter(job["run"] for job in jobs) == Counter(RUNS)
 
 
-def test_a_dry_run_knows_all_and_writes_nothing(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
+def test_a_dry_run_plans_all_jobs_and_writes_nothing(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
     standings, planned = planned_jobs(plan.sweep(), out, plan, resume=False)
-    assert [one.run.name for one in planned] == RUNS and len(standings) == 6 and not out.exists()
-    assert all(one.job is not None and one.job.node_hours == 0.5 and "#SBATCH" in one.job.text for one in planned)
+    assert [planned_job.run.name for planned_job in planned] == RUNS and len(standings) == 6 and not out.exists()
+    assert all(
+        planned_job.job is not None and planned_job.job.node_hours == 0.5 and "#SBATCH" in planned_job.job.text
+        for planned_job in planned
+    )
     submit_missing(plan, out, scheduler, max_in_flight=1)
     before = {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))}
     _, planned = planned_jobs(plan.sweep(), out, plan, resume=True)
-    assert [one.run.name for one in planned] == RUNS[1:]
+    assert [planned_job.run.name for planned_job in planned] == RUNS[1:]
     assert {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))} == before
 
 
@@ -233,26 +240,26 @@ def test_a_profile_is_looked_up_from_the_sweep_s_file(
     monkeypatch.chdir(tmp_path)
     plan = plan_of(Path("sweeps/s.yaml"), ("job.scheduler=slurm",))
     monkeypatch.chdir(tmp_path / "sweeps")  # the plan keeps the folder that it was made from
-    (job,) = [one.job for one in planned_jobs(plan.sweep(), out, plan, resume=False)[1]]
+    (job,) = [planned_job.job for planned_job in planned_jobs(plan.sweep(), out, plan, resume=False)[1]]
     assert job is not None and job.config.job.profile == str(profile) and "python=/opt/b/python3\n" in job.text
     profile.unlink()
     (refused,) = planned_jobs(plan.sweep(), out, plan, resume=False)[1]
     assert refused.job is None and "job.profile: env/b.yaml: no such file" in refused.refusal
 
 
-def test_nothing_is_written_where_nobody_agrees(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
-    asked: List[int] = []
+def test_nothing_is_written_without_confirmation(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
+    job_counts: List[int] = []
 
-    def no(planned: List[PlannedJob]) -> bool:
-        asked.append(len(planned))
+    def decline(planned: List[PlannedJob]) -> bool:
+        job_counts.append(len(planned))
         return False
 
-    submission = submit_missing(plan, out, scheduler, confirm=no)
-    assert asked == [4] and submission.remaining == 4 and scheduler.jobs() == []
+    submission = submit_missing(plan, out, scheduler, confirm=decline)
+    assert job_counts == [4] and submission.remaining == 4 and scheduler.jobs() == []
     assert os.listdir(out) == [".sweep.lock"]
 
 
-def test_a_run_that_cannot_be_said_to_its_scheduler_is_refused(tmp_path: Path, out: Path) -> None:
+def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n")
     plan, scheduler = plan_of(file, ("job.scheduler=local",)), FakeScheduler(tmp_path / "queue")
@@ -263,19 +270,22 @@ def test_a_run_that_cannot_be_said_to_its_scheduler_is_refused(tmp_path: Path, o
     assert list(submit_missing(plan, out, scheduler).refused) == ["big-r1"]  # cheap to ask again
 
 
-def test_a_run_that_does_not_fit_its_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
+def test_a_run_that_does_not_fit_on_the_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("preset: 124m\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]", encoding="utf-8")
     plan = plan_of(file, ("job.scheduler=slurm",))
     dry = planned_jobs(plan.sweep(), out, plan, False)[1]
-    assert [(one.job is None, bool(one.refusal)) for one in dry] == [(True, True), (False, False)]
+    assert [(planned_job.job is None, bool(planned_job.refusal)) for planned_job in dry] == [
+        (True, True),
+        (False, False),
+    ]
     submission = submit_missing(plan, out, scheduler)
     assert list(submission.job_ids) == ["small-r1"] and list(submission.refused) == ["big-r1"]
     assert "(job.node_memory" in submission.refused["big-r1"] and "--set layout.tp=2" in submission.refused["big-r1"]
     assert statuses(plan, out, scheduler)["big-r1"] == "refused"
 
 
-def test_two_do_not_submit_at_once_and_others_runs_are_not_touched(
+def test_concurrent_submissions_and_differing_runs_are_refused(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     with SweepLock(out), pytest.raises(UsageError, match="already running there"):
@@ -285,10 +295,10 @@ def test_two_do_not_submit_at_once_and_others_runs_are_not_touched(
     with pytest.raises(UsageError, match="training.iterations: 40 then, 50 now"):
         submit_missing(changed, out, scheduler)
     with pytest.raises(UsageError, match="was submitted as a job; see `fugaku-gpt sweep status"):
-        run_sweep(plan.sweep(), out, FakeLaunch(), Quiet())
+        run_sweep(plan.sweep(), out, FakeLaunch(), QuietProgress())
 
 
-def test_a_longer_time_limit_is_no_other_run(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
+def test_a_longer_time_limit_is_not_another_run(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
     submit_missing(plan, out, scheduler)
     scheduler.states["100"] = JobStatus("100", ENDED, "TIMEOUT")
     longer = SweepPlan(plan.file, plan.name, plan.text, (*plan.overrides, "job.elapse=2:00:00"), plan.base)
@@ -296,8 +306,10 @@ def test_a_longer_time_limit_is_no_other_run(plan: SweepPlan, out: Path, schedul
     assert load_run_config(out / RUNS[0] / "config.yaml").job.elapse == 7200
 
 
-def test_what_this_machine_has_run_is_not_submitted(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:
-    run_sweep(plan.sweep(), out, FakeLaunch(dp1_tp2_seed1=failing), Quiet())
+def test_runs_that_this_machine_has_finished_are_not_submitted(
+    plan: SweepPlan, out: Path, scheduler: FakeScheduler
+) -> None:
+    run_sweep(plan.sweep(), out, FakeLaunch(dp1_tp2_seed1=failing), QuietProgress())
     assert submit_missing(plan, out, scheduler).job_ids == {}
     resumed = submit_missing(plan, out, scheduler, resume=True)
     assert list(resumed.job_ids) == ["dp1-tp2-seed1-r1"]
@@ -308,15 +320,15 @@ def test_an_open_intent_counts_as_in_flight_until_it_is_settled(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:
     submit_missing(plan, out, scheduler, max_in_flight=1)
-    late = time.time() + 10_000
+    intent_time = time.time() + 10_000
     (out / RUNS[1]).mkdir()
     (out / RUNS[1] / "sweep.json").write_text((out / RUNS[0] / "sweep.json").read_text())
-    append_event(out / RUNS[1], "intent", late, scheduler="slurm", tag="t", link=1, chain=1, bulk="")
+    append_event(out / RUNS[1], "intent", intent_time, scheduler="slurm", tag="t", link=1, chain=1, bulk="")
 
-    def standing(now: float) -> RunStanding:
-        found = run_standings(plan.sweep(), out, lambda name: scheduler, lambda: now)
-        return next(one for one in found if one.run.name == RUNS[1])
+    def standing(clock_time: float) -> RunStanding:
+        standings = run_standings(plan.sweep(), out, lambda name: scheduler, lambda: clock_time)
+        return next(candidate for candidate in standings if candidate.run.name == RUNS[1])
 
-    assert standing(late + 1).in_flight
-    given_up = standing(late + 10_000)
+    assert standing(intent_time + 1).in_flight
+    given_up = standing(intent_time + 10_000)
     assert not given_up.in_flight and given_up.status == "missing" and "no answer was recorded" in given_up.reason

@@ -1,4 +1,4 @@
-"""Models this small are trained by one thread: more would wait for each other."""
+"""Fixtures of the training tests: models this small are trained by one thread, as more would wait for each other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Restored afterwards, together with what ``prepare_process`` may have set."""
+def single_thread() -> Iterator[None]:
+    """Compute with one thread; restore the number of threads and the handling of denormals afterwards."""
     torch: Any = sys.modules.get("torch")  # not every test here needs it
     if torch is None:
         yield

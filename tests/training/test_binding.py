@@ -1,4 +1,4 @@
-"""Which cores a rank gets, and that it really gets them."""
+"""Tests of which cores a rank gets, and that it is really bound to them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def test_the_cores_of_this_machine_are_in_some_group() -> None:
     assert numa_nodes_of(cores) == [] or numa_nodes_of(cores)[0] >= 0
 
 
-def test_a_bound_process_says_so() -> None:
+def test_a_bound_process_reports_the_binding() -> None:
     program = (
         "import os\nfrom fugaku_gpt.comm import Communicator\nfrom fugaku_gpt.training.binding import bind\n"
         "print(bind(Communicator.alone(), 'memory', 1)['bound'], sorted(os.sched_getaffinity(0)))"
     )
-    said = run(program)
-    assert said[0] in ("cores and memory", "cores") and said[1] == str([min(os.sched_getaffinity(0))])
+    output = run(program)
+    assert output[0] in ("cores and memory", "cores") and output[1] == str([min(os.sched_getaffinity(0))])
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_memory_is_said_to_be_bound_where_the_kernel_says_so(refuses: bool) -> None:
+def test_memory_is_reported_as_bound_if_the_kernel_confirms_it(refuses: bool) -> None:
     program = (
         "from fugaku_gpt.comm import Communicator, ProcessGrid\nfrom fugaku_gpt.config import load_run_config\n"
         "from fugaku_gpt.training import binding\nfrom fugaku_gpt.training.startup import collect_environment\n"
@@ -53,15 +53,15 @@ def test_memory_is_said_to_be_bound_where_the_kernel_says_so(refuses: bool) -> N
         "rank = collect_environment(load_run_config(), ProcessGrid.alone(), process)['ranks'][0]\n"
         "print(rank['bound'], rank['memory_nodes'])"
     )
-    said, nodes = run(program)
-    assert (said == "cores and memory") == (nodes != "[]")
+    bound, nodes = run(program)
+    assert (bound == "cores and memory") == (nodes != "[]")
     assert not (refuses and nodes != "[]")
 
 
 def run(program: str) -> List[str]:
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
-    words, _, cores = done.stdout.strip().partition(" [")
-    return [words, "[" + cores]
+    bound, _, cores = done.stdout.strip().partition(" [")
+    return [bound, "[" + cores]
 
 
 def test_more_threads_than_cores_are_not_bound() -> None:

@@ -1,4 +1,4 @@
-"""Saving and exact resume on one rank: a run that was saved and loaded is the run that was not."""
+"""Tests of saving and exact resume on one rank: a run that was saved and loaded equals a run that was not."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def trainer(*overrides: str) -> Trainer:
 
 
 def tensors(run: Trainer) -> Dict[Tuple[str, int], torch.Tensor]:
-    found = {(storage.kind, storage.first): storage.values.clone() for storage in run.storages()}
-    found["parameters", 0] = run.buffers.parameters.clone()
-    return found
+    values_by_storage = {(storage.kind, storage.first): storage.values.clone() for storage in run.storages()}
+    values_by_storage["parameters", 0] = run.buffers.parameters.clone()
+    return values_by_storage
 
 
 def assert_equal(run: Trainer, judge: Trainer) -> None:
@@ -80,13 +80,15 @@ def loaded(path: Path, *overrides: str) -> Trainer:
     ],
     ids=["dropout", "float64", "bfloat16", "float16", "growing", "skip"],
 )
-def test_three_resumes_in_a_row_are_the_run_bit_for_bit(tmp_path: Path, settings: Tuple[str, ...]) -> None:
+def test_a_run_with_three_resumes_equals_an_uninterrupted_run_bit_for_bit(
+    tmp_path: Path, settings: Tuple[str, ...]
+) -> None:
     judge, run = trainer(*settings), trainer(*settings)
     for leg, count in enumerate((3, 2, 2, 2)):
         if leg:
             checkpoints = CheckpointSaver(run, tmp_path / "checkpoints")
             checkpoints.save({})
-            checkpoints.advance(run.step())  # training goes on, and the checkpoint knows nothing of it
+            checkpoints.advance(run.step())  # training continues, and the checkpoint does not change
             checkpoints.finish()
             run = loaded(list_checkpoints(tmp_path / "checkpoints")[0].path, *settings)
         steps: List[Tuple[Step, Step]] = [(run.step(), judge.step()) for _ in range(count)]
@@ -103,15 +105,15 @@ def test_a_spike_after_the_resume_returns_to_the_copy_from_before(tmp_path: Path
     CheckpointSaver(run, tmp_path).save({}, wait=True)
     run = loaded(list_checkpoints(tmp_path)[0].path, *FAST, *ROLLBACK)
     assert_equal(run, judge)
-    for one in (run, judge):
-        one.buffers.parameters.mul_(10.0)
+    for disturbed in (run, judge):
+        disturbed.buffers.parameters.mul_(10.0)
     spike = run.step()
     assert spike == judge.step() and (spike.skip_reason, spike.returned_to) == (SPIKE, 4)
     assert all(run.step() == judge.step() for _ in range(2))
     assert_equal(run, judge)
 
 
-def test_copies_that_are_asked_for_later_begin_where_the_run_goes_on(tmp_path: Path) -> None:
+def test_copies_that_are_enabled_at_a_resume_begin_with_the_resumed_state(tmp_path: Path) -> None:
     run = trainer(*FAST, *ROLLBACK[1:])
     for _ in range(5):
         run.step()
@@ -123,7 +125,7 @@ def test_copies_that_are_asked_for_later_begin_where_the_run_goes_on(tmp_path: P
     assert (step.skip_reason, step.returned_to) == (SPIKE, 5) and torch.equal(run.buffers.parameters, before)
 
 
-def test_masters_go_on_in_another_precision(tmp_path: Path) -> None:
+def test_master_weights_are_resumed_in_another_precision(tmp_path: Path) -> None:
     run = trainer("training.dtype=bfloat16", *FAST)
     for _ in range(3):
         run.step()
@@ -131,20 +133,20 @@ def test_masters_go_on_in_another_precision(tmp_path: Path) -> None:
     assert run.masters is not None
     wide = loaded(list_checkpoints(tmp_path)[0].path, *FAST)
     for placement in wide.buffers.placements:  # the flat tensors of a wider type have other gaps
-        name, part = placement.spec.name, placement.span
-        narrow = next(one for one in run.buffers.placements if one.spec.name == name)
-        assert torch.equal(wide.buffers.parameters[part], run.masters.values[narrow.span])
+        name, span = placement.spec.name, placement.span
+        narrow = next(other for other in run.buffers.placements if other.spec.name == name)
+        assert torch.equal(wide.buffers.parameters[span], run.masters.values[narrow.span])
     assert wide.step().loss == pytest.approx(run.step().loss, rel=1e-2)
 
 
-class Logged:
+class LoggedRun:
     """A trainer with a log, as rank 0 has one."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         self.trainer = trainer(*FAST, *overrides)
         self.directory = RunDirectory(folder)
-        self.said = io.StringIO()
-        self.log = TrainingLog(self.trainer.config, MetricsWriter(self.directory.metrics_file), self.said)
+        self.log_stream = io.StringIO()
+        self.log = TrainingLog(self.trainer.config, MetricsWriter(self.directory.metrics_file), self.log_stream)
         self.checkpoints = CheckpointSaver(self.trainer, self.directory.checkpoints_dir, self.log)
 
     def names(self) -> List[str]:
@@ -152,7 +154,7 @@ class Logged:
 
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """The disk is full for the next writes of data."""
+    """Let the next writes of data fail as on a full disk."""
     real, left = file_system.write_at, [times]
 
     def write_at(*arguments: Any) -> int:
@@ -165,20 +167,20 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Logged(tmp_path, "training.iterations=6", "checkpoint.interval=2")
+    run = LoggedRun(tmp_path, "training.iterations=6", "checkpoint.interval=2")
     fail_writes(monkeypatch, 1)
     assert not run_loop(run.trainer, run.log, run.checkpoints)
     lines = run.directory.metrics("checkpoint")
     assert [line["iteration"] for line in lines] == [2, 4, 6] and "No space left" in lines[0]["error"]
-    assert "checkpoint at iteration 2 FAILED, nothing of it is kept: rank 0: " in run.said.getvalue()
+    assert "checkpoint at iteration 2 FAILED, nothing of it is kept: rank 0: " in run.log_stream.getvalue()
     assert run.names() == ["latest.json", "step-00000004", "step-00000006"]
     assert all(verify_checkpoint(info.path) == [] for info in list_checkpoints(run.directory.checkpoints_dir))
 
 
-def test_a_checkpoint_that_only_the_tracker_does_not_name_is_there(
+def test_a_checkpoint_counts_even_if_the_tracker_cannot_be_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Logged(tmp_path, "training.iterations=4", "checkpoint.interval=2", "checkpoint.keep_last=1")
+    run = LoggedRun(tmp_path, "training.iterations=4", "checkpoint.interval=2", "checkpoint.keep_last=1")
     real = file_system.rename
 
     def rename(source: Path, target: Path) -> None:
@@ -189,24 +191,24 @@ def test_a_checkpoint_that_only_the_tracker_does_not_name_is_there(
     monkeypatch.setattr(file_system, "rename", rename)
     assert not run_loop(run.trainer, run.log, run.checkpoints)
     assert all("error" not in line for line in run.directory.metrics("checkpoint"))
-    assert "step-00000004 is whole; older checkpoints are kept: " in run.said.getvalue()
+    assert "step-00000004 is whole; older checkpoints are kept: " in run.log_stream.getvalue()
     assert run.names() == ["latest.json", "step-00000002", "step-00000004"]
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
-def test_without_its_last_checkpoint_a_run_has_failed(
+def test_a_run_without_the_final_checkpoint_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: str
 ) -> None:
     at_end = ("checkpoint.at_end=true", f"checkpoint.asynchronous={asynchronous}")
-    run = Logged(tmp_path, "training.iterations=2", *at_end)
+    run = LoggedRun(tmp_path, "training.iterations=2", *at_end)
     fail_writes(monkeypatch, 1)
     with pytest.raises(RunFailed, match="the checkpoint of iteration 2 could not be written: rank 0: .*No space left"):
         run_loop(run.trainer, run.log, run.checkpoints)
     assert run.names() == []
 
 
-def test_a_run_that_is_told_to_stop_saves_and_says_so(tmp_path: Path) -> None:
-    run = Logged(tmp_path, "training.iterations=9", "training.log_interval=2")
+def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_reports_the_stop(tmp_path: Path) -> None:
+    run = LoggedRun(tmp_path, "training.iterations=9", "training.log_interval=2")
     run.trainer.should_stop = lambda: run.trainer.iteration == 2  # asked in the middle of the third
     assert run_loop(run.trainer, run.log, run.checkpoints)
     assert (run.trainer.iteration, run.checkpoints.saved_iteration, run.names()) == (
@@ -216,8 +218,8 @@ def test_a_run_that_is_told_to_stop_saves_and_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_stop_in_the_last_iteration_is_the_end(tmp_path: Path) -> None:
-    run = Logged(tmp_path, "training.iterations=2")
+def test_a_stop_in_the_last_iteration_is_a_normal_end(tmp_path: Path) -> None:
+    run = LoggedRun(tmp_path, "training.iterations=2")
     run.trainer.should_stop = lambda: run.trainer.iteration == 1
     assert not run_loop(run.trainer, run.log, run.checkpoints)
 
@@ -225,7 +227,7 @@ def test_a_stop_in_the_last_iteration_is_the_end(tmp_path: Path) -> None:
 def test_a_slow_disk_makes_the_next_checkpoint_wait_and_not_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, may_write = Logged(tmp_path), threading.Event()
+    run, may_write = LoggedRun(tmp_path), threading.Event()
     real = file_system.write_at
 
     def write_at(*arguments: Any) -> int:
@@ -241,19 +243,19 @@ def test_a_slow_disk_makes_the_next_checkpoint_wait_and_not_the_steps(
     threading.Timer(0.1, may_write.set).start()
     run.checkpoints.save({})
     assert run.checkpoints.saved_iteration == 1
-    assert "the checkpoint of iteration 1 is still being written: waiting" in run.said.getvalue()
+    assert "the checkpoint of iteration 1 is still being written: waiting" in run.log_stream.getvalue()
     run.checkpoints.finish()
     assert run.checkpoints.saved_iteration == 4
 
 
-def test_old_checkpoints_go_as_the_settings_say(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed_according_to_the_settings(tmp_path: Path) -> None:
     keep = ("checkpoint.interval=2", "checkpoint.keep_last=1", "checkpoint.keep_every=4")
-    run = Logged(tmp_path, "training.iterations=10", *keep)
+    run = LoggedRun(tmp_path, "training.iterations=10", *keep)
     run_loop(run.trainer, run.log, run.checkpoints)
     assert run.names() == ["latest.json", "step-00000004", "step-00000008", "step-00000010"]
 
 
-class Saved:
+class SavedRun:
     """A run directory with checkpoints of iterations 2 and 4."""
 
     def __init__(self, folder: Path) -> None:
@@ -265,30 +267,30 @@ class Saved:
         run_loop(self.run, None, CheckpointSaver(self.run, directory, None, "samples", {"torch": torch.__version__}))
         self.newest, self.older = (info.path for info in list_checkpoints(directory))
 
-    def look(
-        self, wanted: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False
+    def resume_plan(
+        self, resume: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False
     ) -> ResumePlan:
         config = tiny_config(*self.settings, *overrides)
-        return broadcast_plan(find_checkpoint(config, self.out, wanted, fingerprint, force), ProcessGrid.alone().world)
+        return broadcast_plan(find_checkpoint(config, self.out, resume, fingerprint, force), ProcessGrid.alone().world)
 
 
 @pytest.fixture(scope="module")
-def saved_once(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return Saved(tmp_path_factory.mktemp("saved"))
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    return SavedRun(tmp_path_factory.mktemp("saved"))
 
 
-def test_auto_takes_the_newest(saved_once: Saved) -> None:
-    found = saved_once.look()
-    assert found.candidates == (saved_once.newest, saved_once.older) and found.in_same_directory and not found.messages
-    assert saved_once.look("none") == ResumePlan()
-    assert saved_once.look(str(saved_once.newest)).in_same_directory
-    assert saved_once.look(str(saved_once.out)).candidates[0] == saved_once.newest
+def test_auto_takes_the_newest(saved_once: SavedRun) -> None:
+    plan = saved_once.resume_plan()
+    assert plan.candidates == (saved_once.newest, saved_once.older) and plan.in_same_directory and not plan.messages
+    assert saved_once.resume_plan("none") == ResumePlan()
+    assert saved_once.resume_plan(str(saved_once.newest)).in_same_directory
+    assert saved_once.resume_plan(str(saved_once.out)).candidates[0] == saved_once.newest
     assert find_checkpoint(saved_once.run.config, saved_once.out / "empty", "auto", "", False) == ResumePlan(
         in_same_directory=True
     )
 
 
-def test_a_run_that_has_done_its_iterations_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_has_done_all_iterations_is_finished(tmp_path: Path) -> None:
     config = tiny_config("training.iterations=4")
     RunDirectory(tmp_path).write_result(Result("ok", "", 0.0, 1.0, 4))
     assert find_checkpoint(config, tmp_path, "auto", "", False).is_finished
@@ -303,62 +305,62 @@ def test_a_run_that_has_done_its_iterations_is_left_alone(tmp_path: Path) -> Non
         (("training.seed=7",), "samples", r"training.seed 7 gives another order of samples than .* 1234.*--force-data"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    saved_once: Saved, overrides: Tuple[str, ...], fingerprint: str, why: str
+def test_a_checkpoint_that_does_not_fit_the_run_is_refused(
+    saved_once: SavedRun, overrides: Tuple[str, ...], fingerprint: str, why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        saved_once.look("auto", *overrides, fingerprint=fingerprint)
+        saved_once.resume_plan("auto", *overrides, fingerprint=fingerprint)
 
 
-def test_what_may_change_is_said(saved_once: Saved) -> None:
-    found = saved_once.look(
+def test_permitted_changes_are_reported(saved_once: SavedRun) -> None:
+    plan = saved_once.resume_plan(
         "auto", "training.lr=0.5", "layout.dp=2", "training.micro_batch=4", fingerprint="x", force=True
     )
-    assert "training.lr 0.01 -> 0.5" in found.messages[0] and "layout.dp 1 -> 2" in found.messages[0]
-    assert found.messages[1].endswith("resuming all the same")
+    assert "training.lr 0.01 -> 0.5" in plan.messages[0] and "layout.dp 1 -> 2" in plan.messages[0]
+    assert plan.messages[1].endswith("resuming all the same")
 
 
-def test_an_older_checkpoint_of_the_same_run_needs_another_folder(saved_once: Saved) -> None:
+def test_an_older_checkpoint_of_the_same_run_needs_another_folder(saved_once: SavedRun) -> None:
     with pytest.raises(
         UsageError, match=r"holds a newer checkpoint, step-00000004; resume from step-00000002 in anoth"
     ):
-        saved_once.look(str(saved_once.older))
+        saved_once.resume_plan(str(saved_once.older))
 
 
-@pytest.mark.parametrize("what", ["data", "header", "manifest", "missing"])
-def test_a_damaged_newest_gives_way_to_the_older_and_is_named(tmp_path: Path, what: str) -> None:
-    there = Saved(tmp_path)
-    file = there.newest / ("manifest.json" if what == "manifest" else "data-000000.safetensors")
+@pytest.mark.parametrize("damage", ["data", "header", "manifest", "missing"])
+def test_a_damaged_newest_checkpoint_is_named_and_the_older_is_resumed(tmp_path: Path, damage: str) -> None:
+    saved = SavedRun(tmp_path)
+    file = saved.newest / ("manifest.json" if damage == "manifest" else "data-000000.safetensors")
     content = bytearray(file.read_bytes())
-    content[{"data": -5, "header": 40, "manifest": 200, "missing": 0}[what]] ^= 4
+    content[{"data": -5, "header": 40, "manifest": 200, "missing": 0}[damage]] ^= 4
     file.unlink()
-    if what != "missing":
+    if damage != "missing":
         file.write_bytes(content)
-    found = there.look()
-    again = trainer(*there.settings)
-    path, manifest, rejected = resume_from(again, found)
-    assert (path, manifest.iteration, again.iteration, again.consumed_samples) == (there.older, 2, 2, 16)
-    (why,) = [line for line in (*found.messages, *rejected) if "rejected" in line]
+    plan = saved.resume_plan()
+    resumed = trainer(*saved.settings)
+    path, manifest, rejected = resume_from(resumed, plan)
+    assert (path, manifest.iteration, resumed.iteration, resumed.consumed_samples) == (saved.older, 2, 2, 16)
+    (why,) = [line for line in (*plan.messages, *rejected) if "rejected" in line]
     assert why.startswith("checkpoint step-00000004 was rejected: ") and file.name in why
-    if what == "data":
+    if damage == "data":
         assert "damaged: second_moment of " in why
-    judge = trainer(*there.settings)
+    judge = trainer(*saved.settings)
     for _ in range(2):
         judge.step()
-    assert_equal(again, judge)
+    assert_equal(resumed, judge)
 
 
-def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew_in_silence(tmp_path: Path) -> None:
-    there = Saved(tmp_path)
-    for path in (there.newest, there.older):
+def test_a_run_without_a_valid_checkpoint_fails_and_does_not_start_anew(tmp_path: Path) -> None:
+    saved = SavedRun(tmp_path)
+    for path in (saved.newest, saved.older):
         content = bytearray((path / "data-000000.safetensors").read_bytes())
         content[-5] ^= 4
         (path / "data-000000.safetensors").write_bytes(content)
     with pytest.raises(
         RunFailed, match="step-00000004 was rejected: .*; checkpoint step-00000002 was rejected: .*anew"
     ):
-        resume_from(trainer(*there.settings), there.look())
-    for path in (there.newest, there.older):
+        resume_from(trainer(*saved.settings), saved.resume_plan())
+    for path in (saved.newest, saved.older):
         (path / "data-000000.safetensors").unlink()
     with pytest.raises(UsageError, match="no checkpoint is whole"):
-        there.look()
+        saved.resume_plan()

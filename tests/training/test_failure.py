@@ -1,4 +1,4 @@
-"""How a rank that fails ends the others, when what it would record cannot be had either."""
+"""Tests that a rank that fails ends the others, even if the failure cannot be recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training.failure import end_failed_run
 
 
-def test_an_error_that_cannot_be_recorded_is_told_before_all_are_ended(
+def test_an_error_that_cannot_be_recorded_is_printed_before_all_ranks_are_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: List[Tuple[int, bool]] = []

@@ -1,4 +1,4 @@
-"""Steps that are left out, loss spikes, samples that are named to be left out, and growing batches, on one rank."""
+"""Tests of skipped steps, loss spikes, skipped samples and growing batches, on one rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROLLBACK = ("training.rollback_every=2", "training.spike_window=3", "training.sp
 
 
 class Recorded:
-    """Samples that remember who has been read."""
+    """Samples that record which of them have been read."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -43,18 +43,18 @@ def trainer(*overrides: str) -> Trainer:
 
 
 def poison(run: Trainer) -> None:
-    """One gradient of the next step is not finite, although the loss is."""
+    """Take a step in which a gradient is not finite, although the loss is."""
     handle = run.model_chunks[0].final_norm.bias.register_hook(lambda gradient: gradient * math.nan)
     run.step()
     handle.remove()
 
 
 def follow(run: Trainer, other: Trainer) -> None:
-    """Give ``run`` the place of ``other`` in iterations and samples, without any step."""
+    """Give ``run`` the iteration and the consumed samples of ``other``, without any step."""
     run.iteration, run.consumed_samples = other.iteration, other.consumed_samples
 
 
-def test_a_ramp_up_uses_each_sample_once_and_counts_what_it_uses() -> None:
+def test_a_ramp_up_uses_each_sample_once_and_counts_samples_and_tokens() -> None:
     config = tiny_config(*RAMP, *LENGTHS)
     samples = Recorded(ByteSamples(config.model.seq_len))
     run = Trainer(config, ProcessGrid.alone(), samples)
@@ -65,11 +65,11 @@ def test_a_ramp_up_uses_each_sample_once_and_counts_what_it_uses() -> None:
     assert run.consumed_tokens == sum(step.samples * step.seq_len for step in steps)
 
 
-def test_the_micro_batch_does_not_change_a_curve_whose_batch_grows_and_whose_samples_are_left_out() -> None:
+def test_the_micro_batch_does_not_change_a_curve_with_growing_batches_and_skipped_samples() -> None:
     settings = ("training.dtype=float64", *RAMP, *LENGTHS, "training.skip_samples=[3, 9-12]")
-    one, two = (trainer(*settings, f"training.micro_batch={size}") for size in (1, 2))
+    single, pairs = (trainer(*settings, f"training.micro_batch={size}") for size in (1, 2))
     for _ in range(5):
-        a, b = one.step(), two.step()
+        a, b = single.step(), pairs.step()
         assert (a.samples, a.seq_len) == (b.samples, b.seq_len)
         assert (a.loss, a.grad_norm) == pytest.approx((b.loss, b.grad_norm), rel=1e-12)
 
@@ -82,11 +82,11 @@ def test_a_shorter_sample_is_the_beginning_of_the_same_sample() -> None:
     assert run.step().loss == pytest.approx(expected, rel=1e-12)
 
 
-def test_validation_has_its_full_batch_whatever_training_has() -> None:
+def test_validation_uses_full_batches_during_a_ramp_up() -> None:
     assert trainer(*RAMP, *LENGTHS).validate() == trainer().validate()
 
 
-def test_samples_that_are_named_are_not_read_and_their_numbers_stay() -> None:
+def test_skipped_samples_are_not_read_and_count_as_consumed() -> None:
     config = tiny_config("training.skip_samples=[5-9, 2, 16-30]", "training.micro_batch=4")
     samples = Recorded(ByteSamples(config.model.seq_len))
     run = Trainer(config, ProcessGrid.alone(), samples)
@@ -97,7 +97,7 @@ def test_samples_that_are_named_are_not_read_and_their_numbers_stay() -> None:
     assert run.consumed_tokens == 16 * config.model.seq_len
 
 
-def test_naming_samples_that_are_behind_changes_no_later_choice() -> None:
+def test_skipping_samples_that_are_already_consumed_changes_no_later_batch() -> None:
     config = tiny_config("training.skip_samples=[2-5]")
     samples = Recorded(ByteSamples(config.model.seq_len))
     run = Trainer(config, ProcessGrid.alone(), samples)
@@ -106,7 +106,7 @@ def test_naming_samples_that_are_behind_changes_no_later_choice() -> None:
     assert samples.read == list(range(40, 48))
 
 
-def test_a_step_that_is_not_finite_is_left_out_and_nothing_else_changes() -> None:
+def test_a_step_that_is_not_finite_is_skipped_and_nothing_else_changes() -> None:
     run, judge = trainer(*FAST, "training.non_finite=skip"), trainer(*FAST)
     run.step()
     judge.step()
@@ -119,7 +119,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_nothing_else_changes() -> Non
     assert torch.equal(run.buffers.parameters, judge.buffers.parameters)
 
 
-def test_what_was_left_out_is_told() -> None:
+def test_a_skipped_step_is_reported() -> None:
     run = trainer(*FAST, "training.non_finite=skip")
     run.step()
     before = run.buffers.parameters.clone()
@@ -140,7 +140,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_stop_the_run() -> None:
         run.step()
 
 
-def test_a_spike_brings_back_weights_and_optimiser_and_its_samples_are_behind() -> None:
+def test_a_spike_restores_weights_and_optimiser_and_skips_the_samples_since_the_copy() -> None:
     run, judge = trainer(*FAST, *ROLLBACK), trainer(*FAST)
     for _ in range(4):
         run.step()
@@ -158,7 +158,7 @@ def test_a_spike_brings_back_weights_and_optimiser_and_its_samples_are_behind() 
     assert run.copy_bytes >= 3 * 4 * run.buffers.parameters.numel()
 
 
-def test_a_run_that_goes_back_to_the_same_copy_again_and_again_stops() -> None:
+def test_too_many_rollbacks_to_the_same_copy_stop_the_run() -> None:
     run = trainer(*FAST, *ROLLBACK, "training.max_skips=2")
     for _ in range(4):
         run.step()
@@ -170,7 +170,7 @@ def test_a_run_that_goes_back_to_the_same_copy_again_and_again_stops() -> None:
         run.step()
 
 
-def test_without_rollback_no_copy_is_kept_and_no_loss_is_a_spike() -> None:
+def test_without_rollback_no_copy_is_made_and_no_loss_is_a_spike() -> None:
     run = trainer(*FAST, "training.spike_window=2", "training.spike_ratio=1.1")
     for _ in range(3):
         run.step()
@@ -203,7 +203,7 @@ def test_losses_of_steps_that_were_undone_are_forgotten() -> None:
     assert window.limit() == before
 
 
-def test_every_rank_is_asked_also_one_whose_gradients_nobody_counts() -> None:
+def test_a_bad_gradient_on_any_rank_makes_the_step_not_finite() -> None:
     health = Health(TrainingConfig(non_finite="skip"))
     assert health.judge(1, 2.0, 1.0, bad_ranks=0) == DONE
     assert health.judge(2, 2.0, 1.0, bad_ranks=1) == NOT_FINITE

@@ -1,4 +1,4 @@
-"""Training that starts from Hugging Face's weights, and what it learns taken back there."""
+"""Tests of training that starts from Hugging Face's weights, and of exporting the trained weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def their_loss(model: Any, first: int, count: int) -> float:
     return float(torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1)))
 
 
-def test_from_transformers_and_back_with_equal_losses(tmp_path: Path) -> None:
+def test_losses_after_import_and_after_export_equal_those_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(2)
     shape = {"vocab_size": VOCABULARY, "n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 4}
     theirs = transformers.GPT2LMHeadModel(

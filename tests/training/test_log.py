@@ -1,4 +1,4 @@
-"""The log's lines and the records beside them."""
+"""Tests of the lines of the log and of the records in the metrics file."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def opened(tmp_path: Path) -> Tuple[TrainingLog, io.StringIO, Path]:
 
 
 def records(file: Path) -> List[Dict[str, Any]]:
-    """The lines of the file, each of which must be whole."""
+    """The records of the file, whose last line must be complete."""
     text = file.read_text(encoding="utf-8")
     assert text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_an_iteration_is_one_line_with_everything_in_its_place(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
+def test_an_iteration_is_a_single_line_with_all_fields_in_order(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, stream, _ = opened
     log.iteration(7, [STEP], CONSUMED, 0, IntervalMeasurements(0.25, 300 * 2**20, 2 * 2**30))
     fields = [field.strip() for field in stream.getvalue().rstrip("\n").split(" | ")]
@@ -85,7 +85,7 @@ def test_the_record_of_an_iteration_has_unrounded_values(opened: Tuple[TrainingL
     }
 
 
-def test_validations_tell_the_change_from_the_one_before(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
+def test_validations_report_the_change_from_the_previous_loss(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, stream, file = opened
     log.validation(0, 5.5, 192, None)
     log.validation(10, 5.25, 192, 5.5)
@@ -106,7 +106,7 @@ def test_a_number_that_json_cannot_hold_is_null(opened: Tuple[TrainingLog, io.St
     assert [record["loss"] for record in records(file)] == [None, None]
 
 
-def test_each_record_is_on_disk_when_its_line_is_said(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
+def test_each_record_is_on_disk_when_the_line_is_printed(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, _, file = opened
     for iteration in range(1, 4):
         log.iteration(iteration, [STEP], CONSUMED, 0, IntervalMeasurements(1.0, 1, 1))
@@ -136,7 +136,7 @@ def test_rates_are_those_of_the_batches_that_were_really_used(tmp_path: Path) ->
     assert "| global batch size: 6 | actual seqlen: 16 | lm loss:" in stream.getvalue()
 
 
-def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp_path: Path) -> None:
+def test_the_pipeline_bubble_and_hidden_communication_are_reported(tmp_path: Path) -> None:
     log, stream, file = opened_for(tmp_path, "layout.pp=2", "layout.dp=2")
     log.iteration(1, [STEP], CONSUMED, 0, IntervalMeasurements(0.5, 1, 1, (0.25, 0.75), 0.875))
     (record,) = records(file)
@@ -145,28 +145,28 @@ def test_what_a_pipeline_and_replicas_wait_for_is_shown_where_there_are_some(tmp
     plan = replace(plan_of(tiny_config("layout.pp=2", "layout.dp=2")), micro_batches=4)
     times = simulate([schedule_of(plan, stage) for stage in range(2)], chunk_times(plan))
     assert record["bubble_predicted"] == times.mean_bubble
-    told = f"predicted {times.mean_bubble:.3f}, with equal stages 0.250"
-    fields = f"| pipeline bubble: 0.500 (most 0.750, {told}) | hidden communication: 0.88 | rank RSS:"
+    prediction = f"predicted {times.mean_bubble:.3f}, with equal stages 0.250"
+    fields = f"| pipeline bubble: 0.500 (most 0.750, {prediction}) | hidden communication: 0.88 | rank RSS:"
     assert fields in stream.getvalue()
 
 
-def test_one_bubble_is_predicted_where_stages_have_equal_work(tmp_path: Path) -> None:
-    few_words = ("model.vocab_size=2", "model.padded_vocab_size=2", "model.layers=6", "model.ffn_hidden=3200")
-    log, stream, file = opened_for(tmp_path, *few_words, "layout.pp=3", "layout.hierarchical_sum=true")
+def test_a_single_bubble_is_predicted_if_stages_have_equal_work(tmp_path: Path) -> None:
+    small_vocabulary = ("model.vocab_size=2", "model.padded_vocab_size=2", "model.layers=6", "model.ffn_hidden=3200")
+    log, stream, file = opened_for(tmp_path, *small_vocabulary, "layout.pp=3", "layout.hierarchical_sum=true")
     log.iteration(1, [STEP], CONSUMED, 0, IntervalMeasurements(0.5, 1, 1, (0.25, 0.75, 0.5)))
     log.iteration(2, [STEP], CONSUMED, 0, IntervalMeasurements(0.5, 1, 1, (0.25, 0.75, 0.5)))
     assert stream.getvalue().count("pipeline bubble: 0.500 (most 0.750, predicted 0.250) | ") == 2
     assert [record["bubble_ideal"] for record in records(file)] == [2 / 8] * 2
 
 
-def test_steps_that_were_left_out_are_told_and_counted(tmp_path: Path) -> None:
+def test_skipped_steps_are_reported_and_counted(tmp_path: Path) -> None:
     log, stream, file = opened_for(tmp_path, "training.non_finite=skip")
     bad = replace(STEP, loss=math.nan, skip_reason="not finite", lost_samples="48-55")
     log.skipped_step(7, bad)
     log.iteration(7, [bad], CONSUMED, 1, IntervalMeasurements(0.5, 1, 1))
     log.skipped_step(9, replace(STEP, loss=9.5, skip_reason="spike", lost_samples="40-71", returned_to=5))
-    told, line, returned = stream.getvalue().splitlines()
-    assert told == "iteration 7 was skipped: not finite: loss nan, gradient norm 0.98765; samples lost: 48-55"
+    skipped, line, returned = stream.getvalue().splitlines()
+    assert skipped == "iteration 7 was skipped: not finite: loss nan, gradient norm 0.98765; samples lost: 48-55"
     assert "| lm loss: nan | grad norm: 0.988 | number of skipped iterations: 1 | samples per second" in line
     assert returned.endswith("; weights are those after iteration 5 again; samples lost: 40-71")
     first, iteration, second = records(file)
@@ -188,9 +188,9 @@ def test_the_slowest_and_the_fastest_rank_are_named_with_their_nodes(tmp_path: P
     }  # fmt: skip
 
 
-def test_a_time_and_its_rank_travel_as_one_number() -> None:
+def test_a_time_and_a_rank_are_packed_into_a_single_number() -> None:
     times = [(0.0, 5), (1e-6, 2**20 - 1), (0.731204, 0), (0.731204, 9), (3599.999999, 331775)]
-    numbers = [pack_time_and_rank(*one) for one in times]
+    numbers = [pack_time_and_rank(*time_and_rank) for time_and_rank in times]
     assert numbers == sorted(numbers)
     assert [unpack_time_and_rank(number)[1] for number in numbers] == [rank for _, rank in times]
     assert [unpack_time_and_rank(number)[0] for number in numbers] == pytest.approx([seconds for seconds, _ in times])

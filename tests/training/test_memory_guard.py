@@ -1,4 +1,4 @@
-"""The memory guard ends a process that really allocates, before the kernel does."""
+"""Tests that the memory guard ends a process that really allocates, before the kernel does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fugaku_gpt.training.memory_guard import MemoryGuard
 MIB = 2**20
 ROOT = Path("/sys/fs/cgroup")
 
-# allocates and touches some 50 MiB a second for ever, in the group whose file of processes is named
+# allocates and touches about 50 MiB a second for ever, in the control group whose file of processes is given
 GREEDY = """
 import os, sys, time
 from pathlib import Path
@@ -35,28 +35,32 @@ limit = f"{resident_bytes() // 2**20 + 200}Mi" if sys.argv[2] else ""
 with MemoryGuard(RunDirectory(Path(sys.argv[1])), 1, [os.getpid()], NodeConfig(memory_limit=limit)) as guard:
     weights = np.ones(64 * 2**20, dtype=np.uint8)
     guard.set_memory_by_category(lambda: {"weights": weights.nbytes, "gradients": 0})
-    kept = []
+    allocated = []
     while True:
-        kept.append(np.ones(2**20, dtype=np.uint8))
+        allocated.append(np.ones(2**20, dtype=np.uint8))
         time.sleep(0.02)
 """
 
 
 def greedy(directory: Path, limited: bool, group: str = "") -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-c", GREEDY, str(directory), "limited" if limited else "", group]
-    return subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-c", GREEDY, str(directory), "limited" if limited else "", group]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_a_rank_that_allocates_without_end_is_ended_with_what_it_had(tmp_path: Path) -> None:
+def test_a_rank_that_allocates_without_end_is_ended_and_the_memory_use_is_reported(tmp_path: Path) -> None:
     done = greedy(tmp_path, limited=True)
     result = RunDirectory(tmp_path).result()
     assert done.returncode == 1 and result is not None and result.status == "oom", done
     assert (result.rank, result.node, result.exception) == (1, os.uname().nodename, "memory guard")
     assert "(limit: node.memory_limit)" in result.reason and result.reason in done.stderr
-    said = result.reason.rpartition("at most: ")[2]
-    parts = {name.rpartition(" ")[0]: int(name.rpartition(" ")[2]) for name in said.split(", ")}
-    assert parts["weights"] == 64 and parts["before the model was there"] > 20 and "gradients" not in parts
-    assert 30 < parts["activations and the rest"] < 140  # 200 MiB more than before, less weights and margin
+    memory_use = result.reason.rpartition("at most: ")[2]
+    mib_by_category = {name.rpartition(" ")[0]: int(name.rpartition(" ")[2]) for name in memory_use.split(", ")}
+    assert (
+        mib_by_category["weights"] == 64
+        and mib_by_category["before the model was there"] > 20
+        and "gradients" not in mib_by_category
+    )
+    assert 30 < mib_by_category["activations and the rest"] < 140  # 200 MiB more than before, less weights and margin
 
 
 @pytest.fixture
@@ -77,28 +81,28 @@ def group() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_real_control_group_is_not_run_into(tmp_path: Path, group: Path) -> None:
+def test_a_rank_is_ended_before_it_reaches_the_limit_of_a_real_control_group(tmp_path: Path, group: Path) -> None:
     done = greedy(tmp_path, limited=False, group=str(group / "cgroup.procs"))
     result = RunDirectory(tmp_path).result()
     assert done.returncode == 1 and result is not None and result.status == "oom", done  # not -9 by the kernel
     assert "of 400 MiB" in result.reason and "(limit: its control group)" in result.reason
 
 
-def test_a_run_with_room_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_with_enough_memory_is_left_alone(tmp_path: Path) -> None:
     ended = []
     with MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(), exit_process=ended.append):
-        kept = bytearray(32 * MIB)
-    assert not ended and kept and RunDirectory(tmp_path).result() is None
+        allocated = bytearray(32 * MIB)
+    assert not ended and allocated and RunDirectory(tmp_path).result() is None
 
 
-def test_the_memory_is_given_back_whatever_goes_wrong_with_the_words(tmp_path: Path) -> None:
+def test_the_process_is_ended_even_if_the_report_of_memory_use_fails(tmp_path: Path) -> None:
     codes: List[int] = []
     guard = MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(memory_limit="1Mi"), codes.append)
 
-    def held() -> Mapping[str, int]:
+    def memory_by_category() -> Mapping[str, int]:
         raise RuntimeError("changed during iteration")
 
-    guard.set_memory_by_category(held)
+    guard.set_memory_by_category(memory_by_category)
     with pytest.raises(RuntimeError):
         guard._end_run(MemoryUse(1, 1, "node.memory_limit"))
     assert codes == [EXIT_RUN_FAILED]

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes: what is counted as what, and that the run knows nothing of it."""
+"""Tests of the profile of an iteration: how operators are classed, and that profiling does not change the run."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def trainer(*overrides: str) -> Trainer:
 def profile(*overrides: str) -> Operators:
     run = trainer(*overrides)
     run.step()
-    found = profile_operators(run, 1)
-    assert found is not None and run.iteration == 3
-    return found
+    measured = profile_operators(run, 1)
+    assert measured is not None and run.iteration == 3
+    return measured
 
 
 def call(name: str, start: float, end: float, thread: int = 1) -> OperatorCall:
@@ -67,14 +67,14 @@ def call(name: str, start: float, end: float, thread: int = 1) -> OperatorCall:
 
 
 def seconds(*calls: OperatorCall) -> Dict[str, float]:
-    """Of the classes that have any, in an iteration of 100 seconds."""
-    found = seconds_of_classes([call("iteration", 0.0, 100.0), *calls])
-    assert list(found) == list(CLASSES) and sum(found.values()) == pytest.approx(100.0)
-    return {name: its for name, its in found.items() if its}
+    """Seconds of the classes that take any, in an iteration of 100 seconds."""
+    class_seconds = seconds_of_classes([call("iteration", 0.0, 100.0), *calls])
+    assert list(class_seconds) == list(CLASSES) and sum(class_seconds.values()) == pytest.approx(100.0)
+    return {name: duration for name, duration in class_seconds.items() if duration}
 
 
-def test_a_call_s_own_time_is_without_the_calls_inside_it() -> None:
-    found = seconds(
+def test_a_call_s_own_time_excludes_the_calls_inside_it() -> None:
+    class_seconds = seconds(
         call("aten::linear", 10.0, 30.0), call("aten::t", 11.0, 12.0), call("aten::addmm", 12.0, 29.0),
         call("aten::add", 30.0, 35.0), call("aten::to", 31.0, 32.0),  # an operator's own copy of a number is no cast
         call("aten::to", 40.0, 45.0), call("aten::copy_", 41.0, 44.0),
@@ -82,11 +82,11 @@ def test_a_call_s_own_time_is_without_the_calls_inside_it() -> None:
         call("aten::matmul", 60.0, 70.0), call("aten::bmm", 61.0, 69.0),
         call("aten::mm", 80.0, 90.0, thread=2), call("aten::mm", 100.0, 101.0), call("aten::mm", -2.0, -1.0),
     )  # fmt: skip
-    assert found == {MATMUL: 20.0, OTHER: 5.0 + 2.0 + 2.0, CAST: 5.0, BATCHED_MATMUL: 8.0, PYTHON: 58.0}
+    assert class_seconds == {MATMUL: 20.0, OTHER: 5.0 + 2.0 + 2.0, CAST: 5.0, BATCHED_MATMUL: 8.0, PYTHON: 58.0}
 
 
 def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_are_in() -> None:
-    found = seconds(
+    class_seconds = seconds(
         call("_CrossEntropy", 0.0, 20.0), call("aten::mm", 1.0, 6.0), call("aten::exp_", 6.0, 9.0),
         call("aten::to", 9.0, 10.0), call("communication", 10.0, 14.0), call("aten::view", 11.0, 12.0),
         call("_CausalAttentionBackward", 20.0, 30.0), call("aten::bmm", 20.0, 23.0), call("aten::mul_", 23.0, 24.0),
@@ -94,51 +94,51 @@ def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_a
         call("optimiser", 30.0, 40.0), call("aten::mul_", 31.0, 35.0), call("aten::to", 35.0, 36.0),
         call("masks of dropout", 40.0, 42.0),
     )  # fmt: skip
-    assert found == {
+    assert class_seconds == {
         MATMUL: 5.0, CROSS_ENTROPY: 3.0, CAST: 1.0 + 2.0, COMMUNICATION: 4.0, BATCHED_MATMUL: 3.0, SOFTMAX: 1.0,
         OTHER: 2.0 + 2.0, OPTIMISER: 5.0, PYTHON: 100.0 - 28.0,
     }  # fmt: skip
 
 
-def test_a_compiled_kernel_s_own_time_is_of_its_class_whatever_it_is_in() -> None:
-    found = seconds(
+def test_a_compiled_kernel_s_own_time_counts_for_the_kernel_s_class_inside_any_function() -> None:
+    class_seconds = seconds(
         call("_CompiledAttention", 0.0, 20.0), call("kernel of batched product", 1.0, 16.0),
         call("aten::empty", 2.0, 3.0), call("masks of dropout", 16.0, 18.0),
         call("_CrossEntropy", 20.0, 30.0), call("aten::mm", 20.0, 24.0), call("kernel of cross-entropy", 24.0, 28.0),
         call("optimiser", 30.0, 40.0), call("kernel of optimiser", 31.0, 38.0),
     )  # fmt: skip
-    assert found == {
+    assert class_seconds == {
         BATCHED_MATMUL: 15.0, OTHER: 2.0, MATMUL: 4.0, CROSS_ENTROPY: 4.0, OPTIMISER: 7.0, PYTHON: 100.0 - 32.0,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("prefix", ["", "autograd::engine::evaluate_function: "])
-def test_what_autograd_does_after_a_row_parallel_layer_is_gelu(prefix: str) -> None:
-    found = seconds(
+def test_autograd_operators_after_a_row_parallel_layer_count_as_gelu(prefix: str) -> None:
+    class_seconds = seconds(
         call("_RecomputedBackward", 0.0, 50.0),
         call("_RowParallelBackward", 1.0, 20.0), call("aten::mm", 2.0, 5.0), call("aten::sum", 5.0, 6.0),
         call(f"{prefix}MulBackward0", 10.0, 14.0), call("aten::mul", 11.0, 13.0), call("aten::add", 14.0, 15.0),
         call(f"{prefix}AddBackward0", 20.0, 24.0), call("aten::mul", 21.0, 23.0),
     )  # fmt: skip
-    assert found == {MATMUL: 3.0, OTHER: 1.0 + 2.0, GELU: 3.0, PYTHON: 91.0}
+    assert class_seconds == {MATMUL: 3.0, OTHER: 1.0 + 2.0, GELU: 3.0, PYTHON: 91.0}
 
 
-def test_functions_of_autograd_are_known_by_names_that_they_have() -> None:
-    def below(one: type) -> Set[str]:
-        return {one.__name__}.union(*(below(other) for other in one.__subclasses__()))
+def test_the_listed_autograd_functions_exist() -> None:
+    def names_below(base: type) -> Set[str]:
+        return {base.__name__}.union(*(names_below(subclass) for subclass in base.__subclasses__()))
 
-    known = {*operators._FUNCTION_CLASSES, *(name[: -len("Backward")] for name in operators._GELU_BACKWARD_FUNCTIONS)}
-    assert known <= below(torch.autograd.Function)
+    names = {*operators._FUNCTION_CLASSES, *(name[: -len("Backward")] for name in operators._GELU_BACKWARD_FUNCTIONS)}
+    assert names <= names_below(torch.autograd.Function)
 
 
-def test_operators_that_are_more_than_all_share_what_there_is() -> None:
+def test_operators_that_exceed_the_total_are_scaled_to_it() -> None:
     assert scale_to_total({MATMUL: 6.0, CAST: 2.0, PYTHON: 1.0}, 10.0) == {MATMUL: 6.0, CAST: 2.0, PYTHON: 2.0}
     assert scale_to_total({MATMUL: 6.0, CAST: 2.0, PYTHON: 0.0}, 4.0) == {MATMUL: 3.0, CAST: 1.0, PYTHON: 0.0}
 
 
 @pytest.mark.skipif(not ops.has_onednn(), reason="this build cannot ask oneDNN for a product")
 @pytest.mark.skipif(not compat.has_profiler(), reason="this build has no profiler")
-def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_gives_them(
+def test_the_onednn_operators_of_this_build_count_as_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", True)
@@ -151,9 +151,11 @@ def test_onednn_s_operators_are_known_as_products_by_the_names_that_this_build_g
             ops.matmul(y, weight)
             ops.add_product(sums, x.t(), y)
 
-    its = {call.name for call in compat.profile_operators(products) if "mkldnn" in call.name or "dense" in call.name}
-    products_here = {name for name, kind in operators._OPERATOR_CLASSES.items() if kind == MATMUL}
-    assert its and its <= products_here
+    onednn_operators = {
+        call.name for call in compat.profile_operators(products) if "mkldnn" in call.name or "dense" in call.name
+    }
+    product_operators = {name for name, kind in operators._OPERATOR_CLASSES.items() if kind == MATMUL}
+    assert onednn_operators and onednn_operators <= product_operators
 
 
 CONFIGS: Dict[str, List[str]] = {
@@ -165,24 +167,24 @@ CONFIGS: Dict[str, List[str]] = {
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["by operators", "compiled"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_class_but_communication_has_its_part_of_a_real_iteration(
+def test_every_class_but_communication_takes_time_in_a_real_iteration(
     name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "bfloat16" and not compat.can_train(torch.bfloat16):
         pytest.skip("this PyTorch does not train in bfloat16")
     if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of more, few heads are too few for the kernels
-    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)  # what is agreed on here holds here
-    found = profile(*CONFIGS[name], f"node.compiled_kernels={compiled}")
-    assert tuple(found.classes) == CLASSES and found.ranks == found.iterations == 1
-    assert sum(found.classes.values()) == pytest.approx(found.seconds_per_iteration, rel=1e-9)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # with more threads, few heads are too few for the kernels
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)  # agreed on again in this test
+    measured = profile(*CONFIGS[name], f"node.compiled_kernels={compiled}")
+    assert tuple(measured.classes) == CLASSES and measured.ranks == measured.iterations == 1
+    assert sum(measured.classes.values()) == pytest.approx(measured.seconds_per_iteration, rel=1e-9)
     none = [SOFTMAX, COMMUNICATION] if compiled else [COMMUNICATION]
-    assert [kind for kind, its in found.classes.items() if its == 0.0] == none
-    assert found.slowdown > 0.0
+    assert [kind for kind, duration in measured.classes.items() if duration == 0.0] == none
+    assert measured.slowdown > 0.0
 
 
-def test_profiled_iterations_are_those_that_would_have_come() -> None:
+def test_profiled_iterations_are_ordinary_iterations_of_the_run() -> None:
     run, judge = trainer(), trainer()
     run.step()
     assert profile_operators(run, 2) is not None
@@ -194,7 +196,7 @@ def test_profiled_iterations_are_those_that_would_have_come() -> None:
     assert run.state() == judge.state()
 
 
-def test_nothing_is_left_of_the_named_parts_even_after_a_failure() -> None:
+def test_patched_functions_are_restored_even_after_a_failure() -> None:
     before, inside = BlockedAdamW.step, []
     run = trainer()
 
@@ -212,22 +214,22 @@ def test_nothing_is_left_of_the_named_parts_even_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize("steps_before", [0, 1])
-def test_a_run_that_is_to_stop_is_not_profiled_on(steps_before: int) -> None:
+def test_profiling_ends_if_the_run_should_stop(steps_before: int) -> None:
     run = trainer()
     run.should_stop = lambda: run.iteration >= steps_before
     assert profile_operators(run, 1) is None and run.iteration == steps_before + 1
 
 
 def train(out: Path, corpus: Path, *settings: str) -> None:
-    words = ["--ranks", "2"] + [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
-    command = [sys.executable, "-m", "fugaku_gpt", "train", "--data", str(corpus), "--out", str(out), *words]
+    arguments = ["--ranks", "2"] + [argument for setting in (*SETTINGS, *settings) for argument in ("--set", setting)]
+    command = [sys.executable, "-m", "fugaku_gpt", "train", "--data", str(corpus), "--out", str(out), *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     output = done.stdout.decode("utf-8", "replace")
     assert done.returncode == 0 and ("operators of 2 more iterations" in output) == ("profiled" in out.name), output
 
 
 @pytest.mark.mpi
-def test_a_run_leaves_the_same_with_and_without_it(tmp_path: Path) -> None:
+def test_profiling_changes_neither_checkpoints_nor_metrics_nor_the_result(tmp_path: Path) -> None:
     corpus = write_byte_corpus(tmp_path / "bytes")
     settings = (
         "training.iterations=3",
@@ -244,8 +246,12 @@ def test_a_run_leaves_the_same_with_and_without_it(tmp_path: Path) -> None:
     for file in ("metrics.jsonl", "result.json"):
         plain_lines, profiled_lines = (untimed(tmp_path / name / file) for name in ("plain", "profiled"))
         assert plain_lines == profiled_lines and plain_lines
-    found = read_operators(tmp_path / "profiled")
-    assert found is not None and (found.iterations, found.ranks) == (2, 2) and found.classes[COMMUNICATION] > 0.0
+    measured = read_operators(tmp_path / "profiled")
+    assert (
+        measured is not None
+        and (measured.iterations, measured.ranks) == (2, 2)
+        and measured.classes[COMMUNICATION] > 0.0
+    )
 
 
 PLANTED = """
@@ -271,24 +277,26 @@ main()
 """
 
 
-@pytest.mark.parametrize(("ranks", "what"), [(1, "profiler"), (1, "disk"), (2, "profiler")])
+@pytest.mark.parametrize(("ranks", "failing"), [(1, "profiler"), (1, "disk"), (2, "profiler")])
 @pytest.mark.mpi
-def test_a_failure_of_profiling_does_not_make_a_failed_run(tmp_path: Path, ranks: int, what: str) -> None:
+def test_a_failure_of_profiling_does_not_fail_the_run(tmp_path: Path, ranks: int, failing: str) -> None:
     corpus, out = write_byte_corpus(tmp_path / "bytes"), tmp_path / "run"
     settings = (*SETTINGS, "training.iterations=2", "training.profile_operators=1", f"layout.dp={ranks}")
-    words = ["--data", str(corpus), "--out", str(out)] + [word for text in settings for word in ("--set", text)]
+    arguments = ["--data", str(corpus), "--out", str(out)] + [
+        argument for text in settings for argument in ("--set", text)
+    ]
     config = load_run_config(overrides=list(settings))
-    command = [sys.executable, "-c", PLANTED, what, "train", *words]
+    command = [sys.executable, "-c", PLANTED, failing, "train", *arguments]
     if ranks > 1:
         command = [*find_launcher().command_prefix(ranks), *command]
     log, started = tmp_path / "log.txt", time.time()
     done = run_command(command, find_launcher().environment, log=log, timeout=600.0)
-    said = log.read_text()
-    planted = "a planted failure" if what == "profiler" else "No space left on device"
-    assert planted in said and not done.timed_out, said
-    assert done.exit_code == 0 or ranks > 1, said
+    output = log.read_text()
+    planted = "a planted failure" if failing == "profiler" else "No space left on device"
+    assert planted in output and not done.timed_out, output
+    assert done.exit_code == 0 or ranks > 1, output
     recorded = RunDirectory(out).result()
-    assert recorded is not None and (recorded.status, recorded.iterations) == ("ok", 2), said
+    assert recorded is not None and (recorded.status, recorded.iterations) == ("ok", 2), output
     assert result_of_launch(RunDirectory(out), config, done, log, started) == recorded
     assert exit_code_of(done, recorded) == 0
 
@@ -307,11 +315,11 @@ TIMED = ("seconds", "per_second", "tflops", "bytes", "hidden", "compute_", "star
 
 
 def untimed(file: Path) -> Any:
-    """The JSON of a file without what a clock or the machine's memory says."""
+    """The JSON of a file without times and memory use."""
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: without(its) for key, its in value.items() if not any(word in key for word in TIMED)}
+            return {key: without(entry) for key, entry in value.items() if not any(word in key for word in TIMED)}
         return value
 
     texts = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]

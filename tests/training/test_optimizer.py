@@ -1,4 +1,4 @@
-"""AdamW by each way that a build may have, against the algorithm written out."""
+"""Tests of each AdamW that a build may have, against the algorithm written out in NumPy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 4
 
 
 def trained(build: Any, divisor: float = 1.0) -> "tuple[FlatBuffers, np.ndarray[Any, Any]]":
-    """The flat parameters after some steps by so many times the gradients, and before."""
+    """The flat buffers after some steps with gradients times ``divisor``, and the parameters before."""
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     before = buffers.parameters.numpy().copy()
@@ -46,7 +46,9 @@ def gradient(step: int, size: int) -> "np.ndarray[Any, Any]":
 @pytest.mark.parametrize("divisor", [1.0, 3.3e9])
 @pytest.mark.parametrize("block", [64, 65536])
 @pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
-def test_each_way_equals_the_algorithm(build: Any, block: int, divisor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_implementation_equals_the_algorithm(
+    build: Any, block: int, divisor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(optimizers, "BLOCK", block)
     buffers, p = trained(build, divisor)
     t = CONFIG.training
@@ -68,7 +70,7 @@ def test_each_way_equals_the_algorithm(build: Any, block: int, divisor: float, m
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["by operators", "compiled"])
 @pytest.mark.parametrize("divisor", [1.0, 0.3, 3.3e9])
-def test_in_float32_too_each_way_divides_the_gradients(
+def test_each_implementation_divides_the_gradients_in_float32_too(
     divisor: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiled and not ops.has_native_kernels():
@@ -91,18 +93,20 @@ def test_in_float32_too_each_way_divides_the_gradients(
         assert torch.allclose(ours, judge, rtol=2e-6, atol=1e-7)
 
 
-def test_the_fused_kernel_is_taken_where_the_probe_finds_one() -> None:
+def test_the_fused_kernel_is_used_if_the_build_has_it() -> None:
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
-    has_one = compat.build_facts()["fused_adamw"]
-    assert isinstance(build_optimizer(runs_of(buffers), CONFIG.training), FusedAdamW if has_one else BlockedAdamW)
+    has_fused_adamw = compat.build_facts()["fused_adamw"]
+    assert isinstance(
+        build_optimizer(runs_of(buffers), CONFIG.training), FusedAdamW if has_fused_adamw else BlockedAdamW
+    )
 
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels")
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) -> None:
     config = tiny_config("training.dtype=bfloat16")
-    found = []
+    final_parameters = []
     for build in (build_optimizer, BlockedAdamW):
         model = build_model(config, Communicator.alone())
         buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards)
@@ -118,12 +122,14 @@ def test_the_compiled_kernel_rounds_the_masters_that_a_rank_owns(shards: int) ->
             assert torch.equal(buffers.parameters, stepped)
         else:
             masters.round()
-        found.append(buffers.parameters.float())
-    assert float((found[0] - found[1]).abs().max()) <= 2.0**-8 * float(found[1].abs().max())
+        final_parameters.append(buffers.parameters.float())
+    assert float((final_parameters[0] - final_parameters[1]).abs().max()) <= 2.0**-8 * float(
+        final_parameters[1].abs().max()
+    )
 
 
 @pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
-def test_what_it_keeps_between_steps_is_all_that_a_step_depends_on(build: Any) -> None:
+def test_moments_and_the_number_of_steps_are_the_full_state_of_the_optimizer(build: Any) -> None:
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     adamw = build(runs_of(buffers), CONFIG.training)
@@ -133,17 +139,17 @@ def test_what_it_keeps_between_steps_is_all_that_a_step_depends_on(build: Any) -
         adamw.step(0.01)
         return buffers.parameters.clone()
 
-    parameters, steps, kept = after(0), adamw.steps, [tensor.clone() for both in adamw.moments for tensor in both]
+    parameters, steps, moments = after(0), adamw.steps, [tensor.clone() for both in adamw.moments for tensor in both]
     expected = [after(1), after(2)]
     buffers.parameters.copy_(parameters)
-    for tensor, before in zip((tensor for both in adamw.moments for tensor in both), kept):
+    for tensor, before in zip((tensor for both in adamw.moments for tensor in both), moments):
         tensor.copy_(before)
     adamw.steps = steps
     assert steps == 1 and all(torch.equal(after(step), judge) for step, judge in zip((1, 2), expected))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -> None:
+def test_a_shard_of_padding_alone_is_stepped_saved_and_restored(dtype: str) -> None:
     config, shards = tiny_config(f"training.dtype={dtype}"), 300
     model = build_model(config, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1), shards)
@@ -164,7 +170,7 @@ def test_a_share_of_padding_alone_is_stepped_kept_and_brought_back(dtype: str) -
 
 
 @pytest.mark.parametrize("build", [BlockedAdamW, build_optimizer], ids=["blocked", "this build's own"])
-def test_moments_are_there_before_the_first_step_and_lie_along_the_runs(build: Any) -> None:
+def test_moments_exist_before_the_first_step_and_correspond_to_the_runs(build: Any) -> None:
     model = build_model(CONFIG, Communicator.alone())
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(CONFIG.model, 1))
     before = buffers.parameters.clone()

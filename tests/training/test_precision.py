@@ -1,4 +1,4 @@
-"""Training in 16 bits on one rank: near the float32 curve, whatever the kernels; loss scaling; memory."""
+"""Tests of training in 16 bits on one rank: distance from float32, loss scaling, memory, choice of kernels."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.support.tiny import tiny_config
 
 SIXTEEN_BITS = ["bfloat16", "float16"]
 STEPS = 8
-# largest relative distance of a loss from the float32 curve: 2e-4 and 3e-5 were seen
+# largest relative distance of a loss from the float32 curve: 2e-4 and 3e-5 were measured
 CURVE_BOUND = {"bfloat16": 1e-3, "float16": 2e-4}
-# of the gradient's norm: 1.6e-3 and 1.1e-4 were seen
+# largest relative distance of a gradient norm: 1.6e-3 and 1.1e-4 were measured
 NORM_BOUND = {"bfloat16": 8e-3, "float16": 1e-3}
 
 
@@ -40,7 +40,7 @@ def steps_of(run: Trainer, count: int = STEPS) -> List[Step]:
     return [run.step() for _ in range(count)]
 
 
-def is_near(ours: List[Step], judge: List[Step], dtype: str) -> bool:
+def is_close(ours: List[Step], judge: List[Step], dtype: str) -> bool:
     losses = max(abs(a.loss / b.loss - 1) for a, b in zip(ours, judge))
     norms = max(abs(a.grad_norm / b.grad_norm - 1) for a, b in zip(ours, judge))
     return 0 < losses <= CURVE_BOUND[dtype] and norms <= NORM_BOUND[dtype]
@@ -48,28 +48,28 @@ def is_near(ours: List[Step], judge: List[Step], dtype: str) -> bool:
 
 @pytest.mark.parametrize("settings", [(), ("training.recompute=full", "model.gelu=tanh")], ids=["plain", "recomputed"])
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
-def test_the_curve_in_16_bits_is_near_that_in_float32(dtype: str, settings: Any) -> None:
+def test_the_curve_in_16_bits_is_close_to_that_in_float32(dtype: str, settings: Any) -> None:
     judge, ours = trainer(*settings), trainer(*settings, f"training.dtype={dtype}")
-    assert is_near(steps_of(ours), steps_of(judge), dtype)
+    assert is_close(steps_of(ours), steps_of(judge), dtype)
     assert ours.validate() == pytest.approx(judge.validate(), rel=CURVE_BOUND[dtype])
 
 
 @pytest.mark.parametrize("missing", [*TRIALS, "all"])
-def test_the_curve_without_a_kernel_is_near_that_with_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_without_a_kernel_is_close_to_that_in_float32(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = steps_of(trainer(), 4)
-    others = list(TRIALS) if missing == "all" else [missing]
+    operations = list(TRIALS) if missing == "all" else [missing]
     monkeypatch.setitem(
         RANK_CONSENSUS.in_float32,
         torch.bfloat16,
-        frozenset([*compat.operations_without_kernel(torch.bfloat16), *others]),
+        frozenset([*compat.operations_without_kernel(torch.bfloat16), *operations]),
     )
-    assert is_near(steps_of(trainer("training.dtype=bfloat16"), 4), judge, "bfloat16")
+    assert is_close(steps_of(trainer("training.dtype=bfloat16"), 4), judge, "bfloat16")
 
 
 def test_recomputing_changes_nothing_in_16_bits() -> None:
-    kept, again = (trainer("training.dtype=bfloat16", f"training.recompute={kind}") for kind in ("none", "full"))
-    assert steps_of(kept, 3) == steps_of(again, 3)
-    assert torch.equal(kept.buffers.parameters, again.buffers.parameters)
+    plain, recomputed = (trainer("training.dtype=bfloat16", f"training.recompute={kind}") for kind in ("none", "full"))
+    assert steps_of(plain, 3) == steps_of(recomputed, 3)
+    assert torch.equal(plain.buffers.parameters, recomputed.buffers.parameters)
 
 
 def test_parameters_are_the_rounded_masters() -> None:
@@ -110,11 +110,11 @@ def test_the_scale_multiplies_gradients_before_they_are_rounded_and_not_the_loss
     assert results[0][0] == results[1][0]
     x, w = (tensor.float().requires_grad_() for tensor in (hidden, weight))
     vocab_parallel_cross_entropy(x, w, targets, Communicator.alone(), 20, gradient_scale=4096e-7).backward()
-    for lost, kept, judge in zip(results[0][1:], results[1][1:], (x.grad, w.grad)):
+    for unscaled, scaled, judge in zip(results[0][1:], results[1][1:], (x.grad, w.grad)):
         assert judge is not None
         scale = float(judge.abs().max())
-        assert float((kept.float() - judge).abs().max()) < 0.01 * scale
-        assert float((4096 * lost.float() - judge).abs().max()) > 0.1 * scale
+        assert float((scaled.float() - judge).abs().max()) < 0.01 * scale
+        assert float((4096 * unscaled.float() - judge).abs().max()) > 0.1 * scale
 
 
 def test_an_overflow_halves_the_scale_and_leaves_everything_else_as_it_was() -> None:
@@ -134,7 +134,7 @@ def test_a_scale_that_is_much_too_large_comes_down_until_steps_are_done() -> Non
     assert 2 <= done[0] < 15 and len(done) > 5
     assert run.loss_scale.overflows == run.health.skipped_steps == 20 - len(done)
     assert [step.loss_scale for step in steps[: done[0] + 1]] == [1e9 / 2**count for count in range(done[0] + 1)]
-    judge.consumed_samples = 8 * done[0]  # weights are still the first ones, and samples go on
+    judge.consumed_samples = 8 * done[0]  # the weights are still the initial ones, and the samples are later ones
     step = judge.step()
     assert (steps[done[0]].loss, steps[done[0]].grad_norm) == pytest.approx((step.loss, step.grad_norm), rel=1e-3)
 
@@ -142,11 +142,13 @@ def test_a_scale_that_is_much_too_large_comes_down_until_steps_are_done() -> Non
 def test_norms_and_clipping_do_not_depend_on_the_scale() -> None:
     # PyTorch's kernels leave the divided gradients where they were
     settings = ("training.dtype=float16", "node.compiled_kernels=false")
-    one, other = (trainer(*settings, f"training.loss_scale={scale}") for scale in (256, 16384))
-    a, b = one.step(), other.step()
+    small_scale, large_scale = (trainer(*settings, f"training.loss_scale={scale}") for scale in (256, 16384))
+    a, b = small_scale.step(), large_scale.step()
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=2e-3) == pytest.approx(trainer().step().grad_norm, rel=2e-3)
     assert a.grad_norm > 0.5
-    assert [float(run.buffers.gradients.norm()) for run in (one, other)] == pytest.approx([0.5, 0.5], rel=1e-4)
+    assert [float(run.buffers.gradients.norm()) for run in (small_scale, large_scale)] == pytest.approx(
+        [0.5, 0.5], rel=1e-4
+    )
 
 
 def test_an_overflow_at_the_smallest_scale_ends_the_run() -> None:
@@ -178,7 +180,7 @@ def test_the_scale_doubles_after_a_window_without_overflow_and_halves_at_each() 
     assert scale.is_overflow(1.0, 1) and not scale.is_overflow(float("inf"), 1) and not scale.is_overflow(1.0, 0)
 
 
-def test_a_run_that_goes_on_with_a_shorter_window_doubles_its_scale_too() -> None:
+def test_a_run_that_resumes_with_a_shorter_window_doubles_the_scale_too() -> None:
     scale = LossScale(TrainingConfig(dtype="float16", loss_scale_window=3))
     scale.load({"value": 8.0, "since_overflow": 5, "overflows": 0})
     for _ in range(2):
@@ -194,16 +196,18 @@ def test_other_types_are_not_scaled(dtype: str) -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    for wrong, said in (
+    for wrong, message in (
         (["training.dtype=float64", "training.gradient_dtype=bfloat16"], "training.gradient_dtype"),
         (["training.loss_scale=1", "training.loss_scale_min=2"], "training.loss_scale_min 2"),
         (["training.dtype=bf16"], "bfloat16"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             tiny_config(*wrong)
 
 
-def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dtype_that_the_build_cannot_train_in_is_refused_and_operations_in_float32_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = tiny_config("training.dtype=float16")
     startup.check_precision(config)
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
@@ -217,7 +221,7 @@ def test_a_build_that_cannot_compute_in_a_type_is_refused_and_help_is_said(monke
 
 
 @pytest.mark.parametrize("kernels", ["true", "false"], ids="compiled kernels {}".format)
-def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
+def test_a_resume_uses_the_kernels_of_the_first_start_whatever_is_measured(
     kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, alone = tiny_config("training.dtype=bfloat16", f"node.compiled_kernels={kernels}"), Communicator.alone()
@@ -232,42 +236,50 @@ def test_another_start_computes_as_the_first_did_whatever_a_clock_says(
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
-    by_erf = not own["compiled"]  # our own kernel is neither fast nor slow: nobody asks
-    kept = startup.agree_on_kernels(config, alone)
-    assert kept == {"dtype": "bfloat16", "in_float32": ["linear"], "gelu_by_erf": by_erf, "onednn": False, **own}
-    assert kept == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
+    by_erf = not own["compiled"]  # the compiled kernel is not timed
+    first_kernels = startup.agree_on_kernels(config, alone)
+    assert first_kernels == {
+        "dtype": "bfloat16",
+        "in_float32": ["linear"],
+        "gelu_by_erf": by_erf,
+        "onednn": False,
+        **own,
+    }
+    assert first_kernels == startup.agree_on_kernels(config, alone) == startup.kernels_in_use(config)
     monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation == "linear")
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: operation != "gelu")
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: False)
-    found = startup.agree_on_kernels(config, alone, kept)
+    resumed_kernels = startup.agree_on_kernels(config, alone, first_kernels)
     expected = {"dtype": "bfloat16", "in_float32": ["linear", "gelu"], "gelu_by_erf": by_erf, "onednn": False, **own}
-    assert found == expected
+    assert resumed_kernels == expected
     Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
-    assert startup.kernels_in_use(config) == found
+    assert startup.kernels_in_use(config) == resumed_kernels
 
 
-def test_a_start_without_our_own_gelu_asks_although_one_with_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_without_the_compiled_gelu_measures_gelu_even_if_the_first_start_did_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: True)
-    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
+    saved_kernels = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
     config = tiny_config("node.compiled_kernels=false")
-    found = startup.agree_on_kernels(config, Communicator.alone(), kept)
-    assert found["gelu_by_erf"] and not found["compiled"]
+    kernels = startup.agree_on_kernels(config, Communicator.alone(), saved_kernels)
+    assert kernels["gelu_by_erf"] and not kernels["compiled"]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_what_a_start_was_told_of_gelu_holds_in_types_that_no_kernel_of_ours_computes(
+def test_the_saved_choice_of_gelu_holds_in_types_without_compiled_kernels(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(activation, "_gelu_is_slow", lambda: pytest.fail("asked of a clock"))
-    kept = {"dtype": dtype, "in_float32": [], "gelu_by_erf": True, "onednn": False, "compiled": True}
-    found = startup.agree_on_kernels(tiny_config(f"training.dtype={dtype}"), Communicator.alone(), kept)
-    assert found["gelu_by_erf"]
+    saved_kernels = {"dtype": dtype, "in_float32": [], "gelu_by_erf": True, "onednn": False, "compiled": True}
+    kernels = startup.agree_on_kernels(tiny_config(f"training.dtype={dtype}"), Communicator.alone(), saved_kernels)
+    assert kernels["gelu_by_erf"]
 
 
 def test_the_report_names_gelu_once() -> None:
@@ -280,7 +292,7 @@ def test_the_report_names_gelu_once() -> None:
 
 
 class TwoRanks(Communicator):
-    """The first of two ranks, of which the other says what a test lets it say."""
+    """The first of two ranks; a test sets the values that the other rank gathers."""
 
     other: Dict[str, Any]
 
@@ -289,7 +301,7 @@ class TwoRanks(Communicator):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
+def test_a_gelu_that_is_slow_on_any_rank_is_replaced_on_all_ranks_and_reported(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(f"training.dtype={dtype}")
@@ -303,7 +315,7 @@ def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
     assert startup.agree_on_kernels(config, world)["gelu_by_erf"] and ops.uses_gelu_by_erf()
     facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
     assert any(line.startswith("GELU from") for line in startup.describe_environment(facts))
-    # from a checkpoint that says nothing of it, and for a model that has no use for it
+    # from a checkpoint without this choice, and for a model that does not need it
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
     monkeypatch.setattr(TwoRanks, "other", {})
     assert not startup.agree_on_kernels(config, world, {"dtype": dtype, "in_float32": []})["gelu_by_erf"]
@@ -313,111 +325,115 @@ def test_what_is_slow_on_one_rank_is_done_otherwise_on_all_and_said(
     assert not startup.agree_on_kernels(tanh, world)["gelu_by_erf"]
 
 
-def test_whoever_makes_a_trainer_has_agreed_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_a_trainer_agrees_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     trainer("training.dtype=float16")
     assert list(RANK_CONSENSUS.in_float32) == [torch.float16]
 
 
-def test_products_are_onednn_s_on_all_ranks_or_on_none_and_another_start_does_the_same(
+def test_products_are_onednn_s_on_all_ranks_or_on_none_and_a_resume_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ops, "has_onednn", lambda: True)
     config = tiny_config()
 
-    def begin(better: bool, other: Dict[str, Any], keep: Any = None) -> bool:
+    def begin(better: bool, other: Dict[str, Any], saved: Any = None) -> bool:
         monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
         monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        assert found["onednn"] == ops.uses_onednn_matmul()
+        kernels = startup.agree_on_kernels(config, TwoRanks.alone(), saved)
+        assert kernels["onednn"] == ops.uses_onednn_matmul()
         return ops.uses_onednn_matmul()
 
     assert begin(True, {}) and not begin(False, {}) and not begin(True, {"onednn": False})
-    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
-    assert not begin(True, {}, kept)  # from a checkpoint of before there was a choice
-    assert begin(False, {}, {**kept, "onednn": True}) and not begin(True, {}, {**kept, "onednn": False})
-    assert not begin(False, {"onednn": False}, {**kept, "onednn": True})
+    saved_kernels = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
+    assert not begin(True, {}, saved_kernels)  # from a checkpoint older than this choice
+    assert begin(False, {}, {**saved_kernels, "onednn": True}) and not begin(
+        True, {}, {**saved_kernels, "onednn": False}
+    )
+    assert not begin(False, {"onednn": False}, {**saved_kernels, "onednn": True})
     monkeypatch.setattr(ops, "has_onednn", lambda: False)
-    assert not begin(False, {}, {**kept, "onednn": True})
+    assert not begin(False, {}, {**saved_kernels, "onednn": True})
 
 
-def test_compiled_kernels_are_used_by_all_ranks_or_by_none_and_by_another_start_as_by_the_first(
+def test_compiled_kernels_are_used_on_all_ranks_or_on_none_and_a_resume_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def begin(mine: bool, other: Dict[str, Any], keep: Any = None, wanted: bool = True) -> bool:
+    def begin(has_kernels: bool, other: Dict[str, Any], saved: Any = None, is_enabled: bool = True) -> bool:
         monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)
-        monkeypatch.setattr(native, "has_native_kernels", lambda: mine)
-        monkeypatch.setattr(ops, "has_native_kernels", lambda: mine)
+        monkeypatch.setattr(native, "has_native_kernels", lambda: has_kernels)
+        monkeypatch.setattr(ops, "has_native_kernels", lambda: has_kernels)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        config = tiny_config(f"node.compiled_kernels={wanted}")
-        found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        assert found["compiled"] == ops.uses_native_kernels()
-        if wanted:  # of a trainer that is made afterwards, which has heard of no earlier start
-            assert startup.agree_on_kernels(config, TwoRanks.alone())["compiled"] == found["compiled"]
+        config = tiny_config(f"node.compiled_kernels={is_enabled}")
+        kernels = startup.agree_on_kernels(config, TwoRanks.alone(), saved)
+        assert kernels["compiled"] == ops.uses_native_kernels()
+        if is_enabled:  # a trainer that is created later does not know of an earlier start
+            assert startup.agree_on_kernels(config, TwoRanks.alone())["compiled"] == kernels["compiled"]
         facts = startup.collect_environment(config, ProcessGrid.alone(), startup.prepare_process(1))
-        said = any("own compiled" in line for line in startup.describe_environment(facts))
-        assert said == (found["compiled"] or wanted)  # used, or a note of why not
-        return bool(found["compiled"])
+        is_reported = any("own compiled" in line for line in startup.describe_environment(facts))
+        assert is_reported == (kernels["compiled"] or is_enabled)  # used, or a note of why not
+        return bool(kernels["compiled"])
 
     assert begin(True, {}) and not begin(False, {}) and not begin(True, {"compiled": False})
-    assert not begin(True, {}, wanted=False)
-    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False}
-    assert not begin(True, {}, kept)  # from a checkpoint of before there were any
-    assert begin(True, {}, {**kept, "compiled": True}) and not begin(True, {}, {**kept, "compiled": False})
-    assert not begin(False, {}, {**kept, "compiled": True})
+    assert not begin(True, {}, is_enabled=False)
+    saved_kernels = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False}
+    assert not begin(True, {}, saved_kernels)  # from a checkpoint older than compiled kernels
+    assert begin(True, {}, {**saved_kernels, "compiled": True}) and not begin(
+        True, {}, {**saved_kernels, "compiled": False}
+    )
+    assert not begin(False, {}, {**saved_kernels, "compiled": True})
 
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
-def test_products_are_the_kernels_on_all_ranks_or_on_none_and_another_start_does_the_same(
+def test_products_are_compiled_on_all_ranks_or_on_none_and_a_resume_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def begin(better: bool, other: Dict[str, Any], keep: Any = None, *settings: str) -> bool:
+    def begin(better: bool, other: Dict[str, Any], saved: Any = None, *settings: str) -> bool:
         monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)
         monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", None)
         monkeypatch.setattr(native, "_native_matmul_is_better", lambda: better)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        found = startup.agree_on_kernels(tiny_config(*settings), TwoRanks.alone(), keep)
-        assert found["compiled_products"] == ops.uses_native_matmul()
+        kernels = startup.agree_on_kernels(tiny_config(*settings), TwoRanks.alone(), saved)
+        assert kernels["compiled_products"] == ops.uses_native_matmul()
         facts = startup.collect_environment(tiny_config(*settings), ProcessGrid.alone(), startup.prepare_process(1))
-        said = [line for line in startup.describe_environment(facts) if "products of layers that are large" in line]
-        assert len(said) == found["compiled_products"]
-        return bool(found["compiled_products"])
+        lines = [line for line in startup.describe_environment(facts) if "products of layers that are large" in line]
+        assert len(lines) == kernels["compiled_products"]
+        return bool(kernels["compiled_products"])
 
     assert begin(True, {}) and not begin(False, {}) and not begin(True, {"compiled_products": False})
     assert not begin(True, {"compiled": False}) and not begin(True, {}, None, "node.compiled_kernels=false")
-    kept = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
-    assert not begin(True, {}, kept)  # from a checkpoint of before there were such products
-    assert begin(False, {}, {**kept, "compiled_products": True})
-    assert not begin(True, {}, {**kept, "compiled_products": False})
+    saved_kernels = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
+    assert not begin(True, {}, saved_kernels)  # from a checkpoint older than compiled products
+    assert begin(False, {}, {**saved_kernels, "compiled_products": True})
+    assert not begin(True, {}, {**saved_kernels, "compiled_products": False})
 
 
-def test_products_of_16_bits_are_onednn_s_where_any_rank_s_clock_wants_them_in_float32(
+def test_products_of_16_bits_are_onednn_s_if_they_are_slow_on_any_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ops, "has_onednn", lambda: True)
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
     config = tiny_config("training.dtype=bfloat16")
 
-    def begin(slow: List[str], other: Dict[str, Any], keep: Any = None, better: bool = True) -> Any:
+    def begin(slow: List[str], other: Dict[str, Any], saved: Any = None, better: bool = True) -> Any:
         monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
         monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
         monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
         monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation not in slow)
         monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        found = startup.agree_on_kernels(config, TwoRanks.alone(), keep)
-        # what there are no products for is not agreed on: a run in float32 in the same process may do otherwise
+        kernels = startup.agree_on_kernels(config, TwoRanks.alone(), saved)
+        # without products in float32 nothing is agreed on: a run in float32 in this process may choose otherwise
         assert RANK_CONSENSUS.products_by_onednn is (
-            found["onednn"] if {"linear", "matmul"} & set(found["in_float32"]) else None
+            kernels["onednn"] if {"linear", "matmul"} & set(kernels["in_float32"]) else None
         )
-        return found["onednn"]
+        return kernels["onednn"]
 
     assert not begin([], {}) and not begin(["gelu"], {})
     assert begin(["linear"], {}) and begin(["gelu", "matmul"], {}) and begin([], {"in_float32": ["matmul"]})
     assert not begin(["linear"], {"onednn": False}) and not begin(["linear"], {}, better=False)
-    kept = {"dtype": "bfloat16", "gelu_by_erf": False}
-    assert begin([], {}, {**kept, "in_float32": ["linear"], "onednn": True}, better=False)
-    assert not begin([], {}, {**kept, "in_float32": ["linear"], "onednn": False})
-    # there were none where it began, and there must be some here
+    saved_kernels = {"dtype": "bfloat16", "gelu_by_erf": False}
+    assert begin([], {}, {**saved_kernels, "in_float32": ["linear"], "onednn": True}, better=False)
+    assert not begin([], {}, {**saved_kernels, "in_float32": ["linear"], "onednn": False})
+    # there were none at the first start, and there must be some in this build
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: operation != "linear")
-    assert begin([], {}, {**kept, "in_float32": [], "onednn": False})
+    assert begin([], {}, {**saved_kernels, "in_float32": [], "onednn": False})

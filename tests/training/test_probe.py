@@ -1,4 +1,4 @@
-"""What the probe measures: enough of each kind for a plan of whatever was asked for."""
+"""Tests that the probe measures enough of each kind for every plan that may be asked for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_small_runs_are_of_the_types_and_ranks_that_are_measured(ranks: int, dty
     assert len({name for name, _ in runs}) == len(runs)
 
 
-def test_however_short_the_time_there_is_a_product_of_each_kind() -> None:
+def test_a_product_of_each_kind_is_measured_however_short_the_time() -> None:
     for narrow, compiled in itertools.product((False, True), repeat=2):
         kinds = (*PRODUCTS, *(COMPILED_ATTENTION if compiled else ()))
         first = itertools.islice(product_shapes(narrow, 1, compiled), len(kinds))
@@ -35,11 +35,13 @@ def test_however_short_the_time_there_is_a_product_of_each_kind() -> None:
 
 @pytest.mark.parametrize(("threads", "heads"), [(1, 16), (2, 16), (3, 18), (12, 24), (48, 48)])
 def test_compiled_attention_is_measured_with_work_for_all_threads(threads: int, heads: int) -> None:
-    found = [shape for shape in product_shapes(False, threads, True) if shape.kind in COMPILED_ATTENTION]
-    assert {shape.batch for shape in found} == {heads}
-    assert all(shape.rows == shape.columns for shape in found) and len(set(found)) == len(found)
-    without = [shape for shape in product_shapes(False, threads, True) if shape.kind not in COMPILED_ATTENTION]
-    assert without == list(product_shapes(False, threads, False))
+    attention_shapes = [shape for shape in product_shapes(False, threads, True) if shape.kind in COMPILED_ATTENTION]
+    assert {shape.batch for shape in attention_shapes} == {heads}
+    assert all(shape.rows == shape.columns for shape in attention_shapes) and len(set(attention_shapes)) == len(
+        attention_shapes
+    )
+    other_shapes = [shape for shape in product_shapes(False, threads, True) if shape.kind not in COMPILED_ATTENTION]
+    assert other_shapes == list(product_shapes(False, threads, False))
 
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
@@ -63,14 +65,16 @@ def test_an_empty_layer_has_heads_for_all_threads(threads: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_probe_times_compiled_attention_where_there_is_any(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_times_compiled_attention_if_kernels_are_compiled(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", None if compiled else False)
     probe = Probe(Communicator.alone(), 1, 0.5, lambda text: None)
     probe._clock.begin(0.2)
-    found = probe._products(["float32"]).products
-    assert {one.kind for one in found} == {*PRODUCTS, *(COMPILED_ATTENTION if compiled else ())}
+    products = probe._products(["float32"]).products
+    assert {product.kind for product in products} == {*PRODUCTS, *(COMPILED_ATTENTION if compiled else ())}
 
 
 def test_a_few_disturbed_timings_do_not_widen_the_spread() -> None:

@@ -1,4 +1,4 @@
-"""The learning rate over the iterations."""
+"""Tests of the learning rate over the iterations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_warm_up_rises_to_the_peak_and_the_cosine_falls_to_the_end() -> None:
     assert learning_rate(training, 110) == learning_rate(training, 10_000) == pytest.approx(0.1)
 
 
-def test_but_for_its_last_iteration_the_cosine_is_that_of_the_paper() -> None:
+def test_the_cosine_is_that_of_the_paper_but_for_the_last_iteration() -> None:
     training = TrainingConfig(lr=6e-4, min_lr=6e-5, warmup_iterations=7, iterations=100)
     for iteration in range(7, 99):
         cosine = math.cos(math.pi * ((iteration - 7) / 93))
@@ -57,7 +57,7 @@ def test_linear_is_a_straight_line() -> None:
     assert [learning_rate(training, i) for i in range(11)] == pytest.approx([1 - i / 10 for i in range(11)])
 
 
-def test_wsd_is_stable_and_decays_in_its_last_share() -> None:
+def test_wsd_is_stable_and_decays_in_the_last_fraction() -> None:
     training = TrainingConfig(
         lr=1.0, min_lr=0.2, warmup_iterations=10, iterations=100, lr_schedule="wsd", decay_fraction=0.2
     )
@@ -66,7 +66,7 @@ def test_wsd_is_stable_and_decays_in_its_last_share() -> None:
     assert rates[80:] == pytest.approx([1.0 - 0.8 * step / 20 for step in range(1, 21)])
 
 
-def test_a_run_of_one_iteration_has_the_highest_rate() -> None:
+def test_a_run_of_a_single_iteration_has_the_highest_rate() -> None:
     for kind in LR_SCHEDULES:
         assert learning_rate(TrainingConfig(lr=1.0, min_lr=0.1, iterations=1, lr_schedule=kind), 0) == 1.0
 
@@ -79,7 +79,7 @@ def test_the_length_of_the_schedule_may_differ_from_the_run_s() -> None:
 @given(
     warmup=st.integers(0, 50), length=st.integers(51, 500), iteration=st.integers(0, 600), low=st.floats(0, 1, width=32)
 )
-def test_it_stays_between_its_bounds_and_moves_in_small_steps(
+def test_the_rate_stays_within_bounds_and_changes_in_small_steps(
     warmup: int, length: int, iteration: int, low: float
 ) -> None:
     training = TrainingConfig(lr=1.0, min_lr=low, warmup_iterations=warmup, iterations=length)

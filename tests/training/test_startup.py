@@ -1,4 +1,4 @@
-"""The start-up block: what is really running, in words."""
+"""Tests of the start-up block, which describes the software and the machine that a run really uses."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.tiny import tiny_config
 
 
 def environment(*overrides: str) -> Dict[str, Any]:
-    """What is running here, as rank 0 of a run would record it."""
+    """The environment of this process, as rank 0 of a run would record it."""
     return collect_environment(tiny_config(*overrides), ProcessGrid.alone(), prepare_process(1))
 
 
-def test_preparing_a_process_says_what_took_effect() -> None:
+def test_preparing_a_process_reports_the_settings_that_took_effect() -> None:
     process = prepare_process(1)
     assert process["threads"] == torch.get_num_threads() == 1
     assert process["allocator"] == local.allocator_in_use()
@@ -54,33 +54,33 @@ libc.mallinfo.restype = Info
 def mapped():
     return libc.mallinfo().hblks
 
-found, keeps = [], {keeps}
+differences, keeps = [], {keeps}
 if keeps:
     keeps = prepare_process(1)["allocator_keeps_pages"]
 before = mapped()
 with mmap_large_allocations():
     lasting = torch.zeros(2**20)
-    found.append(mapped() - before)
+    differences.append(mapped() - before)
 passing = torch.zeros(2**20)
-found.append(mapped() - before)
+differences.append(mapped() - before)
 try:
     with mmap_large_allocations():
         raise KeyError
 except KeyError:
     another = torch.zeros(2**20)
-found.append(mapped() - before)
-print(json.dumps([keeps, found]))
+differences.append(mapped() - before)
+print(json.dumps([keeps, differences]))
 """
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_what_lasts_lies_outside_of_the_heap_whose_pages_are_kept(keeps: bool) -> None:
+def test_lasting_allocations_lie_outside_of_a_heap_that_keeps_freed_pages(keeps: bool) -> None:
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         [sys.executable, "-c", _HEAP.replace("{keeps}", str(keeps))], env=environ, stdout=subprocess.PIPE, check=True
     )
-    kept, mapped = json.loads(done.stdout)
-    if keeps and not kept:
+    keeps_pages, mapped = json.loads(done.stdout)
+    if keeps and not keeps_pages:
         pytest.skip("the allocator is not glibc's")
     assert mapped == ([1, 1, 1] if keeps else [1, 2, 3])
 
@@ -104,7 +104,7 @@ def test_the_block_names_builds_threads_cores_mpi_and_toggles() -> None:
     facts = environment("node.freq_mhz=1", "node.tcmalloc=true")
     text = "\n".join(describe_environment(facts))
     mpi, first = facts["mpi"], facts["ranks"][0]
-    for words in (
+    for fragment in (
         f"fugaku_gpt {fugaku_gpt.__version__} (",
         f"torch {torch.__version__}: BLAS {facts['build']['blas']}",
         f"kernels for {facts['build']['instruction_set']}",
@@ -115,7 +115,7 @@ def test_the_block_names_builds_threads_cores_mpi_and_toggles() -> None:
         "toggle freq_mhz=1: NOT applied (seen: ",
         "toggle tcmalloc=True: ",
     ):
-        assert words in text, words
+        assert fragment in text, fragment
 
 
 def test_many_ranks_are_shown_as_a_few_and_a_count() -> None:
@@ -126,7 +126,7 @@ def test_many_ranks_are_shown_as_a_few_and_a_count() -> None:
     assert "... and 92 more ranks (all in environment.json)" in lines
 
 
-def test_ranks_that_share_cores_are_told_that_their_times_mean_little() -> None:
+def test_a_note_says_that_times_mean_little_if_ranks_share_cores() -> None:
     facts = environment()
     alone = facts["ranks"][0]
     facts["ranks"] = [{**alone, "rank": rank, "threads": 3, "affinity": [0, 1]} for rank in range(2)]
@@ -135,8 +135,8 @@ def test_ranks_that_share_cores_are_told_that_their_times_mean_little() -> None:
     assert not any(line.startswith("note: ") for line in describe_environment(facts))
 
 
-def test_recompute_that_changes_nothing_is_said() -> None:
-    said = "note: training.recompute selective changes nothing"
+def test_recompute_that_changes_nothing_is_reported() -> None:
+    note = "note: training.recompute selective changes nothing"
     for dropout, expected in (("0", 1), ("0.1", 0)):
         facts = environment("training.recompute=selective", f"model.attention_dropout={dropout}")
-        assert sum(line.startswith(said) for line in describe_environment(facts)) == expected
+        assert sum(line.startswith(note) for line in describe_environment(facts)) == expected

@@ -1,4 +1,4 @@
-"""A run is told to stop by signals and by its time limit."""
+"""Tests of stopping a run by signals and by its time limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with stopping.StopRequest():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_is_a_wish_to_stop_and_says_so(number: signal.Signals) -> None:
+def test_a_signal_requests_a_stop_and_is_the_reason(number: signal.Signals) -> None:
     former = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop.should_stop()
@@ -39,7 +39,7 @@ def test_a_signal_is_a_wish_to_stop_and_says_so(number: signal.Signals) -> None:
     assert signal.getsignal(number) is former
 
 
-def test_the_same_order_by_several_ways_is_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicates_of_a_signal_within_a_short_time_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with StopRequest() as stop:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -59,25 +59,25 @@ def test_ctrl_c_ends_at_once_only_while_nothing_would_be_lost() -> None:
         assert stop.should_stop() and "SIGINT" in stop.reason
 
 
-def test_a_second_signal_ends_a_process_that_does_not_come_to_handle_it() -> None:
+def test_a_second_signal_ends_a_process_that_does_not_handle_the_first() -> None:
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM and b"second SIGTERM" in said
+    _, error_output = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM and b"second SIGTERM" in error_output
 
 
 def test_a_run_stops_when_another_step_would_pass_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "time", lambda: 5000.0 + clock[0])
-    far = StopRequest(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0)
-    assert not far.should_stop() and not far.should_stop()
-    near = StopRequest(JobLimit(time.time() + 10.3, 110.0, "PJM"), margin=10.0)
-    assert not near.should_stop()
+    distant = StopRequest(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0)
+    assert not distant.should_stop() and not distant.should_stop()
+    imminent = StopRequest(JobLimit(time.time() + 10.3, 110.0, "PJM"), margin=10.0)
+    assert not imminent.should_stop()
     clock[0] += 0.1
-    assert not near.should_stop()  # another of these can be had
+    assert not imminent.should_stop()  # there is time for another step of this length
     clock[0] += 0.15  # 0.05 s are left, and the next step may take as long as this one
-    assert near.should_stop() and near.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"
+    assert imminent.should_stop() and imminent.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"

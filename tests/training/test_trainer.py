@@ -1,4 +1,4 @@
-"""The training step on one rank."""
+"""Tests of the training step on one rank."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_the_loss_falls_on_real_text() -> None:
     assert run.iteration == 30 and run.consumed_samples == 30 * 8
 
 
-def test_a_seed_is_a_run_bit_for_bit_and_another_seed_another() -> None:
+def test_equal_seeds_give_equal_runs_bit_for_bit_and_other_seeds_do_not() -> None:
     assert losses(trainer(), 4) == losses(trainer(), 4)
     assert losses(trainer("training.seed=2"), 4) != losses(trainer(), 4)
 
 
 def test_the_micro_batch_does_not_change_the_curve() -> None:
-    one, eight = (losses(trainer("training.dtype=float64", f"training.micro_batch={size}"), 5) for size in (1, 8))
-    assert one == pytest.approx(eight, rel=1e-12)
+    size_1, size_8 = (losses(trainer("training.dtype=float64", f"training.micro_batch={size}"), 5) for size in (1, 8))
+    assert size_1 == pytest.approx(size_8, rel=1e-12)
 
 
 def test_gradients_are_means_and_clipped_to_the_norm() -> None:
     free, clipped = trainer("training.clip_grad=0"), trainer("training.clip_grad=0.1")
     free_step, clipped_step = free.step(), clipped.step()
     assert clipped_step.grad_norm == pytest.approx(free_step.grad_norm) and free_step.grad_norm > 0.1
-    for run, norm in ((free, free_step.grad_norm), (clipped, 0.1)):  # of the first step the moments are its gradients
+    for run, norm in ((free, free_step.grad_norm), (clipped, 0.1)):  # after the first step, moments are gradients
         moments = [first / (1.0 - run.config.training.beta1) for first, _ in run._optimizer.moments]
         assert float(torch.cat(moments).norm()) == pytest.approx(norm, rel=1e-5)
 
@@ -72,7 +72,7 @@ def test_validation_changes_nothing_and_repeats_itself() -> None:
     assert other.validate() == first == other.validate()
 
 
-def test_out_of_memory_is_told_from_other_failures() -> None:
+def test_out_of_memory_is_distinguished_from_other_failures() -> None:
     assert is_out_of_memory(MemoryError())
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
@@ -81,7 +81,7 @@ def test_out_of_memory_is_told_from_other_failures() -> None:
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_one_gradient_that_is_not_finite_changes_nothing_although_the_loss_is_finite(poison: float) -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing_although_the_loss_is_finite(poison: float) -> None:
     run = trainer("training.micro_batch=8")
     run.step()
     before, seen = run.buffers.parameters.clone(), (run.iteration, run.consumed_samples)
@@ -98,11 +98,11 @@ def test_one_gradient_that_is_not_finite_changes_nothing_although_the_loss_is_fi
 @pytest.mark.parametrize("micro_batch", [2, 4])
 def test_every_micro_batch_gives_the_same_gradients(micro_batch: int) -> None:
     settings = ("training.dtype=float64", "training.clip_grad=0")
-    one, many = trainer(*settings), trainer(*settings, f"training.micro_batch={micro_batch}")
-    one.step()
-    many.step()
-    scale = float(one.buffers.gradients.abs().max())
-    assert float((one.buffers.gradients - many.buffers.gradients).abs().max()) <= 1e-12 * scale
+    size_1, larger = trainer(*settings), trainer(*settings, f"training.micro_batch={micro_batch}")
+    size_1.step()
+    larger.step()
+    scale = float(size_1.buffers.gradients.abs().max())
+    assert float((size_1.buffers.gradients - larger.buffers.gradients).abs().max()) <= 1e-12 * scale
 
 
 def test_a_step_uses_the_schedule_s_rate_and_moves_the_parameters() -> None:
@@ -115,7 +115,7 @@ def test_a_step_uses_the_schedule_s_rate_and_moves_the_parameters() -> None:
     assert rates == [learning_rate(run.config.training, iteration) for iteration in range(6)]
 
 
-def test_a_trainer_without_validation_samples_says_so() -> None:
+def test_validation_without_validation_samples_is_refused() -> None:
     config = tiny_config()
     run = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
     with pytest.raises(ValueError, match="without validation samples"):

@@ -1,4 +1,4 @@
-"""What the watchdog takes for a hang and what it does not, told on a clock of our own; and that it ends the process."""
+"""Tests of which runs the watchdog takes for hanging, on a simulated clock, and that it ends the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fugaku_gpt.training.watchdog import Watchdog
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
-TIMEOUT = 60.0  # of the clock's seconds
+TIMEOUT = 60.0  # seconds of the simulated clock
 TICK = 3.0
 
 
@@ -35,29 +35,29 @@ class Ended(Exception):
 
 
 class Clock:
-    """In the place of :mod:`time`, for all that tells a hang from a slow run."""
+    """Stand-in for :mod:`time`, in the modules that distinguish a hang from a slow run."""
 
     def __init__(self) -> None:
-        self.now = time.time()
+        self.current_time = time.time()
 
     def time(self) -> float:
-        return self.now
+        return self.current_time
 
     def monotonic(self) -> float:
-        return self.now
+        return self.current_time
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.current_time += seconds
 
 
 class Ranks:
-    """Ranks of one run and their watchdogs, of which each looks when it is told to."""
+    """Ranks of one run and their watchdogs, each of which checks only when a test lets it."""
 
     def __init__(self, clock: Clock, directory: RunDirectory, count: int) -> None:
         self.clock = clock
         self.directory = directory
         self.recorders = [FlightRecorder(directory.flight_dir, rank, count) for rank in range(count)]
-        self.dogs = [Watchdog(recorder, directory, TIMEOUT, clock.now) for recorder in self.recorders]
+        self.dogs = [Watchdog(recorder, directory, TIMEOUT, clock.current_time) for recorder in self.recorders]
         self.progress(range(count), FORWARD)
 
     def progress(self, ranks: Iterable[int], phase: int) -> None:
@@ -65,11 +65,11 @@ class Ranks:
             self.recorders[rank].mark_phase(phase, 3, 0)
 
     def pass_time(self, seconds: float, ranks: Iterable[int] = (0,)) -> None:
-        """So long, in which these ranks' watchdogs look at every tick."""
-        looking = list(ranks)
+        """Let time pass, in which the watchdogs of these ranks check at every tick."""
+        checking = list(ranks)
         for _ in range(round(seconds / TICK)):
-            self.clock.now += TICK
-            for rank in looking:
+            self.clock.current_time += TICK
+            for rank in checking:
                 self.dogs[rank].check()
 
     def examiners(self) -> List[int]:
@@ -90,7 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
     for module in ("training.watchdog", "comm.flight_recorder"):
         monkeypatch.setattr(f"fugaku_gpt.{module}.time", clock)
-    monkeypatch.setattr("os.utime", lambda path: utime(path, (clock.now, clock.now)))
+    monkeypatch.setattr("os.utime", lambda path: utime(path, (clock.current_time, clock.current_time)))
     monkeypatch.setattr("os._exit", end)
     monkeypatch.setattr(FlightRecorder, "sync", lambda recorder: None)  # for other nodes, and slow on a busy disk
     yield clock
@@ -102,20 +102,20 @@ def start(clock: Clock, tmp_path: Path) -> Callable[[int], Ranks]:
     return lambda count: Ranks(clock, RunDirectory(tmp_path), count)
 
 
-def test_a_run_in_which_nobody_moves_is_ended_and_recorded(start: Callable[[int], Ranks]) -> None:
+def test_a_run_without_progress_on_any_rank_is_ended_and_recorded(start: Callable[[int], Ranks]) -> None:
     ranks = start(2)
     ranks.pass_time(TIMEOUT - 2 * TICK)
     ranks.assert_ends_within(4 * TICK)
     result = ranks.directory.result()
     assert result is not None and result.status == HUNG and result.reason
     assert (ranks.directory.stacks_dir / "rank-000000.txt").read_text(encoding="utf-8").count("test_watchdog.py")
-    with pytest.raises(Ended):  # the other rank sees it at its next look, and leaves its stacks too
+    with pytest.raises(Ended):  # the other rank sees it at its next check, and writes its stacks too
         ranks.pass_time(TIMEOUT, (1,))
     assert (ranks.directory.stacks_dir / "rank-000001.txt").exists()
 
 
 @pytest.mark.parametrize("mover", [0, 1])
-def test_as_long_as_any_rank_moves_the_run_is_slow_and_not_hung(start: Callable[[int], Ranks], mover: int) -> None:
+def test_a_run_is_slow_and_not_hung_while_any_rank_makes_progress(start: Callable[[int], Ranks], mover: int) -> None:
     ranks = start(2)
     for _ in range(12):
         ranks.pass_time(TIMEOUT * 0.8, (0, 1))
@@ -128,7 +128,7 @@ def test_time_in_which_the_process_was_suspended_does_not_count(start: Callable[
     ranks = start(1)
     for _ in range(4):
         ranks.pass_time(TIMEOUT / 5)
-        ranks.clock.now += 20 * TIMEOUT
+        ranks.clock.current_time += 20 * TIMEOUT
     ranks.assert_ends_within(TIMEOUT)
 
 
@@ -144,17 +144,19 @@ def test_files_may_take_longer_than_steps(start: Callable[[int], Ranks], phase: 
 
 
 @pytest.mark.parametrize("phase", [FORWARD, SUMS, VALIDATION])
-def test_other_phases_may_not(start: Callable[[int], Ranks], phase: int) -> None:
+def test_other_phases_may_not_exceed_the_timeout(start: Callable[[int], Ranks], phase: int) -> None:
     ranks = start(1)
     ranks.progress((0,), phase)
     ranks.assert_ends_within(TIMEOUT + 2 * TICK)
 
 
-def test_one_rank_examines_for_all_and_another_where_that_one_is_not_heard_of(start: Callable[[int], Ranks]) -> None:
+def test_a_single_rank_examines_for_all_and_another_takes_over_if_it_falls_silent(
+    start: Callable[[int], Ranks],
+) -> None:
     ranks = start(3)
     ranks.pass_time(TIMEOUT * 0.7, (1, 0, 2))
     assert ranks.examiners() == [1]
-    ranks.progress((1,), BACKWARD)  # it moves, and leaves the claim to others
+    ranks.progress((1,), BACKWARD)  # it makes progress, and leaves the claim to others
     ranks.pass_time(2 * TICK, (1, 0, 2))
     assert ranks.examiners() == [0]
     ranks.progress((0, 1, 2), SUMS)
@@ -165,7 +167,7 @@ def test_one_rank_examines_for_all_and_another_where_that_one_is_not_heard_of(st
     ranks.assert_ends_within(2 * TIMEOUT, (0,))  # as if rank 2 were stopped now
 
 
-def test_the_result_that_is_there_first_stays(start: Callable[[int], Ranks]) -> None:
+def test_an_earlier_result_is_not_overwritten(start: Callable[[int], Ranks]) -> None:
     ranks = start(1)
     ranks.directory.write_result(Result(FAILED, "a rank ran out of memory", 0.0, 1.0, 2), replace=False)
     ranks.assert_ends_within(2 * TIMEOUT)
@@ -183,12 +185,12 @@ def test_a_hang_of_an_earlier_run_in_the_same_folder_ends_nothing(start: Callabl
 
 
 @pytest.mark.parametrize("wait", [True, False], ids=["synchronous", "waited for later"])
-def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
+def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_are_written_or_read(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
     directory = RunDirectory(tmp_path)
     recorder = FlightRecorder(directory.flight_dir, 0, 1)
-    dog = Watchdog(recorder, directory, TIMEOUT, clock.now)
+    dog = Watchdog(recorder, directory, TIMEOUT, clock.current_time)
     config = tiny_config()
     world = Communicator(None, "world", recorder)
     grid = ProcessGrid(world, config.layout)
@@ -199,17 +201,17 @@ def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_come_and_go(
     finishes = threading.Event()
 
     def slow(original: Callable[..., int], beside: bool) -> Callable[..., int]:
-        def call(*words: object) -> int:
+        def call(*arguments: object) -> int:
             if beside:
                 assert finishes.wait(30.0)
             deadline = time.monotonic() + 5.0
             while beside and len(accesses) > 1 and recorder.beats == accesses[-1] and time.monotonic() < deadline:
-                time.sleep(0.001)  # until the rank, which waits for this thread, has looked round
+                time.sleep(0.001)  # until the rank, which waits for this thread, has polled again
             accesses.append(recorder.beats)
             for _ in range(round(1.5 * TIMEOUT / TICK)):
-                clock.now += TICK
+                clock.current_time += TICK
                 dog.check()
-            return original(*words)
+            return original(*arguments)
 
         return call
 

@@ -1,4 +1,4 @@
-"""``fugaku-gpt compare --factorial`` as a user calls it."""
+"""Tests of ``fugaku-gpt compare --factorial``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fugaku_gpt.records.run import RunDirectory
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 from tests.support.corpus import write_byte_corpus
 
-NOTES = Path(__file__).parents[3] / "benchmarks" / "reference" / "measurements.csv"
+MEASUREMENTS = Path(__file__).parents[3] / "benchmarks" / "reference" / "measurements.csv"
 
 
 def factorial(*arguments: object) -> int:
@@ -28,62 +28,64 @@ def test_a_design_is_printed_and_nothing_is_run(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.mpi
-def test_a_design_is_run_here_and_tells_its_effects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--preset", "tiny", "--data", write_byte_corpus(tmp_path / "bytes"), "--iterations", 2, "--warm-up", 1]
-    for text in ("model.layers=1", "model.hidden=16", "model.seq_len=16", "model.vocab_size=256"):
-        words += ["--set", text]
+def test_a_design_is_run_locally_and_reports_effects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--preset", "tiny", "--data", write_byte_corpus(tmp_path / "bytes"), "--iterations", 2, "--warm-up", 1]
+    for setting in ("model.layers=1", "model.hidden=16", "model.seq_len=16", "model.vocab_size=256"):
+        arguments += ["--set", setting]
     out = tmp_path / "out"
-    assert factorial("gelu,dtype=float32|float64", *words, "--repeats", 1, "--out", out) == EXIT_OK
+    assert factorial("gelu,dtype=float32|float64", *arguments, "--repeats", 1, "--out", out) == EXIT_OK
     assert len(list(out.glob("*/result.json"))) == 4
     assert all(RunDirectory(path.parent).result().status == "ok" for path in out.glob("*/result.json"))  # type: ignore[union-attr]
     first = capsys.readouterr().out
     assert "gelu" in first and "dtype" in first
-    # the folder of a design is told again as it was
+    # the folder of a design is reported in the same way again
     assert run(["compare", str(out)]) == EXIT_OK
     assert capsys.readouterr().out == first
     assert run(["compare", str(out), "--format", "json"]) == EXIT_OK
-    assert {one["name"] for one in json.loads(capsys.readouterr().out)["effects"]} >= {"gelu", "dtype"}
+    assert {effect["name"] for effect in json.loads(capsys.readouterr().out)["effects"]} >= {"gelu", "dtype"}
 
 
-def test_a_toggle_that_was_not_applied_is_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_toggle_that_was_not_applied_is_the_exit_code_of_failed_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     toggle = {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}
-    in_vain = {**ENVIRONMENT, "toggles": [toggle]}
+    environment = {**ENVIRONMENT, "toggles": [toggle]}
     for repeat in range(2):
         leave_run(tmp_path / f"off{repeat}", [1.0] * 6)
-        leave_run(tmp_path / f"vain{repeat}", [1.0] * 6, tiny("node.tcmalloc=true"), environment=in_vain)
+        leave_run(tmp_path / f"vain{repeat}", [1.0] * 6, tiny("node.tcmalloc=true"), environment=environment)
     assert factorial("tcmalloc", tmp_path) == EXIT_RUN_FAILED
-    said = capsys.readouterr().err
-    assert "vain0: node.tcmalloc=True was not applied" in said and "vain1" in said
+    error = capsys.readouterr().err
+    assert "vain0: node.tcmalloc=True was not applied" in error and "vain1" in error
     leave_run(tmp_path / "on", [0.8] * 6, tiny("node.tcmalloc=true"))
     assert factorial("tcmalloc", tmp_path) == EXIT_RUN_FAILED
     assert "vain0" in capsys.readouterr().out
 
 
-def test_runs_of_which_all_have_failed_are_an_exit_code_and_are_named(
+def test_failed_runs_alone_are_the_exit_code_of_failed_runs_and_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):
         leave_run(tmp_path / name, [1.0] * 6, status="failed", reason=f"{name} has no memory")
     assert factorial("tcmalloc", tmp_path) == EXIT_RUN_FAILED
-    said = capsys.readouterr().err
-    assert "no run that has ended well" in said and "a: failed: a has no memory" in said and "b: failed" in said
+    error = capsys.readouterr().err
+    assert "no run that has ended well" in error and "a: failed: a has no memory" in error and "b: failed" in error
     assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == EXIT_RUN_FAILED
 
 
-def test_the_notes_rows_say_which_effects_they_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert factorial("freq,tcmalloc,retention,ranks", NOTES) == EXIT_OK
+def test_the_report_of_recorded_rows_names_effects_that_are_not_identified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert factorial("freq,tcmalloc,retention,ranks", MEASUREMENTS) == EXIT_OK
     text = capsys.readouterr().out
     assert "effect" in text and "not identified:" in text and "noise between jobs" in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing", "--preset", "tiny"], "nothing: no such setting"),
         (["tcmalloc"], "give --preset, such as tiny, or --run RUN.yaml"),
         (["tcmalloc", "a", "b"], "--factorial: goes with nothing, a folder of runs or a FILE.csv"),
     ],
 )
-def test_mistakes(arguments: "list[str]", said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_refused(arguments: "list[str]", message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert factorial(*arguments) == EXIT_USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

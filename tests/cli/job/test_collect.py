@@ -1,4 +1,4 @@
-"""``fugaku-gpt job collect``: from what jobs have left to the table."""
+"""Tests of ``fugaku-gpt job collect``, which makes a table of the files that jobs have written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.records.job import ENDED
 from fugaku_gpt.records.run import RunDirectory
-from tests.report.jobs import exit_record, over, stats, submitted
+from tests.report.jobs import exit_record, record_end, record_submission, stats
 from tests.report.test_imported import ARGUMENTS, log_of, our_line
 from tests.sweep.fake import leave_run
 
@@ -24,28 +24,32 @@ CONFIG = load_run_config(preset="tiny", overrides=["layout.dp=4", "job.nodes=4",
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
     """A run that ended well, and one that was ended at its time limit before its ranks could record anything."""
-    well, late = tmp_path / "runs" / "well", tmp_path / "runs" / "late"
-    leave_run(well, CONFIG)
-    submitted(well, "101")
-    over(well, "101")
-    exit_record(well, "101", 0)
-    (well / "well.101.stats").write_text(stats("101"))
-    late.mkdir()
-    (late / "config.yaml").write_text(dump_run_config(load_run_config(preset="tiny", overrides=["layout.dp=2"])))
-    submitted(late, "102")
-    over(late, "102", ENDED, raw="EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
-    (late / "late.102.stats").write_text(stats("102", code="11", reason="ELAPSE LIMIT EXC", elapse="00:00:40 (40)"))
+    finished, timed_out = tmp_path / "runs" / "well", tmp_path / "runs" / "late"
+    leave_run(finished, CONFIG)
+    record_submission(finished, "101")
+    record_end(finished, "101")
+    exit_record(finished, "101", 0)
+    (finished / "well.101.stats").write_text(stats("101"))
+    timed_out.mkdir()
+    (timed_out / "config.yaml").write_text(dump_run_config(load_run_config(preset="tiny", overrides=["layout.dp=2"])))
+    record_submission(timed_out, "102")
+    record_end(timed_out, "102", ENDED, raw="EXT", exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC")
+    (timed_out / "late.102.stats").write_text(
+        stats("102", code="11", reason="ELAPSE LIMIT EXC", elapse="00:00:40 (40)")
+    )
     return tmp_path / "runs"
 
 
-def test_statistics_and_results_and_the_table(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_writes_accounting_and_results_and_prints_the_table(
+    jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["job", "collect", str(jobs), "--format", "md", "--energy"]) == 0
     captured = capsys.readouterr()
     rows = [line for line in captured.out.splitlines() if line.startswith("| ")]
-    ended = next(line for line in rows if "102" in line)
-    assert "timeout" in ended and "too short to tell" in ended
-    well = next(line for line in rows if "101" in line)
-    assert '4 (2.2GHz, "eco_state=2")' in well and "| 100 | 200 | 0.09766 |" in well
+    timed_out_row = next(line for line in rows if "102" in line)
+    assert "timeout" in timed_out_row and "too short to tell" in timed_out_row
+    finished_row = next(line for line in rows if "101" in line)
+    assert '4 (2.2GHz, "eco_state=2")' in finished_row and "| 100 | 200 | 0.09766 |" in finished_row
     assert "result written: timeout" in captured.err and "101" in captured.err
     result = RunDirectory(jobs / "late").result()
     assert result is not None and result.status == "timeout"
@@ -53,15 +57,17 @@ def test_statistics_and_results_and_the_table(jobs: Path, capsys: pytest.Capture
     assert accounting["version"] == 1 and accounting["jobs"][0]["knobs"]["freq"]["use"] == "2200"
 
 
-def test_doing_it_again_changes_nothing(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["job", "collect", str(jobs), "--format", "md"]
-    assert run(words) == 0
+def test_a_second_collect_changes_nothing(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["job", "collect", str(jobs), "--format", "md"]
+    assert run(arguments) == 0
     first = capsys.readouterr().out
-    assert run(words) == 0
+    assert run(arguments) == 0
     assert capsys.readouterr().out == first
 
 
-def test_tables_are_left_where_they_are_wanted(jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_written_to_the_output_folder(
+    jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert run(["job", "collect", str(jobs), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {"table.md", "table.html", "table.csv", "table.json"}
@@ -87,14 +93,14 @@ def test_reparse_reads_our_logs_again(jobs: Path, capsys: pytest.CaptureFixture[
 def test_reparse_makes_a_row_of_another_trainers_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "megatron").mkdir()
     (tmp_path / "megatron" / "run.out").write_text(log_of(ARGUMENTS))
-    words = ["job", "collect", "--reparse", str(tmp_path / "megatron"), "--set", "nodes=4", "--format", "md"]
-    assert run(words) == 0
+    arguments = ["job", "collect", "--reparse", str(tmp_path / "megatron"), "--set", "nodes=4", "--format", "md"]
+    assert run(arguments) == 0
     captured = capsys.readouterr()
     assert "| 4 | 1.3B | 1 | 4 | 1 | 2 | 1024 | - | 3231.4 | 0.90 | 0.004 | from a log of megatron |" in captured.out
     assert "3 iteration lines of megatron" in captured.err
 
 
-def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_or_option_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["job", "collect", str(tmp_path / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
     assert run(["job", "collect", "--reparse", str(tmp_path)]) == 2
@@ -103,26 +109,26 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "together with --reparse" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_file_that_cannot_be_written_is_told_by_its_name_without_a_traceback(
-    refusal: int, jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_file_that_cannot_be_written_is_named_without_a_traceback(
+    error_number: int, jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # nothing is refused to root, as whom these tests may run
-    def refused(_: int) -> None:
-        raise OSError(refusal, os.strerror(refusal))
+    # root may write everywhere, and these tests may run as root: the error is simulated
+    def failing_fsync(_: int) -> None:
+        raise OSError(error_number, os.strerror(error_number))
 
-    monkeypatch.setattr(os, "fsync", refused)
+    monkeypatch.setattr(os, "fsync", failing_fsync)
     assert run(["job", "collect", str(jobs / "well")]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     path = jobs / "well" / "accounting.json"
-    assert error == f"fugaku-gpt: {path}: cannot be read or written: {os.strerror(refusal)}"
-    assert not [left for left in (jobs / "well").iterdir() if left.name.endswith(".tmp")]
+    assert error == f"fugaku-gpt: {path}: cannot be read or written: {os.strerror(error_number)}"
+    assert not [entry for entry in (jobs / "well").iterdir() if entry.name.endswith(".tmp")]
 
 
-def test_an_error_that_is_no_user_s_keeps_its_traceback(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
+def test_an_internal_error_keeps_the_traceback(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_fsync(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "what should be there")
 
-    monkeypatch.setattr(os, "fsync", lost)
+    monkeypatch.setattr(os, "fsync", failing_fsync)
     with pytest.raises(FileNotFoundError):
         run(["job", "collect", str(jobs / "well")])

@@ -1,4 +1,4 @@
-"""``fugaku-gpt job lint`` as a user calls it."""
+"""Tests of ``fugaku-gpt job lint``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PJACL = "(-L/--rsc-list) lower upper default\n (elapse=) 00:01:00 12:00:00 00:01
 
 
 @pytest.fixture
-def bad(tmp_path: Path) -> Path:
+def bad_script(tmp_path: Path) -> Path:
     path = tmp_path / "bad.sh"
     path.write_text(BAD)
     return path
@@ -40,39 +40,43 @@ def lint(*arguments: object) -> int:
     return run(["job", "lint", *(str(argument) for argument in arguments)])
 
 
-def test_findings_end_with_exit_code_three(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lint(bad) == EXIT_FINDINGS
-    assert f"{bad}:3:9: PJM050 error: freq=1800" in capsys.readouterr().out
+def test_findings_end_with_exit_code_three(
+    bad_script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lint(bad_script) == EXIT_FINDINGS
+    assert f"{bad_script}:3:9: PJM050 error: freq=1800" in capsys.readouterr().out
     (tmp_path / "clean.sh").write_text(CLEAN)
     assert lint(tmp_path / "clean.sh", "--fail-on", "info", "--strict") == EXIT_OK
     assert capsys.readouterr().out == "1 file checked, nothing found\n"
 
 
-def test_fail_on_is_the_least_severity_that_fails(bad: Path) -> None:
-    assert lint(bad, "--select", "PJM052,PJM011") == EXIT_OK
-    assert lint(bad, "--select", "PJM052,PJM011", "--fail-on", "info") == EXIT_FINDINGS
-    assert lint(bad, "--select", "PJM020", "--fail-on", "error") == EXIT_OK
-    assert lint(bad, "--select", "PJM020", "--fail-on", "error", "--strict") == EXIT_FINDINGS
+def test_fail_on_is_the_least_severity_that_fails(bad_script: Path) -> None:
+    assert lint(bad_script, "--select", "PJM052,PJM011") == EXIT_OK
+    assert lint(bad_script, "--select", "PJM052,PJM011", "--fail-on", "info") == EXIT_FINDINGS
+    assert lint(bad_script, "--select", "PJM020", "--fail-on", "error") == EXIT_OK
+    assert lint(bad_script, "--select", "PJM020", "--fail-on", "error", "--strict") == EXIT_FINDINGS
 
 
-def test_select_and_ignore_take_beginnings_of_ids(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lint(bad, "--select", "PJM05", "--select", "pjm020", "--ignore", "PJM050", "--format", "json")
+def test_select_and_ignore_take_prefixes_of_ids(bad_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lint(bad_script, "--select", "PJM05", "--select", "pjm020", "--ignore", "PJM050", "--format", "json")
     data = json.loads(capsys.readouterr().out)
-    assert [item["id"] for item in data["files"][0]["findings"]] == ["PJM020"]
+    assert [finding["id"] for finding in data["files"][0]["findings"]] == ["PJM020"]
 
 
-def test_an_unknown_id_is_refused_with_near_ones(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lint(bad, "--select", "PMJ050") == EXIT_USAGE
+def test_an_unknown_id_is_refused_with_similar_ids(bad_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(bad_script, "--select", "PMJ050") == EXIT_USAGE
     assert "--select PMJ050" in capsys.readouterr().err
-    assert lint(bad, "--ignore", "PJM059") == EXIT_USAGE
+    assert lint(bad_script, "--ignore", "PJM059") == EXIT_USAGE
     assert "similar: PJM05" in capsys.readouterr().err
     assert lint("--explain", "PJM500") == EXIT_USAGE
 
 
-def test_a_file_that_cannot_be_read_does_not_stop_the_rest(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lint(bad.parent / "none.sh", bad) == EXIT_USAGE
-    said = capsys.readouterr()
-    assert "PJM050" in said.out and "none.sh" in said.err and "No such file" in said.err
+def test_a_file_that_cannot_be_read_does_not_stop_the_rest(
+    bad_script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lint(bad_script.parent / "none.sh", bad_script) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert "PJM050" in captured.out and "none.sh" in captured.err and "No such file" in captured.err
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,14 +85,14 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "<stdin>:3:9: PJM050 error" in capsys.readouterr().out
 
 
-def test_a_folder_is_searched(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (bad.parent / "README").write_text("no script\n")
-    assert lint(bad.parent, "--format", "json") == EXIT_FINDINGS
-    assert [file["path"] for file in json.loads(capsys.readouterr().out)["files"]] == [str(bad)]
+def test_a_folder_is_searched(bad_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bad_script.parent / "README").write_text("no script\n")
+    assert lint(bad_script.parent, "--format", "json") == EXIT_FINDINGS
+    assert [file["path"] for file in json.loads(capsys.readouterr().out)["files"]] == [str(bad_script)]
 
 
-def test_sarif_is_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lint(bad, "--format", "sarif") == EXIT_FINDINGS
+def test_sarif_is_json(bad_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(bad_script, "--format", "sarif") == EXIT_FINDINGS
     assert json.loads(capsys.readouterr().out)["version"] == "2.1.0"
 
 
@@ -103,23 +107,23 @@ def test_explain_and_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)[0]["id"] == "PJM001"
 
 
-def test_nothing_to_check_is_a_mistake(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_without_files_is_refused(bad_script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lint() == EXIT_USAGE and "name a FILE" in capsys.readouterr().err
-    assert lint(bad, "-o", "x") == EXIT_USAGE and "--update-limits" in capsys.readouterr().err
+    assert lint(bad_script, "-o", "x") == EXIT_USAGE and "--update-limits" in capsys.readouterr().err
 
 
 def test_limits_are_refreshed_from_pjacl_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved, out, job = tmp_path / "saved.txt", tmp_path / "my.yaml", tmp_path / "job.sh"
-    saved.write_text(PJACL)
+    pjacl_output, out, job = tmp_path / "saved.txt", tmp_path / "my.yaml", tmp_path / "job.sh"
+    pjacl_output.write_text(PJACL)
     job.write_text(CLEAN.replace("node=2,elapse=1:00:00", "node=240,elapse=24:00:00"))
-    assert lint("--update-limits", f"small={saved}", "-o", out) == EXIT_OK
+    assert lint("--update-limits", f"small={pjacl_output}", "-o", out) == EXIT_OK
     assert "wrote" in capsys.readouterr().out
     assert load_limits(out).groups["small"].max_nodes == 192
     assert lint(job) == EXIT_OK
     capsys.readouterr()
     assert lint(job, "--limits", out) == EXIT_FINDINGS
-    said = capsys.readouterr().out
-    assert "PJM030" in said and "PJM040" in said and load_limits(out).groups["small"].date in said
+    output = capsys.readouterr().out
+    assert "PJM030" in output and "PJM040" in output and load_limits(out).groups["small"].date in output
 
 
 def test_limits_from_standard_input_go_to_standard_output(
@@ -132,12 +136,12 @@ def test_limits_from_standard_input_go_to_standard_output(
     assert load_limits(tmp_path / "x.yaml").groups["small"].max_nodes == 192
 
 
-def test_a_bad_limits_file_or_output_is_a_mistake(
-    bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_bad_limits_file_or_pjacl_output_is_refused(
+    bad_script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lint(bad, "--limits", bad) == EXIT_USAGE
+    assert lint(bad_script, "--limits", bad_script) == EXIT_USAGE
     assert lint("--update-limits", tmp_path / "none.txt") == EXIT_USAGE
-    assert lint("--update-limits", bad) == EXIT_USAGE
+    assert lint("--update-limits", bad_script) == EXIT_USAGE
     assert "write GROUP=FILE" in capsys.readouterr().err
 
 

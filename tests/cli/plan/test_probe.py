@@ -1,4 +1,4 @@
-"""``plan probe`` with real ranks for a moment, and ``plan time`` on what it has written."""
+"""Tests of a short ``plan probe`` with real ranks, and of ``plan time`` with the machine file that it writes."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["plan", "probe", "--ranks", "2", "--threads", "1", "--seconds", "2", "--dtype", "float32"]
-    assert run([*words, "--out", "machine-local.yaml", "--format", "json"]) == 0
-    caught = capsys.readouterr()
-    steps = json.loads(caught.out)
-    assert {"small dp 1", "small dp 2"} <= {one["run"] for one in steps}
-    assert all(one["measured"] > 0 and one["predicted"] > 0 for one in steps)
-    assert "2 ranks of 1 threads: messages" in caught.err
+    arguments = ["plan", "probe", "--ranks", "2", "--threads", "1", "--seconds", "2", "--dtype", "float32"]
+    assert run([*arguments, "--out", "machine-local.yaml", "--format", "json"]) == 0
+    captured = capsys.readouterr()
+    steps = json.loads(captured.out)
+    assert {"small dp 1", "small dp 2"} <= {step["run"] for step in steps}
+    assert all(step["measured"] > 0 and step["predicted"] > 0 for step in steps)
+    assert "2 ranks of 1 threads: messages" in captured.err
     probed = load_machine("local").probed
     assert probed is not None
-    shared = {1, 2} if len(usable_cores()) > 1 else {1}  # two ranks on one core would measure each other
+    probed_ranks = {1, 2} if len(usable_cores()) > 1 else {1}  # two ranks on one core would measure each other
     kinds = {*PRODUCTS, *(COMPILED_ATTENTION if ops.has_native_kernels() else ())}
-    assert {one.kind for one in probed.products} == kinds and {one.ranks for one in probed.products} == shared
-    assert {ALL_REDUCE, SEND} <= {one.operation for one in probed.messages}
-    assert set(probed.bandwidth) == {f"{kind} {ranks}" for kind in ("copy", "triad") for ranks in shared}
+    assert {product.kind for product in probed.products} == kinds and {
+        product.ranks for product in probed.products
+    } == probed_ranks
+    assert {ALL_REDUCE, SEND} <= {message.operation for message in probed.messages}
+    assert set(probed.bandwidth) == {f"{kind} {ranks}" for kind in ("copy", "triad") for ranks in probed_ranks}
 
-    settings = [word for one in [*SMALL, "layout.tp=2"] for word in ("--set", one)]
+    settings = [argument for setting in [*SMALL, "layout.tp=2"] for argument in ("--set", setting)]
     assert run(["plan", "time", *settings, "--machine", "local", "--format", "json"]) == 0
-    lines = {one["figure"]: one for one in json.loads(capsys.readouterr().out)}
-    whole = lines["iteration"]
-    assert whole["low"] < whole["value"] < whole["high"]
-    assert sum(lines[part]["value"] for part in TIME_COMPONENTS) == pytest.approx(whole["value"], rel=0.01)
+    lines = {line["figure"]: line for line in json.loads(capsys.readouterr().out)}
+    iteration = lines["iteration"]
+    assert iteration["low"] < iteration["value"] < iteration["high"]
+    assert sum(lines[part]["value"] for part in TIME_COMPONENTS) == pytest.approx(iteration["value"], rel=0.01)
     assert run(["plan", "time", *settings, "--set", "model.hidden=65536", "--machine", "local"]) == 0
     assert "extrapolated: linear products in float32" in capsys.readouterr().err
     assert run(["plan", "time", *settings, "--machine", "local", "--torch", "1.10"]) == 2
 
 
-def test_ranks_grow_by_twice_as_many() -> None:
-    assert [rank_counts(most) for most in (1, 2, 3, 4, 48)] == [
+def test_rank_counts_are_powers_of_two_and_the_maximum() -> None:
+    assert [rank_counts(max_ranks) for max_ranks in (1, 2, 3, 4, 48)] == [
         [1],
         [1, 2],
         [1, 2, 3],
@@ -60,7 +62,7 @@ def test_ranks_grow_by_twice_as_many() -> None:
     ]
 
 
-def test_what_cannot_be_probed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_probe_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "probe", "--out", str(tmp_path / "machine.txt")]) == 2
     assert "ends in .yaml" in capsys.readouterr().err
     assert run(["plan", "probe", "--threads", "100000", "--out", str(tmp_path / "m.yaml")]) == 2

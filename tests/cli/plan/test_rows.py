@@ -1,4 +1,4 @@
-"""``plan predict`` and ``plan fit``."""
+"""Tests of ``plan predict`` and ``plan fit``."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ def _write(path: Path, lines: List[Dict[str, str]]) -> str:
 
 def test_every_row_is_predicted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "predict", "--rows", str(REFERENCE), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["id"] for one in found] == [one["id"] for one in reference()]
-    assert all(list(one) == [*FIELDS, "extrapolated"] for one in found)
-    for one in found:
-        if one["refused"] is None:
-            assert one["sec_per_it_low"] < one["sec_per_it"] < one["sec_per_it_high"] and one["mem_value"] > 0
+    predictions = json.loads(capsys.readouterr().out)
+    assert [prediction["id"] for prediction in predictions] == [row["id"] for row in reference()]
+    assert all(list(prediction) == [*FIELDS, "extrapolated"] for prediction in predictions)
+    for prediction in predictions:
+        if prediction["refused"] is None:
+            assert (
+                prediction["sec_per_it_low"] < prediction["sec_per_it"] < prediction["sec_per_it_high"]
+                and prediction["mem_value"] > 0
+            )
         else:
-            assert one["sec_per_it"] is None and one["fits"] is None
-    died = {one["id"] for one in reference() if one["status"].lower().startswith("oom")}
-    assert {one["id"] for one in found if one["fits"] is False} == died
+            assert prediction["sec_per_it"] is None and prediction["fits"] is None
+    ids_out_of_memory = {row["id"] for row in reference() if row["status"].lower().startswith("oom")}
+    assert {prediction["id"] for prediction in predictions if prediction["fits"] is False} == ids_out_of_memory
 
 
-def test_what_was_measured_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_do_not_read_measured_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = reference()[:40]
     run(["plan", "predict", "--rows", _write(tmp_path / "a.csv", lines), "--format", "csv"])
     before = capsys.readouterr().out
@@ -58,37 +61,37 @@ def test_unknown_hardware_is_refused_by_row(tmp_path: Path, capsys: pytest.Captu
     assert second["refused"].startswith("hardware Abacus: no machine file is for it; known: A100-80GB, A64FX")
 
 
-def test_a_fit_is_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in reference() if line["hardware"].startswith("V100")]
     rows, out = _write(tmp_path / "rows.csv", lines), tmp_path / "mine.yaml"
     assert run(["plan", "fit", "--rows", rows, "--machine", "v100", "--out", str(out), "--format", "csv"]) == 0
-    judged = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [one["left_out_by"] for one in judged] == ["configuration", "table"]
-    written, here = load_machine(str(out)), load_machine("v100")
-    assert written.time.rows == here.time.rows
-    for name, value in here.time.values.items():
-        assert written.time.values[name] == pytest.approx(value, rel=0.02)
+    errors = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [error["left_out_by"] for error in errors] == ["configuration", "table"]
+    fitted_machine, packaged_machine = load_machine(str(out)), load_machine("v100")
+    assert fitted_machine.time.rows == packaged_machine.time.rows
+    for name, value in packaged_machine.time.values.items():
+        assert fitted_machine.time.values[name] == pytest.approx(value, rel=0.02)
 
 
 @pytest.mark.slow
-def test_predicted_against_measured_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicted_against_measured_is_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     rows = _write(tmp_path / "rows.csv", [line for line in reference() if line["hardware"].startswith("V100")])
-    pictures = []
+    plots = []
     for name in ("a.svg", "b.svg", "c.png"):
         assert run(["plan", "fit", "--rows", rows, "--machine", "v100", "--plot", str(tmp_path / name)]) == 0
-        pictures.append((tmp_path / name).read_bytes())
-    assert pictures[0] == pictures[1] and b"v100.t1" in pictures[0] and b"ran out of it" in pictures[0]
-    assert pictures[2].startswith(b"\x89PNG")
-    died = pictures[0].count(b"#ff0000")
+        plots.append((tmp_path / name).read_bytes())
+    assert plots[0] == plots[1] and b"v100.t1" in plots[0] and b"ran out of it" in plots[0]
+    assert plots[2].startswith(b"\x89PNG")
+    out_of_memory_marks = plots[0].count(b"#ff0000")
     lines = [line for line in reference() if line["hardware"].startswith("V100") and line["status"] != "OOM"]
-    alive = ["plan", "fit", "--rows", _write(tmp_path / "alive.csv", lines), "--machine", "v100"]
-    assert run([*alive, "--plot", str(tmp_path / "d.svg")]) == 0
-    assert died > (tmp_path / "d.svg").read_bytes().count(b"#ff0000")
+    arguments = ["plan", "fit", "--rows", _write(tmp_path / "alive.csv", lines), "--machine", "v100"]
+    assert run([*arguments, "--plot", str(tmp_path / "d.svg")]) == 0
+    assert out_of_memory_marks > (tmp_path / "d.svg").read_bytes().count(b"#ff0000")
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "arguments, message",
     [
         (["--rows", str(REFERENCE), "--plot", "fit.pdf"], "--plot fit.pdf: its name must end in .svg or .png"),
         (["--rows", str(REFERENCE), "--plot", "no/such/folder/fit.svg"], "--plot no/such/folder/fit.svg: cannot be"),
@@ -96,11 +99,11 @@ def test_predicted_against_measured_is_drawn(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 @pytest.mark.slow
-def test_a_picture_that_cannot_be_drawn_is_a_usage_error(
-    more: List[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_a_plot_that_cannot_be_drawn_is_a_usage_error(
+    arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["plan", "fit", "--machine", "v100", *more]) == 2
-    assert said in capsys.readouterr().err
+    assert run(["plan", "fit", "--machine", "v100", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_rows_of_another_machine_or_that_all_failed_cannot_be_fitted_to(
@@ -119,11 +122,11 @@ def test_a_single_row_has_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (
         run(["plan", "fit", "--rows", _write(tmp_path / "a.csv", [line]), "--machine", "v100", "--format", "json"]) == 0
     )
-    assert [one["baseline_median"] for one in json.loads(capsys.readouterr().out)] == [None, None]
+    assert [error["baseline_median"] for error in json.loads(capsys.readouterr().out)] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/m.yaml", "m.txt"])
-def test_a_machine_file_that_cannot_be_written_is_said_before_the_work(
+def test_a_machine_file_that_cannot_be_written_is_refused_before_the_work(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / name)

@@ -1,4 +1,4 @@
-"""``plan topology``: the table, its forms, constraints and files."""
+"""Tests of ``plan topology``: table, formats, constraints and output files."""
 
 from __future__ import annotations
 
@@ -17,91 +17,95 @@ from fugaku_gpt.cli.plan.topology import _progress_printer
 AT_512 = ["plan", "topology", "--model", "1.3b", "--machine", "a64fx", "--nodes", "512", "--torch", "1.10"]
 
 
-def _lines(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> List[Dict[str, Any]]:
+def _layouts(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> List[Dict[str, Any]]:
     code = run([*arguments, "--format", "json"])
-    caught = capsys.readouterr()
-    assert code == 0, caught.err
-    found: List[Dict[str, Any]] = json.loads(caught.out)
-    return found
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    layouts: List[Dict[str, Any]] = json.loads(captured.out)
+    return layouts
 
 
 def test_the_best_layouts_are_ranked_by_seconds_with_intervals_and_both_memories(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = _lines(AT_512, capsys)
-    assert [one["rank"] for one in lines] == list(range(1, 11))
-    assert [one["sec_per_it"] for one in lines] == sorted(one["sec_per_it"] for one in lines)
-    for one in lines:
-        assert one["dp"] * one["tp"] * one["pp"] == 512 * one["ranks_per_node"]
-        assert one["low"] < one["sec_per_it"] < one["high"] and one["tflops"] > 0
-        assert 0 < one["mem_rows"] < 32768 and 0 < one["mem_ours"] < 32768
-        assert sum(one["parts"].values()) == pytest.approx(one["sec_per_it"], rel=0.01)
-        assert any("zero" in text for text in one["extrapolated"]) == (one["zero"] > 0)
+    layouts = _layouts(AT_512, capsys)
+    assert [layout["rank"] for layout in layouts] == list(range(1, 11))
+    assert [layout["sec_per_it"] for layout in layouts] == sorted(layout["sec_per_it"] for layout in layouts)
+    for layout in layouts:
+        assert layout["dp"] * layout["tp"] * layout["pp"] == 512 * layout["ranks_per_node"]
+        assert layout["low"] < layout["sec_per_it"] < layout["high"] and layout["tflops"] > 0
+        assert 0 < layout["mem_rows"] < 32768 and 0 < layout["mem_ours"] < 32768
+        assert sum(layout["parts"].values()) == pytest.approx(layout["sec_per_it"], rel=0.01)
+        assert any("zero" in text for text in layout["extrapolated"]) == (layout["zero"] > 0)
 
 
-def test_a_person_is_told_why_the_first_is_first_and_what_it_wastes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_explains_the_best_layout_and_the_wasted_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*AT_512, "--top", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "1 takes" in out and "gains in" in out and "waste in 1: 512 nodes are no whole units of 48" in out
-    assert "layouts, " in out and "node.freq_mhz is not set: planned and written at 2000 MHz" in out
+    output = capsys.readouterr().out
+    assert "1 takes" in output and "gains in" in output and "waste in 1: 512 nodes are no whole units of 48" in output
+    assert "layouts, " in output and "node.freq_mhz is not set: planned and written at 2000 MHz" in output
 
 
-def test_rows_alone_go_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_output_has_only_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*AT_512, "--top", "3", "--format", "csv"]) == 0
-    caught = capsys.readouterr()
-    rows = list(csv.DictReader(io.StringIO(caught.out)))
-    assert len(rows) == 3 and rows[0]["ranks_per_node"] and "gains in" in caught.err
+    captured = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(captured.out)))
+    assert len(rows) == 3 and rows[0]["ranks_per_node"] and "gains in" in captured.err
 
 
 def test_constraints_are_met(capsys: pytest.CaptureFixture[str]) -> None:
-    rules = ["--constraint", "TP <= ranks_per_node and not recompute", "--constraint", "micro_batches % 4 == 0"]
-    for one in _lines([*AT_512, *rules, "--variants", "--top", "30"], capsys):
-        assert one["tp"] <= one["ranks_per_node"] and not one["recompute"]
-        assert 1024 // (one["dp"] * one["micro_batch"]) % 4 == 0
+    constraints = ["--constraint", "TP <= ranks_per_node and not recompute", "--constraint", "micro_batches % 4 == 0"]
+    for layout in _layouts([*AT_512, *constraints, "--variants", "--top", "30"], capsys):
+        assert layout["tp"] <= layout["ranks_per_node"] and not layout["recompute"]
+        assert 1024 // (layout["dp"] * layout["micro_batch"]) % 4 == 0
 
 
-def test_a_growing_batch_rules_out_replicas_that_do_not_divide_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_ramp_rules_out_replicas_that_do_not_divide_it(capsys: pytest.CaptureFixture[str]) -> None:
     ramp = ["training.ramp_start=64", "training.ramp_increment=64", "training.ramp_samples=10000"]
-    sets = [word for text in ramp for word in ("--set", text)]
-    for one in _lines([*AT_512, *sets, "--top", "30"], capsys):
-        assert 64 % (one["dp"] * one["micro_batch"]) == 0
+    options = [argument for setting in ramp for argument in ("--set", setting)]
+    for layout in _layouts([*AT_512, *options, "--top", "30"], capsys):
+        assert 64 % (layout["dp"] * layout["micro_batch"]) == 0
 
 
-def test_only_layouts_like_measured_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = _lines([*AT_512, "--measured"], capsys)
-    assert lines and all(not one["extrapolated"] for one in lines)
+def test_measured_keeps_only_layouts_without_extrapolation(capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = _layouts([*AT_512, "--measured"], capsys)
+    assert layouts and all(not layout["extrapolated"] for layout in layouts)
 
 
-def test_at_most_so_many_nodes_and_a_choice_of_batches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_max_nodes_and_a_range_of_global_batches(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--max-nodes", "12", "--global-batch", "90-130", "--constraint", "GBS % 32 == 0"]
-    lines = _lines(["plan", "topology", "--model", "124m", *sizes, "--top", "40"], capsys)
-    assert {one["global_batch"] for one in lines} <= {96, 128} and max(one["nodes"] for one in lines) <= 12
-    per = [one["sec_per_it"] / one["global_batch"] for one in lines]
-    assert per == pytest.approx(sorted(per), rel=1e-3)
+    layouts = _layouts(["plan", "topology", "--model", "124m", *sizes, "--top", "40"], capsys)
+    assert {layout["global_batch"] for layout in layouts} <= {96, 128} and max(
+        layout["nodes"] for layout in layouts
+    ) <= 12
+    seconds_per_sample = [layout["sec_per_it"] / layout["global_batch"] for layout in layouts]
+    assert seconds_per_sample == pytest.approx(sorted(seconds_per_sample), rel=1e-3)
 
 
 @pytest.mark.slow
-def test_run_files_a_sweep_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_files_a_sweep_and_a_plot_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    out, picture = tmp_path / "best", tmp_path / "search.svg"
-    assert run([*AT_512, "--nodes", "768", "--top", "3", "--out", str(out), "--plot", str(picture)]) == 0
+    out, plot = tmp_path / "best", tmp_path / "search.svg"
+    assert run([*AT_512, "--nodes", "768", "--top", "3", "--out", str(out), "--plot", str(plot)]) == 0
     assert len(list(out.glob("*.rankmap"))) == 3 and (out / "sweep.yaml").is_file()
-    assert "<svg" in picture.read_text() and "frontier" in picture.read_text()
-    job = ["--set", "job.group=hp000000", "--set", "job.elapse=1:00:00", "--set", "job.resource_group=large"]
-    job += ["--set", "job.volumes=[/vol0004]"]
+    assert "<svg" in plot.read_text() and "frontier" in plot.read_text()
+    job_options = ["--set", "job.group=hp000000", "--set", "job.elapse=1:00:00", "--set", "job.resource_group=large"]
+    job_options += ["--set", "job.volumes=[/vol0004]"]
     capsys.readouterr()
-    assert run(["sweep", "submit", str(out / "sweep.yaml"), "--out", str(tmp_path / "s"), "--dry-run", *job]) == 0
+    assert (
+        run(["sweep", "submit", str(out / "sweep.yaml"), "--out", str(tmp_path / "s"), "--dry-run", *job_options]) == 0
+    )
     assert "3 jobs" in capsys.readouterr().out
-    first = sorted(out.glob("0*.yaml"))[0]
-    assert run(["job", "render", str(first), *job]) == 0
+    run_file = sorted(out.glob("0*.yaml"))[0]
+    assert run(["job", "render", str(run_file), *job_options]) == 0
     script = tmp_path / "job.sh"
     script.write_text(capsys.readouterr().out)
     assert "rank-map-hostfile=" in script.read_text()
     assert run(["job", "lint", str(script)]) == 0, capsys.readouterr().out
 
 
-def test_gpus_have_their_own_ranks_and_no_memory_of_this_trainer(capsys: pytest.CaptureFixture[str]) -> None:
-    model = [
+def test_gpu_nodes_have_a_rank_per_device_and_no_memory_of_this_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
         "plan",
         "topology",
         "--model",
@@ -113,12 +117,12 @@ def test_gpus_have_their_own_ranks_and_no_memory_of_this_trainer(capsys: pytest.
         "--set",
         "training.dtype=bfloat16",
     ]
-    for one in _lines([*model, "--set", "training.global_batch=512"], capsys):
-        assert one["ranks_per_node"] == 8 and one["mem_ours"] is None and one["mem_unit"] == "GB"
+    for layout in _layouts([*arguments, "--set", "training.global_batch=512"], capsys):
+        assert layout["ranks_per_node"] == 8 and layout["mem_ours"] is None and layout["mem_unit"] == "GB"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--model", "1.3b"], "give one of --nodes or --max-nodes"),
         (["--model", "1.3b", "--nodes", "4", "--max-nodes", "4"], "give one of --nodes or --max-nodes"),
@@ -134,20 +138,20 @@ def test_gpus_have_their_own_ranks_and_no_memory_of_this_trainer(capsys: pytest.
         (["--model", "tiny", "--nodes", "4", "--plot", "x.gif"], "must end in .svg or .png"),
     ],
 )
-def test_mistakes_are_told(arguments: List[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_refused(arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "topology", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_long_search_says_how_far_it_is_and_a_short_one_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_search_prints_progress_and_a_short_search_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     _progress_printer(time.monotonic())(1, 10)
-    long = _progress_printer(time.monotonic() - 10)
-    long(4, 10)
-    long(5, 10)  # not again at once
+    print_progress = _progress_printer(time.monotonic() - 10)
+    print_progress(4, 10)
+    print_progress(5, 10)  # not again at once
     assert capsys.readouterr().err == "4 of 10 layouts costed\n"
 
 
-def test_where_nothing_fits_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_without_fitting_layouts_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "topology", "--model", "30b", "--nodes", "1"]) == 1
-    caught = capsys.readouterr()
-    assert "no layout fits" in caught.err and not caught.out
+    captured = capsys.readouterr()
+    assert "no layout fits" in captured.err and not captured.out

@@ -1,4 +1,4 @@
-"""Schedulers for tests: one whose commands answer from a list, and one that is a mapping."""
+"""Fakes for tests of schedulers: commands that return listed replies, and a scheduler in memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Reply = Union[CommandResult, Exception]
 
 
 class Commands:
-    """Stands for :func:`run_words`: gives the replies in order, and keeps what was asked."""
+    """Stand-in for :func:`run_command` that returns the replies in order and records the calls."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
-        self.asked: List[List[str]] = []
+        self.calls: List[List[str]] = []
         self.slept: List[float] = []
 
-    def __call__(self, words: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = 60.0) -> CommandResult:
-        self.asked.append(list(words))
+    def __call__(self, argv: Sequence[str], *, cwd: Optional[Path] = None, timeout: float = 60.0) -> CommandResult:
+        self.calls.append(list(argv))
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
 
-def said(out: str = "", err: str = "", code: int = 0) -> CommandResult:
-    """What a command answers."""
+def command_result(out: str = "", err: str = "", code: int = 0) -> CommandResult:
+    """Return the result of a command."""
     return CommandResult(code, out, err)
 
 
 class FakeScheduler:
-    """A scheduler in memory; ``statuses`` is what it says."""
+    """A scheduler in memory that reports ``statuses``."""
 
     name = "pjm"
 
@@ -44,7 +44,7 @@ class FakeScheduler:
         self.submitted: List[Submission] = []
         self.polls: List[List[str]] = []
         self.outputs: List[Path] = []
-        self._before = submit
+        self._before_submit = submit
 
     def command_of(self, submission: Submission) -> List[str]:
         """See the protocol."""
@@ -52,8 +52,8 @@ class FakeScheduler:
 
     def submit(self, submission: Submission) -> str:
         """See the protocol."""
-        if self._before is not None:
-            self._before(submission)
+        if self._before_submit is not None:
+            self._before_submit(submission)
         self.submitted.append(submission)
         job_id = f"{100 + len(self.submitted)}"
         self.tags[submission.tag] = job_id
@@ -69,24 +69,24 @@ class FakeScheduler:
         self.polls.append(list(job_ids))
         return {job_id: self.statuses.get(job_id, JobStatus(job_id, LOST)) for job_id in job_ids}
 
-    def _turn(self, job_ids: Sequence[str], state: str, raw: str) -> Dict[str, str]:
-        told = {}
+    def _set_states(self, job_ids: Sequence[str], state: str, raw: str) -> Dict[str, str]:
+        reasons = {}
         for job_id in job_ids:
-            told[job_id] = "" if job_id in self.statuses else f"Job {job_id} does not exist."
+            reasons[job_id] = "" if job_id in self.statuses else f"Job {job_id} does not exist."
             self.statuses[job_id] = JobStatus(job_id, state, raw)
-        return told
+        return reasons
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._turn(job_ids, CANCELLED, "CCL")
+        return self._set_states(job_ids, CANCELLED, "CCL")
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._turn(job_ids, ON_HOLD, "HLD")
+        return self._set_states(job_ids, ON_HOLD, "HLD")
 
     def release(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
-        return self._turn(job_ids, QUEUED, "QUE")
+        return self._set_states(job_ids, QUEUED, "QUE")
 
     def output_files(self, directory: Path, job_id: str) -> List[Path]:
         """See the protocol."""

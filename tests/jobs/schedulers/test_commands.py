@@ -1,4 +1,4 @@
-"""Commands of schedulers: no shell, a time limit, and a plain word where there is no such command."""
+"""Tests of scheduler commands: no shell, a time limit, and a clear error for a missing command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fugaku_gpt.jobs.schedulers.commands import CommandTimeout, query_intervals,
 from fugaku_gpt.jobs.schedulers.registry import NAMES, scheduler_named
 
 
-def test_an_answer_is_code_output_and_errors(tmp_path: Path) -> None:
+def test_a_result_has_exit_code_output_and_errors(tmp_path: Path) -> None:
     program = (
         "import os, sys; print(os.getcwd(), flush=True); print('no', file=sys.stderr); "
         "sys.stdout.buffer.write(b'\\xff'); sys.exit(3)"
@@ -24,12 +24,12 @@ def test_an_answer_is_code_output_and_errors(tmp_path: Path) -> None:
     assert answer.message == "no"
 
 
-def test_nothing_is_read_by_a_shell() -> None:
+def test_arguments_are_not_interpreted_by_a_shell() -> None:
     answer = run_command([sys.executable, "-c", "import sys; print(sys.argv[1])", "$(id); rm -rf * | `x`"])
     assert answer.out == "$(id); rm -rf * | `x`\n"
 
 
-def test_a_missing_command_is_told_with_what_can_be_done() -> None:
+def test_a_missing_command_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match="no-such-pjsub: no such command on this machine.*login node"):
         run_command(["no-such-pjsub"])
 
@@ -51,16 +51,16 @@ def test_a_user_s_own_formats_do_not_reach_the_command(monkeypatch: pytest.Monke
     assert run_command([sys.executable, "-c", program]).out == "False /etc/slurm.conf C\n"
 
 
-def test_waits_grow_to_their_longest() -> None:
+def test_waits_grow_up_to_a_maximum() -> None:
     assert list(itertools.islice(query_intervals(), 8)) == [0, 2, 4, 8, 16, 32, 60, 60]
     assert list(itertools.islice(query_intervals(max_wait=5), 5)) == [0, 2, 4, 5, 5]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_scheduler_is_found_by_its_name(name: str) -> None:
+def test_every_scheduler_is_looked_up_by_name(name: str) -> None:
     assert scheduler_named(name).name == name
 
 
-def test_an_unknown_scheduler_is_told_with_the_known_ones() -> None:
+def test_an_unknown_scheduler_is_refused_with_the_valid_names() -> None:
     with pytest.raises(UsageError, match="'sge': not known; valid: pjm, slurm, local"):
         scheduler_named("sge")

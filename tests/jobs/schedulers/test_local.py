@@ -1,4 +1,4 @@
-"""This machine as a scheduler, with real processes: the queue outlives who has started it, and leaves nothing."""
+"""Tests of this machine as a scheduler: the queue outlives the process that started it and leaves no process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def queue_of(local: LocalScheduler) -> Any:
     return read_json_object(local.store.root / queue_file(local._host))
 
 
-def test_a_job_runs_in_its_directory_and_its_end_is_known(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_job_runs_in_the_run_directory_and_reports_how_it_ended(local: LocalScheduler, tmp_path: Path) -> None:
     body = "echo $FUGAKU_GPT_JOB $FUGAKU_GPT_SUB_JOB in $PWD; echo wrong >&2; exit 3"
     submission = write(tmp_path / "a run", body, tag="t-1")
     job_id = local.submit(submission)
@@ -75,14 +75,14 @@ def test_a_job_runs_in_its_directory_and_its_end_is_known(local: LocalScheduler,
     assert measured is not None and measured.elapsed_seconds is not None and measured.nodes == 1
 
 
-def test_jobs_run_one_at_a_time_in_their_order(local: LocalScheduler, tmp_path: Path) -> None:
+def test_jobs_run_sequentially_in_the_order_of_submission(local: LocalScheduler, tmp_path: Path) -> None:
     body = "mkdir ../busy || echo overlap >> ../order; echo $FUGAKU_GPT_JOB >> ../order; sleep 0.3; rmdir ../busy"
     ids = [local.submit(write(tmp_path / str(number), body)) for number in range(4)]
     until(local, ids[-1], *OVER)
     assert (tmp_path / "order").read_text(encoding="utf-8").split() == ids
 
 
-def test_a_job_outlives_who_has_handed_it_in(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_job_outlives_the_process_that_submitted_it(local: LocalScheduler, tmp_path: Path) -> None:
     write(tmp_path / "run", "sleep 1; echo done")
     program = (
         "import os, signal; from pathlib import Path; from fugaku_gpt.jobs.schedulers.local import LocalScheduler; "
@@ -95,14 +95,14 @@ def test_a_job_outlives_who_has_handed_it_in(local: LocalScheduler, tmp_path: Pa
     assert until(local, "local-1", *OVER).exit_code == 0
 
 
-def test_the_time_limit_asks_first_and_then_ends_everything(local: LocalScheduler, tmp_path: Path) -> None:
+def test_the_time_limit_sends_sigterm_first_and_then_ends_everything(local: LocalScheduler, tmp_path: Path) -> None:
     polite = write(tmp_path / "polite", "trap 'echo asked; exit 75' TERM; sleep 900 & wait", elapse=2.5)
     status = until(local, local.submit(polite), *OVER)
     assert (status.raw, status.exit_code) == ("TIMEOUT", 75) and "2.5 s" in status.reason
     assert "asked" in (tmp_path / "polite" / "local-1.out").read_text(encoding="utf-8")
 
 
-def test_a_job_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) -> None:
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "queue")
     job = store.add(write(tmp_path / "deaf", "trap '' TERM; exec sleep 900", elapse=2.0), "here")
     Queue(store, "here", grace=0.5).serve()
@@ -111,13 +111,13 @@ def test_a_job_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) ->
     assert marked_processes(job.mark) == []
 
 
-def test_what_a_script_leaves_in_the_background_is_ended(local: LocalScheduler, tmp_path: Path) -> None:
+def test_background_processes_of_a_script_are_ended(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "setsid sleep 900 & disown; exit 0"))
     until(local, job_id, *OVER)
     assert marked_processes(local.store.jobs()[0].mark) == []
 
 
-def test_a_running_job_and_a_waiting_one_are_cancelled(local: LocalScheduler, tmp_path: Path) -> None:
+def test_running_and_waiting_jobs_are_cancelled(local: LocalScheduler, tmp_path: Path) -> None:
     first = local.submit(write(tmp_path / "first", "touch up; sleep 900"))
     second = local.submit(write(tmp_path / "second", "touch up"))
     until_exists(tmp_path / "first" / "up")
@@ -128,7 +128,7 @@ def test_a_running_job_and_a_waiting_one_are_cancelled(local: LocalScheduler, tm
     assert local.cancel([first]) == {first: "is over"}
 
 
-def test_a_held_job_lets_others_pass_until_it_is_released(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_job_on_hold_lets_later_jobs_pass_until_it_is_released(local: LocalScheduler, tmp_path: Path) -> None:
     first = local.submit(write(tmp_path / "first", "touch up; while [ ! -e go ]; do sleep 0.1; done"))
     until_exists(tmp_path / "first" / "up")
     second = local.submit(write(tmp_path / "second", "true"))
@@ -142,7 +142,7 @@ def test_a_held_job_lets_others_pass_until_it_is_released(local: LocalScheduler,
 
 
 @pytest.mark.parametrize(("code", "states"), [(75, [ENDED, ENDED]), (0, [ENDED, CANCELLED]), (1, [ENDED, CANCELLED])])
-def test_a_link_follows_one_that_wants_to_be_resumed(
+def test_a_link_runs_only_after_a_link_to_be_resumed(
     local: LocalScheduler, tmp_path: Path, code: int, states: Any
 ) -> None:
     first = local.submit(write(tmp_path / "first", f"until [[ -e go ]]; do sleep 0.1; done; exit {code}"))
@@ -154,7 +154,7 @@ def test_a_link_follows_one_that_wants_to_be_resumed(
     assert (output.read_text(encoding="utf-8").strip() if output.exists() else "") == (first if code == 75 else "")
 
 
-def test_a_bulk_job_is_its_sub_jobs(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_bulk_job_runs_as_sub_jobs(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "echo $FUGAKU_GPT_SUB_JOB; exit $FUGAKU_GPT_SUB_NUMBER", bulk="0-2"))
     status = until(local, job_id, *OVER)
     assert (status.state, status.exit_code, status.raw) == (ENDED, 1, "COMPLETED:1 FAILED:2")
@@ -163,7 +163,9 @@ def test_a_bulk_job_is_its_sub_jobs(local: LocalScheduler, tmp_path: Path) -> No
     assert local.poll([f"{job_id}[7]"])[f"{job_id}[7]"].state == LOST
 
 
-def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_what_it_left(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_the_remaining_processes(
+    local: LocalScheduler, tmp_path: Path
+) -> None:
     job_id = local.submit(write(tmp_path, "touch up; sleep 900"))
     until_exists(tmp_path / "up")
     os.kill(queue_of(local)["pid"], signal.SIGKILL)
@@ -174,7 +176,7 @@ def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_what_it_left(local: Loc
     assert "still run" not in local.poll([job_id])[job_id].reason
 
 
-def test_after_a_killed_queue_the_next_one_clears_up_and_goes_on(local: LocalScheduler, tmp_path: Path) -> None:
+def test_the_queue_after_a_killed_queue_cleans_up_and_continues(local: LocalScheduler, tmp_path: Path) -> None:
     first = local.submit(write(tmp_path / "first", "touch up; sleep 900"))
     second = local.submit(write(tmp_path / "second", "true"))
     until_exists(tmp_path / "first" / "up")
@@ -184,7 +186,7 @@ def test_after_a_killed_queue_the_next_one_clears_up_and_goes_on(local: LocalSch
     assert marked_processes(local.store.jobs()[0].mark) == []
 
 
-def test_a_stopped_queue_stops_its_job_and_leaves(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_stopped_queue_stops_the_running_job_and_exits(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "touch up; sleep 900"))
     until_exists(tmp_path / "up")
     queue = queue_of(local)
@@ -196,7 +198,7 @@ def test_a_stopped_queue_stops_its_job_and_leaves(local: LocalScheduler, tmp_pat
         time.sleep(0.05)
 
 
-def test_an_idle_queue_leaves(local: LocalScheduler, tmp_path: Path) -> None:
+def test_an_idle_queue_exits(local: LocalScheduler, tmp_path: Path) -> None:
     until(local, local.submit(write(tmp_path, "true")), *OVER)
     deadline = time.monotonic() + WAIT_SECONDS
     while is_alive(queue_of(local)):
@@ -204,7 +206,7 @@ def test_an_idle_queue_leaves(local: LocalScheduler, tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_the_queue_is_not_one_of_its_starter_s_processes(
+def test_the_queue_inherits_neither_mark_nor_variables_of_the_starter(
     local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MARK, "starter")
@@ -216,12 +218,12 @@ def test_the_queue_is_not_one_of_its_starter_s_processes(
     assert (tmp_path / f"{job_id}.out").read_text(encoding="utf-8") == "none\n"
 
 
-def test_a_script_that_is_not_there_is_refused(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_missing_script_is_refused(local: LocalScheduler, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no such job script"):
         local.submit(Submission("job.sh", tmp_path, "x"))
 
 
-def test_ids_of_others_and_of_nobody_are_told(local: LocalScheduler, tmp_path: Path) -> None:
+def test_foreign_job_ids_are_refused_and_unknown_jobs_are_lost(local: LocalScheduler, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'238': not a job of this machine"):
         local.poll(["238"])
     assert local.poll(["local-9"])["local-9"].state == LOST
@@ -234,7 +236,7 @@ def test_ids_of_others_and_of_nobody_are_told(local: LocalScheduler, tmp_path: P
     assert "another-host" in local.cancel([elsewhere.job_id])[elsewhere.job_id]
 
 
-def test_many_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+def test_jobs_added_at_once_get_distinct_numbers(tmp_path: Path) -> None:
     write(tmp_path / "run", "true")
     program = (
         "from pathlib import Path; from fugaku_gpt.jobs.schedulers.local_store import LocalStore; "
@@ -247,7 +249,7 @@ def test_many_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
     assert sorted(numbers) == list(range(1, 101))
 
 
-def test_a_job_in_a_queue_that_does_not_start_may_have_been_taken(
+def test_a_submission_to_a_queue_that_does_not_start_is_uncertain(
     local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")

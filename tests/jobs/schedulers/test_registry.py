@@ -1,4 +1,4 @@
-"""Ids of jobs are read and written by the scheduler that they are of, and by nobody else."""
+"""Tests that job ids are read and written only by their own scheduler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fugaku_gpt.records.job import SubmittedJob
         ("local", "local-7[3]", JobId("local-7[3]", "local-7", 7, index=3)),
     ],
 )
-def test_a_job_id_has_parts(scheduler: str, text: str, expected: JobId) -> None:
+def test_a_job_id_is_parsed_into_fields(scheduler: str, text: str, expected: JobId) -> None:
     assert scheduler_named(scheduler).parse_job_id(text) == expected
     assert read_job_id(scheduler, text) == expected and is_job_id(text)
 
@@ -39,7 +39,7 @@ def test_a_job_id_has_parts(scheduler: str, text: str, expected: JobId) -> None:
         ("local", ("", "7", "local-", "local-7_3", "local-7[x]")),
     ],
 )
-def test_what_is_no_id_of_a_scheduler_is_refused(scheduler: str, texts: Tuple[str, ...]) -> None:
+def test_a_text_that_is_no_job_id_is_refused(scheduler: str, texts: Tuple[str, ...]) -> None:
     for text in texts:
         with pytest.raises(UsageError):
             scheduler_named(scheduler).parse_job_id(text)
@@ -67,5 +67,5 @@ def test_sub_jobs_are_named_as_their_scheduler_names_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ok", "n=2", "11-21", "video", "2.2GHz"])
-def test_words_of_a_note_are_no_job_ids(text: str) -> None:
+def test_ordinary_text_is_no_job_id(text: str) -> None:
     assert not is_job_id(text)

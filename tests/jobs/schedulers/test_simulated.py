@@ -1,4 +1,4 @@
-"""PJM by its simulator: real scripts under the commands' own message forms, with their faults."""
+"""Tests of the PJM scheduler with the simulator: real scripts, PJM's message formats and injected faults."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ end() {
 @pytest.fixture(scope="module")
 def site() -> Iterator[Simulator]:
     before = os.environ["PATH"]
-    with simulated() as one:
-        os.environ["PATH"] = one.environment["PATH"]
-        yield one
+    with simulated() as simulator:
+        os.environ["PATH"] = simulator.environment["PATH"]
+        yield simulator
         os.environ["PATH"] = before
 
 
@@ -68,7 +68,7 @@ def until(pjm: PjmScheduler, job_id: str, *states: str) -> JobStatus:
 
 
 def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Outcome:
-    """Hand in a written directory as a run, and follow it to its end."""
+    """Submit a directory with a script as a run, and poll it until it ends."""
     config = load_run_config(preset="tiny", overrides=["job.scheduler=pjm", *settings])
     (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
     submit(directory, pjm)
@@ -77,7 +77,7 @@ def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Outcome:
     return last.outcome
 
 
-def test_a_job_s_end_is_known_in_all_its_codes(pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_a_finished_job_reports_all_exit_codes(pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "echo hello; exit 3", tag="t-1"))
     status = until(pjm, job_id, *OVER)
     assert (status.state, status.raw, status.exit_code, status.signal, status.code) == (ENDED, "EXT", 3, None, 0)
@@ -86,29 +86,29 @@ def test_a_job_s_end_is_known_in_all_its_codes(pjm: PjmScheduler, tmp_path: Path
     assert pjm.find(["t-1", "t-none"]) == {"t-1": job_id}
 
 
-def test_the_elapse_limit_is_told_as_one(pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_the_elapse_limit_is_reported_as_a_timeout(pjm: PjmScheduler, tmp_path: Path) -> None:
     write(tmp_path, "sleep 900", '-L "elapse=1"')
-    verdict = follow(pjm, tmp_path)
-    assert (verdict.status, verdict.retry) == (runs.TIMEOUT, "resume") and "PJM code 11" in verdict.cause
-    kept = runs.RunDirectory(tmp_path).result()
-    assert kept is not None and (kept.status, kept.judged) == (runs.TIMEOUT, True)
+    outcome = follow(pjm, tmp_path)
+    assert (outcome.status, outcome.retry) == (runs.TIMEOUT, "resume") and "PJM code 11" in outcome.cause
+    recorded_result = runs.RunDirectory(tmp_path).result()
+    assert recorded_result is not None and (recorded_result.status, recorded_result.judged) == (runs.TIMEOUT, True)
 
 
-def test_a_node_that_goes_down_is_to_be_tried_again(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_a_job_whose_node_goes_down_is_to_be_retried(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     site.inject_fault("node-down", "next")
     write(tmp_path, "sleep 900")
-    verdict = follow(pjm, tmp_path)
-    assert (verdict.status, verdict.retry) == (runs.FAILED, "retry") and "node down" in verdict.cause
+    outcome = follow(pjm, tmp_path)
+    assert (outcome.status, outcome.retry) == (runs.FAILED, "retry") and "node down" in outcome.cause
 
 
 def test_a_lost_job_is_lost(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     site.inject_fault("lose", "next")
     write(tmp_path, "true")
-    verdict = follow(pjm, tmp_path)
-    assert (verdict.status, verdict.state, verdict.retry) == (runs.LOST, LOST, "retry")
+    outcome = follow(pjm, tmp_path)
+    assert (outcome.status, outcome.state, outcome.retry) == (runs.LOST, LOST, "retry")
 
 
-def test_jobs_are_held_released_and_deleted(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_jobs_are_put_on_hold_released_and_deleted(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     running = pjm.submit(write(tmp_path / "running", "sleep 900"))
     until(pjm, running, RUNNING)
     assert pjm.cancel([running, "999999"])[running] == ""
@@ -123,7 +123,7 @@ def test_jobs_are_held_released_and_deleted(site: Simulator, pjm: PjmScheduler, 
     assert set(pjm.cancel(waiting).values()) == {""}
 
 
-def test_a_bulk_job_is_told_by_its_sub_jobs(pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_a_bulk_job_is_reported_from_the_sub_jobs(pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "exit $PJM_BULKNUM", "--bulk", '--sparam "0-2"'))
     assert "[" not in job_id
     status = until(pjm, job_id, *OVER)
@@ -133,21 +133,19 @@ def test_a_bulk_job_is_told_by_its_sub_jobs(pjm: PjmScheduler, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("code", "ran"), [(75, True), (0, False), (1, False)])
-def test_a_link_runs_only_after_one_that_wants_to_be_resumed(
-    pjm: PjmScheduler, tmp_path: Path, code: int, ran: bool
-) -> None:
+def test_a_link_runs_only_after_a_link_to_be_resumed(pjm: PjmScheduler, tmp_path: Path, code: int, ran: bool) -> None:
     write(
         tmp_path,
         f"touch ran-$PJM_STEPNUM; until [[ -e go ]]; do sleep 0.1; done; ((PJM_STEPNUM > 0)) || end {code}; end 4",
     )
-    verdict = follow(pjm, tmp_path, "job.chain=3")
+    outcome = follow(pjm, tmp_path, "job.chain=3")
     assert (tmp_path / "ran-0").exists() and (tmp_path / "ran-1").exists() is ran
     assert not (tmp_path / "ran-2").exists()
-    assert verdict.status == runs.FAILED
-    assert ("exit code 4" if ran else f"exit code {code}") in verdict.cause
+    assert outcome.status == runs.FAILED
+    assert ("exit code 4" if ran else f"exit code {code}") in outcome.cause
 
 
-def test_a_refusal_that_passes_is_waited_for(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_a_temporary_refusal_is_retried(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     site.inject_fault("refuse", "72", "2")
     job_id = pjm.submit(write(tmp_path, "true"))
     assert until(pjm, job_id, *OVER).exit_code == 0
@@ -156,7 +154,7 @@ def test_a_refusal_that_passes_is_waited_for(site: Simulator, pjm: PjmScheduler,
         pjm.submit(write(tmp_path, "true"))
 
 
-def test_a_job_taken_in_spite_of_an_error_is_not_handed_in_twice(
+def test_a_job_accepted_despite_an_error_is_not_submitted_twice(
     site: Simulator, pjm: PjmScheduler, tmp_path: Path
 ) -> None:
     site.inject_fault("unanswered")
@@ -165,7 +163,7 @@ def test_a_job_taken_in_spite_of_an_error_is_not_handed_in_twice(
     assert (tmp_path / "ran").read_text(encoding="utf-8") == "ran\n"
 
 
-def test_pjstat_may_fail_and_talk_nonsense(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+def test_pjstat_may_fail_and_print_garbage(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "sleep 900"))
     until(pjm, job_id, RUNNING)
     site.inject_fault("pjstat-fails", "2")

@@ -1,4 +1,4 @@
-"""For each rule: scripts that it speaks about, and near misses that it does not. ``FT`` makes a script Fugaku's."""
+"""Scripts with findings of each rule, and similar scripts without. ``FT`` begins a script for Fugaku."""
 
 from __future__ import annotations
 
@@ -533,7 +533,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
     ),
 }
 
-# what no pjsub would take, on any day: errors also without --strict
+# scripts that every pjsub refuses: errors also without --strict
 SURE: Dict[str, str] = {
     "PJM004": FT + '#PJM -L "node=1\n',
     "PJM005": FT + "#PJM --L node=1\n",

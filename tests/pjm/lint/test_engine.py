@@ -1,4 +1,4 @@
-"""Comments that silence, sites, folders, and any bytes."""
+"""Tests of noqa comments, site detection, folders and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PIECES = [text for bad, good in CASES.values() for text in (*bad, *good) if len(
 
 
 def ids(text: str, strict: bool = False) -> List[str]:
-    return [item.id for item in Linter(strict=strict).check(text, "job.sh").findings]
+    return [finding.id for finding in Linter(strict=strict).check(text, "job.sh").findings]
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("pjm-*.sh")), ids=lambda path: path.name)
-def test_our_own_scripts_pass_without_a_word(path: Path) -> None:
+def test_golden_scripts_have_no_findings(path: Path) -> None:
     assert Linter(strict=True).check(path.read_text(encoding="utf-8"), path.name).findings == ()
 
 
@@ -35,7 +35,7 @@ def test_there_are_golden_scripts() -> None:
     assert list(GOLDEN.glob("pjm-*.sh"))
 
 
-def test_noqa_silences_ids_on_its_line() -> None:
+def test_noqa_silences_ids_on_the_same_line() -> None:
     bad = FT + "#PJM -g fugaku -L freq=1800"
     assert {"PJM021", "PJM050"} <= set(ids(bad + "\n"))
     assert set(ids(bad + " # noqa: PJM050\n")) == set(ids(bad + "\n")) - {"PJM050"}
@@ -46,13 +46,13 @@ def test_noqa_silences_ids_on_its_line() -> None:
     assert {"PJM021", "PJM050"} <= set(ids(bad + "\n# noqa\n"))
 
 
-def test_noqa_works_in_the_body_and_for_what_is_missing() -> None:
+def test_noqa_works_in_the_body_and_for_missing_options() -> None:
     assert "PJM090" not in ids(FT + "export LD_PRELOAD=a.so  # noqa: PJM090\n")
     assert "PJM020" in ids(FT)
     assert "PJM020" not in ids("#!/bin/bash\n#PJM -L rscunit=rscunit_ft01 # noqa: PJM020\n")
 
 
-def test_noqa_for_the_whole_file() -> None:
+def test_noqa_for_a_file() -> None:
     assert {"PJM020", "PJM022"} <= set(ids(FT))
     assert not {"PJM020", "PJM022"} & set(ids(FT + "cd x\n# noqa-file: PJM020, PJM022\n"))
     assert ids(FT + "# noqa-file\n") == []
@@ -80,19 +80,19 @@ def test_noqa_for_the_whole_file() -> None:
         ("-L node=1 --omp thread=16", False),
     ],
 )
-def test_the_site_is_told_from_the_directives(directives: str, fugaku: bool) -> None:
+def test_the_site_is_detected_from_the_directives(directives: str, fugaku: bool) -> None:
     script = read_script(f"#!/bin/bash\n#PJM {directives}\n")
     assert looks_like_fugaku(script, fugaku_limits()) is fugaku
 
 
-def test_another_sites_script_gets_no_rule_of_fugaku() -> None:
+def test_a_script_of_another_site_is_not_checked_by_rules_of_fugaku() -> None:
     text = ANY + "#PJM -L rscgrp=regular-o,node=2000,elapse=48:00:00 --mpi proc=3000\nmpiexec -of o ./a\n"
     assert ids(text) == []
-    assert "PJM020" in [item.id for item in Linter(site="fugaku").check(text, "").findings]
-    assert [item.id for item in Linter(site="any").check(FT + "#PJM -L freq=1\n", "").findings] == []
+    assert "PJM020" in [finding.id for finding in Linter(site="fugaku").check(text, "").findings]
+    assert [finding.id for finding in Linter(site="any").check(FT + "#PJM -L freq=1\n", "").findings] == []
 
 
-def test_a_script_without_directives_is_nobodys() -> None:
+def test_a_script_without_directives_has_no_findings() -> None:
     assert ids("#!/bin/bash\nmpiexec ./a\n") == []
 
 
@@ -115,7 +115,7 @@ def test_folders_are_searched_for_scripts(tmp_path: Path) -> None:
 scripts = st.one_of(
     st.binary(max_size=400),
     st.binary(max_size=200).map(lambda content: b"#PJM " + content),
-    st.lists(st.sampled_from(PIECES), max_size=6).map(lambda parts: "".join(parts).encode("utf-8")),
+    st.lists(st.sampled_from(PIECES), max_size=6).map(lambda pieces: "".join(pieces).encode("utf-8")),
     st.lists(
         st.sampled_from(
             [word.encode("utf-8") for text in PIECES for word in text.split(" ")] + [b"\xff", b"\0", b"\r\n"]
@@ -132,8 +132,8 @@ def test_any_bytes_are_linted_and_rendered(content: bytes, strict: bool, site: s
     linter = Linter(strict=strict, site=site)
     report = linter.check(content.decode("utf-8", "surrogateescape"), "a b\udcff.sh")
     lines = content.count(b"\n") + 1
-    for item in report.findings:
-        assert 1 <= item.line <= lines and item.column >= 1 and item.severity in ("error", "warning", "info")
+    for finding in report.findings:
+        assert 1 <= finding.line <= lines and finding.column >= 1 and finding.severity in ("error", "warning", "info")
     for text in (
         as_text([report], linter.limits),
         as_json([report], linter.limits),

@@ -1,4 +1,4 @@
-"""Text, JSON and SARIF."""
+"""Tests of the output formats text, JSON and SARIF."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pjm.lint.cases import FT
 BAD = FT + "#PJM -L freq=1800,eco_state=0\n"
 
 
-def test_text_names_place_rule_severity_and_fix() -> None:
+def test_text_names_location_rule_severity_and_fix() -> None:
     linter = Linter(rules=[find_rule("PJM050"), find_rule("PJM020"), find_rule("PJM011")])
     text = as_text([linter.check(BAD, "dir/job.sh"), linter.check(FT + "#PJM -g a -S\n", "x.sh")], linter.limits)
     assert text.splitlines() == [
@@ -28,7 +28,7 @@ def test_text_names_place_rule_severity_and_fix() -> None:
     ]
 
 
-def test_text_of_nothing() -> None:
+def test_text_without_findings() -> None:
     linter = Linter()
     assert as_text([linter.check("", "a")], linter.limits) == "1 file checked, nothing found\n"
 
@@ -65,10 +65,10 @@ def check_sarif(log: Dict[str, Any]) -> None:
             assert result["message"]["text"] and result["level"] in ("none", "note", "warning", "error")
             assert ids[result["ruleIndex"]] == result["ruleId"]
             for location in result["locations"]:
-                place = location["physicalLocation"]
-                uri = place["artifactLocation"]["uri"]
+                physical_location = location["physicalLocation"]
+                uri = physical_location["artifactLocation"]["uri"]
                 assert uri and uri.isascii() and " " not in uri
-                assert place["region"]["startLine"] >= 1 and place["region"]["startColumn"] >= 1
+                assert physical_location["region"]["startLine"] >= 1 and physical_location["region"]["startColumn"] >= 1
 
 
 def test_sarif_is_well_formed() -> None:
@@ -88,7 +88,7 @@ def test_sarif_without_findings_has_no_results() -> None:
     assert log["runs"][0]["results"] == []
 
 
-def test_explain_tells_all() -> None:
+def test_explain_prints_all_fields_of_a_rule() -> None:
     text = explain(find_rule("pjm050"))
     assert text.startswith("PJM050 error: ")
     assert all(word in text for word in ("why:", "fix:", "source:", "PowerControlFunction", "leaves undecided:"))

@@ -1,4 +1,4 @@
-"""What public scripts do, and ran with: no error of ours, and no warning about what they do right."""
+"""Tests that working patterns of public scripts have no errors and no wrong warnings."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def check(text: str, *ids: str) -> List[LintFinding]:
     return list(Linter(**rules).check(text, "job.sh").findings)
 
 
-def test_no_staging_is_taken_by_machines_of_today() -> None:
-    (found,) = check(FT + "#PJM --no-stging\n", "PJM006")
-    assert found.severity == INFO and "remove" in found.fix
-    (found,) = check(FT + "#PJM --stg-transfiles all\n", "PJM006")
-    assert found.severity == ERROR
+def test_no_staging_is_an_info_and_staging_is_an_error() -> None:
+    (finding,) = check(FT + "#PJM --no-stging\n", "PJM006")
+    assert finding.severity == INFO and "remove" in finding.fix
+    (finding,) = check(FT + "#PJM --stg-transfiles all\n", "PJM006")
+    assert finding.severity == ERROR
 
 
 @pytest.mark.parametrize("option", ["--no-stging", "--stgin 'a b'", "-I a", "--mpi use-rankdir"])
-def test_staging_is_the_mark_of_other_sites(option: str) -> None:
+def test_staging_marks_a_script_of_another_site(option: str) -> None:
     text = "#!/bin/ksh\n#PJM -L node=2,elapse=1:00:00,rscgrp=small\n#PJM --mpi proc=96\n"
     assert Linter().check(text, "job.sh").site == FUGAKU
     report = Linter().check(f"{text}#PJM {option}\n", "job.sh")
-    assert report.site == ANY and {item.severity for item in report.findings} <= {INFO}
+    assert report.site == ANY and {finding.severity for finding in report.findings} <= {INFO}
     assert Linter().check(f"{text}#PJM {option}\n#PJM -L freq=2000\n", "job.sh").site == FUGAKU
 
 
-def test_both_statistics_options_are_no_sure_error() -> None:
-    (found,) = check(FT + "#PJM -S\n#PJM -s\n", "PJM010")
-    assert found.severity == WARNING and found.downgraded
+def test_both_statistics_options_are_a_warning() -> None:
+    (finding,) = check(FT + "#PJM -S\n#PJM -s\n", "PJM010")
+    assert finding.severity == WARNING and finding.downgraded
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_an_output_path_in_a_variable_may_spread_the_files(body: str) -> None:
         'out="log/${PJM_JOBID}"\nmpiexec -stdout-proc ${out}/o -stderr-proc log/%/1000r/e ./a\n',
     ],
 )
-def test_an_output_path_in_a_variable_that_spreads_nothing_is_told(body: str) -> None:
-    (found,) = check(MANY + body, "PJM071")
-    assert found.line == 5
+def test_an_output_path_in_a_variable_that_does_not_spread_the_files_is_reported(body: str) -> None:
+    (finding,) = check(MANY + body, "PJM071")
+    assert finding.line == 5
 
 
-def test_a_launch_that_counts_for_itself_leaves_no_node_empty() -> None:
+def test_a_launch_with_a_process_count_leaves_no_node_empty() -> None:
     nodes = FT + "#PJM -L node=384,rscgrp=small\n#PJM --mpi proc=1\n#PJM --mpi max-proc-per-node=1\n"
     assert check(nodes + "N=384\nmpirun -n ${N} --vcoordfile v ./a\n", "PJM061") == []
-    (found,) = check(nodes + "mpirun ./a\n", "PJM061")
-    assert "383" in found.message
+    (finding,) = check(nodes + "mpirun ./a\n", "PJM061")
+    assert "383" in finding.message
 
 
-def test_texts_that_only_look_like_commands_are_passed_over() -> None:
+def test_texts_that_only_look_like_commands_have_no_findings() -> None:
     text = (
         FT
         + "#PJM -L node=2 --mpi proc=8\n"
@@ -90,6 +90,8 @@ def test_texts_that_only_look_like_commands_are_passed_over() -> None:
     assert check(text, "PJM001", "PJM065", "PJM070", "PJM072", "PJM090", "PJM095") == []
 
 
-def test_messages_stand_in_json() -> None:
-    found = check(FT + "#PJM -L elapse=1:00:00\u3000until then\n", "PJM040")
-    assert [item.severity for item in found] == [ERROR] and json.dumps([item.message for item in found])
+def test_messages_can_be_written_as_json() -> None:
+    findings = check(FT + "#PJM -L elapse=1:00:00\u3000until then\n", "PJM040")
+    assert [finding.severity for finding in findings] == [ERROR] and json.dumps(
+        [finding.message for finding in findings]
+    )

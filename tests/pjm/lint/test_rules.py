@@ -1,4 +1,4 @@
-"""Each rule speaks where it should and keeps silent near by; severities follow the policy."""
+"""Tests of each rule on scripts with and without findings, and of the severities."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def findings(id: str, text: str, strict: bool = False) -> List[LintFinding]:
 
 
 @pytest.mark.parametrize(("id", "text"), [(id, text) for id, (bad, _) in CASES.items() for text in bad])
-def test_a_rule_speaks(id: str, text: str) -> None:
-    found = findings(id, text)
-    assert {item.id for item in found} == {id}
+def test_a_rule_has_findings(id: str, text: str) -> None:
+    rule_findings = findings(id, text)
+    assert {finding.id for finding in rule_findings} == {id}
     lines = text.count("\n")
-    for item in found:
-        assert 1 <= item.line <= lines and item.column >= 1
-        assert item.message and item.fix and "\n" not in item.message + item.fix
+    for finding in rule_findings:
+        assert 1 <= finding.line <= lines and finding.column >= 1
+        assert finding.message and finding.fix and "\n" not in finding.message + finding.fix
 
 
 @pytest.mark.parametrize(("id", "text"), [(id, text) for id, (_, good) in CASES.items() for text in good])
-def test_a_near_miss_is_passed_over(id: str, text: str) -> None:
+def test_a_similar_correct_script_has_no_findings(id: str, text: str) -> None:
     assert findings(id, text) == []
 
 
@@ -51,29 +51,29 @@ def test_every_id_of_the_table_has_a_rule_or_a_reason() -> None:
     assert set(UNDECIDED) <= set(rules)
 
 
-def test_every_rule_says_why_and_who_says_so() -> None:
+def test_every_rule_has_a_reason_and_a_source() -> None:
     for rule in all_rules():
         assert rule.title and rule.why.endswith((".", ")")) and rule.fix and rule.source
 
 
 @pytest.mark.parametrize(("id", "text"), SURE.items())
-def test_what_pjsub_refuses_on_any_day_is_an_error(id: str, text: str) -> None:
-    assert [item.severity for item in findings(id, text)] == [ERROR]
+def test_a_script_that_every_pjsub_refuses_is_an_error(id: str, text: str) -> None:
+    assert [finding.severity for finding in findings(id, text)] == [ERROR]
 
 
 @pytest.mark.parametrize(("id", "text"), LOWERED.items())
-def test_what_the_day_or_the_command_line_decides_is_a_warning_unless_strict(id: str, text: str) -> None:
-    (found,) = findings(id, text)
-    assert found.severity == WARNING and found.downgraded
-    (strict,) = findings(id, text, strict=True)
-    assert strict.severity == ERROR and not strict.downgraded
+def test_an_uncertain_error_is_a_warning_unless_strict(id: str, text: str) -> None:
+    (finding,) = findings(id, text)
+    assert finding.severity == WARNING and finding.downgraded
+    (strict_finding,) = findings(id, text, strict=True)
+    assert strict_finding.severity == ERROR and not strict_finding.downgraded
 
 
 def test_every_error_rule_is_sorted_into_sure_or_lowered() -> None:
     assert {rule.id for rule in all_rules() if rule.severity == ERROR} == set(SURE) | set(LOWERED)
 
 
-def test_findings_about_the_sites_data_carry_its_date() -> None:
+def test_findings_from_limits_of_the_site_have_the_date_of_the_limits() -> None:
     date = fugaku_limits().date
     for id, text in (
         ("PJM030", "#PJM -L node=385\n"),
@@ -87,34 +87,34 @@ def test_findings_about_the_sites_data_carry_its_date() -> None:
         assert date in findings(id, FT + text)[0].message, id
 
 
-def test_k_era_options_are_told_but_not_judged_elsewhere() -> None:
+def test_options_of_the_k_computer_are_an_info_on_other_sites() -> None:
     assert findings("PJM006", ANY + "#PJM --stg-transfiles all\n")[0].severity == INFO
-    k = ANY + '#PJM --rsc-list "rscgrp=small,node=8"\n#PJM --mpi "use-rankdir"\n. /k/system/Env_base\n'
-    assert findings("PJM006", k)[0].severity == INFO and findings("PJM020", k) == []
+    k_computer_script = ANY + '#PJM --rsc-list "rscgrp=small,node=8"\n#PJM --mpi "use-rankdir"\n. /k/system/Env_base\n'
+    assert findings("PJM006", k_computer_script)[0].severity == INFO and findings("PJM020", k_computer_script) == []
 
 
-def test_a_line_switched_off_by_a_second_hash_is_advice() -> None:
+def test_a_line_disabled_by_a_second_hash_is_an_info() -> None:
     for text in ("##PJM -S\n", "# #PJM -S\n", "#---#PJM -S\n"):
         assert findings("PJM002", FT + text)[0].severity == INFO
     assert findings("PJM002", FT + "# PJM -S\n")[0].severity == WARNING
 
 
 def test_values_and_fixes_are_in_the_messages() -> None:
-    (found,) = findings("PJM005", FT + "#PJM -L rscqrp=small\n")
-    assert "rscqrp" in found.message and "rscgrp" in found.fix and (found.line, found.column) == (3, 9)
-    (found,) = findings("PJM005", FT + "#PJM --node-mem=20Gi\n")
-    assert "-L node-mem=..." in found.fix
-    (found,) = findings("PJM030", FT + "#PJM -L node=64x64,rscgrp=small\n")
-    assert "64x64" in found.message and "4096 nodes" in found.message and "large" in found.fix
-    (found,) = findings("PJM041", FT + "#PJM -L elapse=10:00\n")
-    assert "10 minutes" in found.message
-    (found,) = findings("PJM044", FT + "#PJM -L elapse=1-12:00:00\n")
-    assert "36:00:00" in found.fix
-    (found,) = findings("PJM062", FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=13\nmpiexec ./a\n")
-    assert "52" in found.message and (found.line, found.column) == (4, 8)
+    (finding,) = findings("PJM005", FT + "#PJM -L rscqrp=small\n")
+    assert "rscqrp" in finding.message and "rscgrp" in finding.fix and (finding.line, finding.column) == (3, 9)
+    (finding,) = findings("PJM005", FT + "#PJM --node-mem=20Gi\n")
+    assert "-L node-mem=..." in finding.fix
+    (finding,) = findings("PJM030", FT + "#PJM -L node=64x64,rscgrp=small\n")
+    assert "64x64" in finding.message and "4096 nodes" in finding.message and "large" in finding.fix
+    (finding,) = findings("PJM041", FT + "#PJM -L elapse=10:00\n")
+    assert "10 minutes" in finding.message
+    (finding,) = findings("PJM044", FT + "#PJM -L elapse=1-12:00:00\n")
+    assert "36:00:00" in finding.fix
+    (finding,) = findings("PJM062", FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=13\nmpiexec ./a\n")
+    assert "52" in finding.message and (finding.line, finding.column) == (4, 8)
 
 
 def test_control_characters_of_a_script_do_not_reach_messages() -> None:
     text = FT + "#PJM -L freq=\x1b[31m1\x07\n#PJM -N \x1b]0;x\x07/\n"
-    for item in Linter(strict=True).check(text, "job.sh").findings:
-        assert re.sub(r"[^\x00-\x1f\x7f]", "", item.message + item.fix) == ""
+    for finding in Linter(strict=True).check(text, "job.sh").findings:
+        assert re.sub(r"[^\x00-\x1f\x7f]", "", finding.message + finding.fix) == ""

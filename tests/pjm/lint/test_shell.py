@@ -1,4 +1,4 @@
-"""The scanner of shell commands."""
+"""Tests of the scanner of shell commands."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PIECES = [
 ]
 
 
-def words(text: str) -> List[List[str]]:
-    return [[word.text for word in command.argv] for command in scan_commands(text).commands]
+def argument_lists(text: str) -> List[List[str]]:
+    return [[argument.text for argument in command.argv] for command in scan_commands(text).commands]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def words(text: str) -> List[List[str]]:
         ("a $((1 + (2))) b", [["a", "$((1 + (2)))", "b"]]),
     ],
 )
-def test_commands_are_cut_into_words(text: str, expected: List[List[str]]) -> None:
-    assert words(text) == expected
+def test_commands_are_split_into_arguments(text: str, expected: List[List[str]]) -> None:
+    assert argument_lists(text) == expected
 
 
-def test_assignments_redirections_and_places() -> None:
+def test_assignments_redirections_and_positions() -> None:
     first, second = scan_commands('A=1 B="x y" cmd arg 2> err &\nC+=3', first_line=10).commands
-    assert [(item.name, item.value.text, item.append) for item in first.settings] == [
+    assert [(assignment.name, assignment.value.text, assignment.append) for assignment in first.settings] == [
         ("A", "1", False),
         ("B", "x y", False),
     ]
@@ -75,30 +75,30 @@ def test_assignments_redirections_and_places() -> None:
     assert (second.line, second.settings[0].append, second.argv) == (11, True, ())
 
 
-def test_what_may_not_run_is_nested() -> None:
+def test_commands_that_may_not_run_are_nested() -> None:
     text = "a\nif b; then c; fi\nfor x in y; do d; done\n(e)\nf && g\nfunction h {\ni\n}\nj"
     nested = {command.argv[0].text: command.nested for command in scan_commands(text).commands}
     assert nested["a"] is False and nested["j"] is False and nested["f"] is False
     assert all(nested[name] for name in "cdegi")
 
 
-def test_lines_inside_text_are_known() -> None:
+def test_lines_inside_quotes_and_heredocs_are_enclosed() -> None:
     assert scan_commands("cat <<E\n#PJM -S\nE\nb '\n#PJM\n'\n").enclosed_lines == {2, 3, 5, 6}
 
 
-def test_an_unclosed_quote_is_a_plain_character() -> None:
-    assert words("echo it's\nmpiexec ./a")[-1] == ["mpiexec", "./a"]
+def test_an_unclosed_quote_is_an_ordinary_character() -> None:
+    assert argument_lists("echo it's\nmpiexec ./a")[-1] == ["mpiexec", "./a"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join) | st.text(max_size=200))
-def test_any_text_is_scanned(text: str) -> None:
+def test_any_text_can_be_scanned(text: str) -> None:
     lines = text.count("\n") + 1
     for command in scan_commands(text).commands:
         assert 1 <= command.line <= lines
-        for word in command.argv:
-            assert word.raw in text and word.column >= 1
+        for argument in command.argv:
+            assert argument.raw in text and argument.column >= 1
 
 
 @pytest.mark.parametrize("piece", ["$(", '"', "`", "(", "((", '"$(', "<<a\n", "${", "'", "x=(", '"${', "a\\\n"])
-def test_long_nonsense_is_scanned_at_all(piece: str) -> None:
+def test_long_repeated_openings_can_be_scanned(piece: str) -> None:
     scan_commands(piece * 20000)

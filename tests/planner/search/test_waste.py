@@ -1,4 +1,4 @@
-"""Wastes are named where they are, with their size, and nowhere else."""
+"""Tests of waste findings: each waste is named with its size, and layouts without waste have no findings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ EVEN = [
 ]  # fmt: skip
 
 
-def _waste(machine: str, *settings: str, preset: str = "1.3b") -> List[str]:
+def _waste(machine_name: str, *settings: str, preset: str = "1.3b") -> List[str]:
     config = load_run_config(None, preset, [*settings])
-    known = load_machine(machine)
-    torus = choose_node_box(config.job.nodes) if machine == "a64fx" else None
-    ranks = choose_rank_map(torus, config.layout, config.ranks_per_node) if torus is not None else None
-    return find_waste(config, known, run_to_row(config, known), torus, ranks)
+    machine = load_machine(machine_name)
+    torus = choose_node_box(config.job.nodes) if machine_name == "a64fx" else None
+    rank_map = choose_rank_map(torus, config.layout, config.ranks_per_node) if torus is not None else None
+    return find_waste(config, machine, run_to_row(config, machine), torus, rank_map)
 
 
-def _one(found: List[str], word: str) -> str:
-    (line,) = [one for one in found if word in one]
-    return line
+def _only_finding(findings: List[str], text: str) -> str:
+    (match,) = [finding for finding in findings if text in finding]
+    return match
 
 
 def test_a_layout_whose_sizes_fill_everything_has_none() -> None:
@@ -36,31 +36,33 @@ def test_a_layout_whose_sizes_fill_everything_has_none() -> None:
 def test_heads_that_do_not_fill_vectors() -> None:
     """7176 in 78 heads: 92 wide, six vectors of 16 for 5.75."""
     shape = ["model.hidden=7176", "model.heads=78", "layout.tp=6", "layout.dp=432", "job.nodes=432"]
-    found = _waste("a64fx", *shape, "node.ranks_per_node=6", "training.global_batch=432")
-    assert "hidden/heads 92 is no multiple of 16 (512-bit vectors): 4.3%" in _one(found, "hidden/heads")
-    assert not [one for one in found if one.startswith("hidden 7176")]  # half a vector of 449 is nothing
+    findings = _waste("a64fx", *shape, "node.ranks_per_node=6", "training.global_batch=432")
+    assert "hidden/heads 92 is no multiple of 16 (512-bit vectors): 4.3%" in _only_finding(findings, "hidden/heads")
+    assert not [finding for finding in findings if finding.startswith("hidden 7176")]  # half a vector of 449 is nothing
 
 
 def test_products_of_attention_that_leave_threads_idle() -> None:
-    assert "(heads/TP)*MBS = 4 on 12 threads of a rank: 67% of them idle" in _one(
+    assert "(heads/TP)*MBS = 4 on 12 threads of a rank: 67% of them idle" in _only_finding(
         _waste("a64fx", *EVEN, "training.micro_batch=1"), "heads/TP"
     )
 
 
 def test_nodes_that_are_rounded_up_and_groups_over_nodes() -> None:
-    found = _waste("a64fx", "layout.dp=128", "layout.tp=4", "job.nodes=512", "node.ranks_per_node=1")
-    assert "2x8x32 takes at least 528, 3.1% more to pay" in _one(found, "to pay")
-    assert "tensor-parallel groups span nodes up to 2 apart: TP 4 on 1 ranks a node" in _one(found, "span nodes")
+    findings = _waste("a64fx", "layout.dp=128", "layout.tp=4", "job.nodes=512", "node.ranks_per_node=1")
+    assert "2x8x32 takes at least 528, 3.1% more to pay" in _only_finding(findings, "to pay")
+    assert "tensor-parallel groups span nodes up to 2 apart: TP 4 on 1 ranks a node" in _only_finding(
+        findings, "span nodes"
+    )
 
 
 def test_a_bubble() -> None:
-    found = _waste("a64fx", "layout.dp=4", "layout.pp=4", "job.nodes=16", "training.global_batch=32")
-    assert "4 stages, 1 chunks, 8 micro-batches: 38%" in _one(found, "bubble")
+    findings = _waste("a64fx", "layout.dp=4", "layout.pp=4", "job.nodes=16", "training.global_batch=32")
+    assert "4 stages, 1 chunks, 8 micro-batches: 38%" in _only_finding(findings, "bubble")
 
 
 def test_tiles_and_tensor_cores_of_a_gpu() -> None:
     sizes = ["model.hidden=5124", "model.heads=42", "layout.dp=8", "training.global_batch=64"]
-    found = _waste("a100", *sizes)
-    assert "hidden/heads 122 is no multiple of 8" in _one(found, "hidden/heads")
-    assert "in waves of 108" in _one(found, "layers' products")
-    assert not [one for one in found if "nodes" in one]
+    findings = _waste("a100", *sizes)
+    assert "hidden/heads 122 is no multiple of 8" in _only_finding(findings, "hidden/heads")
+    assert "in waves of 108" in _only_finding(findings, "layers' products")
+    assert not [finding for finding in findings if "nodes" in finding]

@@ -1,5 +1,5 @@
-"""Run files, rank maps and the sweep file that a search writes are those of its layouts, and are taken by who reads
-them."""
+"""Tests of run files, rank maps and the sweep file that a search writes: they describe its layouts and can be read
+back."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RAMP = ["training.ramp_start=16", "training.ramp_increment=16", "training.ramp_s
 
 def _best(top: int, *settings: str) -> List[RankedLayout]:
     config = load_run_config(None, "124m", ["node.freq_mhz=2000", "job.elapse=1:00:00", *settings], check=False)
-    wanted = SearchSpace(config, load_machine("a64fx"), "A64FX", "1.10", (12, 12), (1, 2, 4), (96,))
-    found = search_layouts(wanted)
-    spread = replace(found, ranking=found.ranking[:: max(1, len(found.ranking) // top)])
-    return best_layouts(wanted, spread, top, variants=True)[0]
+    space = SearchSpace(config, load_machine("a64fx"), "A64FX", "1.10", (12, 12), (1, 2, 4), (96,))
+    costed = search_layouts(space)
+    thinned = replace(costed, ranking=costed.ranking[:: max(1, len(costed.ranking) // top)])
+    return best_layouts(space, thinned, top, variants=True)[0]
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(
 ) -> None:
     best, files = written
     assert len(files) == 2 * len(best) + 1
-    for number, one in enumerate(best, 1):
-        label = layout_name(number, one.config)
+    for number, layout in enumerate(best, 1):
+        label = layout_name(number, layout.config)
         file = files[0].parent / f"{label}.yaml"
         read = load_run_config(file)  # every rule between settings is checked
-        assert read == with_rank_map(one, file.with_suffix(".rankmap"))
+        assert read == with_rank_map(layout, file.with_suffix(".rankmap"))
         lines = Path(read.job.rank_map_file).read_text().splitlines()[1:]
         assert len(lines) == read.layout.ranks and len(set(lines)) == read.job.nodes == 12
-        assert file.read_text().startswith(f"# predicted: {one.prediction.seconds.value:.4g} s per iteration")
+        assert file.read_text().startswith(f"# predicted: {layout.prediction.seconds.value:.4g} s per iteration")
 
 
 def test_plan_check_proves_every_layout(
@@ -59,22 +59,26 @@ def test_plan_check_proves_every_layout(
         assert "no deadlock" in capsys.readouterr().out
 
 
-def test_the_sweep_measures_the_same_layouts_shortly(written: Tuple[List[RankedLayout], List[Path]]) -> None:
+def test_the_sweep_measures_the_same_layouts_with_few_iterations(
+    written: Tuple[List[RankedLayout], List[Path]],
+) -> None:
     best, files = written
     sweep = expand_sweep(files[-1])
     assert sweep.name == "measure" and len(sweep.runs) == len(best)
-    for number, (row, one) in enumerate(zip(sweep.runs, best), 1):
-        assert row.name.startswith(layout_name(number, one.config)) and row.config is not None
-        assert row.config.layout == one.config.layout and row.config.training.iterations == 7
-        assert replace(row.config.training, iterations=one.config.training.iterations) == one.config.training
-        assert row.config.job.rank_map_file == str(files[0].parent / f"{layout_name(number, one.config)}.rankmap")
+    for number, (row, layout) in enumerate(zip(sweep.runs, best), 1):
+        assert row.name.startswith(layout_name(number, layout.config)) and row.config is not None
+        assert row.config.layout == layout.config.layout and row.config.training.iterations == 7
+        assert replace(row.config.training, iterations=layout.config.training.iterations) == layout.config.training
+        assert row.config.job.rank_map_file == str(files[0].parent / f"{layout_name(number, layout.config)}.rankmap")
 
 
 def test_a_growing_batch_stays_in_the_run_files_and_is_not_measured(tmp_path: Path) -> None:
     best = _best(2, *RAMP)
     *_, file, sweep = write_layouts(best, tmp_path, "measure", 7)
     assert load_run_config(file).training.ramp_start == 16
-    assert all(one.config and one.config.training.ramp_start is None for one in expand_sweep(sweep).runs)
+    assert all(
+        sweep_run.config and sweep_run.config.training.ramp_start is None for sweep_run in expand_sweep(sweep).runs
+    )
 
 
 def test_replicas_that_sum_by_nodes_first_get_no_rank_map(tmp_path: Path) -> None:
@@ -84,7 +88,7 @@ def test_replicas_that_sum_by_nodes_first_get_no_rank_map(tmp_path: Path) -> Non
     assert config.job.shape == "2x2x3" and not config.job.rank_map_file
 
 
-def test_a_folder_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_created_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         write_layouts(_best(1), tmp_path / "file", "measure", 7)

@@ -1,4 +1,4 @@
-"""Seconds and memory follow from what is to be done: the directions and identities that any constants must keep."""
+"""Tests of the time and memory models: identities and directions of change that hold for any constants."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from fugaku_gpt.planner.tables.work import count_work
 from tests.planner.samples import row
 
 
-def _parts(machine: Machine, one: ConfigRow) -> Dict[str, float]:
-    found = seconds_by_component(count_work([one], machine.facts), machine.time.values, machine.facts)
-    return {name: float(values[0]) for name, values in found.items()}
+def _component_seconds(machine: Machine, config: ConfigRow) -> Dict[str, float]:
+    components = seconds_by_component(count_work([config], machine.facts), machine.time.values, machine.facts)
+    return {name: float(values[0]) for name, values in components.items()}
 
 
 def _with(fitted: FittedModel, **values: float) -> FittedModel:
-    constants = tuple(replace(one, value=values.get(one.name, one.value)) for one in fitted.constants)
+    constants = tuple(
+        replace(constant, value=values.get(constant.name, constant.value)) for constant in fitted.constants
+    )
     return replace(fitted, constants=constants)
 
 
-def _memory(machine: Machine, one: ConfigRow) -> "tuple[float, float]":
-    work = count_work([one], machine.facts)
+def _memory(machine: Machine, config: ConfigRow) -> "tuple[float, float]":
+    work = count_work([config], machine.facts)
     of_node = machine.memory_of == "node"
     reading, peak = footprint(work, machine.memory.values, machine.facts, machine.memory_unit, of_node)
     return float(reading[0]), float(peak[0])
@@ -37,15 +39,15 @@ def _memory(machine: Machine, one: ConfigRow) -> "tuple[float, float]":
 
 def test_flops_of_a_layer_are_the_textbook_ones_where_products_are_not_cut_into_waves() -> None:
     machine = load_machine("a64fx")
-    one = row(recompute=True)
-    b, s, h = one.micro_batch, one.seq_len, one.hidden
-    work = count_work([one], machine.facts)
+    config = row(recompute=True)
+    b, s, h = config.micro_batch, config.seq_len, config.hidden
+    work = count_work([config], machine.facts)
     assert work.layer_flops[0] == pytest.approx(96 * b * s * h * h)
     assert work.layer_attention_flops[0] == pytest.approx(16 * b * s * s * h)
-    assert work.head_flops[0] == pytest.approx(6 * b * s * h * one.vocab)
+    assert work.head_flops[0] == pytest.approx(6 * b * s * h * config.vocab)
 
 
-def test_a_product_takes_whole_waves_of_tiles() -> None:
+def test_a_product_takes_full_waves_of_tiles() -> None:
     """108 units: 13824 wide is 864 tiles, 8 waves; 14336 wide is 896 tiles, which take 9 waves, not 8.3."""
     facts = load_machine("a100").facts
     exact, partly = row(hidden=13824, heads=64, tp=8, dp=1, pp=1), row(hidden=14336, heads=64, tp=8, dp=1, pp=1)
@@ -56,23 +58,23 @@ def test_a_product_takes_whole_waves_of_tiles() -> None:
 
 
 @pytest.mark.parametrize("name", ["a64fx", "a100", "v100"])
-def test_parts_sum_up_to_the_iteration(name: str) -> None:
+def test_components_sum_up_to_the_iteration(name: str) -> None:
     machine = load_machine(name)
-    one = row(dp=2, tp=2, pp=2)
-    parts = _parts(machine, one)
-    whole = iteration_seconds(count_work([one], machine.facts), machine.time.values, machine.facts)[0]
-    assert tuple(parts) == TIME_COMPONENTS and sum(parts.values()) == pytest.approx(whole)
-    assert all(value > 0 for value in parts.values())
+    config = row(dp=2, tp=2, pp=2)
+    components = _component_seconds(machine, config)
+    total = iteration_seconds(count_work([config], machine.facts), machine.time.values, machine.facts)[0]
+    assert tuple(components) == TIME_COMPONENTS and sum(components.values()) == pytest.approx(total)
+    assert all(value > 0 for value in components.values())
 
 
-def test_parts_that_a_layout_does_not_have_take_no_time() -> None:
-    parts = _parts(load_machine("v100"), row(dp=1, tp=1, pp=1, nodes=1, ranks_per_node=1))
-    assert parts["tensor_parallel"] == parts["pipeline"] == parts["data_parallel"] == 0
+def test_communication_that_a_layout_does_not_have_takes_no_time() -> None:
+    components = _component_seconds(load_machine("v100"), row(dp=1, tp=1, pp=1, nodes=1, ranks_per_node=1))
+    assert components["tensor_parallel"] == components["pipeline"] == components["data_parallel"] == 0
 
 
 def test_the_bubble_shrinks_with_more_micro_batches() -> None:
     machine = load_machine("v100")
-    few, many = _parts(machine, row(global_batch=64)), _parts(machine, row(global_batch=1024))
+    few, many = _component_seconds(machine, row(global_batch=64)), _component_seconds(machine, row(global_batch=1024))
     assert many["compute"] == pytest.approx(16 * few["compute"])
     assert many["pipeline"] / many["compute"] < few["pipeline"] / few["compute"]
 
@@ -83,42 +85,50 @@ def test_clock_allocator_and_a_rank_per_core_memory_group_help_on_a64fx() -> Non
     slow = iteration_seconds(count_work([base], machine.facts), machine.time.values, machine.facts)[0]
     for better in ({"freq_ghz": 2.2}, {"tcmalloc": True}, {"torch": "1.10"}, {"dp": 4, "ranks_per_node": 4}):
         changed = {**{"dp": 1, "ranks_per_node": 1, "torch": "1.7", "freq_ghz": 2.0}, **better}
-        one = row(hardware="A64FX", pp=1, nodes=1, zero_stage=0, **changed)
-        assert iteration_seconds(count_work([one], machine.facts), machine.time.values, machine.facts)[0] < slow, better
+        config = row(hardware="A64FX", pp=1, nodes=1, zero_stage=0, **changed)
+        assert iteration_seconds(count_work([config], machine.facts), machine.time.values, machine.facts)[0] < slow, (
+            better
+        )
 
 
 def test_interleaving_cuts_the_bubble_and_sends_more_and_holds_more() -> None:
     machine = load_machine("a64fx")
-    plain, cut = (row(hardware="A64FX", zero_stage=0, pp=8, dp=1) for _ in range(2))
-    cut = replace(cut, chunks=3)
-    before, after = _parts(machine, plain), _parts(machine, cut)
+    plain, interleaved = (row(hardware="A64FX", zero_stage=0, pp=8, dp=1) for _ in range(2))
+    interleaved = replace(interleaved, chunks=3)
+    before, after = _component_seconds(machine, plain), _component_seconds(machine, interleaved)
     assert {name for name in TIME_COMPONENTS if before[name] != after[name]} == {"pipeline"}
-    cheap = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e18))
-    assert _parts(cheap, cut)["pipeline"] == pytest.approx(_parts(cheap, plain)["pipeline"] / 3)
-    dear = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e6))
-    assert _parts(dear, cut)["pipeline"] == pytest.approx(3 * _parts(dear, plain)["pipeline"], rel=0.1)
-    assert _memory(machine, cut)[0] > _memory(machine, plain)[0]
+    fast_network = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e18))
+    assert _component_seconds(fast_network, interleaved)["pipeline"] == pytest.approx(
+        _component_seconds(fast_network, plain)["pipeline"] / 3
+    )
+    slow_network = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e6))
+    assert _component_seconds(slow_network, interleaved)["pipeline"] == pytest.approx(
+        3 * _component_seconds(slow_network, plain)["pipeline"], rel=0.1
+    )
+    assert _memory(machine, interleaved)[0] > _memory(machine, plain)[0]
 
 
 def test_stages_side_by_side_send_faster_than_stages_beyond_all_replicas() -> None:
     machine = load_machine("a64fx")
-    far = row(hardware="A64FX", zero_stage=0, pp=2, dp=16, tp=2, nodes=16, global_batch=512)
-    near = replace(far, order="tp,pp,dp")
-    assert (far.stage_stride, near.stage_stride, replace(far, order="pp,tp,dp").stage_stride) == (32, 2, 1)
-    before, after = _parts(machine, far), _parts(machine, near)
+    distant = row(hardware="A64FX", zero_stage=0, pp=2, dp=16, tp=2, nodes=16, global_batch=512)
+    adjacent = replace(distant, order="tp,pp,dp")
+    assert (distant.stage_stride, adjacent.stage_stride, replace(distant, order="pp,tp,dp").stage_stride) == (32, 2, 1)
+    before, after = _component_seconds(machine, distant), _component_seconds(machine, adjacent)
     assert {name for name in TIME_COMPONENTS if before[name] != after[name]} == {"pipeline"}
     assert after["pipeline"] < before["pipeline"]
-    assert "order tp,pp,dp: measured tp,dp,pp" in predict_rows(machine, [near])[0].extrapolated
+    assert "order tp,pp,dp: measured tp,dp,pp" in predict_rows(machine, [adjacent])[0].extrapolated
 
 
-def test_sequence_parallelism_keeps_less_and_reduces_as_much() -> None:
+def test_sequence_parallelism_stores_less_and_reduces_as_much() -> None:
     machine = load_machine("a64fx")
-    whole = row(hardware="A64FX", zero_stage=0, tp=4, pp=1, dp=2)
-    cut = replace(whole, sequence_parallel=True)
-    assert _parts(machine, cut)["tensor_parallel"] == pytest.approx(_parts(machine, whole)["tensor_parallel"])
-    assert _parts(machine, cut)["memory_bound"] < _parts(machine, whole)["memory_bound"]
-    assert _memory(machine, cut)[1] < _memory(machine, whole)[1]
-    assert "sequence_parallel: measured without" in predict_rows(machine, [cut])[0].extrapolated
+    plain = row(hardware="A64FX", zero_stage=0, tp=4, pp=1, dp=2)
+    sharded = replace(plain, sequence_parallel=True)
+    assert _component_seconds(machine, sharded)["tensor_parallel"] == pytest.approx(
+        _component_seconds(machine, plain)["tensor_parallel"]
+    )
+    assert _component_seconds(machine, sharded)["memory_bound"] < _component_seconds(machine, plain)["memory_bound"]
+    assert _memory(machine, sharded)[1] < _memory(machine, plain)[1]
+    assert "sequence_parallel: measured without" in predict_rows(machine, [sharded])[0].extrapolated
 
 
 def _a64fx(**changes: object) -> float:
@@ -126,12 +136,12 @@ def _a64fx(**changes: object) -> float:
     machine = load_machine("a64fx")
     model = {"layers": 12, "hidden": 768, "heads": 12, "seq_len": 1024, "zero_stage": 0, "torch": "1.10"}
     base = {"dp": 1, "pp": 1, "nodes": 1, "ranks_per_node": 1, "micro_batch": 1, "global_batch": 1024}
-    one = row(hardware="A64FX", **{**model, **base, **changes})
-    return float(iteration_seconds(count_work([one], machine.facts), machine.time.values, machine.facts)[0])
+    config = row(hardware="A64FX", **{**model, **base, **changes})
+    return float(iteration_seconds(count_work([config], machine.facts), machine.time.values, machine.facts)[0])
 
 
 def test_ranks_on_a_node_and_tcmalloc_save_the_same_time_of_allocation() -> None:
-    """Together they gain less than their product: what tcmalloc leaves no allocation of, ranks cannot speed up."""
+    """Together they gain less than their product: ranks cannot speed up allocations that tcmalloc has removed."""
     slow, allocator = _a64fx(), _a64fx(tcmalloc=True)
     ranks, both = _a64fx(dp=4, ranks_per_node=4), _a64fx(dp=4, ranks_per_node=4, tcmalloc=True)
     two = _a64fx(dp=2, ranks_per_node=2)
@@ -145,12 +155,12 @@ def test_tcmalloc_makes_the_sum_over_many_replicas_slow() -> None:
     assert _a64fx(tcmalloc=True, **many) > _a64fx(**many)
 
 
-def test_stages_that_lie_further_apart_send_slower_on_a_torus() -> None:
+def test_distant_stages_send_slower_on_a_torus() -> None:
     machine = load_machine("a64fx")
     shape = {"hardware": "A64FX", "pp": 8, "ranks_per_node": 1, "zero_stage": 0, "micro_batch": 1, "torch": "1.10"}
-    near = _parts(machine, row(dp=1, nodes=8, global_batch=64, **shape))
-    far = _parts(machine, row(dp=64, nodes=512, global_batch=64 * 64, **shape))
-    assert far["compute"] == pytest.approx(near["compute"]) and far["pipeline"] > 1.2 * near["pipeline"]
+    adjacent = _component_seconds(machine, row(dp=1, nodes=8, global_batch=64, **shape))
+    distant = _component_seconds(machine, row(dp=64, nodes=512, global_batch=64 * 64, **shape))
+    assert distant["compute"] == pytest.approx(adjacent["compute"]) and distant["pipeline"] > 1.2 * adjacent["pipeline"]
 
 
 def test_a_card_that_is_nearly_full_is_slower() -> None:
@@ -160,53 +170,57 @@ def test_a_card_that_is_nearly_full_is_slower() -> None:
     assert taken[0] == taken[1] < taken[2] < 1.2 * taken[0]
 
 
-def test_a_rank_does_not_use_the_cards_that_others_leave_free() -> None:
+def test_a_rank_does_not_use_free_cards_of_the_node() -> None:
     machine = load_machine("v100")
-    half, whole = row(nodes=4, ranks_per_node=2), row(nodes=2, ranks_per_node=4)
-    assert _parts(machine, half)["compute"] == pytest.approx(_parts(machine, whole)["compute"])
+    half_filled, filled = row(nodes=4, ranks_per_node=2), row(nodes=2, ranks_per_node=4)
+    assert _component_seconds(machine, half_filled)["compute"] == pytest.approx(
+        _component_seconds(machine, filled)["compute"]
+    )
 
 
 def test_recompute_costs_time_and_saves_memory() -> None:
     machine = load_machine("a64fx")
-    kept, again = (row(hardware="A64FX", zero_stage=0, recompute=flag) for flag in (False, True))
-    assert sum(_parts(machine, again).values()) > sum(_parts(machine, kept).values())
-    assert _memory(machine, again)[1] < _memory(machine, kept)[1]
+    stored, recomputed = (row(hardware="A64FX", zero_stage=0, recompute=flag) for flag in (False, True))
+    assert sum(_component_seconds(machine, recomputed).values()) > sum(_component_seconds(machine, stored).values())
+    assert _memory(machine, recomputed)[1] < _memory(machine, stored)[1]
 
 
 def test_the_last_stage_may_be_the_fullest() -> None:
-    """The first stage's reading stays where the logits make the last stage die."""
+    """The first stage's reading fits where the logits make the last stage run out of memory."""
     machine = load_machine("v100")
     small, large = _memory(machine, row(micro_batch=1)), _memory(machine, row(micro_batch=8))
     assert large[1] - large[0] > small[1] - small[0]
     assert large[1] > machine.capacity("V100-16GB") > large[0]
 
 
-def test_zero_saves_what_the_replicas_share() -> None:
+def test_zero_saves_the_memory_that_replicas_share() -> None:
     machine = load_machine("v100")
-    whole, cut = _memory(machine, row(zero_stage=0))[0], _memory(machine, row(zero_stage=1))[0]
-    cut_more = _memory(machine, row(dp=8, nodes=4, zero_stage=1))[0]
-    assert whole > cut > cut_more
+    replicated, sharded = _memory(machine, row(zero_stage=0))[0], _memory(machine, row(zero_stage=1))[0]
+    sharded_more = _memory(machine, row(dp=8, nodes=4, zero_stage=1))[0]
+    assert replicated > sharded > sharded_more
 
 
 def test_intervals_hold_the_prediction_and_inputs_beyond_the_rows_are_named() -> None:
     machine = load_machine("v100")
-    known, far = predict_rows(machine, [row(), row(dp=64, nodes=32, layers=96)])
-    assert known.seconds.low < known.seconds.value < known.seconds.high
-    assert known.extrapolated == ()
-    assert far.extrapolated[0] == "layers 96: measured 24 to 24" and any("dp 64" in one for one in far.extrapolated)
-    wide = np.log(far.seconds.high / far.seconds.low)
-    assert wide > np.log(known.seconds.high / known.seconds.low)
+    inside, outside = predict_rows(machine, [row(), row(dp=64, nodes=32, layers=96)])
+    assert inside.seconds.low < inside.seconds.value < inside.seconds.high
+    assert inside.extrapolated == ()
+    assert outside.extrapolated[0] == "layers 96: measured 24 to 24" and any(
+        "dp 64" in text for text in outside.extrapolated
+    )
+    wide = np.log(outside.seconds.high / outside.seconds.low)
+    assert wide > np.log(inside.seconds.high / inside.seconds.low)
 
 
 @pytest.mark.parametrize(
     "stages, chunks, micro_batches", [(4, 1, 2), (4, 3, 1), (4, 3, 2), (4, 3, 4), (4, 6, 16), (8, 3, 3)]
 )
-def test_the_pipeline_waits_as_its_schedule_does(stages: int, chunks: int, micro_batches: int) -> None:
+def test_pipeline_waiting_time_is_that_of_the_schedule(stages: int, chunks: int, micro_batches: int) -> None:
     """Also with fewer micro-batches than stages, where interleaving gains little."""
     machine = load_machine("v100")
-    free = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e30, fixed=1e-30))
-    one = row(layers=48, vocab=64, pp=stages, dp=1, nodes=stages // 4, micro_batch=1, global_batch=micro_batches)
-    found = _parts(free, replace(one, chunks=chunks))
-    busy = found["compute"] + found["memory_bound"] + found["tensor_parallel"]
+    free_network = replace(machine, time=_with(machine.time, pipeline_bandwidth=1e30, fixed=1e-30))
+    config = row(layers=48, vocab=64, pp=stages, dp=1, nodes=stages // 4, micro_batch=1, global_batch=micro_batches)
+    components = _component_seconds(free_network, replace(config, chunks=chunks))
+    busy = components["compute"] + components["memory_bound"] + components["tensor_parallel"]
     expected = ideal_bubble("interleaved" if chunks > 1 else "1f1b", stages, micro_batches, chunks)
-    assert found["pipeline"] / busy == pytest.approx(expected, rel=0.02)
+    assert components["pipeline"] / busy == pytest.approx(expected, rel=0.02)

@@ -1,4 +1,4 @@
-"""Rows as people keep them: odd cells are refused with a reason or read for what they mean, and never break a table."""
+"""Tests of odd table cells: each is refused with a reason or read for its meaning, and never breaks a table."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LINES = reference()
 _COLUMNS = [name for name in _LINES[0] if name not in ("id", *MEASURED)]
 
 
-def _whole_or_refused(found: Any) -> None:
-    if isinstance(found, RefusedRow):
-        assert found.reason
+def _assert_finite_or_refused(outcome: Any) -> None:
+    if isinstance(outcome, RefusedRow):
+        assert outcome.reason
         return
-    assert isinstance(found, Prediction)
-    for guess in (found.seconds, *found.components.values()):
-        assert 0 <= guess.low <= guess.value <= guess.high < math.inf
-    assert found.seconds.low > 0 and 0 < found.memory < math.inf and found.fits in (True, False)
+    assert isinstance(outcome, Prediction)
+    for estimate in (outcome.seconds, *outcome.components.values()):
+        assert 0 <= estimate.low <= estimate.value <= estimate.high < math.inf
+    assert outcome.seconds.low > 0 and 0 < outcome.memory < math.inf and outcome.fits in (True, False)
 
 
 _CHANGED = st.tuples(
@@ -48,16 +48,16 @@ _CHANGED = st.tuples(
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_CHANGED, min_size=10, max_size=20))
 def test_any_cells_give_a_prediction_or_a_reason(changes: List[Tuple[int, Dict[str, str]]]) -> None:
-    lines = [{**_LINES[place], **changed} for place, changed in changes]
-    found = predict_table(lines)
-    assert len(found) == len(lines)
-    for one in found:
-        _whole_or_refused(one)
+    lines = [{**_LINES[index], **changed} for index, changed in changes]
+    outcomes = predict_table(lines)
+    assert len(outcomes) == len(lines)
+    for outcome in outcomes:
+        _assert_finite_or_refused(outcome)
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.data())
-def test_any_shape_that_can_run_is_predicted_and_what_no_row_has_is_named(data: st.DataObject) -> None:
+def test_any_shape_that_can_run_is_predicted_and_extrapolation_is_named(data: st.DataObject) -> None:
     def pick(*values: int) -> int:
         return data.draw(st.sampled_from(values))
 
@@ -67,11 +67,11 @@ def test_any_shape_that_can_run_is_predicted_and_what_no_row_has_is_named(data: 
         shape = {"layers": pp * pick(1, 40), "heads": tp * pick(1, 3), "vocab": pick(64, 300_000)}
         shape.update(hidden=shape["heads"] * pick(1, 65, 1024), seq_len=pick(1, 32768))
         batch = {"micro_batch": micro, "global_batch": dp * micro * pick(1, 9)}
-        place = {"nodes": dp * tp * pp, "ranks_per_node": 1, "dp": dp, "tp": tp, "pp": pp, "zero_stage": pick(0, 1)}
-        lines.append(cells(hardware=kind, recompute=pick(0, 1), **shape, **batch, **place))
-    for one in predict_table(lines):
-        _whole_or_refused(one)
-        assert isinstance(one, Prediction) and one.extrapolated
+        placement = {"nodes": dp * tp * pp, "ranks_per_node": 1, "dp": dp, "tp": tp, "pp": pp, "zero_stage": pick(0, 1)}
+        lines.append(cells(hardware=kind, recompute=pick(0, 1), **shape, **batch, **placement))
+    for outcome in predict_table(lines):
+        _assert_finite_or_refused(outcome)
+        assert isinstance(outcome, Prediction) and outcome.extrapolated
 
 
 @pytest.mark.parametrize(
@@ -88,17 +88,17 @@ def test_any_shape_that_can_run_is_predicted_and_what_no_row_has_is_named(data: 
     ],
 )
 def test_odd_cells_are_named(changes: Dict[str, str], reason: str) -> None:
-    found = parse_row(cells(**changes))
-    assert isinstance(found, RefusedRow) and found.reason.startswith(reason)
+    parsed = parse_row(cells(**changes))
+    assert isinstance(parsed, RefusedRow) and parsed.reason.startswith(reason)
 
 
-def test_what_other_programs_make_of_a_cell_is_read_for_what_it_means() -> None:
+def test_cells_rewritten_by_other_programs_are_read_alike() -> None:
     plain = parse_row(cells(torch="1.10", zero_stage="1", recompute="True", dtype="fp16", freq_ghz="2.2"))
-    other = parse_row(
+    rewritten = parse_row(
         cells(torch="1.1", zero_stage="1.0", recompute="1.0", dtype="FP16", freq_ghz="2.20", layers="24.0", tp=" 1 ")
     )
-    assert isinstance(plain, ConfigRow) and plain == other
-    assert [torch_series(one) for one in ("1.10.2", "v1.7.1", "1.13.0+cpu", "2.13", "")] == [
+    assert isinstance(plain, ConfigRow) and plain == rewritten
+    assert [torch_series(version) for version in ("1.10.2", "v1.7.1", "1.13.0+cpu", "2.13", "")] == [
         "1.10",
         "1.7",
         "1.13",
@@ -108,34 +108,38 @@ def test_what_other_programs_make_of_a_cell_is_read_for_what_it_means() -> None:
 
 
 def test_an_unknown_build_is_predicted_and_named() -> None:
-    (found,) = predict_table([cells(hardware="A64FX Fugaku", torch="0.4", dtype="fp32", zero_stage=0)])
-    assert isinstance(found, Prediction) and any(text.startswith("torch 0.4: measured") for text in found.extrapolated)
+    (prediction,) = predict_table([cells(hardware="A64FX Fugaku", torch="0.4", dtype="fp32", zero_stage=0)])
+    assert isinstance(prediction, Prediction) and any(
+        text.startswith("torch 0.4: measured") for text in prediction.extrapolated
+    )
 
 
-def test_what_is_off_is_not_said_to_be_missing() -> None:
+def test_settings_that_are_off_are_not_reported_as_missing() -> None:
     line = cells(hardware="V100-16GB", zero_stage=0, recompute=False, torch="1.13", dtype="", freq_ghz="")
-    (found,) = predict_table([line])
-    assert isinstance(found, Prediction)
-    said = {
+    (prediction,) = predict_table([line])
+    assert isinstance(prediction, Prediction)
+    expected = {
         "zero 0: measured 1",
         "recompute False: measured True",
         "torch 1.13: measured not given",
         "dtype not given: measured fp16",
     }
-    assert said <= set(found.extrapolated)
+    assert expected <= set(prediction.extrapolated)
 
 
 def test_memory_comes_in_the_rows_own_unit() -> None:
     line = {"hardware": "A64FX Fugaku", "dtype": "fp32", "zero_stage": 0, "torch": "1.7"}
     units = ("MiB (node, system-wide used)", "GB", "pages")
-    found = [
-        one for one in predict_table([cells(mem_unit=unit, **line) for unit in units]) if isinstance(one, Prediction)
+    predictions = [
+        outcome
+        for outcome in predict_table([cells(mem_unit=unit, **line) for unit in units])
+        if isinstance(outcome, Prediction)
     ]
-    assert [one.memory_unit for one in found] == ["MiB", "GB", "MiB"]
-    assert found[0].memory == found[2].memory == pytest.approx(1024 * found[1].memory)
+    assert [prediction.memory_unit for prediction in predictions] == ["MiB", "GB", "MiB"]
+    assert predictions[0].memory == predictions[2].memory == pytest.approx(1024 * predictions[1].memory)
 
 
-def test_seconds_that_are_no_seconds_are_no_measurement() -> None:
+def test_unreadable_seconds_are_no_measurement() -> None:
     for text in ("", "nan", "inf", "-3", "0", "OOM", "1,000"):
         assert parse_measurement({"sec_per_it": text}).seconds is None
 
@@ -156,7 +160,7 @@ def test_marks_line_ends_spaces_and_further_columns_change_nothing(tmp_path: Pat
     assert predict_table(read_table(_write(tmp_path / "a.csv", spaced, "\r\n", "\ufeff"))) == plain
 
 
-def test_a_table_that_cannot_be_read_as_one_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_unreadable_table_is_a_usage_error(tmp_path: Path) -> None:
     text = _write(tmp_path / "a.csv", reference()[:2]).read_text()
     odd = tmp_path / "odd.csv"
     for content, reason in (
@@ -185,8 +189,8 @@ def test_shifted_and_short_lines_are_refused_alone(tmp_path: Path) -> None:
     assert isinstance(empty, RefusedRow) and empty.id == "" and empty.reason == "layers is not given"
 
 
-def test_predictions_do_not_depend_on_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not when the measured columns of the whole reference are dealt out anew, and not when they are gone."""
+def test_predictions_do_not_depend_on_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shuffling or removing the measured columns of the reference changes no prediction."""
     lines = reference()
 
     def predicted(name: str) -> str:
@@ -194,10 +198,10 @@ def test_predictions_do_not_depend_on_what_was_measured(tmp_path: Path, capsys: 
         return capsys.readouterr().out
 
     before = predicted("a.csv")
-    dealt = random.Random(7).sample(lines, len(lines))
-    lines = [{**line, **{key: other[key] for key in MEASURED}} for line, other in zip(lines, dealt)]
+    shuffled = random.Random(7).sample(lines, len(lines))
+    lines = [{**line, **{key: other[key] for key in MEASURED}} for line, other in zip(lines, shuffled)]
     assert lines != reference() and predicted("b.csv") == before
     lines = [{key: value for key, value in line.items() if key not in MEASURED} for line in lines]
     without = json.loads(predicted("c.csv"))
-    assert [one["sec_per_it"] for one in without] == [one["sec_per_it"] for one in json.loads(before)]
-    assert [one["mem_value"] for one in without] == [one["mem_value"] for one in json.loads(before)]
+    assert [row["sec_per_it"] for row in without] == [row["sec_per_it"] for row in json.loads(before)]
+    assert [row["mem_value"] for row in without] == [row["mem_value"] for row in json.loads(before)]

@@ -1,4 +1,4 @@
-"""Which rows are configurations, and what is known of them before they run."""
+"""Tests of which rows are valid configurations, and of the fields that they have before a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_rows_that_no_run_can_have_are_refused_with_the_reason(changes: dict, re
 
 
 def test_of_the_reference_only_impossible_and_incomplete_rows_are_refused() -> None:
-    refused = {one.id: one.reason for one in map(parse_row, reference()) if isinstance(one, RefusedRow)}
+    refused = {parsed.id: parsed.reason for parsed in map(parse_row, reference()) if isinstance(parsed, RefusedRow)}
     assert refused.pop("a100.t27.L483") == "layers 72 cannot be divided by pp 48"
     assert set(refused.values()) == {"layers is not given"} and all(name.startswith("v100.t") for name in refused)
 
@@ -41,12 +41,12 @@ def test_a_row_holds_nothing_that_was_measured() -> None:
     assert not {field.name for field in fields(ConfigRow)} & set(MEASURED)
 
 
-def test_the_same_run_in_two_tables_is_one_configuration() -> None:
+def test_the_same_run_in_two_tables_has_the_same_configuration_key() -> None:
     assert row(id="a.1").configuration_key == row(id="b.7", vocab=50257, dtype="bf16").configuration_key
     assert row().configuration_key != row(micro_batch=1).configuration_key
 
 
-def test_a_table_without_a_needed_column_says_which(tmp_path: Path) -> None:
+def test_a_table_without_a_required_column_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("id,hardware,layers\n1,A64FX,12\n")
     with pytest.raises(UsageError, match=r"columns are missing: hidden, heads, vocab.*found: id, hardware, layers"):

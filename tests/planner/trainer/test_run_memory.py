@@ -1,4 +1,4 @@
-"""Memory of a run of our own: equal to a trainer's tensors, its categories its sum, and less where there must be."""
+"""Tests of the memory model of this trainer: it equals the tensors, its categories add up, and savings save."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def test_lasting_categories_are_a_trainer_s_tensors(dtype: str, rollback: str) -
     config = tiny_config(*more)
     trainer = Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))
     trainer.step()
-    held, (told,) = trainer.memory_by_category(), memory_of_run(config).stages
-    assert told["weights"] == held["weights"] and told["gradients"] == held["gradients"]
+    measured, (predicted,) = trainer.memory_by_category(), memory_of_run(config).stages
+    assert predicted["weights"] == measured["weights"] and predicted["gradients"] == measured["gradients"]
     # a gap of alignment before the token embedding belongs to no run of the optimiser
-    assert 0 <= told["optimiser"] - held["optimiser"] <= 0.005 * told["optimiser"]
-    assert 0 <= told["copies"] - held["copy for loss spikes"] <= 0.005 * told["optimiser"]
-    assert (told["copies"] > 0) == (rollback == "1")
+    assert 0 <= predicted["optimiser"] - measured["optimiser"] <= 0.005 * predicted["optimiser"]
+    assert 0 <= predicted["copies"] - measured["copy for loss spikes"] <= 0.005 * predicted["optimiser"]
+    assert (predicted["copies"] > 0) == (rollback == "1")
 
 
-def test_in_16_bits_a_part_of_a_large_product_is_held_on_its_way_to_the_sums() -> None:
+def test_in_16_bits_a_chunk_of_a_large_product_is_stored_until_it_is_summed() -> None:
     settings = ["model.seq_len=1024", "training.micro_batch=1", "node.threads_per_rank=2"]
     narrow, wide = (
         memory_of_run(load_run_config(preset="124m", overrides=[*settings, f"training.dtype={dtype}"])).stages[0]
@@ -68,14 +68,14 @@ def test_in_16_bits_a_part_of_a_large_product_is_held_on_its_way_to_the_sums() -
         (64, 0.0, 16, True, "attention"),  # with fewer threads, blocks of scores are more
     ],
 )
-def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
+def test_workspace_of_a_layer_is_that_of_the_backward_pass(
     ffn: int, dropout: float, threads: int, compiled: bool, fullest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", compiled)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    # what was measured of this build's GELU, by whichever test came before, may have been disturbed
+    # an earlier test may have chosen this build's GELU by a disturbed measurement
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", False)
     config = load_run_config(
         overrides=[
@@ -96,26 +96,26 @@ def test_workspace_of_a_layer_is_what_its_backward_pass_makes(
     with AliveBytes() as alive:
         x = torch.randn(8, 64, 64).requires_grad_()
         y = model.blocks["0"](x, 0)
-        kept = layer_bytes(config, "none")
-        assert alive.now == pytest.approx(kept + y.numel() * 4, rel=0.02)
+        saved_bytes = layer_bytes(config, "none")
+        assert alive.current_bytes == pytest.approx(saved_bytes + y.numel() * 4, rel=0.02)
         y.backward(torch.ones(8, 64, 64))
     # the gradient that comes is the workspace's, the layer's output that of the layer behind it
-    seen = alive.most - kept - y.numel() * 4
+    measured = alive.peak_bytes - saved_bytes - y.numel() * 4
     stream = 4 * y.numel()
-    told = memory_of_run(config, threads=threads).stages[0]["workspace"]
-    assert (told == (3 * ffn // 64 + 1) * stream) == (fullest == "GELU")
-    assert seen == pytest.approx(told, rel=0.01)
+    predicted = memory_of_run(config, threads=threads).stages[0]["workspace"]
+    assert (predicted == (3 * ffn // 64 + 1) * stream) == (fullest == "GELU")
+    assert measured == pytest.approx(predicted, rel=0.01)
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> RunConfig:
-    """Runs of every kind."""
+    """Configurations of every kind of run."""
     schedule, chunks = draw(
         st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2), ("zero_bubble", 1)])
     )
     dp, tp, pp = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3]))
     micro = draw(st.sampled_from([1, 2]))
-    words: Dict[str, Any] = {
+    model_settings: Dict[str, Any] = {
         "layers": draw(st.integers(pp * chunks, 8)),
         "hidden": 64,
         "heads": 4,
@@ -125,7 +125,7 @@ def layouts(draw: st.DrawFn) -> RunConfig:
         "attention_dropout": draw(st.sampled_from([0.0, 0.1])),
         "embedding_layernorm": draw(st.booleans()),
     }
-    overrides = [f"model.{key}={value}" for key, value in words.items()]
+    overrides = [f"model.{key}={value}" for key, value in model_settings.items()]
     overrides += [f"layout.dp={dp}", f"layout.tp={tp}", f"layout.pp={pp}", f"layout.schedule={schedule}"]
     overrides += [f"layout.chunks={chunks}", f"layout.zero={draw(st.sampled_from([0, 1]))}"]
     overrides += [f"layout.order={draw(st.sampled_from(['tp,pp,dp', 'tp,dp,pp', 'pp,tp,dp']))}"]
@@ -141,16 +141,16 @@ def layouts(draw: st.DrawFn) -> RunConfig:
 @settings(max_examples=150, deadline=None)
 @given(layouts())
 def test_categories_add_up_and_nodes_are_their_ranks(config: RunConfig) -> None:
-    found = memory_of_run(config)
-    assert len(found.stages) == config.layout.pp and all(tuple(one) == CATEGORIES for one in found.stages)
-    sums = [sum(one.values()) for one in found.stages]
-    assert found.bytes_of_rank == max(sums) == sums[found.peak_stage]
-    assert all(size >= 0 for one in found.stages for size in one.values())
+    run_memory = memory_of_run(config)
+    assert len(run_memory.stages) == config.layout.pp and all(tuple(stage) == CATEGORIES for stage in run_memory.stages)
+    sums = [sum(stage.values()) for stage in run_memory.stages]
+    assert run_memory.bytes_of_rank == max(sums) == sums[run_memory.peak_stage]
+    assert all(size >= 0 for stage in run_memory.stages for size in stage.values())
     ranks = [coordinates_of(rank, config.layout, config.layout.order).pp for rank in range(config.layout.ranks)]
     nodes = [ranks[first : first + config.ranks_per_node] for first in range(0, len(ranks), config.ranks_per_node)]
     if config.job.rank_map.startswith("bynode"):
         nodes = [ranks[first :: config.job.nodes] for first in range(config.job.nodes)]
-    assert found.bytes_of_node == max(found.bytes_of_ranks(node) for node in nodes)
+    assert run_memory.bytes_of_node == max(run_memory.bytes_of_ranks(node) for node in nodes)
 
 
 @settings(max_examples=100, deadline=None)
@@ -158,9 +158,11 @@ def test_categories_add_up_and_nodes_are_their_ranks(config: RunConfig) -> None:
 def test_stages_that_are_counted_together_are_alike(config: RunConfig) -> None:
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
-    for stage, told in enumerate(memory_of_run(config).stages):
-        mine = [chunk for chunk in chunks if chunk.stage == stage]
-        assert told["activations"] == peak_activation_bytes(config, mine, kinds, pipeline_states(config, stage))
+    for stage, categories in enumerate(memory_of_run(config).stages):
+        stage_chunks = [chunk for chunk in chunks if chunk.stage == stage]
+        assert categories["activations"] == peak_activation_bytes(
+            config, stage_chunks, kinds, pipeline_states(config, stage)
+        )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
@@ -173,18 +175,18 @@ def test_of_many_stages_few_are_counted(schedule: str, monkeypatch: pytest.Monke
 
     sizes = memory._chunk_sizes
     monkeypatch.setattr(memory, "_chunk_sizes", count)
-    words = [f"layout.schedule={schedule}", "layout.pp=500", "model.layers=500", "training.global_batch=8"]
-    found = memory_of_run(load_run_config(preset="tiny", overrides=words))
-    assert len(found.stages) == 500 and len(counted) <= 4
-    assert len({one["weights"] for one in found.stages}) == 3  # the first, the last, and all others
+    overrides = [f"layout.schedule={schedule}", "layout.pp=500", "model.layers=500", "training.global_batch=8"]
+    run_memory = memory_of_run(load_run_config(preset="tiny", overrides=overrides))
+    assert len(run_memory.stages) == 500 and len(counted) <= 4
+    assert len({stage["weights"] for stage in run_memory.stages}) == 3  # the first, the last, and all others
 
 
 @settings(max_examples=150, deadline=None)
 @given(layouts())
 def test_elements_are_those_of_the_flat_layout(config: RunConfig) -> None:
     for stage in range(config.layout.pp):
-        mine = [chunk for chunk in chunks_of(config) if chunk.stage == stage]
-        assert flat_elements(config, mine) == flat_layout_of(config, stage).elements
+        stage_chunks = [chunk for chunk in chunks_of(config) if chunk.stage == stage]
+        assert flat_elements(config, stage_chunks) == flat_layout_of(config, stage).elements
 
 
 def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
@@ -193,32 +195,32 @@ def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
 
 @settings(max_examples=150, deadline=None)
 @given(layouts())
-def test_what_saves_memory_never_takes_more(config: RunConfig) -> None:
-    def rank(one: RunConfig) -> int:
-        return memory_of_run(one).bytes_of_rank
+def test_memory_savings_never_take_more_memory(config: RunConfig) -> None:
+    def rank_bytes(variant: RunConfig) -> int:
+        return memory_of_run(variant).bytes_of_rank
 
-    whole, shared = (rank(changed(config, "layout", zero=zero)) for zero in (0, 1))
+    replicated, sharded = (rank_bytes(changed(config, "layout", zero=zero)) for zero in (0, 1))
     # buckets are padded so that they divide by the replicas: a few cache lines of each of three tensors and two buckets
-    assert shared <= whole + 16 * 64 * config.layout.dp
-    kinds = [rank(changed(config, "training", recompute=kind)) for kind in ("none", "selective", "full")]
+    assert sharded <= replicated + 16 * 64 * config.layout.dp
+    kinds = [rank_bytes(changed(config, "training", recompute=kind)) for kind in ("none", "selective", "full")]
     assert kinds[0] >= kinds[1]  # and full, but for one layer that keeps no more than its own input
-    # what gradients of weights that are put off need is kept in any case
+    # inputs of deferred weight gradients are stored in any case
     few = config.model.layers <= config.layout.pp * config.layout.chunks
     assert kinds[2] <= kinds[1] or few or config.layout.schedule == "zero_bubble"
-    cut = [rank(changed(config, "layout", sequence_parallel=on)) for on in (False, True)]
+    cut = [rank_bytes(changed(config, "layout", sequence_parallel=on)) for on in (False, True)]
     if config.layout.tp == 1:
         assert cut[0] == cut[1]
 
 
 @pytest.mark.parametrize("preset", ["124m", "350m", "1.3b", "13b"])
-def test_tensor_parallelism_and_sequence_parallelism_save(preset: str) -> None:
-    told: List[int] = []
+def test_tensor_parallelism_and_sequence_parallelism_save_memory(preset: str) -> None:
+    rank_bytes: List[int] = []
     for more in (["layout.tp=1"], ["layout.tp=2"], ["layout.tp=4"], ["layout.tp=4", "layout.sequence_parallel=true"]):
-        told.append(memory_of_run(load_run_config(preset=preset, overrides=more)).bytes_of_rank)
-    assert told == sorted(told, reverse=True) and told[0] > told[-1]
+        rank_bytes.append(memory_of_run(load_run_config(preset=preset, overrides=more)).bytes_of_rank)
+    assert rank_bytes == sorted(rank_bytes, reverse=True) and rank_bytes[0] > rank_bytes[-1]
 
 
-def test_what_a_rank_takes_without_a_model_is_that_of_the_build() -> None:
+def test_base_memory_of_a_rank_is_that_of_the_build() -> None:
     config = tiny_config()
     for build in ("1.7.1", "1.10.2+cpu", "2.13.0"):
         base = framework_of(build)
@@ -227,10 +229,10 @@ def test_what_a_rank_takes_without_a_model_is_that_of_the_build() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "later"), [("float32", 0), ("bfloat16", 768)])
-def test_the_memory_that_compiled_products_keep_counts_where_there_may_be_such(dtype: str, later: int) -> None:
+def test_memory_of_compiled_products_counts_where_they_can_be_used(dtype: str, later: int) -> None:
     def base(*settings: str, **fields: Any) -> int:
-        words = [f"training.dtype={dtype}", "training.micro_batch=1", "node.threads_per_rank=2", *settings]
-        config = load_run_config(preset="124m", overrides=words)
+        overrides = [f"training.dtype={dtype}", "training.micro_batch=1", "node.threads_per_rank=2", *settings]
+        config = load_run_config(preset="124m", overrides=overrides)
         return memory_of_run(config, replace(framework_of(), **fields)).stages[0]["base"]
 
     without = base("node.compiled_kernels=false")

@@ -1,4 +1,4 @@
-"""The time model of our own trainer: counts against formulas, times against a machine that is easy to reckon with."""
+"""Tests of the time model of this trainer: counts against formulas, and times against a machine with round figures."""
 
 from __future__ import annotations
 
@@ -48,33 +48,35 @@ def flops(tally: Tally) -> float:
     return sum(2.0 * n * batch * r * i * c for (_, batch, r, i, c), n in tally.products.items())
 
 
-def whole(config: RunConfig, compiled: bool = False) -> Tally:
-    """Of one micro-batch through all chunks, there and back."""
-    found = Tally()
+def micro_batch_work(config: RunConfig, compiled: bool = False) -> Tally:
+    """Work of a micro-batch in all chunks, forward and backward."""
+    tally = Tally()
     for work in count_chunk_work(config, compiled):
-        found.add(work.forward)
-        found.add(work.backward)
-    return found
+        tally.add(work.forward)
+        tally.add(work.backward)
+    return tally
 
 
 def test_products_are_those_of_the_formula_but_for_attention_s_blocks() -> None:
     config = run()
-    tally = whole(config)
+    tally = micro_batch_work(config)
     # one block of queries holds all 64 tokens: nothing is saved above the diagonal, and the scores are made twice
     b, s, h, layers = 2, 64, 128, 4
     again = layers * 2.0 * b * s * s * h
     assert flops(tally) == pytest.approx(exact_flops(config.model, b, config.padded_vocab) + again)
 
 
-def test_blocks_skip_what_lies_above_the_diagonal() -> None:
+def test_blocks_skip_scores_above_the_diagonal() -> None:
     config = run("model.seq_len=256", "training.micro_batch=1", "training.global_batch=8")
-    scores = sum(n * r * c * batch for (kind, batch, r, _, c), n in whole(config).products.items() if kind == "scores")
+    scores = sum(
+        n * r * c * batch for (kind, batch, r, _, c), n in micro_batch_work(config).products.items() if kind == "scores"
+    )
     # four blocks of 64 queries meet 64, 128, 192 and 256 keys; three products with keys in a step: 4 layers, 4 heads
     assert scores == 3 * 4 * 4 * 64 * (64 + 128 + 192 + 256)
 
 
-def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() -> None:
-    plain, kernels = whole(run()), whole(run(), compiled=True)
+def test_compiled_attention_is_a_single_product_per_layer_and_pass() -> None:
+    plain, kernels = micro_batch_work(run()), micro_batch_work(run(), compiled=True)
     attention = {key: n for key, n in kernels.products.items() if key[0] in COMPILED_ATTENTION}
     shape = (2 * 4, 64, 32, 64)  # samples times heads
     assert attention == {(kind, *shape): 4 for kind in (ATTENTION, ATTENTION_BACKWARD)}
@@ -82,7 +84,7 @@ def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() ->
         key: n for key, n in plain.products.items() if key[0] not in ("scores", "values", "keys")
     }
     assert {name for name, _ in plain.passes} - {name for name, _ in kernels.passes} == {"softmax", "softmax_backward"}
-    again = whole(run("training.recompute=full"), compiled=True)
+    again = micro_batch_work(run("training.recompute=full"), compiled=True)
     assert {key[0]: n for key, n in again.products.items() if key[0] in COMPILED_ATTENTION} == {
         ATTENTION: 8,
         ATTENTION_BACKWARD: 4,
@@ -100,23 +102,23 @@ def test_compiled_attention_is_one_product_of_each_layer_there_and_one_back() ->
         (("node.compiled_kernels=false",), 0),
     ],
 )
-def test_compiled_kernels_compute_what_their_types_and_threads_allow(settings: Any, heads: int) -> None:
-    tally = whole(run(*settings), compiled=True)
+def test_compiled_kernels_are_used_for_supported_types_and_threads(settings: Any, heads: int) -> None:
+    tally = micro_batch_work(run(*settings), compiled=True)
     assert {batch for kind, batch, *_ in tally.products if kind in COMPILED_ATTENTION} == ({heads} if heads else set())
     assert (SCORES in {key[0] for key in tally.products}) == (heads == 0)
 
 
-def test_attention_costs_what_the_probe_measured_of_compiled_kernels_where_it_did() -> None:
+def test_attention_costs_the_time_that_the_probe_measured_of_compiled_kernels() -> None:
     config = run()
     seconds = {}
     for compiled in (False, True):
-        tally = whole(config, compiled)
+        tally = micro_batch_work(config, compiled)
         fast = sum(
             2.0 * n * b * r * i * c for (kind, b, r, i, c), n in tally.products.items() if kind in COMPILED_ATTENTION
         )
         seconds[compiled] = 8 * (flops(tally) - fast / 2) / FLOPS
-        parts = RunCost(config, even_machine(compiled=compiled)).seconds_by_component(ONES)
-        assert parts["compute"] == pytest.approx(seconds[compiled])
+        components = RunCost(config, even_machine(compiled=compiled)).seconds_by_component(ONES)
+        assert components["compute"] == pytest.approx(seconds[compiled])
     assert seconds[True] < seconds[False]
     off = RunCost(run("node.compiled_kernels=false"), even_machine(compiled=True)).seconds_by_component(ONES)
     assert off["compute"] == pytest.approx(seconds[False])
@@ -130,21 +132,23 @@ def test_tensor_parallelism_shares_out_products_and_recompute_adds_a_forward_pas
     layers = [work.forward for work in count_chunk_work(run())]
     head = 3 * 2.0 * 2 * 64 * 512 * 128
     more = flops(layers[0]) - head if share == 1.0 else 0.0
-    assert flops(whole(config)) == pytest.approx(share * flops(whole(run())) + more)
+    assert flops(micro_batch_work(config)) == pytest.approx(share * flops(micro_batch_work(run())) + more)
 
 
-def test_an_iteration_of_one_rank_is_the_sum_of_its_work() -> None:
+def test_an_iteration_of_a_single_rank_is_the_sum_of_the_work() -> None:
     config = run()
-    tally = whole(config)
-    parts = RunCost(config, even_machine()).seconds_by_component(ONES)
-    assert set(parts) == set(TIME_COMPONENTS)
-    assert parts["compute"] == pytest.approx(8 * flops(tally) / FLOPS)
+    tally = micro_batch_work(config)
+    components = RunCost(config, even_machine()).seconds_by_component(ONES)
+    assert set(components) == set(TIME_COMPONENTS)
+    assert components["compute"] == pytest.approx(8 * flops(tally) / FLOPS)
     elements = sum(count * size for (_, size), count in tally.passes.items())
-    assert parts["memory_bound"] == pytest.approx(8 * elements * PASS_SECONDS)
-    assert parts["overhead"] == pytest.approx(8 * 4 * 3 * LAYER_SECONDS)
+    assert components["memory_bound"] == pytest.approx(8 * elements * PASS_SECONDS)
+    assert components["overhead"] == pytest.approx(8 * 4 * 3 * LAYER_SECONDS)
     parameters = 4 * (12 * 128**2 + 13 * 128) + (512 + 64 + 2) * 128
-    assert parts["optimiser"] == pytest.approx(3 * parameters * PASS_SECONDS, rel=1e-3)
-    assert parts["pipeline"] == pytest.approx(0) and parts["tensor_parallel"] == parts["data_parallel"] == 0
+    assert components["optimiser"] == pytest.approx(3 * parameters * PASS_SECONDS, rel=1e-3)
+    assert (
+        components["pipeline"] == pytest.approx(0) and components["tensor_parallel"] == components["data_parallel"] == 0
+    )
 
 
 def test_sums_and_messages_by_their_bytes() -> None:
@@ -152,8 +156,8 @@ def test_sums_and_messages_by_their_bytes() -> None:
     work = count_stage_work(config, 0)
     parameters = 4 * (12 * 128**2 + 13 * 128) + (512 + 64 + 2) * 128
     assert len(work.replicas) > 1 and sum(size for _, size in work.replicas) == pytest.approx(4 * parameters, rel=1e-3)
-    parts = RunCost(config, even_machine()).seconds_by_component(ONES)
-    assert parts["data_parallel"] == pytest.approx(4 * parameters * MESSAGE_SECONDS, rel=1e-3)
+    components = RunCost(config, even_machine()).seconds_by_component(ONES)
+    assert components["data_parallel"] == pytest.approx(4 * parameters * MESSAGE_SECONDS, rel=1e-3)
     hidden = 4 * 2 * 64 * 128
     tensor = RunCost(run("layout.tp=2"), even_machine()).seconds_by_component(ONES)["tensor_parallel"]
     losses = 4 * 3 * 2 * 64 * 2
@@ -172,14 +176,14 @@ def test_the_bubble_is_that_of_the_schedule() -> None:
     settings = ["layout.pp=2", "model.vocab_size=128", "layout.split=[2, 2]"]
     machine = even_machine()
     quiet = {**ONES, "sends": 1e-9, "passes": 1e-9}
-    parts = RunCost(run(*settings), machine).seconds_by_component(quiet)
-    one = RunCost(run("model.layers=2", "model.vocab_size=128"), machine).seconds_by_component(quiet)
-    busy = parts["compute"] + parts["overhead"]
-    assert busy == pytest.approx(one["compute"] + one["overhead"])  # the last stage has the logits
+    components = RunCost(run(*settings), machine).seconds_by_component(quiet)
+    single_stage = RunCost(run("model.layers=2", "model.vocab_size=128"), machine).seconds_by_component(quiet)
+    busy = components["compute"] + components["overhead"]
+    assert busy == pytest.approx(single_stage["compute"] + single_stage["overhead"])  # the last stage has the logits
     # 8 micro-batches: the first stage's pass, which has no logits, comes before; (p - 1) / m of it about
     head = 8 * 3 * 2.0 * 2 * 64 * 128 * 128 / FLOPS
     tied = 4 * 128 * 128 * MESSAGE_SECONDS
-    assert parts["pipeline"] == pytest.approx((busy - head) / 8 + tied, rel=1e-6)
+    assert components["pipeline"] == pytest.approx((busy - head) / 8 + tied, rel=1e-6)
 
 
 def test_ranks_without_cores_of_their_own_wait_for_them() -> None:
@@ -191,14 +195,16 @@ def test_ranks_without_cores_of_their_own_wait_for_them() -> None:
     assert stages.seconds_by_component(ONES)["shared_cores"] > 0
 
 
-def test_rates_lie_between_the_measured_ones_and_beyond_them_is_told() -> None:
+def test_rates_are_interpolated_and_extrapolation_is_reported() -> None:
     probed = even_machine()
-    fast = [replace(one, seconds=one.seconds / (4.0 if one.rows == 512 else 1.0)) for one in probed.products]
+    fast = [
+        replace(timing, seconds=timing.seconds / (4.0 if timing.rows == 512 else 1.0)) for timing in probed.products
+    ]
     rates = ProbeRates(replace(probed, products=tuple(fast)), 1, 1)
-    slow_one, fast_one = (2.0 * width**3 / rates.product("float32", "linear", 1, *[width] * 3) for width in (64, 512))
-    between = 2.0 * 180**3 / rates.product("float32", "linear", 1, 180, 180, 180)
-    assert slow_one == pytest.approx(FLOPS, rel=0.02) and fast_one == pytest.approx(4 * FLOPS, rel=0.02)
-    assert 1.5 * FLOPS < between < 2.7 * FLOPS
+    slow_rate, fast_rate = (2.0 * width**3 / rates.product("float32", "linear", 1, *[width] * 3) for width in (64, 512))
+    middle_rate = 2.0 * 180**3 / rates.product("float32", "linear", 1, 180, 180, 180)
+    assert slow_rate == pytest.approx(FLOPS, rel=0.02) and fast_rate == pytest.approx(4 * FLOPS, rel=0.02)
+    assert 1.5 * FLOPS < middle_rate < 2.7 * FLOPS
     assert not rates.extrapolated
     rates.product("float32", "linear", 1, 64, 64, 4096)
     assert any("64 x 64 x 4096" in text for text in rates.extrapolated)
@@ -211,24 +217,31 @@ def test_a_fit_finds_the_factor_that_the_steps_were_made_with() -> None:
         [f"model.hidden={hidden}", f"model.layers={layers}"] for hidden in (64, 128, 256, 512) for layers in (2, 4)
     ]
     truth = {**prior_constants().values, "products": 1.3}
-    runs = [MeasuredRun(str(one), run(*one), RunCost(run(*one), probed).seconds(truth)) for one in settings]
+    runs = [
+        MeasuredRun(str(overrides), run(*overrides), RunCost(run(*overrides), probed).seconds(truth))
+        for overrides in settings
+    ]
     fitted, left_out = fit_local(probed, runs)
     assert fitted.values["products"] == pytest.approx(1.3, rel=0.02)
-    assert fitted.values["exposed"] == pytest.approx(0.8)  # no run of these tells it
-    assert max(abs(one.relative_error) for one in left_out) < 0.02
-    assert len(fitted.covariance) == len(fitted.constants) and fitted.rows == tuple(str(one) for one in settings)
+    assert fitted.values["exposed"] == pytest.approx(0.8)  # none of these runs determines it
+    assert max(abs(prediction.relative_error) for prediction in left_out) < 0.02
+    assert len(fitted.covariance) == len(fitted.constants) and fitted.rows == tuple(
+        str(overrides) for overrides in settings
+    )
 
 
-def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_runs_are_fitted_to_and_unusable_runs_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     probed = even_machine()
     truth = {**prior_constants().values, "products": 1.4}
-    kept = {
+    recorded = {
         "one": (run(), "even"),
         "two": (run("model.hidden=256"), "even"),
         "elsewhere": (run("model.layers=2"), "another processor"),
         "threads unknown": (run("model.layers=1"), "even"),
     }
-    for name, (config, processor) in kept.items():
+    for name, (config, processor) in recorded.items():
         directory = RunDirectory(tmp_path / "runs" / name)
         directory.create(dump_run_config(replace(config, node=replace(config.node, threads_per_rank=None))))
         directory.write_environment({"processor": processor, "ranks": [] if "unknown" in name else [{"threads": 1}]})
@@ -241,19 +254,21 @@ def test_runs_that_are_kept_are_fitted_to_and_others_named(tmp_path: Path, capsy
     machine, _ = machine_from_probe(probed, 2**34)
     file, out = tmp_path / "machine.yaml", tmp_path / "fitted.yaml"
     file.write_text(machine_yaml(machine))
-    words = ["plan", "fit", "--runs", str(tmp_path / "runs"), "--format", "json"]
+    arguments = ["plan", "fit", "--runs", str(tmp_path / "runs"), "--format", "json"]
     assert cli(["plan", "fit", "--runs", str(tmp_path / "runs"), "--machine", "v100"]) == 2
-    assert cli([*words, "--machine", str(file), "--out", str(out)]) == 0
+    assert cli([*arguments, "--machine", str(file), "--out", str(out)]) == 0
     caught = capsys.readouterr()
     assert len(json.loads(caught.out)) == 2 and "another processor, not on the machine of the file" in caught.err
     assert "does not record the threads of its ranks" in caught.err
-    assert 1.2 < load_machine(str(out)).time.values["products"] <= 1.4  # two runs against what was taken for likely
+    assert 1.2 < load_machine(str(out)).time.values["products"] <= 1.4  # two runs against the prior
 
 
 @pytest.mark.parametrize(
     ("precision", "compiled"), [({}, False), ({"compiled": False}, False), ({"compiled": True}, True)]
 )
-def test_a_kept_run_is_fitted_to_with_the_kernels_that_it_had(tmp_path: Path, precision: Any, compiled: bool) -> None:
+def test_a_recorded_run_is_fitted_to_with_the_kernels_that_it_used(
+    tmp_path: Path, precision: Any, compiled: bool
+) -> None:
     directory = RunDirectory(tmp_path)
     directory.create(dump_run_config(run()))
     directory.write_environment({"processor": "even", "ranks": [{"threads": 1}], "precision": precision})
@@ -262,11 +277,11 @@ def test_a_kept_run_is_fitted_to_with_the_kernels_that_it_had(tmp_path: Path, pr
         metrics.write("iteration", {"iteration": iteration, "seconds": 1.0, "loss": 1.0})
     metrics.close()
     directory.write_result(Result(OK, "", 0.0, 1.0))
-    (found,), left_out = usable_runs([tmp_path], even_machine())
-    assert not left_out and found.config.node.compiled_kernels == compiled
+    (measured_run,), left_out = usable_runs([tmp_path], even_machine())
+    assert not left_out and measured_run.config.node.compiled_kernels == compiled
 
 
-def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cannot() -> None:
+def test_a_probed_machine_predicts_with_intervals_and_refuses_unmeasured_runs() -> None:
     config = run("layout.dp=2")
     seconds = RunCost(config, even_machine()).seconds(prior_constants().values)
     settings = (*SHAPE, *BATCH, "layout.dp=2")
@@ -274,10 +289,10 @@ def test_a_machine_of_the_probe_predicts_with_intervals_and_refuses_what_it_cann
         replace(even_machine(), steps=(StepTiming("one", settings, seconds, 0.01),)), 2**34
     )
     assert len(left_out) == 1 and machine.hardware == {"local": 2**14}
-    found = predict_run(config, machine)
-    assert found.seconds.value == pytest.approx(seconds, rel=0.01)
-    assert found.seconds.low < seconds < found.seconds.high
-    assert sum(part.value for part in found.components.values()) == pytest.approx(found.seconds.value)
+    prediction = predict_run(config, machine)
+    assert prediction.seconds.value == pytest.approx(seconds, rel=0.01)
+    assert prediction.seconds.low < seconds < prediction.seconds.high
+    assert sum(part.value for part in prediction.components.values()) == pytest.approx(prediction.seconds.value)
     with pytest.raises(UsageError, match="one node"):
         predict_run(run("layout.dp=2", "job.nodes=2"), machine)
     with pytest.raises(UsageError, match="too short, or without that type"):
@@ -342,7 +357,7 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
     with Watch(), of_attention[0], of_attention[1], scoped_call(kernels, "matmul_", multiply):
         trainer.step()
     counted: "Counter[Tuple[Any, ...]]" = Counter()
-    for (kind, *shape), count in whole(config, compiled).products.items():
+    for (kind, *shape), count in micro_batch_work(config, compiled).products.items():
         counted[(kind if kind in COMPILED_ATTENTION else "", *shape)] += 2 * count
     assert made == counted
     assert any(kind == ATTENTION for kind, *_ in made) == compiled
@@ -368,7 +383,7 @@ def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, com
         y = causal_attention(qkv, (lambda: flags) if dropout else None, dropout)
         y.backward(torch.ones_like(y))
     embedding = b * s * heads * d
-    counted = sum(n * size for (name, size), n in whole(config, compiled).passes.items() if name == "copy")
+    counted = sum(n * size for (name, size), n in micro_batch_work(config, compiled).passes.items() if name == "copy")
     assert elements == counted - embedding
 
 
@@ -386,23 +401,23 @@ def test_messages_counted_are_those_of_the_plan_of_a_step(settings: List[str]) -
     config = run(*settings)
     plan = plan_of(config)
     for stage in range(config.layout.pp):
-        told: "Counter[Tuple[str, str, int]]" = Counter()
-        for one in program(plan, stage):
-            if isinstance(one, Collective):
-                size = config.layout.tp if one.operation == ALL_GATHER and one.communicator == "tp" else 1
-                size = config.layout.dp if one.operation == ALL_GATHER and one.communicator == "dp" else size
-                told[one.communicator, one.operation, 4 * size * one.elements] += 1
+        planned: "Counter[Tuple[str, str, int]]" = Counter()
+        for call in program(plan, stage):
+            if isinstance(call, Collective):
+                size = config.layout.tp if call.operation == ALL_GATHER and call.communicator == "tp" else 1
+                size = config.layout.dp if call.operation == ALL_GATHER and call.communicator == "dp" else size
+                planned[call.communicator, call.operation, 4 * size * call.elements] += 1
         counted: "Counter[Tuple[str, str, int]]" = Counter()
         for work in count_chunk_work(config):
             if work.chunk.stage == stage:
                 for tally in (work.forward, work.backward):
                     for (operation, size), count in tally.messages.items():
                         counted["tp", operation, size] += config.micro_batches * count
-        end = count_stage_work(config, stage)
-        for operation, size in end.replicas:
+        stage_work = count_stage_work(config, stage)
+        for operation, size in stage_work.replicas:
             counted["dp", operation, size] += 1
-        if end.replicated_bytes:
-            counted["tp", ALL_REDUCE, end.replicated_bytes] += 1
-        told_tied = sum(size for (who, _, size), _ in told.items() if who == "embedding")
-        assert end.tied_bytes == pytest.approx(told_tied, rel=0.02)  # gaps of alignment
-        assert counted == Counter({key: n for key, n in told.items() if key[0] in ("tp", "dp")})
+        if stage_work.replicated_bytes:
+            counted["tp", ALL_REDUCE, stage_work.replicated_bytes] += 1
+        planned_tied = sum(size for (communicator, _, size), _ in planned.items() if communicator == "embedding")
+        assert stage_work.tied_bytes == pytest.approx(planned_tied, rel=0.02)  # gaps of alignment
+        assert counted == Counter({key: n for key, n in planned.items() if key[0] in ("tp", "dp")})
