@@ -24,7 +24,7 @@ from ranks import open_patient_world, run_ranks
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
-from fugaku_gpt.layout.sequence import is_calibration_step
+from fugaku_gpt.layout.communications import is_calibration_step
 from fugaku_gpt.machine.rank import rank_from_environment
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer

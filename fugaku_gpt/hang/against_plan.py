@@ -1,4 +1,4 @@
-"""Finds the rank that has left the plan of a training step: compares its calls with those of ``layout.sequence``.
+"""Finds the rank that has left the plan of a training step: compares its calls with ``layout.communications``.
 
 This needs no other rank as a witness: of two ranks that wait for each other, the one whose calls differ from the plan
 is the cause. Other steps and other ranks of the same stage only supply what the plan does not contain: lines of code
@@ -16,10 +16,10 @@ from fugaku_gpt.config.load import load_run_config
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.hang.history import DISAGREE, EXTRA_CALL, LEFT_OUT, ORDER, Deviation
+from fugaku_gpt.layout.communications import Collective, CommunicationPlan, plan_of, program
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import ALL_GATHER, RECEIVE, SEND
-from fugaku_gpt.layout.sequence import Collective, SequencePlan, plan_of, program
 from fugaku_gpt.records.flight import FORWARD, OPTIMISER, Flight, RecordedCall
 
 _MAX_RANKS = 256  # number of ranks that are compared
@@ -102,7 +102,7 @@ def _location(plan_deviation: _PlanDeviation) -> Tuple[object, ...]:
 class _PlanComparison:
     """Compares the calls of each rank, by step, with its plan."""
 
-    def __init__(self, plan: SequencePlan, flights: Mapping[int, Flight]) -> None:
+    def __init__(self, plan: CommunicationPlan, flights: Mapping[int, Flight]) -> None:
         self._plan = plan
         self.flights = dict(flights)
         self._made = {rank: _by_step(flight) for rank, flight in self.flights.items()}
@@ -233,7 +233,7 @@ class _PlanComparison:
         return self._programs[coordinates.pp, ranks_on_node]
 
 
-def _by_communicator(plan: SequencePlan, stage: int, ranks_on_node: int, is_calibration: bool) -> Plan:
+def _by_communicator(plan: CommunicationPlan, stage: int, ranks_on_node: int, is_calibration: bool) -> Plan:
     planned_calls: Plan = {}
     position = 0
     for action in program(plan, stage, ranks_on_node, is_calibration):

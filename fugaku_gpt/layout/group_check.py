@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.config.schema import LayoutConfig
+from fugaku_gpt.layout.communications import CommunicationPlan
 from fugaku_gpt.layout.grid import Coordinates, dp_group, embedding_group, pp_group, tp_group
 from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, node_groups
-from fugaku_gpt.layout.sequence import SequencePlan
 
 GroupOf = Callable[[Coordinates, LayoutConfig, str], List[int]]
 GROUPS: Mapping[str, GroupOf] = {"tp": tp_group, "pp": pp_group, "dp": dp_group, "embedding": embedding_group}
@@ -39,7 +39,7 @@ class GridError(ValueError):
         self.position = position
 
 
-def groups_of(plan: SequencePlan) -> Mapping[str, GroupOf]:
+def groups_of(plan: CommunicationPlan) -> Mapping[str, GroupOf]:
     """Maps each kind of communicator except the world to the function by which a rank finds its group."""
     nodes = plan.nodes
     if not plan.is_hierarchical or nodes is None:
@@ -55,7 +55,7 @@ def groups_of(plan: SequencePlan) -> Mapping[str, GroupOf]:
 
 
 def checked_groups(
-    coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan, groups: Mapping[str, GroupOf]
+    coordinates_of_ranks: Sequence[Coordinates], plan: CommunicationPlan, groups: Mapping[str, GroupOf]
 ) -> Dict[str, List[Tuple[int, ...]]]:
     """Lists the group of each rank, by kind of communicator.
 
@@ -70,7 +70,7 @@ def checked_groups(
 
 
 def _groups(
-    kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan
+    kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordinates], plan: CommunicationPlan
 ) -> List[Tuple[int, ...]]:
     """The group of each rank as the rank itself sees it, after a check that all members agree."""
     views: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # each group once, however many ranks see it
@@ -93,7 +93,7 @@ def _groups(
 
 
 def _check_positions(
-    kind: str, view: Sequence[int], coordinates_of_ranks: Sequence[Coordinates], plan: SequencePlan
+    kind: str, view: Sequence[int], coordinates_of_ranks: Sequence[Coordinates], plan: CommunicationPlan
 ) -> None:
     """Check that the members of a group are along its axis, in order, and share the other two coordinates."""
     first, last = coordinates_of_ranks[view[0]], plan.layout.pp - 1
@@ -111,7 +111,7 @@ def _check_positions(
 
 
 def _check_two_steps(
-    on_node: str, across: str, members: Mapping[str, List[Tuple[int, ...]]], plan: SequencePlan
+    on_node: str, across: str, members: Mapping[str, List[Tuple[int, ...]]], plan: CommunicationPlan
 ) -> None:
     """The two steps of a hierarchical sum combine all replicas: each group across nodes has one rank of each node, at
     the same position on every node; or there is a single step for all."""

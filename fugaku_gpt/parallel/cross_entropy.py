@@ -17,7 +17,7 @@ import torch
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.layout.sequence import CHUNK_TOKENS
+from fugaku_gpt.layout.communications import CHUNK_TOKENS
 from fugaku_gpt.parallel.gradient_path import main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter
 

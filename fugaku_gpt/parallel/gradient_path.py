@@ -42,7 +42,7 @@ from torch import nn
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.comm.hierarchical import ChainedRequest
 from fugaku_gpt.comm.pending import Pending
-from fugaku_gpt.layout.sequence import is_calibration_step
+from fugaku_gpt.layout.communications import is_calibration_step
 from fugaku_gpt.parallel.buffers import FlatBuffers, nbytes
 from fugaku_gpt.parallel.overlap import Overlap
 

@@ -11,9 +11,9 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.hang.against_plan import config_or_none
 from fugaku_gpt.hang.diagnosis import GONE, Hang, diagnose_hang, read_flights
+from fugaku_gpt.layout.communications import Collective, plan_of, program
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, embedding_group, pp_group, tp_group
 from fugaku_gpt.layout.operations import RECEIVE, SEND
-from fugaku_gpt.layout.sequence import Collective, plan_of, program
 from fugaku_gpt.records.flight import FORWARD, LOG, OPTIMISER, SUMS
 from tests.doctor.flights import Ranks
 from tests.support.tiny import tiny_config

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.layout.sequence import CHUNK_TOKENS
+from fugaku_gpt.layout.communications import CHUNK_TOKENS
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.gradient_path import DeferredWeightGrads, GradientSlot, attach_main_grad
 

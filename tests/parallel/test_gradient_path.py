@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fugaku_gpt.comm import BACKGROUND, Communicator
-from fugaku_gpt.layout.sequence import is_calibration_step
+from fugaku_gpt.layout.communications import is_calibration_step
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.parallel.buffers import FlatBuffers

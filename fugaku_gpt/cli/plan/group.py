@@ -19,10 +19,10 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import RunConfig
+    from fugaku_gpt.layout.communication_check import GridReport
+    from fugaku_gpt.layout.communications import CommunicationPlan
     from fugaku_gpt.layout.schedule_check import ScheduleReport
     from fugaku_gpt.layout.schedule_times import Times
-    from fugaku_gpt.layout.sequence import SequencePlan
-    from fugaku_gpt.layout.sequence_check import GridReport
 
 _COLUMNS = ("stage", "layers", "busy", "idle_share", "in_flight", "arrived", "messages", "communications")
 _positive = click.IntRange(min=1)
@@ -95,11 +95,11 @@ def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> i
     return dp
 
 
-def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["SequencePlan"]:
+def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["CommunicationPlan"]:
     """The plans for every batch size and sequence length that occurs, the full size last."""
     from fugaku_gpt.config.checks import check_ramps
     from fugaku_gpt.layout.batch import batch_sizes
-    from fugaku_gpt.layout.sequence import plan_of
+    from fugaku_gpt.layout.communications import plan_of
 
     training = config.training
     share = training.micro_batch * dp
@@ -121,12 +121,12 @@ def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["
     return [replace(plan, micro_batches=batch // share, seq_len=seq_len) for batch, seq_len in batch_sizes(config)]
 
 
-def _check_plans(plans: Sequence["SequencePlan"], every_rank: bool, form: str, started: float) -> int:
+def _check_plans(plans: Sequence["CommunicationPlan"], every_rank: bool, form: str, started: float) -> int:
+    from fugaku_gpt.layout.communication_check import GridCheck
+    from fugaku_gpt.layout.communications import chunk_times, schedule_of
     from fugaku_gpt.layout.group_check import GridError
     from fugaku_gpt.layout.schedule_check import ScheduleError, check_schedules
     from fugaku_gpt.layout.schedule_times import simulate
-    from fugaku_gpt.layout.sequence import chunk_times, schedule_of
-    from fugaku_gpt.layout.sequence_check import GridCheck
 
     bubbles, plan = [], plans[-1]
     try:
@@ -166,10 +166,10 @@ def _check_plans(plans: Sequence["SequencePlan"], every_rank: bool, form: str, s
 
 
 def _rows(
-    plan: "SequencePlan", schedule_report: "ScheduleReport", grid: "GridReport", times: "Times"
+    plan: "CommunicationPlan", schedule_report: "ScheduleReport", grid: "GridReport", times: "Times"
 ) -> List[Dict[str, Any]]:
+    from fugaku_gpt.layout.communications import schedule_of
     from fugaku_gpt.layout.schedules import Exchange
-    from fugaku_gpt.layout.sequence import schedule_of
 
     rows: List[Dict[str, Any]] = []
     for stage in range(plan.layout.pp):

@@ -37,6 +37,7 @@ from fugaku_gpt.kernels.attention_tiling import (
     native_workspace_floats,
 )
 from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS, cast_elements, gemm_workspace_bytes
+from fugaku_gpt.layout.communications import CHUNK_TOKENS
 from fugaku_gpt.layout.flat import flat_elements, is_sharded
 from fugaku_gpt.layout.grid import strides_of
 from fugaku_gpt.layout.memory import (
@@ -49,7 +50,6 @@ from fugaku_gpt.layout.memory import (
     recompute_of_layers,
 )
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
-from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_by_stage, chunks_of
 from fugaku_gpt.machine.framework import Framework, framework_of
 

@@ -19,11 +19,11 @@ from fugaku_gpt.kernels.attention_tiling import (
     enough_heads_for_threads,
     head_slots,
 )
+from fugaku_gpt.layout.communications import CHUNK_TOKENS
 from fugaku_gpt.layout.flat import flat_layout_of, is_sharded
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from fugaku_gpt.layout.sequence import CHUNK_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunks_of
 from fugaku_gpt.machine.probed import (
     ATTENTION,

@@ -15,8 +15,8 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.layout import sequence_check
-from fugaku_gpt.layout.sequence import plan_of, predicted_bubble
+from fugaku_gpt.layout import communication_check
+from fugaku_gpt.layout.communications import plan_of, predicted_bubble
 
 BIG = ["plan", "check", "--preset", "13b", "--set", "layout.tp=6", "--set", "layout.pp=8", "--ranks", "13824"]
 GLOBAL_BATCH = ["--set", "training.global_batch=288"]
@@ -133,13 +133,13 @@ def test_an_impossible_layout_is_refused_with_valid_values(
 def test_a_mismatch_is_named_and_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original_program = sequence_check.program
+    original_program = communication_check.program
 
     def program_of_stage(plan, stage, on_node):  # type: ignore[no-untyped-def]
         steps = original_program(plan, stage, on_node)
         return steps[1:] if stage == 1 else steps
 
-    monkeypatch.setattr(sequence_check, "program", program_of_stage)
+    monkeypatch.setattr(communication_check, "program", program_of_stage)
     assert run(["plan", "check", "--set", "layout.tp=2", "--set", "layout.pp=2", "--dp", "2"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -149,7 +149,7 @@ def test_a_mismatch_is_named_and_is_exit_code_1(
 def test_a_group_that_does_not_fit_is_named_also_with_a_batch_ramp(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sequence_check, "groups_of", lambda plan: {"tp": lambda coordinates, layout, order: [0]})
+    monkeypatch.setattr(communication_check, "groups_of", lambda plan: {"tp": lambda coordinates, layout, order: [0]})
     ramp = ["training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=16"]
     arguments = [argument for setting in ("layout.dp=2", *ramp) for argument in ("--set", setting)]
     assert run(["plan", "check", *arguments]) == 1

@@ -20,8 +20,8 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
+from fugaku_gpt.layout.communications import Collective, plan_of, program
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
-from fugaku_gpt.layout.sequence import Collective, plan_of, program
 from fugaku_gpt.machine.constants import load_machine, machine_yaml
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, SCORES, StepTiming
 from fugaku_gpt.model.causal_attention import causal_attention

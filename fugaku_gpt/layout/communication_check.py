@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+from fugaku_gpt.layout.communications import Collective, Communication, CommunicationPlan, Transfer, program
 from fugaku_gpt.layout.grid import Coordinates, coordinates_of, rank_of
 from fugaku_gpt.layout.group_check import (
     REPLICA_COMMUNICATORS,
@@ -29,7 +30,6 @@ from fugaku_gpt.layout.group_check import (
 )
 from fugaku_gpt.layout.nodes import NODE
 from fugaku_gpt.layout.rendezvous import PeerMessage, Rendezvous
-from fugaku_gpt.layout.sequence import Collective, Communication, SequencePlan, Transfer, program
 
 Programs = Callable[[int], Sequence[Communication]]
 
@@ -55,7 +55,7 @@ class GridReport:
 
 
 def check_grid(
-    plan: SequencePlan,
+    plan: CommunicationPlan,
     programs: Optional[Programs] = None,
     groups: Optional[Mapping[str, GroupOf]] = None,
     run_all: bool = False,
@@ -67,7 +67,7 @@ def check_grid(
 class GridCheck:
     """Proves that all ranks of a layout make fitting sequences of communications that cannot get stuck."""
 
-    def __init__(self, plan: SequencePlan, groups: Optional[Mapping[str, GroupOf]] = None) -> None:
+    def __init__(self, plan: CommunicationPlan, groups: Optional[Mapping[str, GroupOf]] = None) -> None:
         """Find every rank's groups.
 
         Args:
@@ -81,7 +81,7 @@ class GridCheck:
         self._coordinates = [coordinates_of(rank, plan.layout, plan.order) for rank in range(plan.layout.ranks)]
         self._members = checked_groups(self._coordinates, plan, groups if groups is not None else groups_of(plan))
 
-    def check(self, plan: SequencePlan, programs: Optional[Programs] = None, run_all: bool = False) -> GridReport:
+    def check(self, plan: CommunicationPlan, programs: Optional[Programs] = None, run_all: bool = False) -> GridReport:
         """Check a step of a plan, which must have the same layout but may have any batch size.
 
         Args:
@@ -115,7 +115,7 @@ class GridCheck:
             ran=ran,
         )
 
-    def _programs(self, plan: SequencePlan) -> Iterator[Sequence[Communication]]:
+    def _programs(self, plan: CommunicationPlan) -> Iterator[Sequence[Communication]]:
         """Every rank's program, by its stage and by how many of its replicas share its node."""
         on_node = (
             [len(group) for group in self._members[NODE]] if NODE in self._members else [1] * len(self._coordinates)

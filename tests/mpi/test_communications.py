@@ -1,4 +1,4 @@
-"""Tests that the communications of a real training step are those that ``layout.sequence`` plans."""
+"""Tests that the communications of a real training step are those that ``layout.communications`` plans."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.layout.batch import batch_sizes
+from fugaku_gpt.layout.communications import Collective, Communication, is_calibration_step, plan_of, program
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import RECEIVE, SEND
-from fugaku_gpt.layout.sequence import Collective, Communication, is_calibration_step, plan_of, program
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config

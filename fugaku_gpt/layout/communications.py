@@ -1,13 +1,13 @@
 """The communications of one rank in one training step, in order: a function of the run's layout alone.
 
 The pipeline's schedule says when the rank computes and exchanges; around each computation stand the collectives of
-tensor parallelism, after the last one those of data parallelism. What a rank says depends on its stage only, and where
-replicas sum by nodes first, on how many of its replicas share its node, which the signature of :func:`program` shows;
-``sequence_check.py`` proves that a whole grid of such ranks fits together.
+tensor parallelism, after the last one those of data parallelism. A rank's communications depend on its stage only, and,
+where replicas sum within their nodes first, on how many of its replicas share its node; the signature of
+:func:`program` shows that. ``communication_check.py`` proves that a whole grid of such ranks fits together.
 
 The order here is the order of posting. Whoever posts a collective earlier, or waits for it later, to overlap it with
-computation, keeps the order on each communicator, and what cannot get stuck here cannot get stuck there. ``tests/mpi/
-test_sequence.py`` holds it against what ranks really say.
+computation, keeps the order on each communicator, and what cannot get stuck here cannot get stuck there.
+``tests/mpi/test_communications.py`` compares it with the calls that ranks really make.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Communication = Union[Collective, Transfer]
 
 
 @dataclass(frozen=True)
-class SequencePlan:
+class CommunicationPlan:
     """All that the communications of a step depend on.
 
     Attributes:
@@ -157,7 +157,7 @@ class SequencePlan:
         return self.recompute[layer] if self.recompute else "none"
 
 
-def plan_of(config: RunConfig) -> SequencePlan:
+def plan_of(config: RunConfig) -> CommunicationPlan:
     """The plan of a run, for batches of the full size.
 
     Raises:
@@ -165,7 +165,7 @@ def plan_of(config: RunConfig) -> SequencePlan:
     """
     training, layout = config.training, config.layout
     chunks = chunks_of(config)
-    return SequencePlan(
+    return CommunicationPlan(
         model=config.model,
         layout=layout,
         micro_batches=config.micro_batches,
@@ -191,14 +191,14 @@ def is_calibration_step(step: int) -> bool:
     return step in (1, 2) or (step > 0 and step % CALIBRATION_INTERVAL == 0)
 
 
-def schedule_of(plan: SequencePlan, stage: int) -> Tuple[Action, ...]:
+def schedule_of(plan: CommunicationPlan, stage: int) -> Tuple[Action, ...]:
     """The pipeline schedule of one stage."""
     return schedule(plan.schedule, stage, plan.layout.pp, plan.micro_batches, plan.chunks)
 
 
 @lru_cache(maxsize=256)
 def program(
-    plan: SequencePlan, stage: int, on_node: int = 1, is_calibration: bool = False
+    plan: CommunicationPlan, stage: int, on_node: int = 1, is_calibration: bool = False
 ) -> Tuple[Communication, ...]:
     """All communications of a step, of any rank of one stage.
 
@@ -219,7 +219,7 @@ def program(
     return (*steps, *_after_backward(plan, stage, on_node, is_calibration))
 
 
-def chunk_times(plan: SequencePlan) -> Timing:
+def chunk_times(plan: CommunicationPlan) -> Timing:
     """The duration of each chunk's passes for one micro-batch, in forward passes of a layer, by the operations of
     ``work_of``.
 
@@ -236,14 +236,14 @@ def chunk_times(plan: SequencePlan) -> Timing:
     return Timing(forward, backward, weights=[len(chunk.layers) * weights / layer for chunk in plan.model_chunks])
 
 
-def predicted_bubble(plan: SequencePlan) -> float:
+def predicted_bubble(plan: CommunicationPlan) -> float:
     """Idle over busy time of a step, the mean over its stages, with the work that each of them has; messages free.
     :func:`schedule_times.ideal_bubble` says what it would be if all had as much."""
     times = simulate([schedule_of(plan, stage) for stage in range(plan.layout.pp)], chunk_times(plan))
     return times.mean_bubble
 
 
-def _forward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
+def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one forward pass of a chunk."""
     if plan.layout.tp == 1:
         return
@@ -260,7 +260,7 @@ def _forward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
         yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
 
 
-def _backward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
+def _backward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one backward pass of a chunk."""
     if plan.layout.tp == 1:
         return
@@ -278,24 +278,24 @@ def _backward(plan: SequencePlan, chunk: Chunk) -> Iterable[Collective]:
         yield _gather_sequence(plan)
 
 
-def _layer_forward(plan: SequencePlan) -> Iterable[Collective]:
+def _layer_forward(plan: CommunicationPlan) -> Iterable[Collective]:
     for _ in ("attention", "mlp"):
         if plan.sequence_parallel:
             yield _gather_sequence(plan)  # column-parallel inputs
         yield _reduce_hidden(plan)  # row-parallel outputs
 
 
-def _reduce_hidden(plan: SequencePlan) -> Collective:
+def _reduce_hidden(plan: CommunicationPlan) -> Collective:
     """The sum of full hidden states over tp: to every rank, or to each rank its share of the sequence."""
     return Collective("tp", REDUCE_SCATTER if plan.sequence_parallel else ALL_REDUCE, plan.activation)
 
 
-def _gather_sequence(plan: SequencePlan) -> Collective:
+def _gather_sequence(plan: CommunicationPlan) -> Collective:
     """Each rank's share of the sequence, to all."""
     return Collective("tp", ALL_GATHER, plan.activation // plan.layout.tp)
 
 
-def _after_backward(plan: SequencePlan, stage: int, on_node: int, is_calibration: bool) -> Iterable[Collective]:
+def _after_backward(plan: CommunicationPlan, stage: int, on_node: int, is_calibration: bool) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
@@ -323,7 +323,7 @@ def _after_backward(plan: SequencePlan, stage: int, on_node: int, is_calibration
                 yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
 
 
-def _sum_over_replicas(plan: SequencePlan, elements: int, on_node: int) -> Iterable[Collective]:
+def _sum_over_replicas(plan: CommunicationPlan, elements: int, on_node: int) -> Iterable[Collective]:
     """The sum of one bucket over replicas: to every replica, or to each its share."""
     if on_node == 1:
         yield Collective("dp", REDUCE_SCATTER if plan.zero else ALL_REDUCE, elements)
@@ -334,13 +334,13 @@ def _sum_over_replicas(plan: SequencePlan, elements: int, on_node: int) -> Itera
         yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
 
 
-def bucket_elements(plan: SequencePlan, stage: int) -> List[int]:
+def bucket_elements(plan: CommunicationPlan, stage: int) -> List[int]:
     """Elements of each bucket of a stage's flat gradients; where replicas share them out, each is padded to whole
     shares."""
     return [bucket.stop - bucket.start for bucket in _flat(plan, stage).buckets]
 
 
-def _flat(plan: SequencePlan, stage: int) -> FlatLayout:
+def _flat(plan: CommunicationPlan, stage: int) -> FlatLayout:
     specs = stage_tensors(plan.model, plan.layout.tp, plan.model_chunks, stage)
     shards = plan.layout.dp if plan.zero or plan.layout.hierarchical_sum else 1
     item = plan.element_bytes

@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import LayoutConfig, ModelConfig, load_run_config
 from fugaku_gpt.layout import grid
-from fugaku_gpt.layout.grid import ORDERS, Coordinates, coordinates_of
-from fugaku_gpt.layout.group_check import GROUPS, GridError, groups_of
-from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, node_groups, nodes_of
-from fugaku_gpt.layout.schedule_times import simulate
-from fugaku_gpt.layout.schedules import KINDS, Exchange
-from fugaku_gpt.layout.sequence import (
+from fugaku_gpt.layout.communication_check import check_grid
+from fugaku_gpt.layout.communications import (
     NORM_ELEMENTS,
     Collective,
     Communication,
-    SequencePlan,
+    CommunicationPlan,
     Transfer,
     bucket_elements,
     chunk_times,
@@ -30,7 +26,11 @@ from fugaku_gpt.layout.sequence import (
     program,
     schedule_of,
 )
-from fugaku_gpt.layout.sequence_check import check_grid
+from fugaku_gpt.layout.grid import ORDERS, Coordinates, coordinates_of
+from fugaku_gpt.layout.group_check import GROUPS, GridError, groups_of
+from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, node_groups, nodes_of
+from fugaku_gpt.layout.schedule_times import simulate
+from fugaku_gpt.layout.schedules import KINDS, Exchange
 from fugaku_gpt.layout.stages import stage_tensors
 
 BY_NODES = LayoutConfig(dp=6, hierarchical_sum=True)
@@ -38,7 +38,7 @@ MODEL = ModelConfig(layers=12, hidden=24, heads=6, seq_len=12, vocab_size=100, v
 
 
 @st.composite
-def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
+def plans(draw: Any, most_ranks: int = 24) -> CommunicationPlan:
     """Draws any mixture of dp, tp, pp, chunks, ZeRO, sequence parallelism and recompute."""
     tp = draw(st.sampled_from([1, 2, 3]))
     pp = draw(st.integers(1, 4))
@@ -46,7 +46,7 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     kind = draw(st.sampled_from(KINDS))
     is_hierarchical = draw(st.booleans())
     per_node = draw(st.sampled_from([size for size in range(1, dp * tp * pp + 1) if dp * tp * pp % size == 0]))
-    return SequencePlan(
+    return CommunicationPlan(
         model=MODEL,
         layout=LayoutConfig(dp=dp, tp=tp, pp=pp, hierarchical_sum=is_hierarchical),
         nodes=Nodes(dp * tp * pp // per_node, per_node, round_robin=draw(st.booleans())) if is_hierarchical else None,
@@ -63,7 +63,7 @@ def plans(draw: Any, most_ranks: int = 24) -> SequencePlan:
     )
 
 
-def program_of(plan: SequencePlan, rank: int, is_calibration: bool = False) -> Sequence[Communication]:
+def program_of(plan: CommunicationPlan, rank: int, is_calibration: bool = False) -> Sequence[Communication]:
     """Returns the communications of one rank."""
     coordinates, on_node = coordinates_of(rank, plan.layout, plan.order), 1
     if plan.is_hierarchical and plan.nodes is not None:
@@ -73,7 +73,7 @@ def program_of(plan: SequencePlan, rank: int, is_calibration: bool = False) -> S
 
 @settings(max_examples=100, deadline=None)
 @given(plans())
-def test_every_layout_passes_the_check_run_by_stages_and_run_by_ranks(plan: SequencePlan) -> None:
+def test_every_layout_passes_the_check_run_by_stages_and_run_by_ranks(plan: CommunicationPlan) -> None:
     by_stages, by_ranks = check_grid(plan), check_grid(plan, run_all=True)
     assert (by_stages.ran, by_ranks.ran) == (plan.layout.pp, plan.layout.ranks)
     assert by_stages.communications == sum(len(program_of(plan, rank)) for rank in range(plan.layout.ranks))
@@ -95,7 +95,7 @@ def operations_on(steps: Sequence[Communication], communicator: str) -> Dict[Tup
 
 
 def test_tensor_parallel_operations_are_four_per_layer_as_in_megatron() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=3), micro_batches=5, micro_batch=2)
+    plan = CommunicationPlan(MODEL, LayoutConfig(tp=2, pp=3), micro_batches=5, micro_batch=2)
     hidden_elements = 2 * 12 * 24
     assert [len(chunk.layers) for chunk in plan.model_chunks] == [4, 4, 4]
     middle = operations_on(program(plan, 1), "tp")
@@ -118,7 +118,7 @@ def test_tensor_parallel_operations_are_four_per_layer_as_in_megatron() -> None:
 
 
 def test_pipeline_messages_are_hidden_states_or_their_shares() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=3, micro_batch=2)
+    plan = CommunicationPlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=3, micro_batch=2)
     for sequence_parallel, elements in ((False, 2 * 12 * 24), (True, 12 * 24)):
         steps = program(replace(plan, sequence_parallel=sequence_parallel), 0)
         assert {step.elements for step in steps if isinstance(step, Transfer)} == {elements}
@@ -129,7 +129,7 @@ def test_pipeline_messages_are_hidden_states_or_their_shares() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
-def test_all_gradients_are_summed_once(plan: SequencePlan) -> None:
+def test_all_gradients_are_summed_once(plan: CommunicationPlan) -> None:
     layout = plan.layout
     for stage in range(layout.pp):
         steps = program(plan, stage)
@@ -161,13 +161,13 @@ def test_all_gradients_are_summed_once(plan: SequencePlan) -> None:
 
 
 def test_the_smallest_buckets_hold_a_cache_line_for_each_shard() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(dp=3, pp=6), micro_batches=1, zero=1, bucket_bytes=1)
+    plan = CommunicationPlan(MODEL, LayoutConfig(dp=3, pp=6), micro_batches=1, zero=1, bucket_bytes=1)
     assert set(bucket_elements(plan, 3)) == {3 * 16}  # a cache line each
     assert set(bucket_elements(replace(plan, zero=0), 3)) == {16}
 
 
 def test_chunk_times_are_those_of_the_formula_of_flops() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(pp=2), micro_batches=4, recompute=("full",) * 12)
+    plan = CommunicationPlan(MODEL, LayoutConfig(pp=2), micro_batches=4, recompute=("full",) * 12)
     timing = chunk_times(plan)
     head = 3 * plan.vocab / (12 * 24 + 2 * 12)
     assert timing.forward == pytest.approx([len(plan.model_chunks[0].layers), len(plan.model_chunks[1].layers) + head])
@@ -184,7 +184,7 @@ def test_the_plan_of_a_run_follows_the_configuration() -> None:
     assert check_grid(plan).ranks == 4
 
 
-def groups_of_replicas(plan: SequencePlan, rank: int) -> List[List[int]]:
+def groups_of_replicas(plan: CommunicationPlan, rank: int) -> List[List[int]]:
     """Returns the group of a rank's replicas on its node, and the group across nodes."""
     groups = groups_of(plan)
     coordinates = coordinates_of(rank, plan.layout, plan.order)
@@ -193,7 +193,7 @@ def groups_of_replicas(plan: SequencePlan, rank: int) -> List[List[int]]:
 
 
 def test_groups_of_replicas_follow_the_placement_of_ranks_on_nodes() -> None:
-    plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
+    plan = CommunicationPlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
     assert [groups_of_replicas(plan, rank) for rank in (0, 5)] == [[[0, 1, 2], [0, 3]], [[3, 4, 5], [2, 5]]]
     round_robin = replace(plan, nodes=Nodes(3, 2, round_robin=True))
     assert groups_of_replicas(round_robin, 4) == [[1, 4], [3, 4, 5]]
@@ -203,7 +203,7 @@ def test_groups_of_replicas_follow_the_placement_of_ranks_on_nodes() -> None:
 
 
 def test_a_hierarchical_sum_reduces_shares_across_nodes() -> None:
-    plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3), bucket_bytes=2**30)
+    plan = CommunicationPlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3), bucket_bytes=2**30)
     blocks, embedding = bucket_elements(plan, 0)
     steps = [(s.communicator, s.operation, s.elements) for s in program(plan, 0, 3) if isinstance(s, Collective)]
     world = ("world", "all_reduce_sum", NORM_ELEMENTS)
@@ -233,7 +233,7 @@ def test_a_hierarchical_sum_reduces_shares_across_nodes() -> None:
 def test_replicas_spread_unevenly_over_nodes_are_summed_without_hierarchy() -> None:
     layout = LayoutConfig(dp=4, tp=3, hierarchical_sum=True)
     # replicas 0 to 3 are on one node, 4 to 7 two on each, 8 to 11 on one
-    plan = SequencePlan(MODEL, layout, micro_batches=2, order="dp,tp,pp", nodes=Nodes(2, 6))
+    plan = CommunicationPlan(MODEL, layout, micro_batches=2, order="dp,tp,pp", nodes=Nodes(2, 6))
     by_stages, by_ranks = check_grid(plan), check_grid(plan, run_all=True)
     assert (by_stages.programs, by_stages.ran, by_ranks.ran) == (1, 1, 12)
     assert {kind: by_stages.groups[kind] for kind in ("dp", NODE, ACROSS_NODES)} == {"dp": 3, NODE: 0, ACROSS_NODES: 0}
@@ -266,7 +266,7 @@ class Crossed(Nodes):
     ],
 )
 def test_node_groups_that_miss_replicas_are_refused(kind: str, wrong: Dict[int, List[int]], message: str) -> None:
-    plan = SequencePlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
+    plan = CommunicationPlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
     with pytest.raises(GridError, match=message):
         check_grid(plan, groups={**groups_of(plan), kind: lambda coordinates, layout, order: wrong[coordinates.dp]})
 
@@ -310,14 +310,14 @@ def test_nodes_are_those_of_the_run_file(overrides: List[str], expected: Union[N
     ],
 )
 def test_invalid_plans_are_refused(change: Dict[str, Any], message: str) -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=4)
+    plan = CommunicationPlan(MODEL, LayoutConfig(tp=2, pp=2), micro_batches=4)
     with pytest.raises(ValueError, match=message):
         replace(plan, **change)
 
 
 def test_the_grid_of_the_run_on_13824_nodes() -> None:
     model = load_run_config(preset="13b").model
-    plan = SequencePlan(model, LayoutConfig(dp=288, tp=6, pp=8), micro_batches=7, zero=1)
+    plan = CommunicationPlan(model, LayoutConfig(dp=288, tp=6, pp=8), micro_batches=7, zero=1)
     report = check_grid(plan)
     assert (report.ranks, report.programs, report.ran) == (13824, 8, 8)
     assert report.groups == {"tp": 2304, "pp": 1728, "dp": 48, "embedding": 1728, "world": 1}
@@ -327,14 +327,14 @@ def test_the_grid_of_the_run_on_13824_nodes() -> None:
 
 
 def _with_odd_rank(
-    plan: SequencePlan, odd: int, steps: Sequence[Communication]
+    plan: CommunicationPlan, odd: int, steps: Sequence[Communication]
 ) -> Callable[[int], Sequence[Communication]]:
     return lambda rank: steps if rank == odd else program_of(plan, rank)
 
 
 @settings(max_examples=200, deadline=None)
 @given(plans(), st.data())
-def test_a_rank_that_omits_repeats_or_resizes_a_collective_is_named(plan: SequencePlan, data: Any) -> None:
+def test_a_rank_that_omits_repeats_or_resizes_a_collective_is_named(plan: CommunicationPlan, data: Any) -> None:
     rank = data.draw(st.integers(0, plan.layout.ranks - 1))
     steps = list(program_of(plan, rank))
     positions = [n for n, step in enumerate(steps) if isinstance(step, Collective)]
@@ -365,7 +365,7 @@ def test_a_rank_that_omits_repeats_or_resizes_a_collective_is_named(plan: Sequen
 
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.data())
-def test_a_rank_whose_messages_differ_is_named(plan: SequencePlan, data: Any) -> None:
+def test_a_rank_whose_messages_differ_is_named(plan: CommunicationPlan, data: Any) -> None:
     if plan.layout.pp == 1:
         return
     rank = data.draw(st.integers(0, plan.layout.ranks - 1))
@@ -393,7 +393,7 @@ def test_a_rank_whose_messages_differ_is_named(plan: SequencePlan, data: Any) ->
 
 
 def test_a_deadlock_over_communicators_that_are_valid_by_themselves_is_detected() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(dp=2, tp=2), micro_batches=1)
+    plan = CommunicationPlan(MODEL, LayoutConfig(dp=2, tp=2), micro_batches=1)
     tp, dp = Collective("tp", "all_reduce_sum", 8), Collective("dp", "all_reduce_sum", 8)
     # tp groups 0 1 and 2 3, dp groups 0 2 and 1 3: 0 waits for 1, 1 for 3, 3 for 2, 2 for 0
     circle: List[Tuple[Communication, ...]] = [(tp, dp), (dp, tp), (dp, tp), (tp, dp)]
@@ -405,7 +405,7 @@ def test_a_deadlock_over_communicators_that_are_valid_by_themselves_is_detected(
 
 
 def test_a_deadlock_between_stages_is_detected_from_a_rank_of_each() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(dp=3, tp=2, pp=2), micro_batches=1)
+    plan = CommunicationPlan(MODEL, LayoutConfig(dp=3, tp=2, pp=2), micro_batches=1)
 
     def crossed(rank: int) -> Sequence[Communication]:
         steps = list(program(plan, coordinates_of(rank, plan.layout, plan.order).pp))
@@ -421,14 +421,14 @@ def test_a_deadlock_between_stages_is_detected_from_a_rank_of_each() -> None:
 
 
 def test_a_communicator_that_does_not_exist_is_refused() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(dp=2), micro_batches=1)
+    plan = CommunicationPlan(MODEL, LayoutConfig(dp=2), micro_batches=1)
     with pytest.raises(GridError, match="rank 0, communicator node, position 0: .*valid: tp, dp, embedding, world"):
         check_grid(plan, lambda rank: (Collective("node", "all_reduce_sum", 1),))
 
 
 @pytest.mark.parametrize("kind", sorted(GROUPS))
 def test_groups_whose_members_disagree_are_refused(kind: str) -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
+    plan = CommunicationPlan(MODEL, LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
 
     def reversed_on_the_first(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
         group = GROUPS[kind](coordinates, layout, order)
@@ -447,7 +447,7 @@ def test_groups_whose_members_disagree_are_refused(kind: str) -> None:
 
 
 def test_groups_that_cross_stages_are_refused_even_where_members_agree() -> None:
-    plan = SequencePlan(MODEL, LayoutConfig(dp=1, tp=2, pp=2), micro_batches=1)
+    plan = CommunicationPlan(MODEL, LayoutConfig(dp=1, tp=2, pp=2), micro_batches=1)
     pairs = {0: [0, 2], 2: [0, 2], 1: [1, 3], 3: [1, 3]}
     with pytest.raises(GridError, match="rank 0, communicator tp: its group 0, 2 is not the ranks along tp"):
         check_grid(
