@@ -1,20 +1,20 @@
-"""Measures the pipeline's idle time beside the schedule's prediction: (p - 1) / m, divided by v if it is interleaved,
-and a third of it if gradients of weights are deferred.
+"""Measures a pipeline's idle time beside the schedule's prediction: (p - 1) / m, divided by v for the interleaved
+schedule, and a third of that if the gradients of weights are deferred.
 
     .venv/bin/python benchmarks/bubble.py                    # 4 stages, 8 micro-batches, each kind of schedule
     .venv/bin/python benchmarks/bubble.py --stages 2 --micro-batches 4 16
 
 The ranks, the messages and the trainer's pipeline are real; only the layers are replaced by sleeps, so that ranks that
-share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, its backward pass twice as long,
-half of that for the gradients of its weights, divided among v chunks. The figures are idle over busy time, the mean
-over stages, of the best of ``--tries`` steps: a busy machine only adds to it.
+share a core do not disturb each other. A stage's forward pass takes ``--pass-ms``, and its backward pass takes twice as
+long, half of it for the gradients of weights; both are divided among v chunks. The figures are idle time over busy
+time, averaged over the stages, in the best of ``--tries`` steps: a busy machine only adds to them.
 
-Ranks that share a core, as those here do, look for their messages once in a millisecond, so that the one which has work
-gets the core; with a core each they would wait at it and see a message at once. The column ``delayed`` is the
-prediction with every message seen a millisecond later: the more chunks, the shorter are their passes and the more
-messages follow each other. Where other work wants the cores too, ranks also wake late. What that adds to a step does
-not grow with the passes: on two busy cores, 4 chunks, 0.15 s both with ``--pass-ms 200`` (of a bubble of 0.45 s) and
-with 800 (of 1.8 s). So it is the benchmark's and not the schedule's, and longer passes make it small.
+Ranks that share a core, as these do, look for messages once a millisecond, so that the rank with work gets the core;
+with a core of its own, a rank would spin and see a message immediately. The column ``delayed`` is the prediction if
+every message is seen a millisecond late: with more chunks, passes are shorter and more messages follow each other. If
+other work competes for the cores, ranks also wake up late. The time that this adds to a step does not grow with the
+passes: with 4 chunks on two busy cores it is 0.15 s both with ``--pass-ms 200`` (in a bubble of 0.45 s) and with 800
+(in a bubble of 1.8 s). So it belongs to the benchmark and not to the schedule, and longer passes make it small.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 @dataclass
 class Sleeper:
-    """Seconds of one pass through one chunk, and the seconds slept altogether; the backward pass excludes the gradients
-    of weights."""
+    """Seconds of one pass through one chunk, and the total seconds slept; ``backward`` excludes the gradients of
+    weights."""
 
     forward: float
     backward: float
@@ -49,7 +49,7 @@ class Sleeper:
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps in place of computing."""
+        """Sleeps instead of computing."""
         before = time.perf_counter()
         time.sleep(seconds)
         self.busy += time.perf_counter() - before
@@ -98,10 +98,10 @@ def predicted_bubble(
     work: Optional[Sequence[float]] = None,
     delay: float = 0.0,
 ) -> float:
-    """The value that :func:`measured_bubble` of the same arguments should have.
+    """The value that :func:`measured_bubble` should return for the same arguments.
 
     Args:
-        delay: seconds from when both ends of a message are there until it is seen.
+        delay: seconds from the moment both ends of a message are ready until it is seen.
     """
     forward = [pass_seconds / chunks * share for share in (work or [1.0] * stages * chunks)]
     timing = Timing(forward, [2.0 * seconds for seconds in forward], delay, weights=forward)
@@ -116,11 +116,11 @@ def measured_bubble(
     pass_seconds: float,
     work: Optional[Sequence[float]] = None,
 ) -> float:
-    """Idle over busy time of one step, the mean over the stages of ``pp``; equal on each. Collective.
+    """Idle over busy time of one step, averaged over the stages of ``pp``; the same on each. Collective.
 
     Args:
         pass_seconds: seconds of a forward pass through all chunks of a stage.
-        work: work of each chunk of the model, as a multiple of the usual; default: all alike.
+        work: work of each chunk of the model, as a multiple of the usual work; default: 1 for all.
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}
@@ -166,12 +166,12 @@ def _print_rows(world: Communicator, options: argparse.Namespace) -> None:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[8])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[2], help="of the interleaved schedule")
-    parser.add_argument("--pass-ms", type=float, default=600.0, help="a stage's forward pass of one micro-batch")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[2], help="Chunks per stage if interleaved.")
+    parser.add_argument("--pass-ms", type=float, default=600.0, help="Milliseconds of a stage's forward pass.")
     parser.add_argument("--tries", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.stages < 2:

@@ -1,4 +1,4 @@
-"""Measures the cost of checkpoints: how long training stalls, how long writing takes beside it, and how long loading.
+"""Measures the cost of checkpoints: how long training stalls, and how long writing and loading take.
 
     .venv/bin/python benchmarks/checkpoint.py --folder /a/disk          # 124M on two ranks, ZeRO 0 and 1
     .venv/bin/python benchmarks/checkpoint.py --preset tiny --ranks 1
@@ -6,9 +6,9 @@
 The table has one row for each way of saving. ``stall`` is the time in seconds for which the slowest rank's step waited
 at its end: with ``asynchronous`` for the copy in memory (the first copy touches that memory, and is not counted),
 otherwise for the complete save. ``write`` is the time until the slowest rank's data is on the disk. ``slower`` is the
-time by which the steps meanwhile took longer than others, since writing takes time from the ranks' cores. ``load`` is
-the time of reading back on all ranks, with check sums compared and the data out of the kernel's cache. MB are 10^6
-bytes of the complete checkpoint.
+extra time of the steps during the write, which takes processor time from the ranks. ``load`` is the time to read the
+checkpoint on all ranks and compare its check sums, with the data evicted from the kernel's cache. MB are 10^6 bytes of
+the complete checkpoint.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Log:
 
 
 def measure(world: Communicator, zero: int, way: str, folder: Path, options: argparse.Namespace) -> str:
-    """Measures a row of the table, of medians. Collective."""
+    """Measures one row of the table, as medians. Collective."""
     layout = [f"layout.dp={world.size}", f"layout.zero={zero}", f"training.global_batch={world.size}"]
     layout.append(f"checkpoint.asynchronous={str(way == 'asynchronous').lower()}")
     config = load_run_config(preset=options.preset, overrides=["training.micro_batch=1", *layout, *options.settings])
@@ -126,13 +126,14 @@ def _out_of_cache(path: Path) -> None:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="124m")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=3, help="without a save, for comparison")
-    parser.add_argument("--saves", type=int, default=3, help="that are counted, and loads")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk that is measured")
+    parser.add_argument("--steps", type=int, default=3, help="Number of steps without a save, for comparison.")
+    parser.add_argument("--saves", type=int, default=3, help="Number of counted saves, and of loads.")
+    temporary = Path(tempfile.gettempdir())
+    parser.add_argument("--folder", type=Path, default=temporary, help="Folder on the disk to be measured.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     if rank_from_environment() is None:

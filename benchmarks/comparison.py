@@ -6,10 +6,10 @@
 Each trial draws jobs in pairs, A and B equal except for noise between jobs of the stated standard deviation (of the
 logarithm of seconds), and passes them to :func:`compare_pairs` as they come in, from 3 pairs to 10. ``heavy tails`` is
 Student's t with 3 degrees of freedom; ``slow spells`` is exponential: most jobs are nearly alike, some much slower.
-Then B of the same jobs is made 5 % slower. Coverage is how often the 95 % interval contains the true ratio; a false
-alarm is the verdict faster or slower although the sides are equal. Where the table says "looking after each pair",
-pairs end by :func:`stop_reason`; a further column has the alarms of stopping at the first verdict instead. The same
-``--seed`` prints the same bytes.
+Then B is made 5 % slower in the same jobs. Coverage is how often the 95 % interval contains the true ratio; a false
+alarm is the verdict faster or slower although the sides are equal. In the table "looking after each pair",
+:func:`stop_reason` decides when the pairs end; a further column has the alarms of stopping at the first verdict
+instead. The same ``--seed`` prints the same bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tally:
 
 @dataclass
 class Looks:
-    """Shares of the trials in which pairs end by :func:`stop_reason`, at ``max_pairs`` pairs at the latest."""
+    """Mean numbers of pairs, and shares of the trials, if :func:`stop_reason` ends the pairs."""
 
     pairs: float
     covered: float
@@ -88,7 +88,7 @@ def jobs_of(noise: str, random: "np.random.Generator", shape: Tuple[int, ...]) -
 def simulate_pairs(
     noise: str, trials: int, seed: int, pairs: Sequence[int] = PAIRS
 ) -> Tuple[Dict[int, Tally], Optional[Looks]]:
-    """Tallies by the number of pairs, and of looking after each pair; the latter is None unless ``pairs`` are all."""
+    """Tallies by number of pairs, and the results of looking after each pair, or None if ``pairs`` are not all."""
     random = np.random.default_rng([seed, list(NOISES).index(noise)])
     equal: List[Dict[int, Comparison]] = []
     slow: List[Dict[int, Comparison]] = []
@@ -102,7 +102,7 @@ def simulate_pairs(
 
 
 def simulate_groups(noise_a: str, noise_b: str, sizes: Tuple[int, int], trials: int, seed: int) -> Tally:
-    """A tally as of :func:`simulate_pairs`, for jobs that are not pairs."""
+    """A tally as in :func:`simulate_pairs`, for jobs that are not paired."""
     names = list(NOISES)
     random = np.random.default_rng([seed, names.index(noise_a), names.index(noise_b), *sizes])
     equal, slow = [], []
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--noise", action="append", choices=list(NOISES), help="only this; may be given several times")
+    parser.add_argument("--noise", action="append", choices=list(NOISES), help="Simulate only this noise; repeatable.")
     options = parser.parse_args(arguments)
     if options.trials < 1:
         parser.error(f"--trials {options.trials}: valid: 1 or more")

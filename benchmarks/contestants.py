@@ -1,8 +1,8 @@
 """The contestants of ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's GPT-2.
 
-All do the same work: the same random tokens, the same padded vocabulary, as many forward and backward passes for each
-AdamW step, the gradient's norm clipped, no dropout. A name is one of ``BASES`` followed by any of ``MODIFIERS``, joined
-by dashes, such as ``textbook-tanh-bf16``.
+All do the same work: the same random tokens, the same padded vocabulary, the same number of forward and backward passes
+per AdamW step, the gradient's norm clipped, and no dropout. A name is one of ``BASES`` followed by any of
+``MODIFIERS``, joined by dashes, such as ``textbook-tanh-bf16``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 BASES = ("floor", "ours", "textbook", "hf")
 MODIFIERS = {
-    "tanh": "GELU's tanh form in place of the exact one (of Hugging Face: its own default, gelu_new)",
+    "tanh": "GELU's tanh form instead of the exact one (for Hugging Face its own default, gelu_new)",
     "bf16": "bfloat16: ours with float32 masters, the others by autocast, the floor's products themselves",
-    "spin": "threads wait for each other as the OpenMP library has it, not as `train` sets it",
+    "spin": "threads wait for each other in the OpenMP library's default way, not as `train` sets it",
 }
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
@@ -168,7 +168,7 @@ def plain_step(
     replica: int = 0,
     no_sync: Optional[Callable[[], ContextManager[Any]]] = None,
 ) -> Work:
-    """A step of a plain PyTorch model, the usual way.
+    """A step of a plain PyTorch model, written in the usual way.
 
     Args:
         replica: the replica whose samples are used.
@@ -208,5 +208,5 @@ def plain_step(
 
 
 def threads() -> int:
-    """The number of threads of this process, as its parent has set it."""
+    """The number of threads of this process, as set by its parent."""
     return int(os.environ["OMP_NUM_THREADS"])

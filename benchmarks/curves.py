@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and docs/images/curves.svg
     .venv/bin/python benchmarks/curves.py --dtype float64 --picture runs/curves.svg
 
-The text is the Python standard library's own sources, byte by byte. Every layout starts from the same weights, sees the
-same samples and drops the same activations, so its curve is that of one rank up to rounding. The exit code is 1 if a
-loss is further from one rank's, at the same step, than the bound of the precision.
+The text is the source code of Python's standard library, byte by byte. Every layout starts from the same weights, sees
+the same samples and drops the same activations, so its curve is that of one rank up to rounding. The exit code is 1 if
+a loss differs from that of one rank at the same step by more than the bound for the precision.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def run(name: str, layout: str, dtype: str, steps: int) -> List[float]:
 
 
 def farthest(curve: Sequence[float], reference: Sequence[float]) -> Tuple[float, int]:
-    """The largest distance at one step, and that step, counted from 1."""
+    """The largest distance at any step, and the number of that step, counted from 1."""
     distances = [abs(ours - theirs) for ours, theirs in zip(curve, reference)]
     distances = [math.inf if math.isnan(distance) else distance for distance in distances]
     largest = max(distances)
@@ -163,8 +163,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--dtype", choices=sorted(BOUNDS), default="float32")
-    parser.add_argument("--bound", type=float, help=f"largest distance that passes; default: {BOUNDS}")
-    parser.add_argument("--only", nargs="+", choices=list(LAYOUTS), help="default: all")
+    parser.add_argument("--bound", type=float, help=f"Largest distance that passes; default: {BOUNDS}.")
+    parser.add_argument("--only", nargs="+", choices=list(LAYOUTS), help="Layouts to run; default: all.")
     parser.add_argument(
         "--picture", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images" / "curves.svg"
     )

@@ -1,4 +1,4 @@
-"""The GEMM floor is the time of exactly a step's matrix products, each run alone at its best on this machine.
+"""The GEMM floor is the time of a step's matrix products and nothing else, each run alone at its best on this machine.
 
 It counts, for each micro-batch of T = b * s tokens:
 
@@ -11,15 +11,15 @@ It counts, for each micro-batch of T = b * s tokens:
 It counts nothing else: no bias, softmax, GELU, LayerNorm, loss, optimizer, no sum of gradients over micro-batches, and
 no recomputation. So no step that computes these products can be faster.
 
-A product's time is that of the fastest of several ways to the same numbers: every memory layout of its operands and its
-result, with the result written into allocated memory; ``F.linear``; the functions that layers of ours call (``ops``:
-our own kernels or oneDNN, where these are better; the gradient of a weight is added to sums in float32, as in a step);
-the result a few hundred rows at a time; for attention, products of all heads at once or one head at a time, complete or
-in blocks of rows that leave out what the causal mask would throw away, each block in separate memory. The first turn
-tries all of them; later turns time those within ``CLOSE_RATIO`` of the best. Over several turns each product has a
-single way (``step.products_by_best_way``): of ten ways that are equally fast, the one that is fastest in a turn is the
-luckiest of ten draws on a noisy machine. Operands change from call to call: there are as many sets as products in a
-micro-batch, but no more than fill ``FRESH_BYTES``, so that none is in a cache because the call before left it there. A
+A product's time is that of the fastest of several ways to compute the same numbers: every memory layout of its operands
+and its result, with the result written into allocated memory; ``F.linear``; the functions that our layers call
+(``ops``: our own kernels or oneDNN, where these are better; the gradient of a weight is added to sums in float32, as in
+a step); the result a few hundred rows at a time; for attention, products of all heads at once or one head at a time,
+complete or in blocks of rows that leave out what the causal mask would throw away, each block in separate memory. The
+first turn tries all of them; later turns time those within ``CLOSE_RATIO`` of the best. Over several turns each product
+has a single way (``step.products_by_best_way``): of ten ways that are equally fast, the one that is fastest in a turn
+is the luckiest of ten draws on a noisy machine. Operands change from call to call: there are as many sets as products
+in a micro-batch, but no more than fill ``FRESH_BYTES``, so that none is still in a cache from the previous call. A
 way's time is the mean over these sets.
 """
 
@@ -123,7 +123,7 @@ def linear_product(name: str, count: int, m: int, n: int, k: int) -> Product:
 
 
 def attention_product(kind: str, count: int, heads: int, s: int, d: int) -> Product:
-    """A product of attention of all ``heads`` heads: ``scores`` is [s, d] x [d, s], ``values`` [s, s] x [s, d], and
+    """A product of attention in all ``heads`` heads: ``scores`` is [s, d] x [d, s], ``values`` [s, s] x [s, d], and
     ``keys`` [s, s]ᵀ x [s, d]."""
     square, thin = heads * s * s, heads * s * d
 
@@ -210,7 +210,7 @@ def products_of(config: RunConfig) -> List[Product]:
 
 
 class Floor:
-    """The floor of a step of ``config``, in the type of its training."""
+    """The floor of a step of ``config``, in the data type of its training."""
 
     def __init__(self, config: RunConfig) -> None:
         prepare_process(threads())  # `F.linear` gets its memory as cheaply as in a step of ours
@@ -250,7 +250,7 @@ class Floor:
         }
 
     def _time(self, product: Product, name: str, sets: int) -> float:
-        """Mean seconds of one call, after one that is not counted."""
+        """Mean seconds of one call, after one warm-up call."""
         inputs, outputs = _aligned(product.inputs), _aligned(product.outputs)
         calls = [
             product.ways[name](self._inputs[i * inputs : (i + 1) * inputs], self._outputs[i * outputs :])

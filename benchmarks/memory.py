@@ -4,12 +4,12 @@
     .venv/bin/python benchmarks/memory.py --set model.layers=4 --set model.hidden=256 --only zero
 
 Each row is one run of real ranks: the kernel's high-water mark of resident memory over two steps, above the memory that
-the same rank had before its model was built (interpreter, libraries, MPI, and the pages of a small model's step). Of
-several ranks the largest counts. The formula is that of `plan memory` (``planner/trainer/run_memory.py``) without its
-base. It leaves out temporaries inside the operation that runs, and blocks that the allocator keeps. A line ``saved`` is
-the difference of two rows, where most of that cancels, except for recompute selective: its backward pass computes the
-flags of attention dropout again, with random numbers that take more memory than the flags. The last column is measured
-over formula.
+the same rank had before its model was built (interpreter, libraries, MPI, and the pages of a small model's step). With
+several ranks, the largest counts. The formula is that of `plan memory` (``planner/trainer/run_memory.py``) without its
+base. It leaves out the temporaries of the running operation, and blocks that the allocator keeps. A line ``saved`` is
+the difference between two rows, in which most of that cancels, except with selective recompute: its backward pass
+computes the flags of attention dropout again, from random numbers that take more memory than the flags. The last column
+is the measured value over that of the formula.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _status_bytes(key: str) -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         match = re.search(rf"^{key}:\s+(\d+) kB$", file.read(), re.MULTILINE)
     if match is None:
-        raise SystemExit(f"/proc/self/status tells no {key}: this needs Linux")
+        raise SystemExit(f"/proc/self/status has no {key}: this needs Linux")
     return 1024 * int(match[1])
 
 
@@ -143,10 +143,10 @@ def _row(name: str, measured: float, predicted: float) -> str:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--only", nargs="+", choices=[pair.name for pair in PAIRS], help="default: all")
+    parser.add_argument("--only", nargs="+", choices=[pair.name for pair in PAIRS], help="Pairs to run; default: all.")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if rank_from_environment() is not None:

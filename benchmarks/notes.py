@@ -1,8 +1,8 @@
-"""Shows which conclusions of the notes hold by their own rows: each is a comparison of recorded runs.
+"""Shows which conclusions of the notes their own rows support: each is a comparison of recorded runs.
 
     python benchmarks/notes.py [--format table|md|csv|json]
 
-`B/A` is over all configurations that both sides have, with one ratio of each. A conclusion holds if the verdict says
+`B/A` is over all configurations that both sides have, with one ratio for each. A conclusion holds if the verdict says
 so; it is undecided if the rows cannot distinguish it from the usual differences between two runs.
 """
 
@@ -79,11 +79,11 @@ def row_of(conclusion: Conclusion) -> Dict[str, Any]:
             "conclusion": conclusion.statement,
             "configurations": 0,
             "verdict": "none in common",
-            "holds": "cannot be told",
+            "holds": "cannot be decided",
         }
     ratios = [block.ratio for block in blocks]
     against = {"faster": "slower", "slower": "faster"}.get(conclusion.holds)
-    holds = {conclusion.holds: "yes", against: "no", "same": "no"}.get(overall.verdict, "cannot be told")
+    holds = {conclusion.holds: "yes", against: "no", "same": "no"}.get(overall.verdict, "cannot be decided")
     return {
         "conclusion": conclusion.statement,
         "configurations": len(blocks),

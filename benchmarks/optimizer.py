@@ -8,11 +8,11 @@ division by the tokens and clipping, AdamW, and with bfloat16 the rounding of th
 replaced by filling the flat gradients.
 
 The bytes of a parameter are these: the gradient is read once for the norm, which has to be known before the first
-parameter changes, and once for the step; the parameter (of bfloat16, its float32 master) and both moments are read and
-written: 4 + 4 + 12 + 12 = 32; with bfloat16 the parameter is written besides: 34. The bandwidth is that of the fastest
-of three streaming kernels of PyTorch over tensors that fit in no cache, in the same process and turn: ``copy_`` (read
-1, write 1), ``add_`` in place (2, 1) and ``addcmul_`` in place (3, 1); the reads of a cache line before a store are not
-counted.
+parameter changes, and once for the step; the parameter (with bfloat16, its float32 master) and both moments are read
+and written: 4 + 4 + 12 + 12 = 32; with bfloat16 the parameter is written as well: 34. The bandwidth is that of the
+fastest of three streaming kernels of PyTorch over tensors that do not fit in any cache, in the same process and turn:
+``copy_`` (read 1, write 1), ``add_`` in place (2, 1) and ``addcmul_`` in place (3, 1); the reads of a cache line before
+a store are not counted.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def work(config: RunConfig) -> Work:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="124m")
-    parser.add_argument("--turns", type=int, default=9, help="that are counted, after one that is not")
+    parser.add_argument("--turns", type=int, default=9, help="Number of counted turns, after one warm-up turn.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--build", action="append", default=[], help="another interpreter besides; repeatable")
-    parser.add_argument("--samples", type=Path, help="a file for the figures of every turn, as JSON")
+    parser.add_argument("--build", action="append", default=[], help="Interpreter of a further build; repeatable.")
+    parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     settings = ["training.micro_batch=1", "training.global_batch=4", *options.settings]

@@ -1,15 +1,16 @@
-"""Measures how much of the replicas' communication computation hides, as the log's ``hidden communication`` reports it.
+"""Measures how much of the replicas' communication is hidden by computation: the log's ``hidden communication``.
 
     .venv/bin/python benchmarks/overlap.py                    # two replicas, ZeRO 0 and 1
     .venv/bin/python benchmarks/overlap.py --replicas 4 --steps 20 --set model.hidden=768
 
-The table has one row for each stage of ZeRO, in milliseconds of a step on rank 0: the time that sums of gradients and
-gatherings of parameters take alone (replicas wait for each other first, and compute nothing meanwhile), and the rank's
-time that they take in steps that compute meanwhile: calls between computations and from within kernels
-(``training.progress_ms``), and waiting, for messages or for a replica that is late. The share hidden is
-1 - exposed / alone of the rank where it is largest, since the last replica waits for nobody. The table has the steps
-too, since moving messages with the cores of ranks makes computing slower instead. On one machine a message is a copy by
-the ranks' own cores: calls that make it are exposed, and little can be hidden; that needs a network.
+The table has one row for each stage of ZeRO, in milliseconds per step on rank 0. ``alone`` is the time that sums of
+gradients and gathers of parameters take if the replicas first wait for each other, and compute nothing at the same
+time. ``exposed`` is the time that they cost the rank in steps that do compute: calls between computations and from
+within kernels (``training.progress_ms``, the column ``from calls`` for sums), and waiting for messages or for a late
+replica. ``hidden`` is 1 - exposed / alone on the rank where it is largest, since the last replica waits for no other.
+The table has the time of a step too, since ranks that move messages with their own cores compute more slowly. On one
+machine a message is a copy by the ranks' own cores: calls that make it are exposed, and little can be hidden; hiding
+more needs a network.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> 
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=6, help="that overlap")
+    parser.add_argument("--steps", type=int, default=6, help="Number of overlapping steps to time.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     if options.replicas < 2:
@@ -80,7 +81,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
             if world.rank == 0:
                 print(row, flush=True)
         return
-    heads = ("sums alone", "gath. alone", "sums exposed", "of it calls", "gath. exposed", "a step")
+    heads = ("sums alone", "gathers alone", "sums exposed", "from calls", "gathers exp.", "a step")
     print(f"{'zero':4}" + "".join(f"{head:>14}" for head in heads) + f"{'hidden':>10}", flush=True)
     for line in run_ranks(options.replicas, __file__, arguments if arguments is not None else sys.argv[1:]):
         print(line)

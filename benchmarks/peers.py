@@ -1,15 +1,15 @@
-"""Measures tokens per second of ours on several ranks, on one, and of PyTorch's DistributedDataParallel over gloo.
+"""Measures tokens per second of our trainer on several ranks and on one, and of DistributedDataParallel over gloo.
 
     .venv/bin/python benchmarks/peers.py                                 # two cores: ddp=2, dp=2, and ZeRO 1
     .venv/bin/python benchmarks/peers.py dp=1 tp=2 pp=2 pp=2,schedule=interleaved,chunks=2,split=3+3+6+0
     .venv/bin/python benchmarks/peers.py ddp=4 dp=4 dp=2,tp=2 --cores 8 --bf16
 
 A contestant is a layout, ``key=value`` joined by commas (``split=3+3+6+0``), or ``ddp=N``: N processes with the
-textbook model in DistributedDataParallel, which sums gradients in the last backward pass of a step only (``no_sync``
-before). Its ranks share ``--cores`` cores, or have ``threads=N`` threads each. Contestants take turns
-(``turns.py``), a step each: ``--micro-batches`` forward and backward passes of each replica, the norm clipped, AdamW.
-Figures are medians over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden``
-is the share of the replicas' communication that computation hides, as ``overlap.py`` explains it.
+textbook model in DistributedDataParallel, which sums gradients only in the last backward pass of a step (``no_sync``
+before). Its ranks share ``--cores`` cores, or have ``threads=N`` threads each. Contestants take turns (``turns.py``) of
+one step each: ``--micro-batches`` forward and backward passes of each replica, clipping of the norm, and AdamW. Figures
+are medians over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden`` is the
+share of the replicas' communication that is hidden by computation, as ``overlap.py`` explains.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def config_of(name: str, options: argparse.Namespace) -> RunConfig:
 
 
 def ours(config: RunConfig) -> Work:
-    """This rank's work in a step of this package, which returns its loss and, if it is known, the share hidden."""
+    """This rank's work in a step of this package, which returns its loss and, if it is known, the hidden share."""
     import torch
 
     from fugaku_gpt import compat
@@ -125,9 +125,9 @@ def worker_arguments(options: argparse.Namespace) -> List[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of :func:`worker_arguments`."""
     parser.add_argument("--preset", default="124m")
-    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=4, help="of each replica in a step")
-    parser.add_argument("--bf16", action="store_true", help="of DistributedDataParallel: by autocast")
+    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="Sequence length x micro-batch.")
+    parser.add_argument("--micro-batches", type=int, default=4, help="Micro-batches of each replica in a step.")
+    parser.add_argument("--bf16", action="store_true", help="Train in bfloat16; DistributedDataParallel by autocast.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
 
 
@@ -167,15 +167,18 @@ def table(configs: Dict[str, RunConfig], turns: List[Turn], cores: int) -> List[
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contestants", nargs="*", help=f"default: {' '.join(DEFAULT)}")
+    parser.add_argument("contestants", nargs="*", help=f"Layouts, or ddp=N; default: {' '.join(DEFAULT)}.")
     add_options(parser)
     parser.add_argument(
-        "--cores", type=int, default=min(2, len(usable_cores())), help="that a contestant's ranks share"
+        "--cores",
+        type=int,
+        default=min(2, len(usable_cores())),
+        help="Number of cores that a contestant's ranks share.",
     )
-    parser.add_argument("--turns", type=int, default=5, help="that are counted, after one that is not")
-    parser.add_argument("--samples", type=Path, help="a file for the figures of every turn, as JSON")
+    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:

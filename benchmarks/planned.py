@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/planned.py                        # on an idle machine of two cores, about ten minutes
     .venv/bin/python benchmarks/planned.py --layouts 4
-    .venv/bin/python benchmarks/planned.py --machine m.yaml       # of an earlier `plan probe --ranks 4 --threads 1`
+    .venv/bin/python benchmarks/planned.py --machine m.yaml       # from an earlier `plan probe --ranks 4 --threads 1`
 
-It begins with a probe of up to 4 ranks of one thread (``plan probe``), plans every run from that, and then runs them:
+It begins with a probe of up to 4 ranks of one thread (``plan probe``), plans every run from it, and then runs them:
 real ranks, the trainer's own step on random tokens. Seconds are the median of some steps after the first two; memory is
 the kernel's high-water mark of resident memory of the largest rank, libraries included. ``off`` is planned over
-measured, less 1; a ``*`` marks an 80 % interval that does not contain the measured time. The last lines compare the
+measured, minus 1; a ``*`` marks an 80 % interval that does not contain the measured time. The last lines compare the
 results with the bars, and the exit code is 1 if one is missed.
 """
 
@@ -205,9 +205,9 @@ def _machine(path: Optional[Path], seconds: float) -> Any:
 def main(arguments: Optional[List[str]] = None) -> int:
     """Plans, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layouts", type=int, metavar="K", help="only the first K")
-    parser.add_argument("--machine", type=Path, metavar="FILE.yaml", help="in place of a probe")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the probe")
+    parser.add_argument("--layouts", type=int, metavar="K", help="Run only the first K layouts.")
+    parser.add_argument("--machine", type=Path, metavar="FILE.yaml", help="Constants to be used instead of a probe.")
+    parser.add_argument("--seconds", type=float, default=30.0, help="Seconds to spend on the probe.")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     rank_and_size = rank_from_environment()

@@ -1,5 +1,5 @@
 """Tests whether `fugaku-gpt compare` finds a planted slowdown. It compares two environments of this Python that differ
-in one thing: after each step the ranks of the second compute on for a share of the step's time.
+in one thing: after each step the ranks of the second keep computing for a share of the step's time.
 
     python benchmarks/planted.py --data DIR --out DIR [--share 0.05] [options of compare]
 
@@ -25,9 +25,9 @@ MOST_PAIRS = 10
 def main() -> int:
     """Plants the slowdown, compares, and checks the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=0.05, help="of a step's time that is added (default: 0.05)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the environments and the pairs")
-    parser.add_argument("--preset", default="tiny", help="of the model (default: tiny)")
+    parser.add_argument("--share", type=float, default=0.05, help="Added share of a step's time (default: 0.05).")
+    parser.add_argument("--out", type=Path, required=True, help="Folder for the environments and the pairs.")
+    parser.add_argument("--preset", default="tiny", help="Preset of the model (default: tiny).")
     options, compare_options = parser.parse_known_args()
     from fugaku_gpt.cli.main import run
     from fugaku_gpt.compare.pairs import read_comparison

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_ranks(ranks: int, program: str, arguments: Sequence[str], timeout: float = 600.0) -> List[str]:
-    """The lines that ``program`` prints on ``ranks`` ranks of one thread each; no process stays behind.
+    """The lines that ``program`` prints on ``ranks`` ranks of one thread each; no process is left behind.
 
     Raises:
         SystemExit: a rank failed, or the time limit (seconds) has passed; shows what was printed.
@@ -36,8 +36,8 @@ def run_ranks(ranks: int, program: str, arguments: Sequence[str], timeout: float
 
 
 def open_patient_world() -> "Communicator":
-    """All ranks, which wait for each other without occupying a core, however few they are: where other work shares the
-    machine, a rank that spins takes the turn of the rank that it waits for."""
+    """Opens a communicator of all ranks that wait without spinning, however few they are: on a machine that is shared
+    with other work, a rank that spins takes processor time from the rank that it waits for."""
     from fugaku_gpt.comm import open_world
     from fugaku_gpt.machine.local import usable_cores
 

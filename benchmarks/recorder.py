@@ -4,12 +4,12 @@
     .venv/bin/python benchmarks/recorder.py --preset 124m --pairs 5 --set model.seq_len=256
 
 Two trainers of the same configuration take turns on the same ranks, one of them with a recorder, so that a slow moment
-of a shared machine falls on both. ``calls`` is the number of uses of the recorder in a step of rank 0 (an MPI call is
-begun, has returned, is waited for, has ended; progress). ``us`` is the time of one of them inside a step, where caches
-are cold, in microseconds, as a mean of the medians of each kind. ``share`` is their product as part of the step.
-``loop`` is the processor time of one of them in a loop that does nothing else. ``ratio`` is the step with the recorder
-by the step without it: the median of the pairs with its 95 % interval, and the range in which the middle half of them
-lies.
+of a shared machine falls on both. ``calls`` is the number of uses of the recorder in a step of rank 0 (an MPI call
+begins, returns, is waited for, or ends; a phase begins). ``us`` is the time of one of them inside a step, where caches
+are cold, in microseconds, as a mean of the medians of each kind. ``share`` is their product as a fraction of the step.
+``loop`` is the processor time of one of them in a loop that does nothing else. ``ratio`` is the time of the step with
+the recorder divided by that of the step without it: the median of the pairs with its 95 % interval, and the range of
+their middle half.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEAD += f"{'95 %':>15} {'middle half':>15}"
 
 
 class Timed:
-    """Times every use of a recorder, while it is in force."""
+    """Times every use of a recorder within the context."""
 
     def __init__(self, recorder: FlightRecorder) -> None:
         self._recorder = recorder
@@ -70,7 +70,7 @@ class Timed:
 
 
 def in_a_loop(recorder: FlightRecorder, group: int, count: int = 20000) -> float:
-    """Processor time of one use in seconds, for calls that are waited for, with progress once for each."""
+    """Processor time of one use in seconds, in a loop of phases with one call each, which is waited for."""
     before = time.process_time()
     for number in range(count):
         recorder.mark_phase(FORWARD, number, 0)
@@ -122,19 +122,19 @@ def measure(plain: Communicator, recorded: Communicator, layout: str, options: a
 
 
 def median_interval(values: Sequence[float]) -> Tuple[float, float]:
-    """The two of the sorted values between which the median of their distribution lies with a probability of 95 %, as n
-    fair coins fall. With fewer than 6 values it is the range of all, with a lower probability."""
+    """The two of the sorted values between which the median of their distribution lies with a probability of 95 %, by
+    the binomial distribution. With fewer than 6 values these are the smallest and largest, with a lower probability."""
     reach = 1.96 * math.sqrt(len(values)) / 2.0
     low = max(0, math.floor(len(values) / 2.0 - reach))
     return values[low], values[-1 - low]
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=10, help="in which each use of the recorder is timed")
+    parser.add_argument("--steps", type=int, default=10, help="Steps in which each use of the recorder is timed.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     if rank_from_environment() is None:

@@ -1,15 +1,15 @@
-"""Measures efficiency of ours on one machine with many cores: more and more replicas, and every mix of DP, TP and PP.
+"""Measures our trainer's efficiency on a machine with many cores: ever more replicas, and every mix of DP, TP and PP.
 
     .venv/bin/python benchmarks/scaling.py                           # 16 cores: 1 to 16 ranks x 1 thread, 4 x 4 threads
     .venv/bin/python benchmarks/scaling.py --ranks 4 --mix-ranks 2 --mix-threads 2 --preset 124m --shape 256x1
 
 The rows ``replicas`` are 1, 2, 4, ... to ``--ranks`` ranks of ``--threads`` threads, each a replica that does the same
-work, so the step of all of them would ideally take as long as that of one. The rows ``mixes`` are ``--mix-ranks`` ranks
-of ``--mix-threads`` threads in every product of DP, TP and PP, with 1F1B, and if the layers allow it with two chunks a
-stage too. Efficiency is tokens per second divided by those of one rank with as many threads, times ranks: a pipeline's
-contains its bubble. Each row's ranks take turns with that one rank (see ``turns.py``), so a machine that slows down
-meanwhile slows both; ratios are taken within a turn. One rank that has the machine's memory for itself is faster than
-one of many: that is part of the efficiency.
+work, so a step of all of them would ideally take as long as a step of one. The rows ``mixes`` are ``--mix-ranks`` ranks
+of ``--mix-threads`` threads in every combination of DP, TP and PP, with 1F1B, and also with two chunks per stage if the
+number of layers allows it. Efficiency is the tokens per second divided by the number of ranks times the tokens per
+second of one rank with the same number of threads; that of a pipeline includes its bubble. Each row's ranks take turns
+with that one rank (see ``turns.py``), so a slow moment of the machine slows both; ratios are taken within a turn. A
+rank that has the machine's memory to itself is faster than one of many: efficiency includes this effect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mixes(ranks: int, layers: int) -> List[str]:
 
 
 def row(name: str, options: argparse.Namespace) -> str:
-    """Measures a layout beside one rank with as many threads."""
+    """Measures a layout beside one rank with the same number of threads."""
     reference = f"dp=1,threads={name.rsplit('threads=', 1)[1]}"
     with Several() as several:
         configs = {
@@ -73,14 +73,14 @@ def row(name: str, options: argparse.Namespace) -> str:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--turns", type=int, default=5, help="that are counted, after one that is not")
-    parser.add_argument("--ranks", type=int, default=16, help="the most replicas; 0 for no such rows")
-    parser.add_argument("--threads", type=int, default=1, help="of each replica")
-    parser.add_argument("--mix-ranks", type=int, default=4, help="of every mix; 0 for no such rows")
-    parser.add_argument("--mix-threads", type=int, default=4, help="of each of these ranks")
+    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument("--ranks", type=int, default=16, help="Largest number of replicas; 0: no such rows.")
+    parser.add_argument("--threads", type=int, default=1, help="Threads of each replica.")
+    parser.add_argument("--mix-ranks", type=int, default=4, help="Ranks of every mix; 0: no such rows.")
+    parser.add_argument("--mix-threads", type=int, default=4, help="Threads of each rank of a mix.")
     options = parser.parse_args(arguments)
     names: List[Tuple[str, str]] = []
     try:

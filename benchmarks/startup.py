@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/startup.py
     .venv/bin/python benchmarks/startup.py --build .venv-torch17/bin/python --turns 9
 
-Each is a process that is started anew in every turn, in turns: ``floor`` imports torch, imports mpi4py, which calls
-MPI_Init, and opens the data; ``train`` is the command on the same data until rank 0 prints the line of iteration 1,
-including everything that it checks and writes before. The time is measured from the start of the process to that line,
-as is the processor time of the process and its children, which neighbours on the machine disturb less. ``torch`` is the
-import alone. The data is prepared once, from the standard library's sources.
+Each row is a process that is started anew in every turn: ``floor`` imports torch, imports mpi4py, which calls MPI_Init,
+and opens the data; ``train`` is the command on the same data until rank 0 prints the line of iteration 1, including
+everything that it checks and writes before that; ``torch`` is the import alone. Seconds are measured from the start of
+the process to that line. The processor time, which other work on the machine disturbs less, is that of the process and
+its children until they end. The data is prepared once, from the source code of Python's standard library.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Start(NamedTuple):
 
 
 def start(argv: List[str], until: str, threads: int) -> Start:
-    """Run a command to its end.
+    """Runs a command to its end.
 
     Raises:
         SystemExit: it fails, or prints no line that begins with ``until``.
@@ -79,7 +79,7 @@ def start(argv: List[str], until: str, threads: int) -> Start:
 
 
 def measure(python: str, folder: Path, options: argparse.Namespace, threads: int) -> List[Dict[str, Start]]:
-    """Measures the turns on one build, after one that is not counted, since it reads the files of the libraries."""
+    """Measures the turns on one build, after one warm-up turn, which reads the files of the libraries."""
     data, turns = str(folder / "data"), []
     settings = ["training.iterations=1", "checkpoint.at_end=false", f"node.threads_per_rank={threads}"]
     arguments = [word for setting in [*settings, *options.settings] for word in ("--set", setting)]
@@ -104,11 +104,13 @@ def measure(python: str, folder: Path, options: argparse.Namespace, threads: int
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=5, help="that are counted, after one that is not")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="of the run")
-    parser.add_argument("--build", action="append", default=[], help="another interpreter besides; repeatable")
+    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="Setting of a run."
+    )
+    parser.add_argument("--build", action="append", default=[], help="Interpreter of a further build; repeatable.")
     options = parser.parse_args(arguments)
     threads = len(usable_cores())
     with tempfile.TemporaryDirectory(prefix="startup-") as scratch:

@@ -1,4 +1,4 @@
-"""Times one training step of ours, of a textbook PyTorch GPT and of Hugging Face's GPT-2, beside the GEMM floor.
+"""Times one step of our trainer, of a textbook PyTorch GPT and of Hugging Face's GPT-2, beside the GEMM floor.
 
     .venv/bin/python benchmarks/step.py                      # 124M, sequence 1024 x micro-batch 1
     .venv/bin/python benchmarks/step.py ours ours-bf16 floor floor-bf16 textbook-bf16 --shape 256x4
@@ -8,10 +8,10 @@
 Contestants take turns, each in a process of its own (see ``turns.py``); a step is ``--micro-batches`` forward and
 backward passes and one AdamW step. ``gemm_floor.py`` describes the products of the floor, ``contestants.py`` the
 contestants. Every figure is a median over the turns, with the smallest and the largest; ratios are taken within a
-turn. ``x floor`` is a contestant's time by the floor's of its type, whose products are each computed by the way whose
-median over the turns is smallest (below the table: by whichever way was fastest in the turn); ``ours is`` is its time
-by that of ours of its type, ``of it ours`` the peak memory of ours by its own. A line names each contestant that the
-build cannot run.
+turn. ``x floor`` is a contestant's time divided by that of the floor of the same type, each of whose products is
+computed in the way with the smallest median over the turns (below the table: in whichever way was fastest in the turn).
+``ours is`` is its time divided by that of ``ours`` of the same type, and ``ours / its`` is the peak memory of ``ours``
+divided by its own. A line names each contestant that the build cannot run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def table(config: RunConfig, turns: List[Turn]) -> List[str]:
     names, as_measured, turns = list(turns[0]), turns, settle(turns)
     tokens = config.training.global_batch * config.model.seq_len
     head = f"{'':20}{'sec/step':>22}{'tokens/s':>10}{'x floor':>24}{'ours is':>24}{'peak RSS':>11}"
-    lines = [f"{head}{'of it ours':>11}{'loss':>9}"]
+    lines = [f"{head}{'ours / its':>11}{'loss':>9}"]
     for name in names:
         floor, our = _same_kind(name, "floor", names), _same_kind(name, "ours", names)
         seconds = seconds_of(turns, name)
@@ -65,7 +65,7 @@ def table(config: RunConfig, turns: List[Turn]) -> List[str]:
 
 
 def products_by_best_way(values: Sequence[Mapping[str, Any]]) -> List[Dict[str, List[Any]]]:
-    """The floor's products in each of several turns (:meth:`gemm_floor.Floor.measure`), each computed by the same way
+    """The floor's products in each of several turns (:meth:`gemm_floor.Floor.measure`), each computed in the same way
     in all turns: the way with the smallest median."""
     settled: List[Dict[str, List[Any]]] = [{} for _ in values]
     for product in values[0]["products"]:
@@ -78,7 +78,7 @@ def products_by_best_way(values: Sequence[Mapping[str, Any]]) -> List[Dict[str, 
 
 
 def settle(turns: List[Turn]) -> List[Turn]:
-    """The turns with floors whose products are each computed by a single way."""
+    """The turns with floors whose products are each computed in a single way."""
     turns = [dict(turn) for turn in turns]
     for name in [name for name in turns[0] if parse(name)[0] == "floor"]:
         for turn, turn_products in zip(turns, products_by_best_way([turn[name].value for turn in turns])):
@@ -117,18 +117,18 @@ def _same_kind(name: str, base: str, names: List[str]) -> str:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     about = "; ".join(f"-{modifier}: {meaning}" for modifier, meaning in MODIFIERS.items())
-    parser.add_argument("contestants", nargs="*", help=f"{', '.join(BASES)}; {about}. Default: floor ours textbook")
+    parser.add_argument("contestants", nargs="*", help=f"{', '.join(BASES)}; {about}. Default: floor ours textbook.")
     parser.add_argument("--preset", default="124m")
-    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
-    parser.add_argument("--turns", type=int, default=5, help="that are counted, after one that is not")
-    parser.add_argument("--micro-batches", type=int, default=4, help="forward and backward passes per step")
+    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="Sequence length x micro-batch.")
+    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument("--micro-batches", type=int, default=4, help="Forward and backward passes per step.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter of another build")
-    parser.add_argument("--products", action="store_true", help="also what the floor is made of")
-    parser.add_argument("--samples", type=Path, help="a file for the figures of every turn, as JSON")
+    parser.add_argument("--python", default=sys.executable, help="Interpreter of another build.")
+    parser.add_argument("--products", action="store_true", help="Print the products of the floor too.")
+    parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     names = list(dict.fromkeys(options.contestants)) or ["floor", "ours", "textbook"]

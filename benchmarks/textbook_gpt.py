@@ -1,4 +1,4 @@
-"""A GPT as in a textbook, in plain PyTorch on one process, with which our step is compared.
+"""A textbook GPT in plain PyTorch on one process, with which our step is compared.
 
 It has query, key and value in one linear layer, PyTorch's fused attention where there is one, all logits at once,
 ``cross_entropy`` and ``torch.optim.AdamW`` as they come (nanoGPT's structure). It shares no code with the package.

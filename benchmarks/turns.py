@@ -1,7 +1,7 @@
 """Lets contestants take turns in one run, each in separate processes that sleep while others work.
 
 A slow moment of a shared machine falls on all of them alike, peak memory is measured for each, and a ratio is taken
-within a turn. Ranks are notified through a socket, not MPI: a rank that waits for a message of MPI may occupy a core.
+within a turn. Ranks are notified through a socket, not MPI: a rank that waits for an MPI message may occupy a core.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Worker:
         self.lacks, self.torch = str(ready["lacks"]), str(ready["torch"])
 
     def work(self) -> Unit:
-        """Does one unit of work, by all ranks at once.
+        """Makes all ranks do one unit of work at once.
 
         Raises:
             SystemExit: a rank has ended, or the unit takes too long.
@@ -136,7 +136,7 @@ class Worker:
     def _failed(self) -> SystemExit:
         code = self._process.poll()
         how = "does not answer" if code is None else f"ended with exit code {code}"
-        return SystemExit(f"{self.name} {how}; what it said is above")
+        return SystemExit(f"{self.name} {how}; its output is above")
 
 
 def serve(path: str, setup: Callable[[], Work], rank: int = 0) -> None:
@@ -177,8 +177,8 @@ def _serve(path: str, setup: Callable[[], Work], rank: int) -> None:
 
 
 def take_turns(workers: Sequence[Worker], turns: int) -> List[Turn]:
-    """Takes turns of all workers, after one that is not counted, since it touches fresh memory. Every second turn is in
-    reverse order."""
+    """Lets all workers take turns, after one warm-up turn, which touches fresh memory. Every second turn is in reverse
+    order."""
     counted = []
     for turn in range(turns + 1):
         order = workers if turn % 2 else list(reversed(workers))
@@ -229,7 +229,7 @@ def seconds_of(turns: Sequence[Turn], name: str) -> List[float]:
 
 
 def ratios_of(turns: Sequence[Turn], slower: str, faster: str) -> List[float]:
-    """One contestant's seconds by another's, within each turn."""
+    """One contestant's seconds divided by another's, within each turn."""
     return [turn[slower].seconds / turn[faster].seconds for turn in turns]
 
 
@@ -239,7 +239,7 @@ def middle(values: Sequence[float], digits: int = 3) -> str:
 
 
 def write_samples(path: Optional[Path], head: Mapping[str, Any], turns: Sequence[Turn]) -> None:
-    """Every turn's units as JSON, for other statistics than those printed."""
+    """Writes every turn's units as JSON, for statistics other than those printed."""
     if path is not None:
         units = [{name: unit._asdict() for name, unit in turn.items()} for turn in turns]
         path.write_text(json.dumps({**head, "turns": units}, indent=1), encoding="utf-8")

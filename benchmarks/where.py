@@ -1,19 +1,19 @@
-"""Shows where the time of a step of ours goes, each part timed where it runs, beside the GEMM floor's products.
+"""Shows where the time of our training step goes, each part timed where it runs, beside the GEMM floor's products.
 
     .venv/bin/python benchmarks/where.py                            # 124M, sequence 1024 x micro-batch 1
     .venv/bin/python benchmarks/where.py --shape 256x4 --set training.dtype=bfloat16
 
-One process alternates between a step and the products of ``gemm_floor.py`` alone (with the threads' settings of a step,
-which ``step.py`` does not give the floor). ``seconds`` of a part exclude those of parts inside it, as a median over the
-turns. ``floor`` is the time of the part's products alone, each by the way whose median over the turns is smallest.
-``quickest`` is for both the sum over every kind and shape of call of its mean in the turn in which that was smallest,
-which is the least disturbed.
+One process alternates between a step and the products of ``gemm_floor.py`` alone (with the thread settings of a step,
+which ``step.py`` does not give the floor). ``seconds`` of a part are the median over the turns, and exclude those of
+parts inside it. ``floor`` is the time of the part's products alone, each computed in the way with the smallest median
+over the turns. ``quickest`` is, for both, the sum over all kinds and shapes of call of the mean in the turn in which it
+was smallest, the least disturbed one.
 
-If attention is that of our compiled kernels, products and softmax are one call: it is in the line of attention's
-products, and the line of the rest has next to nothing. ``--set node.compiled_kernels=false`` switches the kernels off.
+If attention runs in our compiled kernels, its products and softmax are one call, which is in the line of attention's
+products; the line of the rest has next to nothing. ``--set node.compiled_kernels=false`` switches the kernels off.
 
-The floor's products are those of the definition. Ours do more: attention's backward pass computes one of seven again;
-in 16 bits there are the addition to the float32 sums, and casts where the build multiplies in float32.
+The floor's products are those of the definition. Our step does more: attention's backward pass computes one of seven
+products again; in 16 bits it also adds to the float32 sums, and casts where the build multiplies in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Kind = Tuple[str, str, Tuple[Any, ...]]  # part, function, shapes
 
 
 class Clock:
-    """Own seconds of calls, by kind.
+    """Seconds of calls by kind, without those of the calls inside.
 
     Attributes:
         turns: the seconds of every call of a kind, for each turn.
@@ -80,11 +80,11 @@ class Clock:
         return timed
 
     def seconds(self, part: str) -> List[float]:
-        """Own seconds of a part in each turn."""
+        """Seconds of a part in each turn, without those of parts inside."""
         return [sum(sum(call_seconds) for kind, call_seconds in turn.items() if kind[0] == part) for turn in self.turns]
 
     def quickest(self, part: str) -> float:
-        """Seconds of the last turn's calls, if those of each kind took as long as in the turn with the least mean."""
+        """Seconds of the last turn's calls, had each kind taken as long as in the turn with its least mean."""
         last = {kind: len(call_seconds) for kind, call_seconds in self.turns[-1].items() if kind[0] == part}
         return sum(
             count * min(statistics.mean(turn[kind]) for turn in self.turns if kind in turn)
@@ -215,7 +215,7 @@ def table(clock: Clock, steps: Sequence[float], floors: Sequence[Mapping[str, Se
 
 
 def calls_table(clock: Clock) -> List[str]:
-    """For every kind of call its number in the last turn, median milliseconds of all turns, and seconds of a step."""
+    """Lines of the kinds of call: number in the last turn, median milliseconds of all turns, and seconds of a step."""
     lines = [f"{'part':30}{'call':20}{'calls':>6}{'ms':>10}{'s/step':>9}  shapes"]
     for kind in sorted(clock.turns[-1], key=str):
         part, name, shapes = kind
@@ -232,13 +232,13 @@ def _part_of(product: str) -> str:
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="124m")
-    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="sequence length x micro-batch")
-    parser.add_argument("--turns", type=int, default=3, help="that are counted, after one that is not")
-    parser.add_argument("--micro-batches", type=int, default=4, help="forward and backward passes per step")
-    parser.add_argument("--calls", action="store_true", help="a line for every kind and shape of call too")
+    parser.add_argument("--shape", default="1024x1", metavar="SxB", help="Sequence length x micro-batch.")
+    parser.add_argument("--turns", type=int, default=3, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument("--micro-batches", type=int, default=4, help="Forward and backward passes per step.")
+    parser.add_argument("--calls", action="store_true", help="Print a line for every kind and shape of call too.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     try:

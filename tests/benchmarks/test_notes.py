@@ -20,7 +20,7 @@ def test_conclusions_are_checked_against_the_rows(
     assert (clock["configurations"], clock["verdict"], clock["holds"]) == ("4", "faster", "yes")
     assert clock["B/A"] == "0.861"
     builds = rows["PyTorch 1.10 is faster than 1.7"]
-    assert (builds["verdict"], builds["holds"]) == ("undecided", "cannot be told")
+    assert (builds["verdict"], builds["holds"]) == ("undecided", "cannot be decided")
     assert builds["smallest and largest"] == "0.613 to 2.131"
     # one run each has no interval
     assert rows["four ranks on a node are faster than one"]["95 % interval"] == ""

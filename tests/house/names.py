@@ -1,4 +1,4 @@
-"""Counts names, sizes and prose of the package, room by room.
+"""Counts names, sizes and prose of the package, room by room, and lists names and prose of tests, benchmarks and docs.
 
 A room is a folder (or a module) directly below ``fugaku_gpt/``. Every name that the code binds is counted once per
 scope: functions, classes, parameters, locals, attributes, loop, ``with``, ``except``, comprehension and ``import as``
@@ -6,9 +6,9 @@ targets, class fields and module constants.
 
 ::
 
-    python -m tests.house.names                  # table of all rooms
-    python -m tests.house.names --list pjm  # each dialect name below a folder, as file:line: kind: name
-    python -m tests.house.names --prose jobs     # each fragment and banned phrase below a folder
+    python -m tests.house.names                    # table of all rooms
+    python -m tests.house.names --list pjm         # each dialect name below a folder, as file:line: kind: name
+    python -m tests.house.names --prose benchmarks # each fragment and banned phrase below a folder
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tests.house import prose
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "fugaku_gpt"
+FOLDERS = ("benchmarks", "tests", "docs")  # held to the package's names and prose
+QUOTING = ("tests/house/prose.py", "tests/house/test_names.py")  # these list or plant the banned phrases
 
 # Words that say nothing about the thing that they name.
 DIALECT = frozenset(
@@ -157,10 +159,11 @@ def imported_rooms(tree: ast.AST) -> Set[str]:
 
 
 def modules_below(folder: str = "") -> List[Path]:
-    """Python files of the package below a folder, or the file of that name."""
-    if folder and not (PACKAGE / folder).exists():
-        return [PACKAGE / f"{folder}.py"]
-    return sorted((PACKAGE / folder).rglob("*.py"))
+    """Python files below a folder of the package or one of ``FOLDERS``, or the module of that name."""
+    parent = ROOT if folder.partition("/")[0] in FOLDERS else PACKAGE
+    if folder and not (parent / folder).exists():
+        return [parent / f"{folder}.py"]
+    return sorted((parent / folder).rglob("*.py"))
 
 
 def room_of(module: Path) -> str:
@@ -246,17 +249,19 @@ def dialect_list(folder: str) -> Iterator[str]:
 def prose_list(folder: str) -> Iterator[str]:
     """Lines ``file:line: kind: sign: text`` of fragments and banned phrases below a folder."""
     for module in modules_below(folder):
+        file = module.relative_to(ROOT).as_posix()
         for text in prose.texts_of(module.read_text(encoding="utf-8")):
-            signs = prose.fragment_signs(text) + [f"says {phrase!r}" for phrase in prose.banned_phrases(text.content)]
-            for sign in signs:
-                yield f"{module.relative_to(ROOT)}:{text.line}: {text.kind}: {sign}: {text.first_line}"
+            phrases = prose.banned_phrases(text.content) if file not in QUOTING else []
+            for sign in prose.fragment_signs(text) + [f"says {phrase!r}" for phrase in phrases]:
+                yield f"{file}:{text.line}: {text.kind}: {sign}: {text.first_line}"
 
 
 def main() -> None:
-    """Prints the table, or the list of one room."""
+    """Prints the table, or the list of one folder."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--list", metavar="ROOM", help="dialect names below a folder of the package ('.': all)")
-    parser.add_argument("--prose", metavar="ROOM", help="fragments and banned phrases below a folder ('.': all)")
+    folders = f"a folder of the package ('.': all of it), {', '.join(FOLDERS)}"
+    parser.add_argument("--list", metavar="FOLDER", help=f"List the dialect names below a folder: {folders}.")
+    parser.add_argument("--prose", metavar="FOLDER", help="List the fragments and banned phrases below such a folder.")
     options = parser.parse_args()
     if options.list:
         print("\n".join(dialect_list(options.list)))

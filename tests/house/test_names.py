@@ -1,4 +1,4 @@
-"""Tests of the package's names and prose: dialect words are rare, docstrings and help texts are sentences."""
+"""Tests of names and prose everywhere: dialect words are rare, docstrings and help texts are sentences."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.house import names, prose
 
 LIMIT = 5.0  # dialect names per 1000 bound names
 ROOT = names.ROOT
+EVERY_FOLDER = (".", *names.FOLDERS)
 
 PLANTED = """
 import numpy as found_numpy
@@ -130,7 +131,7 @@ def test_imports_of_planted_code() -> None:
 
 @pytest.fixture
 def small_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of one room and one module, in the place of the package."""
+    """A package of one room and one module, in the place of the package, and a folder of tests beside it."""
     monkeypatch.setattr(names, "ROOT", tmp_path)
     monkeypatch.setattr(names, "PACKAGE", tmp_path / "fugaku_gpt")
     (tmp_path / "fugaku_gpt" / "room").mkdir(parents=True)
@@ -140,6 +141,9 @@ def small_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fugaku_gpt" / "alone.py").write_text(
         "told = 'he goes on'\nfine = 1\nmore = 2\n" * 200, encoding="utf-8"
     )
+    (tmp_path / "tests" / "house").mkdir(parents=True)
+    for file in ("tests/planted.py", "tests/house/prose.py"):
+        (tmp_path / file).write_text('"""What is told."""\nfound = 1\n', encoding="utf-8")
 
 
 @pytest.mark.usefixtures("small_package")
@@ -159,6 +163,16 @@ def test_a_list_has_file_line_kind_and_name() -> None:
     assert list(names.dialect_list("alone")) == ["fugaku_gpt/alone.py:1: constant: told"]
     assert len(list(names.dialect_list("."))) == 3
     assert list(names.prose_list("room")) == ["fugaku_gpt/room/file.py:1: docstring: begins with 'Of': Of a room."]
+
+
+@pytest.mark.usefixtures("small_package")
+def test_a_folder_beside_the_package_is_listed_and_its_quotations_are_not() -> None:
+    assert list(names.dialect_list("tests/planted")) == ["tests/planted.py:2: constant: found"]
+    assert list(names.prose_list("tests")) == [
+        "tests/house/prose.py:1: docstring: begins with 'What': What is told.",
+        "tests/planted.py:1: docstring: begins with 'What': What is told.",
+        "tests/planted.py:1: docstring: says 'is told': What is told.",
+    ]
 
 
 def test_the_rooms_are_the_folders_of_the_package() -> None:
@@ -232,14 +246,16 @@ def test_phrases_that_only_resemble_banned_phrases_pass() -> None:
     assert not prose.banned_phrases("goes hand in hand; a cargo onboard; told it; beforehand in time; ego on")
 
 
-def test_dialect_names_are_rare() -> None:
-    bound = [binding.name for module in names.modules_below() for binding in names.bindings(names.parse(module))]
+@pytest.mark.parametrize("folder", EVERY_FOLDER)
+def test_dialect_names_are_rare(folder: str) -> None:
+    bound = [binding.name for module in names.modules_below(folder) for binding in names.bindings(names.parse(module))]
     dialect = [name for name in bound if names.is_dialect(name)]
-    assert 1000 * len(dialect) / len(bound) < LIMIT, "see: python -m tests.house.names --list ."
+    assert 1000 * len(dialect) / len(bound) < LIMIT, f"see: python -m tests.house.names --list {folder}"
 
 
-def test_docstrings_and_help_texts_are_sentences() -> None:
-    assert not list(names.prose_list("."))
+@pytest.mark.parametrize("folder", EVERY_FOLDER)
+def test_docstrings_and_help_texts_are_sentences(folder: str) -> None:
+    assert not list(names.prose_list(folder)), f"see: python -m tests.house.names --prose {folder}"
 
 
 def test_no_document_or_template_says_a_banned_phrase() -> None:

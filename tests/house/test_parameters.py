@@ -1,4 +1,4 @@
-"""No function has so many parameters that a call of it cannot be read: what belongs together is a dataclass."""
+"""No function has too many parameters for a call to be readable: values that belong together are a dataclass."""
 
 from __future__ import annotations
 

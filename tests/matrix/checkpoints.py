@@ -87,7 +87,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     writer = commands.add_parser("write")
     writer.add_argument("folder", type=Path)
-    writer.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
+    writer.add_argument("names", nargs="*", metavar="NAME", help=f"Cases of {', '.join(CASES)}; default: all.")
     reader = commands.add_parser("read")
     reader.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     options = parser.parse_args(arguments)

@@ -22,8 +22,8 @@ from tests.matrix.curves import FOLDER, distances, draw, golden_text, made_by, r
 def main(arguments: Optional[List[str]] = None) -> int:
     """Compares or writes the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--write", action="store_true", help="make the files anew")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"Cases of {', '.join(CASES)}; default: all.")
+    parser.add_argument("--write", action="store_true", help="Write the files anew.")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     far = False

@@ -2,7 +2,7 @@
 
     python -m tests.matrix.run tests/model tests/test_mpi.py checkpoints      # `make test-matrix` names all parts
     python -m tests.matrix.run checkpoints --builds torch-1.7 torch-2.13
-    python -m tests.matrix.run ... --go-on                                    # parts that were run are not run again
+    python -m tests.matrix.run ... --resume                                   # parts that were run are not run again
 
 It prints a table of the results. A build is a profile of ``env/`` by its name, or the path of one. Logs and results
 stay in runs/matrix.
@@ -181,7 +181,7 @@ def pairs_table(results: Dict[str, List[Dict[str, Any]]]) -> List[str]:
                 if quantity in line
             ]
             good = sum(not line["problems"] for line in from_writer)
-            row.append(f"{good} of {len(from_writer)} go on, {max(shares, default=0.0):.2f} of the tolerance")
+            row.append(f"{good} of {len(from_writer)} resume, {max(shares, default=0.0):.2f} of the tolerance")
         rows.append(row)
     return _in_columns(rows)
 
@@ -194,17 +194,17 @@ def _in_columns(rows: List[List[str]]) -> List[str]:
 def main(arguments: Optional[List[str]] = None) -> int:
     """Runs the requested parts; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", metavar="PART", help=f"a path for pytest, or {CHECKPOINTS}")
-    parser.add_argument("--builds", nargs="+", metavar="BUILD", help="default: the profiles env/torch-*.yaml")
+    parser.add_argument("parts", nargs="+", metavar="PART", help=f"Path for pytest, or {CHECKPOINTS}.")
+    parser.add_argument("--builds", nargs="+", metavar="BUILD", help="Default: the profiles env/torch-*.yaml.")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "matrix")
-    parser.add_argument("--go-on", action="store_true", help="keep the results of before that are in --out")
+    parser.add_argument("--resume", action="store_true", help="Keep earlier results that are in --out.")
     options = parser.parse_args(arguments)
     out: Path = options.out.resolve()
     try:
         builds = installed_builds(options.builds or [name for name in profile_files() if name.startswith("torch-")])
     except UsageError as error:
         parser.error(str(error))
-    if not options.go_on:
+    if not options.resume:
         shutil.rmtree(out, ignore_errors=True)
     results: Dict[str, Dict[str, Result]] = {name: {} for name in builds}
     for part in options.parts:
@@ -222,7 +222,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     for name, of_build in results.items():
         for part, result in of_build.items():
             if result.on_ranks:
-                print(f"{name}: {part}: tests that passed on so many ranks: {result.on_ranks}")
+                print(f"{name}: {part}: tests passed by number of ranks: {result.on_ranks}")
     if CHECKPOINTS in options.parts:
         print("\n".join(["", *pairs_table({name: read_lines(out / name / f"{CHECKPOINTS}.log") for name in builds})]))
     return 1 if any(result.failed for of_build in results.values() for result in of_build.values()) else 0

@@ -37,11 +37,11 @@ def test_counts_of_a_build_and_skipped_builds_are_printed(tmp_path: Path, capsys
     part.write_text(TESTS)
     builds = [profile(tmp_path, "this", sys.executable), profile(tmp_path, "absent", "no/such/python")]
     arguments = [str(part), "--out", str(tmp_path / "out"), "--builds", *builds]
-    for more in ([], ["--go-on"]):
+    for more in ([], ["--resume"]):
         assert run.main([*arguments, *more]) == 1
         output = capsys.readouterr().out
         assert "=== SKIPPED: absent: " in output and "env create absent" in output
-        assert "1/1/1 " in output.splitlines()[-3] and "tests that passed on so many ranks: 7 on 2" in output
+        assert "1/1/1 " in output.splitlines()[-3] and "tests passed by number of ranks: 7 on 2" in output
         assert ("assert 1 == 2" in output) == (not more)
 
 
@@ -63,5 +63,5 @@ def test_the_tables_have_the_expected_lines() -> None:
     lines = [line, {**line, "loss": 2e-6, "problems": ["too far"]}]
     assert pairs_table({"b": json.loads(json.dumps(lines))}) == [
         "checkpoints of  in b",
-        "a               1 of 2 go on, 2.00 of the tolerance",
+        "a               1 of 2 resume, 2.00 of the tolerance",
     ]

@@ -225,7 +225,7 @@ def judge(fault: Fault, expected: Dict[str, Any], report: HangReport, directory:
             return f"the place of rank {fault.rank} is not as in {expected}, or nobody waits for it"
         return ""
     if hang.kind not in DIAGNOSES[fault.kind]:
-        return f"a rank that {fault.kind}s is told as {hang.kind!r}"
+        return f"a rank that {fault.kind}s is diagnosed as {hang.kind!r}"
     # of two calls in another order, either is a true answer: they are made by the same line here
     groups = (fault.group, expected["other"]) if fault.kind == "order" else (fault.group,)
     if call.communicator not in groups or (call.step, call.site) != (fault.step, expected["site"]):
@@ -255,9 +255,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=len(KINDS) * len(LAYOUTS))
     parser.add_argument("--healthy", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--part", default="1/1", help="part of the cases, to start several of these at once: 2/3")
-    parser.add_argument("--keep", type=Path, help="folder for the run directories; default: a temporary one")
+    parser.add_argument("--only", default="", help="Run only cases whose name contains this.")
+    parser.add_argument("--part", default="1/1", help="Run a part of the cases, such as 2/3, beside other processes.")
+    parser.add_argument("--keep", type=Path, help="Folder for the run directories; default: a temporary one.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = options.keep if options.keep is not None else Path(temporary)

@@ -138,7 +138,7 @@ def reshard(world: Communicator, folder: Path, steps: int) -> Tuple[int, float]:
 def main() -> None:
     """Runs all pairs and reports."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=5, help="iterations after each load")
+    parser.add_argument("--steps", type=int, default=5, help="Iterations after each load.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     world = open_world()

@@ -100,5 +100,5 @@ class QuietProgress:
 
 
 def statuses(ended: List[EndedRun]) -> Dict[str, str]:
-    """run → status."""
+    """The status of each run, by its name."""
     return {ended_run.run.name: ended_run.result.status for ended_run in ended}
