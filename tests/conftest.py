@@ -25,7 +25,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 # The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=30)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without slow tests (`make quick`), a property that does not set its number of examples is tried less often."""
+    settings.load_profile("quick" if "not slow" in config.option.markexpr else "suite")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:

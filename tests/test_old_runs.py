@@ -354,6 +354,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "stopped"
 
 
+@pytest.mark.mpi
 def test_a_run_is_resumed_in_the_same_layout(resumed: Path) -> None:
     assert_continued(resumed)
     lines = read_lines(resumed / "metrics.jsonl")
@@ -363,6 +364,7 @@ def test_a_run_is_resumed_in_the_same_layout(resumed: Path) -> None:
     assert points == [(4, "step-00000004")]
 
 
+@pytest.mark.mpi
 def test_a_run_is_resumed_in_another_layout_and_stopped_again_with_code_75(tmp_path: Path) -> None:
     folder = copy_of_old_files(tmp_path / "old")
     arguments = [
@@ -413,6 +415,7 @@ def has_reached(out: Path, iteration: int) -> bool:
 # names
 
 
+@pytest.mark.mpi
 def test_metrics_have_all_names(resumed: Path) -> None:
     lines = read_lines(resumed / "metrics.jsonl")
     new_lines = lines[len(read_lines(OLD / "runs" / "stopped" / "metrics.jsonl")) :]
@@ -421,17 +424,20 @@ def test_metrics_have_all_names(resumed: Path) -> None:
         assert_named(METRICS[line["kind"]], line)
 
 
+@pytest.mark.mpi
 def test_result_and_environment_have_all_names(resumed: Path) -> None:
     assert_named(RESULT, json.loads((resumed / "result.json").read_text(encoding="utf-8")))
     assert_named(ENVIRONMENT, json.loads((resumed / "environment.json").read_text(encoding="utf-8")))
 
 
+@pytest.mark.mpi
 def test_config_has_all_sections_and_fields(resumed: Path) -> None:
     config = yaml.safe_load((resumed / "config.yaml").read_text(encoding="utf-8"))
     for section, names in CONFIG.items():
         assert_named(names, config[section])
 
 
+@pytest.mark.mpi
 def test_a_checkpoint_has_all_files_and_names(resumed: Path) -> None:
     folder = resumed / "checkpoints" / "step-00000006"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -446,6 +452,7 @@ def test_a_checkpoint_has_all_files_and_names(resumed: Path) -> None:
     assert json.loads((resumed / "checkpoints" / "latest.json").read_text(encoding="utf-8"))["name"] == folder.name
 
 
+@pytest.mark.mpi
 def test_a_run_directory_has_all_files(resumed: Path) -> None:
     names = {path.relative_to(resumed).as_posix() for path in resumed.rglob("*")}
     assert names >= {

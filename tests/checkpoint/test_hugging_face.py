@@ -77,6 +77,7 @@ def _both_models(folder: Path, settings: Any) -> Any:
     return torch, theirs.eval(), ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(

@@ -162,6 +162,7 @@ def test_invalid_times_are_refused(wrong: List[float]) -> None:
         compare_pairs([1.0], [1.0, 2.0])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(PAIRS, st.floats(1e-4, 1e4), st.randoms(use_true_random=False))
 def test_pairs_know_no_order_no_unit_and_no_favourite(pairs, factor, random) -> None:  # type: ignore[no-untyped-def]

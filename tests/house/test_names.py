@@ -12,7 +12,8 @@ from tests.house import names, prose
 
 LIMIT = 5.0  # dialect names per 1000 bound names
 ROOT = names.ROOT
-EVERY_FOLDER = (".", *names.FOLDERS)
+# the package in `make quick`, the larger rest in `make test`
+EVERY_FOLDER = [".", *(pytest.param(folder, marks=pytest.mark.slow) for folder in names.FOLDERS)]
 
 PLANTED = """
 import numpy as found_numpy

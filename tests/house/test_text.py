@@ -37,12 +37,6 @@ def tracked_files() -> List[Path]:
     return [path for path in paths if path.is_file()]
 
 
-@functools.lru_cache(maxsize=None)
-def nodes_of(path: Path) -> List[ast.AST]:
-    """Returns every node of a Python file's syntax tree: files are parsed once for all rules."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-
-
 @pytest.mark.parametrize("rule", UNWANTED)
 def test_no_file_contains(rule: str) -> None:
     violations = []
@@ -112,18 +106,27 @@ RULES: Dict[str, Tuple[str, Tuple[str, ...], Callable[[ast.AST], bool]]] = {
 }
 
 
+@functools.lru_cache(maxsize=None)
+def violations() -> Dict[str, List[str]]:
+    """Returns the places that break each rule; files are parsed once for all rules."""
+    places: Dict[str, List[str]] = {rule: [] for rule in RULES}
+    for path in tracked_files():
+        if path.suffix != ".py":
+            continue
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        nodes = list(ast.walk(ast.parse(text)))
+        for rule, (below, exempt, breaks) in RULES.items():
+            if name.startswith(below) and not name.startswith(exempt):
+                lines = text.splitlines()
+                places[rule] += [
+                    f"{name}:{number}: {lines[number - 1].strip()}" for number in _broken_at(nodes, breaks)
+                ]
+    return places
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_python_keeps_the_rule(rule: str) -> None:
-    below, exempt, breaks = RULES[rule]
-    violations = []
-    for path in tracked_files():
-        name = path.relative_to(ROOT).as_posix()
-        if path.suffix != ".py" or not name.startswith(below) or name.startswith(exempt):
-            continue
-        numbers = list(_broken_at(nodes_of(path), breaks))
-        lines = path.read_text(encoding="utf-8").splitlines() if numbers else []
-        violations += [f"{name}:{number}: {lines[number - 1].strip()}" for number in numbers]
-    assert not violations, f"{rule}:\n" + "\n".join(violations)
+    assert not violations()[rule], f"{rule}:\n" + "\n".join(violations()[rule])
 
 
 def _broken_at(nodes: Iterable[ast.AST], breaks: Callable[[ast.AST], bool]) -> Iterator[int]:

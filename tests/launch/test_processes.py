@@ -17,6 +17,8 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import end_marked_processes, marked_processes, run_command
 
+pytestmark = pytest.mark.slow  # each test starts processes and waits for their end
+
 # starts a child in a session of its own that ignores SIGTERM, then does what the argument says
 PARENT = """
 import os, subprocess, sys, time

@@ -15,6 +15,8 @@ import pytest
 
 from fugaku_gpt.records.run import FAILED, Result, RunDirectory
 
+pytestmark = pytest.mark.slow  # each test starts processes and waits for their end
+
 # a rank that announces the run directory to its supervisor, prints its process id, and runs the given code
 RANK = """
 import os, sys, time

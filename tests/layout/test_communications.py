@@ -71,6 +71,7 @@ def program_of(plan: CommunicationPlan, rank: int, is_calibration: bool = False)
     return program(plan, coordinates.pp, on_node, is_calibration)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(plans())
 def test_every_layout_passes_the_check_run_by_stages_and_run_by_ranks(plan: CommunicationPlan) -> None:
@@ -127,6 +128,7 @@ def test_pipeline_messages_are_hidden_states_or_their_shares() -> None:
         ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(plans())
 def test_all_gradients_are_summed_once(plan: CommunicationPlan) -> None:
@@ -315,6 +317,7 @@ def test_invalid_plans_are_refused(change: Dict[str, Any], message: str) -> None
         replace(plan, **change)
 
 
+@pytest.mark.slow
 def test_the_grid_of_the_run_on_13824_nodes() -> None:
     model = load_run_config(preset="13b").model
     plan = CommunicationPlan(model, LayoutConfig(dp=288, tp=6, pp=8), micro_batches=7, zero=1)
@@ -332,6 +335,7 @@ def _with_odd_rank(
     return lambda rank: steps if rank == odd else program_of(plan, rank)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(plans(), st.data())
 def test_a_rank_that_omits_repeats_or_resizes_a_collective_is_named(plan: CommunicationPlan, data: Any) -> None:
@@ -363,6 +367,7 @@ def test_a_rank_that_omits_repeats_or_resizes_a_collective_is_named(plan: Commun
     assert error.value.position >= len(before)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.data())
 def test_a_rank_whose_messages_differ_is_named(plan: CommunicationPlan, data: Any) -> None:

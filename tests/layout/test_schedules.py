@@ -219,6 +219,7 @@ def _changed(exchange: Exchange, side: str, messages: Tuple[Message, ...]) -> Ex
     return replace(exchange, **{side: messages})
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_a_dropped_message_is_detected(shape: Shape, data: Any) -> None:
@@ -230,6 +231,7 @@ def test_a_dropped_message_is_detected(shape: Shape, data: Any) -> None:
         check(schedules, shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_a_changed_message_is_detected(shape: Shape, data: Any) -> None:
@@ -259,6 +261,7 @@ def test_a_changed_message_is_detected(shape: Shape, data: Any) -> None:
         check(schedules, shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(shapes(), st.data())
 def test_a_missing_repeated_or_moved_computation_is_detected(shape: Shape, data: Any) -> None:
@@ -284,6 +287,7 @@ def test_a_missing_repeated_or_moved_computation_is_detected(shape: Shape, data:
         check(schedules, shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(shapes(), st.data())
 def test_two_swapped_actions_are_detected_or_harmless(shape: Shape, data: Any) -> None:

@@ -32,6 +32,7 @@ def profile(folder: Path, name: str, python: str) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_counts_of_a_build_and_skipped_builds_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = tmp_path / "test_some.py"
     part.write_text(TESTS)
@@ -45,6 +46,7 @@ def test_counts_of_a_build_and_skipped_builds_are_printed(tmp_path: Path, capsys
         assert ("assert 1 == 2" in output) == (not more)
 
 
+@pytest.mark.slow
 def test_a_pytest_that_cannot_collect_is_a_failure(tmp_path: Path) -> None:
     part = tmp_path / "test_broken.py"
     part.write_text("import no_such_module\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
@@ -39,6 +41,7 @@ def test_keys_and_form_are_those_of_a_real_file(site: Simulator, write: Write, t
     assert [key for key in keys if key in expected_keys] == expected_keys
 
 
+@pytest.mark.slow
 def test_the_package_reads_the_file(write: Write, tmp_path: Path) -> None:
     with simulated(tmp_path / "sim", sampling=1.0) as site:
         path = run(site, write, tmp_path, '-S\n-L "node=2,freq=2000,eco_state=0"\n--mpi proc=4')

@@ -1,4 +1,4 @@
-"""Reads the imports of a test file from its text: it tells which files need PyTorch or MPI before any is imported."""
+"""Reads the imports of a test file from its text, which shows before any import whether it needs PyTorch or MPI."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ TRAINING = frozenset({"torch", "mpi4py"})
 _IMPORT = re.compile(r"^import ([\w.]+)|^from ([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
+@functools.lru_cache(maxsize=None)  # asked for each test of a file
 def needs_training(path: Path) -> bool:
     """Whether importing a file of the repository imports PyTorch or mpi4py, directly or through other files of it."""
     pending, seen = [path], {path}
@@ -49,7 +50,8 @@ def _files_of(name: str) -> Iterator[Path]:
 
 @functools.lru_cache(maxsize=None)
 def _module_file(relative: str) -> Optional[Path]:
-    if not relative.startswith(("fugaku_gpt", "tests", "benchmarks")):
-        return None
-    candidates = (ROOT / f"{relative}.py", ROOT / relative / "__init__.py")
+    if relative.startswith(("fugaku_gpt", "tests", "benchmarks")):
+        candidates = [ROOT / f"{relative}.py", ROOT / relative / "__init__.py"]
+    else:  # tests of benchmarks import these programs by their bare names, as they import each other
+        candidates = [ROOT / "benchmarks" / f"{relative}.py"]
     return next((file for file in candidates if file.is_file()), None)

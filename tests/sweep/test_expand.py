@@ -125,6 +125,7 @@ VALUES: Dict[str, List[object]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_expansion_counts_names_and_excludes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

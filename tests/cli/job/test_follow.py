@@ -83,6 +83,7 @@ def test_a_dry_run_prints_script_command_and_cost_and_submits_nothing(capsys: Ca
     assert not Path("a run").exists()
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_and_watched_to_the_end(capsys: Capture) -> None:
     directory = prepare_run_directory("good", "echo hello; sleep 0.3; end 0")
     assert run(["job", "submit", str(directory)]) == 0
@@ -96,6 +97,7 @@ def test_a_job_is_submitted_and_watched_to_the_end(capsys: Capture) -> None:
     assert "1 of 1 did not end well: runs/good" in watch_output.err
 
 
+@pytest.mark.slow
 def test_watching_a_successful_run_is_exit_code_0(capsys: Capture) -> None:
     directory = prepare_run_directory("good", "sleep 0.2; end 0")
     assert run(["job", "submit", str(directory)]) == 0
@@ -214,6 +216,7 @@ def test_logs_escape_control_characters_of_the_script_s_output(capsys: Capture) 
     assert "rank 3 has printed nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_logs_follow_a_job_to_the_end(capsys: Capture) -> None:
     directory = prepare_run_directory("slow", "echo first; sleep 1; echo second; end 0")
     run(["job", "submit", str(directory)])

@@ -31,6 +31,7 @@ def _hops(start: Tuple[int, int, int], end: Tuple[int, int, int]) -> int:
     return sum(abs(left - right) for left, right in zip(start, end))
 
 
+@pytest.mark.slow
 @given(layouts())
 @settings(max_examples=60, deadline=None)
 def test_every_node_is_filled_once_groups_lie_in_nodes_and_stages_side_by_side(
