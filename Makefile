@@ -48,7 +48,7 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 TESTS ?=
 # Tests run on this many processes; those of real ranks never beside each other (tests/conftest.py).
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 quick: dev ## run lint without types, and tests without ranks, PyTorch or long programs: a minute on two cores
 	@$(BIN)/ruff check .
@@ -114,7 +114,7 @@ old:
 	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && { test -z "$(OLD_TESTS)" || \
 	{ echo "=== tests on PyTorch $(BUILD) ===" && \
-	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup $(OLD_TESTS); }; }
+	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)

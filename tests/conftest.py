@@ -47,23 +47,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests.
 
-    Tests with real ranks are slow. Under pytest-xdist they never run beside each other (see below): their ranks alone
-    are more than the cores of a small machine.
+    Tests with real ranks are slow, and come first: pytest-xdist's ``worksteal`` gives each of its processes a stretch
+    of the list, so that one of them has the real ranks, whose number is more than the cores of a small machine.
     """
     for item in items:
         if needs_training(item.path):
             item.add_marker(pytest.mark.torch)
         if item.get_closest_marker("mpi"):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("mpi"))
+    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let tests with real ranks wait for each other, whichever process of pytest-xdist runs them.
-
-    (The group ``mpi`` should do it, but pytest 9 does not see how pytest-xdist 3.8 passes a group on.)
-    """
+    """Let tests with real ranks wait for each other, whichever process of pytest-xdist runs them."""
     if item.get_closest_marker("mpi") is None:
         yield
         return

@@ -34,7 +34,6 @@ def compiler(folder: Path, script: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("compiled")  # which is compiled once
 def test_the_library_is_in_the_environment_under_the_name_of_the_sources(
     compiled: Tuple[Path, CompiledLibrary],
 ) -> None:

@@ -37,7 +37,6 @@ def _python(text: str, file: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("compiled")
 def test_the_library_shares_the_openmp_runtime_of_pytorch(compiled: Tuple[Path, CompiledLibrary]) -> None:
     file = compiled[1].file
     count = """
@@ -50,7 +49,6 @@ print(len(set(re.findall(r"/\\S*lib(?:gomp|iomp5|omp)[^/\\s]*", mapped))))
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("compiled")
 def test_without_an_openmp_runtime_in_the_process_no_kernels_are_loaded(compiled: Tuple[Path, CompiledLibrary]) -> None:
     file = compiled[1].file
     assert _python(LOADS, file) == "NoneType"
