@@ -4,7 +4,6 @@ submit, train on real ranks, follow, collect, table; and of a sweep through the 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
@@ -17,10 +16,10 @@ from fugaku_gpt.simulator.session import Simulator
 from tests.support import slurm
 from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.mpi
 
-LONGEST_SECONDS = 600.0
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=256",
@@ -64,15 +63,22 @@ def read(capsys: Output, *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def wait_for_row(capsys: Output, directory: Path, is_awaited: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
+    """The row of a job in `job status` once it is the awaited one."""
+    rows: List[Dict[str, Any]] = []
+
+    def is_there() -> bool:
+        rows[:] = read(capsys, "job", "status", str(directory))
+        (row,) = rows
+        return is_awaited(row)
+
+    until(is_there, lambda: rows, pause=0.2)
+    return rows[0]
+
+
 def wait_until_over(capsys: Output, directory: Path) -> Dict[str, Any]:
     """The row of a job in `job status` once it is over."""
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while True:
-        (row,) = read(capsys, "job", "status", str(directory))
-        if row["state"] not in ("queued", "running", "held"):
-            return dict(row)
-        assert time.monotonic() < deadline, row
-        time.sleep(0.2)
+    return wait_for_row(capsys, directory, lambda row: row["state"] not in ("queued", "running", "held"))
 
 
 def train_and_collect(capsys: Output, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
@@ -151,13 +157,7 @@ def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def train_in_a_chain(capsys: Output, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
     """Three links, each resuming where the one before has stopped, draw the curve of a run that was not interrupted."""
     assert run(["job", "submit", *set_options(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
-    deadline = time.monotonic() + 3 * LONGEST_SECONDS
-    while True:
-        (row,) = read(capsys, "job", "status", str(chained))
-        if row["status"]:
-            break
-        assert time.monotonic() < deadline, row
-        time.sleep(0.3)
+    row = wait_for_row(capsys, chained, lambda row: bool(row["status"]))
     assert row["status"] == "ok", (row, sorted(path.name for path in chained.iterdir()))
     codes = [json.loads(path.read_text())["exit_code"] for path in sorted((chained / "exit").glob("*.json"))]
     assert codes == [75, 75, 0]
@@ -205,11 +205,12 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     assert run([*submit, "--max-in-flight", "1"]) == 0
     submitted_count = len(list(out.glob("*/job.jsonl")))
     assert submitted_count == 1
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while len(list(out.glob("*/result.json"))) < 2:
+
+    def are_both_over() -> bool:
         assert run(submit) == 0  # never blocks, submits nothing twice
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+        return len(list(out.glob("*/result.json"))) == 2
+
+    until(are_both_over, pause=0.5)
     rows = read(capsys, "sweep", "status", str(out))
     assert [row["status"] for row in rows] == ["ok", "ok"], rows
     jobs = [json.loads(line) for path in out.glob("*/job.jsonl") for line in path.read_text().splitlines()]
@@ -218,10 +219,3 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     table = read(capsys, "report", "table", str(out))
     assert sorted((row["dp"], row["tp"]) for row in table) == [(2, 1), (2, 2)]
     assert len({round(row["last_validation_loss"], 5) for row in table}) == 1  # the same curve in both layouts
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -20,10 +20,11 @@ import pytest
 import yaml
 
 from fugaku_gpt.cli.main import run
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD = ROOT / "tests" / "golden" / "v0.1.0"
-WAIT_SECONDS = 240.0  # for a line of a run, on a machine with other things to do
+WAIT_SECONDS = 240.0  # for the end of a run, on a machine with other things to do
 LOSS_TOLERANCE = 1e-4  # BLAS differs from machine to machine; losses of successive iterations are 0.02 to 0.05 apart
 
 Output = pytest.CaptureFixture[str]
@@ -386,10 +387,7 @@ def test_a_run_is_resumed_in_another_layout_and_stopped_again_with_code_75(tmp_p
             stderr=output,
         )
         try:
-            deadline = time.monotonic() + WAIT_SECONDS
-            while not has_reached(folder / "other", 8):
-                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output.txt").read_text()
-                time.sleep(0.05)
+            until(lambda: has_reached(folder / "other", 8), (tmp_path / "output.txt").read_text, process=process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_SECONDS) == 75, (tmp_path / "output.txt").read_text()
         finally:

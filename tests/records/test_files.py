@@ -129,7 +129,7 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def room_for(total_bytes: int) -> Iterator[None]:
-    """Let files grow to this size only: a write beyond it takes as many bytes as there is room for, as on a full disk."""
+    """Let files grow to this size only: a write beyond it takes what there is room for, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (total_bytes, before[1]))

@@ -24,6 +24,7 @@ from fugaku_gpt.jobs.submission import prepare_job
 from fugaku_gpt.launch.processes import end_marked_processes
 from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, Result, RunDirectory
+from tests.support.waiting import until
 
 Capture = pytest.CaptureFixture[str]
 WAIT_SECONDS = 300.0
@@ -62,13 +63,6 @@ def status_rows(capsys: Capture, *arguments: str) -> List[Dict[str, Any]]:
     capsys.readouterr()
     assert run(["job", "status", *arguments, "--format", "json"]) == 0
     return list(json.loads(capsys.readouterr().out))
-
-
-def wait_until_exists(path: Path) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.02)
 
 
 def test_a_dry_run_prints_script_command_and_cost_and_submits_nothing(capsys: Capture) -> None:
@@ -127,7 +121,7 @@ def test_cancel_hold_and_release_report_the_accepted_jobs(capsys: Capture) -> No
     first, second = prepare_run_directory("first", "touch up; sleep 900"), prepare_run_directory("second", "end 1")
     for directory in (first, second):
         assert run(["job", "submit", str(directory)]) == 0
-    wait_until_exists(first / "up")
+    until((first / "up").exists)
     capsys.readouterr()
     assert run(["job", "hold", str(first), str(second)]) == 1
     captured = capsys.readouterr()
