@@ -14,6 +14,7 @@ from fugaku_gpt.errors import EXIT_FINDINGS
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.session import Simulator
 from tests.support import slurm
+from tests.support.commands import Capture, json_of
 from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 from tests.support.waiting import until
@@ -26,7 +27,6 @@ TINY = [
     "training.iterations=4", "training.global_batch=4", "training.eval_interval=2", "layout.dp=2",
     "node.threads_per_rank=1", "job.elapse=10:00", "job.group=hp000000", "job.volumes=[/vol0004]",
 ]  # fmt: skip
-Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,12 @@ def set_options(corpus: Path, *settings: str) -> List[str]:
     return options
 
 
-def read(capsys: Output, *arguments: str) -> Any:
+def read(capsys: Capture, *arguments: str) -> Any:
     """JSON output of a command that reads; its exit code is 0, or 1 where a run has failed."""
-    capsys.readouterr()
-    assert run([*arguments, "--format", "json"]) in (0, 1)
-    return json.loads(capsys.readouterr().out)
+    return json_of(capsys, *arguments, codes=(0, 1))
 
 
-def wait_for_row(capsys: Output, directory: Path, is_awaited: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
+def wait_for_row(capsys: Capture, directory: Path, is_awaited: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
     """The row of a job in `job status` once it is the awaited one."""
     rows: List[Dict[str, Any]] = []
 
@@ -76,12 +74,12 @@ def wait_for_row(capsys: Output, directory: Path, is_awaited: Callable[[Dict[str
     return rows[0]
 
 
-def wait_until_over(capsys: Output, directory: Path) -> Dict[str, Any]:
+def wait_until_over(capsys: Capture, directory: Path) -> Dict[str, Any]:
     """The row of a job in `job status` once it is over."""
     return wait_for_row(capsys, directory, lambda row: row["state"] not in ("queued", "running", "held"))
 
 
-def train_and_collect(capsys: Output, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
+def train_and_collect(capsys: Capture, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
     """Submit a run, wait for its end and collect it; returns the row of its table."""
     assert run(["job", "submit", *set_options(corpus, *settings), "--out", str(out), "--yes"]) == 0
     status = wait_until_over(capsys, out)
@@ -97,7 +95,7 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
-    capsys: Output,
+    capsys: Capture,
 ) -> None:
     script = tmp_path / "job.sh"
     assert run(["job", "render", *set_options(corpus), "--scheduler", "pjm", "--out", str(script)]) == 0
@@ -114,7 +112,7 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
 
 
 def test_a_job_goes_through_real_slurm(
-    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Output
+    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     settings = [
         "job.scheduler=slurm",
@@ -136,7 +134,7 @@ def test_a_job_goes_through_real_slurm(
 
 
 def test_a_job_goes_through_this_machines_queue(
-    local_queue: None, corpus: Path, tmp_path: Path, capsys: Output
+    local_queue: None, corpus: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=local", "job.volumes=[]")
 
@@ -154,7 +152,7 @@ def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def train_in_a_chain(capsys: Output, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
+def train_in_a_chain(capsys: Capture, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
     """Three links, each resuming where the one before has stopped, draw the curve of a run that was not interrupted."""
     assert run(["job", "submit", *set_options(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
     row = wait_for_row(capsys, chained, lambda row: bool(row["status"]))
@@ -175,13 +173,13 @@ def test_a_chain_resumes_by_itself_in_the_simulated_pjm(
     corpus: Path,
     uninterrupted: Path,
     tmp_path: Path,
-    capsys: Output,
+    capsys: Capture,
 ) -> None:
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=pjm")
 
 
 def test_a_chain_resumes_by_itself_in_this_machines_queue(
-    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Output
+    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=local", "job.volumes=[]")
 
@@ -190,7 +188,7 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
-    capsys: Output,
+    capsys: Capture,
 ) -> None:
     file = tmp_path / "two.yaml"
     lines = [f"  {key}: {value}" for key, _, value in (setting.partition("=") for setting in TINY)]
