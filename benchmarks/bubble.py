@@ -23,7 +23,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -38,6 +38,16 @@ MESSAGE_DELAY_SECONDS = 1e-3  # the longest pause of a rank that shares its core
 WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 
+class Clock(Protocol):
+    """What a step is measured by: the module ``time``, or what a test puts in its place."""
+
+    def perf_counter(self) -> float:
+        """Return seconds since any fixed moment."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let that time pass."""
+
+
 @dataclass
 class Sleeper:
     """Seconds of one pass through one chunk, and the total seconds slept; ``backward`` excludes the gradients of
@@ -46,13 +56,14 @@ class Sleeper:
     forward: float
     backward: float
     weights: float
+    clock: Clock
     busy: float = 0.0
 
     def sleep(self, seconds: float) -> None:
         """Sleeps instead of computing."""
-        before = time.perf_counter()
-        time.sleep(seconds)
-        self.busy += time.perf_counter() - before
+        before = self.clock.perf_counter()
+        self.clock.sleep(seconds)
+        self.busy += self.clock.perf_counter() - before
 
 
 class _Slept(torch.autograd.Function):
@@ -115,18 +126,20 @@ def measured_bubble(
     chunks: int,
     pass_seconds: float,
     work: Optional[Sequence[float]] = None,
+    clock: Clock = time,
 ) -> float:
     """Idle over busy time of one step, averaged over the stages of ``pp``; the same on each. Collective.
 
     Args:
         pass_seconds: seconds of a forward pass through all chunks of a stage.
         work: work of each chunk of the model, as a multiple of the usual work; default: 1 for all.
+        clock: the clock that all ranks share.
     """
     last = pp.size * chunks - 1
     sleepers: Dict[int, Sleeper] = {}
     for chunk in range(pp.rank, last + 1, pp.size):
         seconds = pass_seconds / chunks * (work[chunk] if work is not None else 1.0)
-        sleepers[chunk] = Sleeper(seconds, seconds, seconds)
+        sleepers[chunk] = Sleeper(seconds, seconds, seconds, clock)
     actions = schedule(kind, pp.rank, pp.size, micro_batches, chunks)
     pipeline = Pipeline(actions, pp, last, SHAPE, torch.float32)
     first_input = torch.zeros(SHAPE, requires_grad=True)
@@ -137,9 +150,9 @@ def measured_bubble(
 
     pp.barrier()
     # one clock for all: perf_counter is the machine's monotonic clock, and the ranks are on one machine
-    ends = torch.tensor([-time.perf_counter(), 0.0], dtype=torch.float64)
+    ends = torch.tensor([-clock.perf_counter(), 0.0], dtype=torch.float64)
     pipeline.run(forward, SleepingReducer(sleepers))
-    ends[1] = time.perf_counter()
+    ends[1] = clock.perf_counter()
     pp.all_reduce(ends, "max")
     busy = sum(sleeper.busy for sleeper in sleepers.values())
     share = torch.tensor([float(ends.sum()) / busy - 1.0], dtype=torch.float64)

@@ -4,7 +4,6 @@ submit, train on real ranks, follow, collect, table; and of a sweep through the 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
@@ -15,19 +14,19 @@ from fugaku_gpt.errors import EXIT_FINDINGS
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.session import Simulator
 from tests.support import slurm
+from tests.support.commands import Capture, json_of
 from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.mpi
 
-LONGEST_SECONDS = 600.0
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=256",
     "training.iterations=4", "training.global_batch=4", "training.eval_interval=2", "layout.dp=2",
     "node.threads_per_rank=1", "job.elapse=10:00", "job.group=hp000000", "job.volumes=[/vol0004]",
 ]  # fmt: skip
-Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +56,30 @@ def set_options(corpus: Path, *settings: str) -> List[str]:
     return options
 
 
-def read(capsys: Output, *arguments: str) -> Any:
+def read(capsys: Capture, *arguments: str) -> Any:
     """JSON output of a command that reads; its exit code is 0, or 1 where a run has failed."""
-    capsys.readouterr()
-    assert run([*arguments, "--format", "json"]) in (0, 1)
-    return json.loads(capsys.readouterr().out)
+    return json_of(capsys, *arguments, codes=(0, 1))
 
 
-def wait_until_over(capsys: Output, directory: Path) -> Dict[str, Any]:
+def wait_for_row(capsys: Capture, directory: Path, is_awaited: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
+    """The row of a job in `job status` once it is the awaited one."""
+    rows: List[Dict[str, Any]] = []
+
+    def is_there() -> bool:
+        rows[:] = read(capsys, "job", "status", str(directory))
+        (row,) = rows
+        return is_awaited(row)
+
+    until(is_there, lambda: rows, pause=0.2)
+    return rows[0]
+
+
+def wait_until_over(capsys: Capture, directory: Path) -> Dict[str, Any]:
     """The row of a job in `job status` once it is over."""
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while True:
-        (row,) = read(capsys, "job", "status", str(directory))
-        if row["state"] not in ("queued", "running", "held"):
-            return dict(row)
-        assert time.monotonic() < deadline, row
-        time.sleep(0.2)
+    return wait_for_row(capsys, directory, lambda row: row["state"] not in ("queued", "running", "held"))
 
 
-def train_and_collect(capsys: Output, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
+def train_and_collect(capsys: Capture, corpus: Path, out: Path, *settings: str) -> Dict[str, Any]:
     """Submit a run, wait for its end and collect it; returns the row of its table."""
     assert run(["job", "submit", *set_options(corpus, *settings), "--out", str(out), "--yes"]) == 0
     status = wait_until_over(capsys, out)
@@ -91,7 +95,7 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
-    capsys: Output,
+    capsys: Capture,
 ) -> None:
     script = tmp_path / "job.sh"
     assert run(["job", "render", *set_options(corpus), "--scheduler", "pjm", "--out", str(script)]) == 0
@@ -108,7 +112,7 @@ def test_a_job_goes_through_the_simulated_pjm_and_power_knobs_that_it_grants_are
 
 
 def test_a_job_goes_through_real_slurm(
-    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Output
+    cluster: Path, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     settings = [
         "job.scheduler=slurm",
@@ -130,7 +134,7 @@ def test_a_job_goes_through_real_slurm(
 
 
 def test_a_job_goes_through_this_machines_queue(
-    local_queue: None, corpus: Path, tmp_path: Path, capsys: Output
+    local_queue: None, corpus: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     train_and_collect(capsys, corpus, tmp_path / "run", "job.scheduler=local", "job.volumes=[]")
 
@@ -148,16 +152,10 @@ def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def train_in_a_chain(capsys: Output, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
+def train_in_a_chain(capsys: Capture, corpus: Path, uninterrupted: Path, chained: Path, *settings: str) -> None:
     """Three links, each resuming where the one before has stopped, draw the curve of a run that was not interrupted."""
     assert run(["job", "submit", *set_options(corpus, *THREE_LINKS, *settings), "--out", str(chained), "--yes"]) == 0
-    deadline = time.monotonic() + 3 * LONGEST_SECONDS
-    while True:
-        (row,) = read(capsys, "job", "status", str(chained))
-        if row["status"]:
-            break
-        assert time.monotonic() < deadline, row
-        time.sleep(0.3)
+    row = wait_for_row(capsys, chained, lambda row: bool(row["status"]))
     assert row["status"] == "ok", (row, sorted(path.name for path in chained.iterdir()))
     codes = [json.loads(path.read_text())["exit_code"] for path in sorted((chained / "exit").glob("*.json"))]
     assert codes == [75, 75, 0]
@@ -175,13 +173,13 @@ def test_a_chain_resumes_by_itself_in_the_simulated_pjm(
     corpus: Path,
     uninterrupted: Path,
     tmp_path: Path,
-    capsys: Output,
+    capsys: Capture,
 ) -> None:
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=pjm")
 
 
 def test_a_chain_resumes_by_itself_in_this_machines_queue(
-    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Output
+    local_queue: None, corpus: Path, uninterrupted: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     train_in_a_chain(capsys, corpus, uninterrupted, tmp_path / "chain", "job.scheduler=local", "job.volumes=[]")
 
@@ -190,7 +188,7 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     tmp_path: Path,
-    capsys: Output,
+    capsys: Capture,
 ) -> None:
     file = tmp_path / "two.yaml"
     lines = [f"  {key}: {value}" for key, _, value in (setting.partition("=") for setting in TINY)]
@@ -205,11 +203,12 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     assert run([*submit, "--max-in-flight", "1"]) == 0
     submitted_count = len(list(out.glob("*/job.jsonl")))
     assert submitted_count == 1
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while len(list(out.glob("*/result.json"))) < 2:
+
+    def are_both_over() -> bool:
         assert run(submit) == 0  # never blocks, submits nothing twice
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+        return len(list(out.glob("*/result.json"))) == 2
+
+    until(are_both_over, pause=0.5)
     rows = read(capsys, "sweep", "status", str(out))
     assert [row["status"] for row in rows] == ["ok", "ok"], rows
     jobs = [json.loads(line) for path in out.glob("*/job.jsonl") for line in path.read_text().splitlines()]
@@ -218,10 +217,3 @@ def test_a_sweep_goes_through_the_simulated_pjm(
     table = read(capsys, "report", "table", str(out))
     assert sorted((row["dp"], row["tp"]) for row in table) == [(2, 1), (2, 2)]
     assert len({round(row["last_validation_loss"], 5) for row in table}) == 1  # the same curve in both layouts
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

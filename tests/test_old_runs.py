@@ -20,13 +20,13 @@ import pytest
 import yaml
 
 from fugaku_gpt.cli.main import run
+from tests.support.commands import Capture
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD = ROOT / "tests" / "golden" / "v0.1.0"
-WAIT_SECONDS = 240.0  # for a line of a run, on a machine with other things to do
+WAIT_SECONDS = 240.0  # for the end of a run, on a machine with other things to do
 LOSS_TOLERANCE = 1e-4  # BLAS differs from machine to machine; losses of successive iterations are 0.02 to 0.05 apart
-
-Output = pytest.CaptureFixture[str]
 
 # Names of metrics.jsonl by kind of line.
 METRICS = {
@@ -129,7 +129,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     time.tzset()
 
 
-def output_of(capsys: Output, *arguments: str, code: int = 0) -> str:
+def output_of(capsys: Capture, *arguments: str, code: int = 0) -> str:
     """Standard output of a command that ends with an exit code."""
     capsys.readouterr()
     assert run(list(arguments)) == code, capsys.readouterr()
@@ -171,18 +171,18 @@ ENDS = {
 # reports
 
 
-def test_a_sweep_becomes_the_same_table(old: Path, capsys: Output) -> None:
+def test_a_sweep_becomes_the_same_table(old: Path, capsys: Capture) -> None:
     assert output_of(capsys, "report", "table", "runs/sweep", "--format", "md") == SWEEP_TABLE
     stored = list((old / "runs" / "sweep" / "table.csv").read_text(encoding="utf-8").splitlines())
     assert output_of(capsys, "report", "table", "runs/sweep", "--format", "csv").splitlines() == stored
 
 
-def test_run_directories_become_rows_by_how_they_ended(old: Path, capsys: Output) -> None:
+def test_run_directories_become_rows_by_how_they_ended(old: Path, capsys: Capture) -> None:
     rows = json.loads(output_of(capsys, "report", "table", "runs", "--format", "json"))
     assert {directory: row["status"] for row in rows for directory in row["runs"]} == ENDS
 
 
-def test_runs_are_listed_and_shown(old: Path, capsys: Output) -> None:
+def test_runs_are_listed_and_shown(old: Path, capsys: Capture) -> None:
     listed = {
         row["run"]: row["status"] for row in json.loads(output_of(capsys, "runs", "ls", "runs", "--format", "json"))
     }
@@ -204,7 +204,7 @@ def test_runs_are_listed_and_shown(old: Path, capsys: Output) -> None:
         assert re.search(cells, table)
 
 
-def test_the_status_of_a_sweep_is_read_and_it_continues_without_running_again(old: Path, capsys: Output) -> None:
+def test_the_status_of_a_sweep_is_read_and_it_continues_without_running_again(old: Path, capsys: Capture) -> None:
     rows = json.loads(output_of(capsys, "sweep", "status", "runs/sweep", "--format", "json"))
     assert {row["run"]: row["status"] for row in rows} == {
         "one-rank-r1": "ok",
@@ -222,7 +222,7 @@ def test_the_status_of_a_sweep_is_read_and_it_continues_without_running_again(ol
 
 
 @pytest.mark.parametrize(("name", "job"), [("job-local", "local-1"), ("job-pjm", "1")])
-def test_state_and_accounting_of_an_ended_job_are_read(old: Path, capsys: Output, name: str, job: str) -> None:
+def test_state_and_accounting_of_an_ended_job_are_read(old: Path, capsys: Capture, name: str, job: str) -> None:
     (row,) = json.loads(output_of(capsys, "job", "status", f"runs/{name}", "--format", "json"))
     assert (row["job"], row["state"], row["status"]) == (job, "ended", "ok")
     accounting = old / "runs" / name / "accounting.json"
@@ -235,7 +235,7 @@ def test_state_and_accounting_of_an_ended_job_are_read(old: Path, capsys: Output
 # checkpoints
 
 
-def test_a_checkpoint_is_listed_inspected_and_verified(old: Path, capsys: Output) -> None:
+def test_a_checkpoint_is_listed_inspected_and_verified(old: Path, capsys: Capture) -> None:
     (row,) = json.loads(output_of(capsys, "ckpt", "ls", "runs/stopped", "--format", "json"))
     assert (row["checkpoint"], row["iteration"], row["samples"], row["problem"]) == ("step-00000004", 4, 32, None)
     inspected = output_of(capsys, "ckpt", "inspect", "runs/finished", "--format", "csv").splitlines()
@@ -256,7 +256,7 @@ def test_a_checkpoint_is_listed_inspected_and_verified(old: Path, capsys: Output
     output_of(capsys, "ckpt", "verify", "runs/finished", code=3)
 
 
-def test_a_checkpoint_is_exported_to_the_same_bytes_and_imported_again(old: Path, capsys: Output) -> None:
+def test_a_checkpoint_is_exported_to_the_same_bytes_and_imported_again(old: Path, capsys: Capture) -> None:
     output_of(capsys, "ckpt", "export", "runs/finished", "again")
     for name in ("config.json", "model.safetensors"):
         assert (old / "again" / name).read_bytes() == (OLD / "exported" / name).read_bytes()
@@ -267,14 +267,14 @@ def test_a_checkpoint_is_exported_to_the_same_bytes_and_imported_again(old: Path
 # plans, comparisons, corpora, hangs
 
 
-def test_a_machine_file_of_plan_probe_is_used(old: Path, capsys: Output) -> None:
+def test_a_machine_file_of_plan_probe_is_used(old: Path, capsys: Capture) -> None:
     figures = output_of(capsys, "plan", "time", "run.yaml", "--machine", "machine-local.yaml", "--format", "csv")
     seconds = {line.split(",")[0]: line.split(",")[1] for line in figures.splitlines()}
     assert float(seconds["iteration"]) == pytest.approx(0.2349, rel=1e-3)
     assert float(seconds["memory_bound"]) == pytest.approx(0.02816, rel=1e-3)
 
 
-def test_a_comparison_is_reported_again(old: Path, capsys: Output) -> None:
+def test_a_comparison_is_reported_again(old: Path, capsys: Capture) -> None:
     report = output_of(capsys, "compare", "runs/compared", "--format", "md")
     for line in (
         "| pair | order | A (s) | B (s) | B/A | counts |",
@@ -289,13 +289,13 @@ def test_a_comparison_is_reported_again(old: Path, capsys: Output) -> None:
     assert_named("ratio low high p a b paired verdict more", comparison)
 
 
-def test_figures_of_a_corpus_are_read(old: Path, capsys: Output) -> None:
+def test_figures_of_a_corpus_are_read(old: Path, capsys: Capture) -> None:
     (row,) = json.loads(output_of(capsys, "data", "info", "corpus", "--format", "json"))
     assert (row["tokens"], row["documents"], row["vocab_size"], row["dtype"]) == (12362, 28, 288, "uint16")
     assert row["fingerprint"] == "077aa7e72c9b0f07ccabd124a6d8aae3e54bb0f90e7d56c2d98739d806a48968"
 
 
-def test_the_doctor_names_the_cause_of_a_hang(old: Path, capsys: Output) -> None:
+def test_the_doctor_names_the_cause_of_a_hang(old: Path, capsys: Capture) -> None:
     hang = json.loads(output_of(capsys, "doctor", "hang", "runs/hung", "--format", "json", code=3))["hang"]
     assert (hang["culprits"], hang["kind"]) == ([1], "silent")
     call = {key: hang["call"][key] for key in ("communicator", "operation", "shape", "sequence", "site", "step")}
@@ -311,7 +311,7 @@ def test_the_doctor_names_the_cause_of_a_hang(old: Path, capsys: Output) -> None
     assert states == [([1], "silent"), ([0], "waits")]
 
 
-def test_the_doctor_reads_a_failed_and_a_finished_run(old: Path, capsys: Output) -> None:
+def test_the_doctor_reads_a_failed_and_a_finished_run(old: Path, capsys: Capture) -> None:
     assert "rank 1: killed by signal 9 (SIGKILL)" in output_of(capsys, "doctor", "runs/failed")
     assert "5.4222" in output_of(capsys, "doctor", "runs/finished")
 
@@ -388,10 +388,7 @@ def test_a_run_is_resumed_in_another_layout_and_stopped_again_with_code_75(tmp_p
             stderr=output,
         )
         try:
-            deadline = time.monotonic() + WAIT_SECONDS
-            while not has_reached(folder / "other", 8):
-                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output.txt").read_text()
-                time.sleep(0.05)
+            until(lambda: has_reached(folder / "other", 8), (tmp_path / "output.txt").read_text, process=process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_SECONDS) == 75, (tmp_path / "output.txt").read_text()
         finally:
@@ -469,7 +466,7 @@ def test_a_run_directory_has_all_files(resumed: Path) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["local", "pjm", "slurm"])
-def test_a_script_writes_an_exit_record_with_all_names(old: Path, capsys: Output, scheduler: str) -> None:
+def test_a_script_writes_an_exit_record_with_all_names(old: Path, capsys: Capture, scheduler: str) -> None:
     script = output_of(capsys, "job", "render", "job.yaml", "--scheduler", scheduler)
     (record,) = re.findall(r"printf '(\{.*\})\\n'", script)
     assert re.findall(r'"(\w+)":', record) == EXIT_RECORD.split()
@@ -477,7 +474,7 @@ def test_a_script_writes_an_exit_record_with_all_names(old: Path, capsys: Output
 
 
 @pytest.mark.parametrize("name", ["job-local", "job-pjm"])
-def test_records_of_a_job_have_all_names(old: Path, capsys: Output, name: str) -> None:
+def test_records_of_a_job_have_all_names(old: Path, capsys: Capture, name: str) -> None:
     folder = old / "runs" / name
     (folder / "accounting.json").unlink()
     output_of(capsys, "job", "collect", f"runs/{name}")

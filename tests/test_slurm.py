@@ -31,8 +31,8 @@ from fugaku_gpt.records.job import (
 )
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.slurm import missing, slurm_cluster
+from tests.support.waiting import until_state
 
-WAIT_SECONDS = 300.0
 REASON = missing()
 
 pytestmark = [
@@ -81,17 +81,7 @@ def write(directory: Path, body: str, *directives: str) -> Submission:
 
 
 def until_over(slurm: SlurmScheduler, job_id: str) -> JobStatus:
-    return until(slurm, job_id, *OVER)
-
-
-def until(slurm: SlurmScheduler, job_id: str, *states: str) -> JobStatus:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        status = slurm.poll([job_id])[job_id]
-        if status.state in states:
-            return status
-        assert time.monotonic() < deadline, f"{job_id} is {status}, not {states}"
-        time.sleep(0.5)
+    return until_state(slurm, job_id, *OVER)
 
 
 def test_two_ranks_on_two_nodes_run_and_the_outcome_is_read(slurm: SlurmScheduler, tmp_path: Path) -> None:
@@ -109,7 +99,7 @@ def test_two_ranks_on_two_nodes_run_and_the_outcome_is_read(slurm: SlurmSchedule
 
 def test_a_running_job_is_cancelled(slurm: SlurmScheduler, tmp_path: Path) -> None:
     job_id = slurm.submit(write(tmp_path, "sleep 600"))
-    until(slurm, job_id, RUNNING)
+    until_state(slurm, job_id, RUNNING)
     assert slurm.cancel([job_id]) == {job_id: ""}
     assert until_over(slurm, job_id).state == CANCELLED
     assert slurm.cancel([job_id])[job_id] != ""

@@ -15,6 +15,7 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.records.index import FILE
 from fugaku_gpt.records.job import append_event
 from fugaku_gpt.records.run import OK, Result, RunDirectory
+from tests.support.job_records import record_submission
 from tests.sweep.fake import leave_run
 
 
@@ -99,7 +100,7 @@ def test_damage_is_reported_beside_the_table(store: Path, capsys: pytest.Capture
 
 def test_show_prints_a_run_in_full(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = store / "c"
-    append_event(path, "submitted", 1.7e9, scheduler="slurm", job_id="12", tag="t")
+    record_submission(path, "12", "slurm")
     append_event(path, "status", 1.7e9, job_id="12", state="ended", raw="OUT_OF_MEMORY")
     assert run(["runs", "show", str(path), "--format", "json"]) == 0
     description = json.loads(capsys.readouterr().out)

@@ -9,9 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from fugaku_gpt.data.indexed import IndexedWriter
 from fugaku_gpt.launch.processes import marked_processes
 from fugaku_gpt.records.job import JobStatus
 from fugaku_gpt.records.run import RunDirectory
+from tests.support.waiting import until
 from tests.sweep.fake import leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
 
@@ -53,13 +53,6 @@ def write_sweep(tmp_path: Path, data: Path, more_yaml: str) -> Path:
 def start_sweep(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "fugaku_gpt", "sweep", "run", str(file), "--out", str(out), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.mpi
@@ -109,7 +102,7 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     file, out = write_sweep(tmp_path, data, matrix), tmp_path / "out"
     sweep = start_sweep(file, out)
     metrics = out / "dp2-tp1-iterations1000000-r1" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    until(lambda: metrics.exists() and metrics.stat().st_size > 0)
     mark = json.loads((out / ".sweep.lock").read_text())["mark"]
     assert len(marked_processes(mark)) >= 3  # mpirun and two ranks
     sweep.send_signal(signal.SIGINT)
@@ -130,7 +123,7 @@ def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> 
         file, out, "--set", "training.iterations=1000000", "--timeout", "45"
     )  # a start on busy cores takes some of it
     metrics = out / "killed-r1" / "metrics.jsonl"
-    wait_for(lambda: bool(RunDirectory(metrics.parent).metrics("iteration")))
+    until(lambda: bool(RunDirectory(metrics.parent).metrics("iteration")))
     environment = RunDirectory(metrics.parent).environment()
     assert environment is not None
     os.kill(environment["ranks"][1]["process"], signal.SIGKILL)

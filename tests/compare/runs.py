@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.launch.processes import Outcome
-from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.run import OK, Result, RunDirectory
+from tests.support.runs import write_run
 
 ENVIRONMENT: Dict[str, Any] = {
     "fugaku_gpt": "0.1.0",
@@ -45,29 +46,29 @@ def leave_run(
     directory = RunDirectory(path)
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.config_file.write_text(dump_run_config(config or tiny()))
-    directory.write_environment(dict(environment if environment is not None else ENVIRONMENT))
-    fill_run(directory, seconds, status, reason, losses, memory)
+    result = Result(status, reason, 0.0, 1.0, len(seconds))
+    write_run(
+        directory, environment if environment is not None else ENVIRONMENT, lines(seconds, losses, memory), result
+    )
     return path
 
 
-def fill_run(
-    directory: RunDirectory,
-    seconds: Sequence[float],
-    status: str = OK,
-    reason: str = "",
-    losses: Sequence[float] = (),
-    memory: int = 2**20,
-) -> None:
-    metrics = MetricsWriter(directory.metrics_file)
-    for number, value in enumerate(seconds, start=1):
-        loss = losses[number - 1] if losses else 8.0 - 0.1 * number
-        line = {"iteration": number, "seconds": value, "loss": loss, "global_batch": 16}
-        metrics.write("iteration", {**line, "rss_max_bytes": memory, "node_used_bytes": 4 * memory})
-    metrics.close()
-    directory.write_result(Result(status, reason, 0.0, 1.0, len(seconds)))
+def lines(seconds: Sequence[float], losses: Sequence[float] = (), memory: int = 2**20) -> List[Dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` of iterations that take these seconds."""
+    return [
+        {
+            "iteration": number,
+            "seconds": value,
+            "loss": losses[number - 1] if losses else 8.0 - 0.1 * number,
+            "global_batch": 16,
+            "rss_max_bytes": memory,
+            "node_used_bytes": 4 * memory,
+        }
+        for number, value in enumerate(seconds, start=1)
+    ]
 
 
-class FakeLaunch:
+class TimedLaunch:
     """Stands in for :func:`fugaku_gpt.launch.launcher.launch`: leaves a run directory as ranks would.
 
     Args:
@@ -82,15 +83,15 @@ class FakeLaunch:
 
     def __call__(self, config: RunConfig, directory: RunDirectory, **options: Any) -> Outcome:
         side = directory.path.name
-        times = self.seconds[side]
-        seconds = times[min(self.started.count(side), len(times) - 1)]
+        paces = self.seconds[side]
+        seconds = paces[min(self.started.count(side), len(paces) - 1)]
         self.started.append(side)
         directory.log_file.write_text("fugaku-gpt: what a rank said\n")
         end = self.ends.get(len(self.started))
         if end is not None:
             return end
         toggles = [self.toggles[side]] if side in self.toggles else []
-        directory.write_environment({**ENVIRONMENT, "toggles": toggles})
         # the first iterations are slow, as those of real runs are
-        fill_run(directory, [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds])
+        times = [3 * seconds, 2 * seconds, seconds, seconds, 1.01 * seconds, 0.99 * seconds]
+        write_run(directory, {**ENVIRONMENT, "toggles": toggles}, lines(times), Result(OK, "", 0.0, 1.0, len(times)))
         return Outcome(0, None, False, 1.0, 0)

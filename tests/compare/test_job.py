@@ -16,8 +16,7 @@ from fugaku_gpt.jobs.submission import submit
 from fugaku_gpt.records.job import OVER
 from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated
-
-WAIT_SECONDS = 600.0
+from tests.support.waiting import until_state
 
 
 @pytest.mark.mpi
@@ -38,10 +37,7 @@ def test_both_sides_take_turns_inside_a_single_allocation(
         monkeypatch.setenv("PATH", site.environment["PATH"])
         pjm = PjmScheduler(sleep=lambda seconds: time.sleep(seconds / 20))
         (job_id,) = submit(out, pjm)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while pjm.poll([job_id])[job_id].state not in OVER:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until_state(pjm, job_id, *OVER)
     output = "".join(path.read_text() for path in out.glob("*.out"))
     comparison = read_comparison(out / "pairs")
     assert [pair.order for pair in comparison.counted] == ["AB"], output + os.linesep.join(comparison.failures())

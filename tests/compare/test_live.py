@@ -19,7 +19,7 @@ from fugaku_gpt.compare.report import NO_VERDICT, report_live
 from fugaku_gpt.config import config_values
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.processes import Outcome
-from tests.compare.runs import FakeLaunch, tiny
+from tests.compare.runs import TimedLaunch, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def plan_of(*settings: str, **more: Any) -> ComparisonPlan:
     return ComparisonPlan(*sides, **values)
 
 
-def run(out: Path, launch: FakeLaunch, plan: Optional[ComparisonPlan] = None, **more: Any) -> str:
+def run(out: Path, launch: TimedLaunch, plan: Optional[ComparisonPlan] = None, **more: Any) -> str:
     plan = plan if plan is not None else plan_of("training.dtype=bfloat16")
     sides = SideRun(tiny(), None), SideRun(tiny(*plan.b.settings), None)
     limits = more.pop("limits", Limits(max_pairs=4))
@@ -80,7 +80,7 @@ def record_in(out: Path) -> ComparisonRecord:
 
 
 def test_sides_take_turns_and_a_job_counts_as_the_median_of_timed_iterations(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": USUAL, "b": SLOW})
+    launch = TimedLaunch({"a": USUAL, "b": SLOW})
     assert run(tmp_path / "out", launch) == live.ENOUGH_PAIRS
     assert "".join(launch.started) == "abbaabba"
     record = record_in(tmp_path / "out")
@@ -90,7 +90,7 @@ def test_sides_take_turns_and_a_job_counts_as_the_median_of_timed_iterations(tmp
 
 
 def test_a_planted_slowdown_of_5_percent_is_detected_within_ten_pairs(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": USUAL, "b": SLOW})
+    launch = TimedLaunch({"a": USUAL, "b": SLOW})
     assert run(tmp_path / "out", launch, limits=Limits(max_pairs=10)) in (live.NARROW, live.CLEAR)
     report = report_live(record_in(tmp_path / "out"))
     assert report.verdict == "slower" and report.comparison is not None
@@ -98,13 +98,13 @@ def test_a_planted_slowdown_of_5_percent_is_detected_within_ten_pairs(tmp_path: 
 
 
 def test_a_side_against_itself_is_the_same(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": USUAL, "b": USUAL[3:] + USUAL[:3]})
+    launch = TimedLaunch({"a": USUAL, "b": USUAL[3:] + USUAL[:3]})
     run(tmp_path / "out", launch, limits=Limits(max_pairs=10))
     assert report_live(record_in(tmp_path / "out")).verdict == "same"
 
 
 def test_a_disturbed_pair_is_recorded_left_out_and_run_again(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": [1.0], "b": [1.0, 9.0, 1.0]})
+    launch = TimedLaunch({"a": [1.0], "b": [1.0, 9.0, 1.0]})
     noises = [QUIET, QUIET, LOUD, QUIET]  # side B of pair 2, whose order is B A
     assert run(tmp_path / "out", launch, new_watch=Quiet(noises)) == live.ENOUGH_PAIRS
     record = record_in(tmp_path / "out")
@@ -118,7 +118,7 @@ def test_a_disturbed_pair_is_recorded_left_out_and_run_again(tmp_path: Path) -> 
 
 
 def test_a_machine_that_is_never_quiet_ends_the_comparison(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    launch = TimedLaunch({"a": [1.0], "b": [1.0]})
     limits = Limits(max_pairs=4, max_reruns=2)
     assert run(tmp_path / "out", launch, limits=limits, new_watch=Quiet([LOUD] * 99)) == live.RERUNS
     assert report_live(record_in(tmp_path / "out")).verdict == NO_VERDICT
@@ -129,14 +129,14 @@ def test_a_machine_that_is_never_quiet_ends_the_comparison(tmp_path: Path) -> No
 
 def test_the_budget_ends_the_comparison_before_a_pair_that_would_not_fit(tmp_path: Path) -> None:
     times = iter(range(0, 10_000, 10))
-    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    launch = TimedLaunch({"a": [1.0], "b": [1.0]})
     limits = Limits(max_pairs=10, budget=100.0)
     assert run(tmp_path / "out", launch, limits=limits, clock=lambda: float(next(times))) == live.BUDGET
     assert 2 <= len(record_in(tmp_path / "out").pairs) < 10
 
 
 def test_a_side_that_cannot_run_is_reported_and_tried_again_by_the_next_call(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    launch = TimedLaunch({"a": [1.0], "b": [1.0]})
     launch.ends = {2: Outcome(137, None, False, 1.0, oom_kills=1)}
     assert run(tmp_path / "out", launch) == live.TROUBLE
     report = report_live(record_in(tmp_path / "out"))
@@ -147,7 +147,7 @@ def test_a_side_that_cannot_run_is_reported_and_tried_again_by_the_next_call(tmp
 
 
 def test_a_toggle_that_was_not_applied_gets_no_verdict(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": [1.0], "b": [0.8]})
+    launch = TimedLaunch({"a": [1.0], "b": [0.8]})
     launch.toggles = {"b": {"name": "tcmalloc", "requested": True, "applied": False, "seen": "libc"}}
     assert run(tmp_path / "out", launch, plan_of("node.tcmalloc=true")) == live.TROUBLE
     assert "".join(launch.started) == "ab"  # no further jobs are run
@@ -160,7 +160,7 @@ def test_a_toggle_that_was_not_applied_gets_no_verdict(tmp_path: Path) -> None:
 
 
 def test_a_stop_within_a_pair_keeps_complete_pairs_and_the_next_call_resumes(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": [1.0], "b": [1.1]})
+    launch = TimedLaunch({"a": [1.0], "b": [1.1]})
     launch.ends = {6: Outcome(130, None, False, 1.0, 0, stopped_by=2)}
     assert run(tmp_path / "out", launch) == live.STOPPED
     record = record_in(tmp_path / "out")
@@ -174,7 +174,7 @@ def test_a_stop_within_a_pair_keeps_complete_pairs_and_the_next_call_resumes(tmp
 
 
 def test_another_build_or_commit_of_the_same_sides_is_refused(tmp_path: Path) -> None:
-    launch, plan = FakeLaunch({"a": [1.0], "b": [1.0]}), replace(plan_of("training.dtype=bfloat16"), commit="abc")
+    launch, plan = TimedLaunch({"a": [1.0], "b": [1.0]}), replace(plan_of("training.dtype=bfloat16"), commit="abc")
     plan = replace(plan, b=replace(plan.b, environment="e", build={"python": "/old/python", "preload": []}))
     run(tmp_path / "out", launch, plan, limits=Limits(max_pairs=1))
     # an unknown commit is not another one
@@ -195,7 +195,7 @@ def test_a_comparison_stopped_by_a_scheduler_between_jobs_can_be_resumed(tmp_pat
 
     inherited = signal.signal(number, signal.default_int_handler)  # under nohup it is ignored, and stays so
     try:
-        launch = FakeLaunch({"a": [1.0], "b": [1.1]})
+        launch = TimedLaunch({"a": [1.0], "b": [1.1]})
         assert run(tmp_path / "out", launch, progress=SignalledAfterPair()) == live.STOPPED
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
@@ -209,7 +209,7 @@ def test_a_comparison_stopped_by_a_scheduler_between_jobs_can_be_resumed(tmp_pat
 def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch, out = FakeLaunch({"a": [1.0], "b": [1.0]}), tmp_path / "out"
+    launch, out = TimedLaunch({"a": [1.0], "b": [1.0]}), tmp_path / "out"
     claim_folder = live.claim_folder
 
     def claim_after_another(*arguments: Any, **more: Any) -> Path:
@@ -224,7 +224,7 @@ def test_a_comparison_that_another_has_begun_before_the_claim_is_refused(
 
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
-    launch = FakeLaunch({"a": [1.0], "b": [1.0]})
+    launch = TimedLaunch({"a": [1.0], "b": [1.0]})
     run(tmp_path / "out", launch, limits=Limits(max_pairs=1))
     with pytest.raises(UsageError, match=r"B training.dtype: bfloat16 then, float16 now"):
         run(tmp_path / "out", launch, plan_of("training.dtype=float16"))
@@ -235,7 +235,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
-    run(tmp_path / "out", FakeLaunch({"a": USUAL, "b": SLOW}))
+    run(tmp_path / "out", TimedLaunch({"a": USUAL, "b": SLOW}))
     for form in ("table", "md", "json"):
         first, second = (report_text(report_live(record_in(tmp_path / "out")), form) for _ in range(2))
         assert first == second

@@ -14,8 +14,8 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.sweep.expand import expand_text
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
+from tests.support.measurements import MEASUREMENTS
 
-NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 HEADER = (
     "id,hardware,layers,hidden,heads,vocab,seq_len,nodes,ranks_per_node,dp,tp,pp,micro_batch,global_batch,"
     "torch,tcmalloc,freq_ghz,mem_value,mem_unit,sec_per_it,status"
@@ -158,7 +158,7 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_invalid_toggles_of_a_table_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        observe_table(NOTES, text)
+        observe_table(MEASUREMENTS, text)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_notes_show_the_speedup_of_a_higher_clock() -> None:
-    observed = observe_table(NOTES, "freq")
+    observed = observe_table(MEASUREMENTS, "freq")
     clock = effects_of(observed)["freq"]
     # 3.2/3.7, 1261.2/1489.7, 10532.4/11727.9 and 1804.3/2157.3: their geometric mean
     assert clock.ratio == pytest.approx(0.861, abs=0.001) and clock.verdict == "faster"
@@ -175,12 +175,12 @@ def test_the_notes_show_the_speedup_of_a_higher_clock() -> None:
 
 
 def test_the_notes_do_not_identify_retention_beside_toggles_that_varied_with_it() -> None:
-    observed = observe_table(NOTES, "freq,tcmalloc,retention,ranks")
+    observed = observe_table(MEASUREMENTS, "freq,tcmalloc,retention,ranks")
     estimates = estimate_effects(observed.observations, observed.names, observed.levels)
     assert set(estimates.not_identified) >= {"freq", "tcmalloc", "retention", "ranks"}
     effects = {(effect.name, effect.given): effect for effect in estimates.effects}
     assert effects["retention", "no interactions"].verdict == "undecided"
     assert effects["tcmalloc", "no interactions"].verdict == "faster"
     assert effects["ranks where freq=2.0, tcmalloc=false, retention=default", ""].verdict == "faster"
-    observed_builds = observe_table(NOTES, "torch=1.7|1.10,tcmalloc")
+    observed_builds = observe_table(MEASUREMENTS, "torch=1.7|1.10,tcmalloc")
     assert estimate_effects(observed_builds.observations, observed_builds.names, observed_builds.levels).jobs > 0

@@ -12,8 +12,8 @@ from fugaku_gpt.compare.sides import RecordedSide, parse_side
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.operators import CLASSES, MATMUL, OPTIMISER, Operators, write_operators
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
+from tests.support.measurements import MEASUREMENTS
 
-NOTES = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 HEADER = (
     "id,hardware,layers,hidden,heads,vocab,seq_len,nodes,ranks_per_node,dp,tp,pp,micro_batch,global_batch,"
     "torch,tcmalloc,mem_value,mem_unit,sec_per_it,status"
@@ -35,7 +35,7 @@ def row(name: str, torch: str, seconds: float, nodes: int = 1, status: str = "ok
 
 
 def test_the_notes_leave_1_10_against_1_7_undecided() -> None:
-    recorded = compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:pytorch=1.10"), 2, 0.02)
+    recorded = compare_recorded(side(f"{MEASUREMENTS}:torch=1.7"), side(f"{MEASUREMENTS}:pytorch=1.10"), 2, 0.02)
     report = report_recorded("A", "B", recorded, 0.02)
     assert report.verdict == "undecided"
     ratios = {block.summary.split(", ")[2]: block.ratio for block in recorded.blocks}
@@ -77,8 +77,8 @@ def test_a_single_run_each_is_undecided(tmp_path: Path) -> None:
 
 def test_nodes_and_ranks_per_node_change_the_replicas_too() -> None:
     recorded = compare_recorded(
-        side(f"{NOTES}:torch=1.7,nodes=1,ranks_per_node=1"),
-        side(f"{NOTES}:torch=1.7,nodes=1,ranks_per_node=4"),
+        side(f"{MEASUREMENTS}:torch=1.7,nodes=1,ranks_per_node=1"),
+        side(f"{MEASUREMENTS}:torch=1.7,nodes=1,ranks_per_node=4"),
         2,
         0.02,
     )
@@ -213,8 +213,8 @@ def test_sides_that_cannot_be_matched_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="are the same runs"):
         compare_recorded(side(str(runs_folder)), side(str(runs_folder)), 2, 0.02)
     with pytest.raises(UsageError, match="no columns in common"):
-        compare_recorded(side(str(runs_folder)), side(f"{NOTES}:torch=1.7"), 2, 0.02)
+        compare_recorded(side(str(runs_folder)), side(f"{MEASUREMENTS}:torch=1.7"), 2, 0.02)
     with pytest.raises(UsageError, match="no row with status ok"):
-        compare_recorded(side(f"{NOTES}:torch=1.7"), side(f"{NOTES}:torch=9.9"), 2, 0.02)
+        compare_recorded(side(f"{MEASUREMENTS}:torch=1.7"), side(f"{MEASUREMENTS}:torch=9.9"), 2, 0.02)
     with pytest.raises(UsageError, match="holds no run directory"):
         compare_recorded(side(str(tmp_path)), side(str(runs_folder)), 2, 0.02)

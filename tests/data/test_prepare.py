@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -24,6 +23,7 @@ from fugaku_gpt.data.prepare import CorpusRequest, prepare
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.data.sources import TEXT_SUFFIXES
 from fugaku_gpt.errors import DataError
+from tests.support.waiting import until
 
 NAMES = ["corpus.bin", "corpus.idx", "manifest.json", "tokenizer.json"]
 
@@ -200,26 +200,18 @@ def test_a_killed_prepare_leaves_no_visible_file(tmp_path: Path, texts: Path, si
     process = subprocess.Popen(
         [sys.executable, "-c", STALLING, str(marker), *options], stderr=subprocess.PIPE, universal_newlines=True
     )
-    _wait_until(lambda: marker.exists() or process.poll() is not None)
+    until(lambda: marker.exists() or process.poll() is not None)
     assert marker.exists() and len(_processes_of(out)) == 3
     process.send_signal(signal_number)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == (-9 if signal_number == signal.SIGKILL else 1)
     assert "Traceback" not in stderr
-    _wait_until(lambda: not _processes_of(out))
+    until(lambda: not _processes_of(out))
     marker.unlink()
     left = [name for name in os.listdir(tmp_path) if name != "texts"]
     assert len(left) == (signal_number == signal.SIGKILL) and all(name.startswith(".out.") for name in left)
     prepare(request(out, texts))
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("still not so after a minute")
 
 
 def _processes_of(out: Path) -> List[str]:

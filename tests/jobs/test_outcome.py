@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 
-from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.jobs.outcome import NEVER, RESUME, RETRY, WAIT, Outcome, deciding_job, diagnose, record_result
 from fugaku_gpt.records import job as jobs
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import JobStatus, append_event, append_status, exit_records, read_history
-from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.run import MetricsWriter, RunDirectory
+from tests.jobs.records import submitted_run, write_result
+from tests.support.job_records import SUBMITTED, write_exit_record
 
-STARTED = 100.0
-
-
-def record_submission(directory: Path, job_id: str = "7", scheduler: str = "pjm", **more: Any) -> None:
-    directory.mkdir(exist_ok=True)
-    if not (directory / "config.yaml").exists():
-        settings = ["training.iterations=10", "job.elapse=1:00:00"]
-        config = load_run_config(preset="tiny", overrides=settings)
-        (directory / "config.yaml").write_text(dump_run_config(config), encoding="utf-8")
-    facts = {"tag": f"t-{job_id}", "link": 1, "chain": 1, "bulk": "", **more}
-    append_event(directory, "submitted", STARTED, scheduler=scheduler, job_id=job_id, **facts)
-
-
-def exit_record(directory: Path, code: int, signal: str = "", sub_job: str = "7") -> None:
-    (directory / "exit").mkdir(exist_ok=True)
-    values = {"version": 1, "job_id": "7", "sub_job": sub_job, "exit_code": code, "signal": signal}
-    times = {"started": 110, "ended": 170, "host": "node"}
-    (directory / "exit" / f"{sub_job}.json").write_text(json.dumps({**values, **times}), encoding="utf-8")
-
-
-def result(directory: Path, status: str, reason: str = "", name: str = "") -> None:
-    path = directory / name if name else directory
-    path.mkdir(exist_ok=True)
-    RunDirectory(path).write_result(Result(status, reason, 110.0, 160.0, 10))
+JUDGED = SUBMITTED + 100.0
 
 
 def iterations(directory: Path, last: int) -> None:
@@ -75,59 +52,59 @@ def test_a_directory_without_a_submission_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", [jobs.QUEUED, jobs.ON_HOLD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])
 def test_an_unfinished_job_is_waited_for(tmp_path: Path, state: str) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     outcome = diagnose(tmp_path, status(state, "", reason="because"))
     assert short(outcome) == ("", state, WAIT) and outcome.cause == "because"
-    assert record_result(tmp_path, outcome, 200.0) is None and RunDirectory(tmp_path).result() is None
+    assert record_result(tmp_path, outcome, JUDGED) is None and RunDirectory(tmp_path).result() is None
 
 
 def test_a_job_in_error_is_to_be_cancelled(tmp_path: Path) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     assert "cancel it" in diagnose(tmp_path, status(jobs.ON_HOLD, "ERR")).advice
     assert "release" in diagnose(tmp_path, status(jobs.ON_HOLD, "HLD")).advice
 
 
 def test_success_is_our_exit_record_and_the_ranks_result(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 0)
-    result(tmp_path, runs.OK)
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 0)
+    write_result(tmp_path, runs.OK)
     for job_status in (status(code=0, exit_code=0), status(), status(jobs.LOST, ""), status(jobs.RUNNING, "RNE")):
         assert diagnose(tmp_path, job_status).status == runs.OK
-    assert record_result(tmp_path, diagnose(tmp_path, status()), 200.0) is None
+    assert record_result(tmp_path, diagnose(tmp_path, status()), JUDGED) is None
 
 
 def test_ext_alone_is_no_success(tmp_path: Path) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     outcome = diagnose(tmp_path, status())
     assert short(outcome) == (runs.FAILED, jobs.ENDED, RETRY) and "EXT" in outcome.cause
 
 
 def test_codes_of_0_need_the_ranks_result(tmp_path: Path) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     job_status = status(exit_code=0, code=0)
     assert diagnose(tmp_path, job_status).status == runs.FAILED and "no result" in diagnose(tmp_path, job_status).cause
-    result(tmp_path, runs.OK)
+    write_result(tmp_path, runs.OK)
     assert diagnose(tmp_path, job_status).status == runs.OK
 
 
 def test_exit_code_0_without_a_result_is_no_success(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 0)
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 0)
     (tmp_path / "gpt.7.err").write_text("lines\nRuntimeError: the ranks did not start\n", encoding="utf-8")
     outcome = diagnose(tmp_path, status(exit_code=0, code=0))
     assert outcome.status == runs.FAILED and "the ranks did not start" in outcome.cause
 
 
 def test_our_exit_record_overrides_the_scheduler(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 3)
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 3)
     outcome = diagnose(tmp_path, status(exit_code=0, code=0))
     assert short(outcome) == (runs.FAILED, jobs.ENDED, NEVER) and "exit code 3" in outcome.cause
 
 
 def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> None:
     """A real answer of pjstat: ST=EXT EC=0 PC=11 SN=24."""
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     iterations(tmp_path, 4)
     outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
     assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
@@ -137,17 +114,17 @@ def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> No
     (tmp_path / "checkpoints" / "latest.json").write_text('{"version": 1, "name": "step-00000003"}', encoding="utf-8")
     stopped = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
     assert stopped.advice == "`fugaku-gpt job resume` continues from step-00000003"
-    written = record_result(tmp_path, outcome, 200.0)
+    written = record_result(tmp_path, outcome, JUDGED)
     assert written is not None and RunDirectory(tmp_path).result() == written
-    assert (written.status, written.judged, written.iterations, written.started) == (runs.TIMEOUT, True, 4, STARTED)
+    assert (written.status, written.judged, written.iterations, written.started) == (runs.TIMEOUT, True, 4, SUBMITTED)
     assert written.summary["seconds_per_iteration"] == 0.5
     assert diagnose(tmp_path, status(exit_code=0, signal=24, code=11)).status == runs.TIMEOUT
-    assert record_result(tmp_path, outcome, 300.0) is None or RunDirectory(tmp_path).result().ended == 200.0  # type: ignore
+    assert record_result(tmp_path, outcome, JUDGED + 100.0) is None and RunDirectory(tmp_path).result() == written
 
 
 def test_a_script_that_was_signalled_to_stop_is_ending(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 143, "TERM")
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 143, signal="TERM")
     assert diagnose(tmp_path, status(jobs.RUNNING, "RNE")).retry == WAIT
     outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
     assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
@@ -156,8 +133,8 @@ def test_a_script_that_was_signalled_to_stop_is_ending(tmp_path: Path) -> None:
 
 
 def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 75, "TERM")
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 75, signal="TERM")
     outcome = diagnose(tmp_path, status(exit_code=75, code=11))
     assert short(outcome) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "time limit" in outcome.cause
     assert diagnose(tmp_path, status(jobs.LOST, "")).retry == RESUME
@@ -181,7 +158,7 @@ def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> No
     ],
 )
 def test_without_our_record_the_scheduler_s_codes_decide(tmp_path: Path, job_status: JobStatus, expected: Any) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     assert short(diagnose(tmp_path, job_status)) == expected
 
 
@@ -200,21 +177,21 @@ def test_the_states_of_slurm_and_of_this_machine_decide(tmp_path: Path, raw: str
     for scheduler in ("slurm", "local"):
         directory = tmp_path / scheduler
         job_id = "7" if scheduler == "slurm" else "local-7"
-        record_submission(directory, job_id, scheduler)
+        submitted_run(directory, job_id, scheduler)
         outcome = diagnose(directory, JobStatus(job_id, state, raw, 1))
         assert (outcome.status, outcome.retry) == expected
 
 
 def test_out_of_memory_is_reported_with_the_memory_used(tmp_path: Path) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     iterations(tmp_path, 2)
     outcome = diagnose(tmp_path, status(exit_code=137, code=12))
     assert "largest rank 3.0 GiB, node 9.0 GiB" in outcome.cause and "layout.tp" in outcome.advice
 
 
 def test_out_of_memory_is_recognised_in_the_output_of_the_ranks(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 1)
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 1)
     ranks = tmp_path / "output.7" / "1" / "0"
     ranks.mkdir(parents=True)
     message = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 80 GB\n"
@@ -224,42 +201,42 @@ def test_out_of_memory_is_recognised_in_the_output_of_the_ranks(tmp_path: Path) 
 
 
 def test_a_refused_configuration_is_reported_with_the_error_message(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 2)
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 2)
     (tmp_path / "gpt.7.err").write_text("fugaku-gpt: data.paths: none: no such corpus\n", encoding="utf-8")
     outcome = diagnose(tmp_path, status(exit_code=2, code=0))
     assert (outcome.status, outcome.cause) == (runs.REFUSED, "data.paths: none: no such corpus")
 
 
 def test_lost_stays_lost(tmp_path: Path) -> None:
-    record_submission(tmp_path)
+    submitted_run(tmp_path)
     outcome = diagnose(tmp_path, status(jobs.LOST, "", reason="PJM knows no job 7"))
     assert short(outcome) == (runs.LOST, jobs.LOST, RETRY) and "PJM knows no job 7" in outcome.cause
-    written = record_result(tmp_path, outcome, 200.0)
+    written = record_result(tmp_path, outcome, JUDGED)
     assert written is not None and written.status == runs.LOST
     assert diagnose(tmp_path, status(jobs.LOST, "")).status == runs.LOST
-    exit_record(tmp_path, 3)  # it turns up after all
+    write_exit_record(tmp_path, 3)  # it turns up after all
     outcome = diagnose(tmp_path, status(jobs.LOST, ""))
     assert outcome.status == runs.FAILED
-    again = record_result(tmp_path, outcome, 300.0)
+    again = record_result(tmp_path, outcome, JUDGED + 100.0)
     assert again is not None and again.status == runs.FAILED
 
 
 def test_the_ranks_own_result_stands_unless_the_job_knows_the_cause(tmp_path: Path) -> None:
-    record_submission(tmp_path)
-    exit_record(tmp_path, 1)
-    result(tmp_path, runs.FAILED, "rank 3: ValueError: loss is not finite")
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 1)
+    write_result(tmp_path, runs.FAILED, "rank 3: ValueError: loss is not finite")
     outcome = diagnose(tmp_path, status(exit_code=1, code=0))
     assert outcome.cause == "exit code 1: rank 3: ValueError: loss is not finite"
-    assert record_result(tmp_path, outcome, 200.0) is None
+    assert record_result(tmp_path, outcome, JUDGED) is None
     outcome = diagnose(tmp_path, status(exit_code=1, code=12))
-    written = record_result(tmp_path, outcome, 200.0)
-    assert written is not None and (written.status, written.ended) == (runs.OUT_OF_MEMORY, 160.0)
+    written = record_result(tmp_path, outcome, JUDGED)
+    assert written is not None and (written.status, written.ended) == (runs.OUT_OF_MEMORY, SUBMITTED + 60.0)
 
 
 def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path: Path) -> None:
     for link in (1, 2, 3):
-        record_submission(tmp_path, f"64_{link - 1}", link=link, chain=3)
+        submitted_run(tmp_path, f"64_{link - 1}", link=link, chain=3)
 
     def deciding() -> str:
         job = deciding_job(read_history(tmp_path), exit_records(tmp_path))
@@ -267,32 +244,32 @@ def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path
         return job.job_id
 
     assert deciding() == "64_0"
-    exit_record(tmp_path, 75, sub_job="64_0")
+    write_exit_record(tmp_path, 75, sub_job="64_0")
     assert deciding() == "64_1"
-    exit_record(tmp_path, 1, sub_job="64_1")
-    exit_record(tmp_path, 0, sub_job="64_2")  # a link that found nothing to do
+    write_exit_record(tmp_path, 1, sub_job="64_1")
+    write_exit_record(tmp_path, 0, sub_job="64_2")  # a link that found nothing to do
     assert deciding() == "64_1"
     append_status(tmp_path, 1.0, JobStatus("64_1", jobs.ENDED, "EXT", 1, None, 0))
     assert diagnose(tmp_path).status == runs.FAILED
-    exit_record(tmp_path, 75, sub_job="64_1")
-    exit_record(tmp_path, 75, sub_job="64_2")
+    write_exit_record(tmp_path, 75, sub_job="64_1")
+    write_exit_record(tmp_path, 75, sub_job="64_2")
     append_status(tmp_path, 1.0, JobStatus("64_2", jobs.ENDED, "EXT", 75, None, 0))
     assert (deciding(), diagnose(tmp_path).retry) == ("64_2", RESUME)
 
 
 def test_a_bulk_job_has_the_status_of_the_worst_sub_job_and_each_has_a_result(tmp_path: Path) -> None:
-    record_submission(tmp_path, bulk="0-2")
-    exit_record(tmp_path, 0, sub_job="7[0]")
-    result(tmp_path, runs.OK, name="repeat-0")
+    submitted_run(tmp_path, bulk="0-2")
+    write_exit_record(tmp_path, 0, sub_job="7[0]")
+    write_result(tmp_path, runs.OK, name="repeat-0")
     outcome = diagnose(tmp_path, status(jobs.RUNNING, "RUN"))
     assert outcome.retry == WAIT and outcome.cause == "1 of 3 sub-jobs have ended"
-    exit_record(tmp_path, 1, sub_job="7[1]")
+    write_exit_record(tmp_path, 1, sub_job="7[1]")
     append_status(tmp_path, 1.0, JobStatus("7[2]", jobs.ENDED, "EXT", 0, 24, 11))
     job_status = status(exit_code=1, code=11)
     append_status(tmp_path, 1.0, job_status)
     outcome = diagnose(tmp_path, job_status)
     assert outcome.status == runs.FAILED and outcome.cause.startswith("1 of 3 sub-jobs: ")
-    assert record_result(tmp_path, outcome, 200.0) is not None
+    assert record_result(tmp_path, outcome, JUDGED) is not None
     sub_results = [RunDirectory(tmp_path / f"repeat-{number}").result() for number in range(3)]
     assert [sub_result.status if sub_result else None for sub_result in sub_results] == [
         runs.OK,
@@ -303,8 +280,8 @@ def test_a_bulk_job_has_the_status_of_the_worst_sub_job_and_each_has_a_result(tm
 
 
 def test_a_bulk_job_without_failures_is_a_success(tmp_path: Path) -> None:
-    record_submission(tmp_path, bulk="0-1")
+    submitted_run(tmp_path, bulk="0-1")
     for number in (0, 1):
-        exit_record(tmp_path, 0, sub_job=f"7[{number}]")
-        result(tmp_path, runs.OK, name=f"repeat-{number}")
+        write_exit_record(tmp_path, 0, sub_job=f"7[{number}]")
+        write_result(tmp_path, runs.OK, name=f"repeat-{number}")
     assert short(diagnose(tmp_path, status(code=0, exit_code=0))) == (runs.OK, jobs.ENDED, NEVER)

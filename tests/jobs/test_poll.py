@@ -13,8 +13,9 @@ from fugaku_gpt.jobs.poll import job_directories, output_of, poll_runs, watch_ru
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import ENDED, QUEUED, RUNNING, UNKNOWN, JobStatus, append_event, read_events
 from fugaku_gpt.records.run import RunDirectory
+from tests.jobs.records import submitted_run, write_result
 from tests.jobs.schedulers.fake import FakeScheduler
-from tests.jobs.test_outcome import exit_record, record_submission, result
+from tests.support.job_records import write_exit_record
 
 UNREACHABLE = "pjstat: no such command on this machine"
 
@@ -45,7 +46,7 @@ def test_a_single_query_covers_all_directories(tmp_path: Path) -> None:
     scheduler = site(QUEUED, RUNNING, RUNNING)
     directories = [tmp_path / name for name in ("a", "b", "c")]
     for number, directory in enumerate(directories, 1):
-        record_submission(directory, str(number))
+        submitted_run(directory, str(number))
     seen = poll_runs(directories, lambda name: scheduler)
     assert [polled.outcome.state for polled in seen] == [QUEUED, RUNNING, RUNNING]
     assert [polled.job_id for polled in seen] == ["1", "2", "3"]
@@ -54,7 +55,7 @@ def test_a_single_query_covers_all_directories(tmp_path: Path) -> None:
 
 def test_a_change_is_recorded_once(tmp_path: Path) -> None:
     scheduler = site(QUEUED)
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
     for _ in range(3):
         poll_runs([tmp_path], lambda name: scheduler)
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
@@ -64,16 +65,16 @@ def test_a_change_is_recorded_once(tmp_path: Path) -> None:
 
 def test_a_finished_job_is_not_queried_again(tmp_path: Path) -> None:
     scheduler = site(ENDED)
-    record_submission(tmp_path, "1")
-    exit_record(tmp_path, 0, sub_job="1")
-    result(tmp_path, runs.OK)
+    submitted_run(tmp_path, "1")
+    write_exit_record(tmp_path, 0, sub_job="1")
+    write_result(tmp_path, runs.OK)
     assert [poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status for _ in range(2)] == [runs.OK, runs.OK]
     assert scheduler.polls == [["1"]]
 
 
 def test_a_lost_job_is_queried_again(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
     assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.status == runs.LOST
     scheduler.statuses["1"] = JobStatus("1", RUNNING, "RUN")
     assert poll_runs([tmp_path], lambda name: scheduler)[0].outcome.state == RUNNING
@@ -82,7 +83,7 @@ def test_a_lost_job_is_queried_again(tmp_path: Path) -> None:
 def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
     poll_runs([tmp_path], lambda name: scheduler, clock=lambda: 500.0)
     recorded_result = RunDirectory(tmp_path).result()
     assert recorded_result is not None and (recorded_result.status, recorded_result.ended, recorded_result.judged) == (
@@ -93,10 +94,10 @@ def test_a_finished_job_whose_ranks_left_nothing_gets_a_result(tmp_path: Path) -
 
 
 def test_without_a_scheduler_our_own_records_are_still_reported(tmp_path: Path) -> None:
-    record_submission(tmp_path / "a", "1")
-    record_submission(tmp_path / "b", "2")
-    exit_record(tmp_path / "b", 0, sub_job="2")
-    result(tmp_path / "b", runs.OK)
+    submitted_run(tmp_path / "a", "1")
+    submitted_run(tmp_path / "b", "2")
+    write_exit_record(tmp_path / "b", 0, sub_job="2")
+    write_result(tmp_path / "b", runs.OK)
     waiting, ended = poll_runs([tmp_path / "a", tmp_path / "b"], lambda name: Unreachable())
     assert (waiting.outcome.state, waiting.outcome.cause) == (UNKNOWN, UNREACHABLE)
     assert ended.outcome.status == runs.OK
@@ -104,7 +105,7 @@ def test_without_a_scheduler_our_own_records_are_still_reported(tmp_path: Path) 
 
 def test_an_unknown_state_does_not_replace_the_recorded_state(tmp_path: Path) -> None:
     scheduler = site(RUNNING)
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
     poll_runs([tmp_path], lambda name: scheduler)
     assert poll_runs([tmp_path], lambda name: Unreachable())[0].outcome.state == UNKNOWN
     assert kinds(tmp_path) == ["submitted", "status"]
@@ -158,9 +159,9 @@ def test_an_open_submission_in_a_read_only_directory_stays_open(
 
 
 def test_a_scheduler_without_an_answer_is_reported_for_every_job(tmp_path: Path) -> None:
-    record_submission(tmp_path, "1")
-    exit_record(tmp_path, 0, sub_job="1")
-    result(tmp_path, runs.OK)
+    submitted_run(tmp_path, "1")
+    write_exit_record(tmp_path, 0, sub_job="1")
+    write_result(tmp_path, runs.OK)
     (silent,) = poll_runs([tmp_path], lambda name: Unreachable())
     assert silent.outcome.status == runs.OK and silent.unanswered == {"job 1": UNREACHABLE}
     scheduler = site(ENDED)
@@ -170,7 +171,7 @@ def test_a_scheduler_without_an_answer_is_reported_for_every_job(tmp_path: Path)
 
 def test_each_ended_sub_job_is_recorded(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
-    record_submission(tmp_path, "1", bulk="0-1")
+    submitted_run(tmp_path, "1", bulk="0-1")
     statuses = {
         "1": JobStatus("1", RUNNING, "EXT:1 RUN:1"),
         "1[0]": JobStatus("1[0]", ENDED, "EXT", 0, 24, 11),
@@ -185,7 +186,7 @@ def test_each_ended_sub_job_is_recorded(tmp_path: Path) -> None:
 def test_a_read_only_directory_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = FakeScheduler()
     scheduler.statuses["1"] = JobStatus("1", ENDED, "EXT", 0, 24, 11)
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -197,7 +198,7 @@ def test_a_read_only_directory_is_still_reported(tmp_path: Path, monkeypatch: py
 
 def test_watching_ends_when_all_are_over_and_waits_longer_while_nothing_happens(tmp_path: Path) -> None:
     scheduler, slept = site(QUEUED), []
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -217,7 +218,7 @@ def test_run_directories_are_collected_from_nested_folders_without_earlier_attem
     for name in ("sweep/b", "sweep/a", "sweep/attempts/a/1", "lone", "lone/repeat-0"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("sweep/b", "sweep/a", "sweep/attempts/a/1", "lone"):
-        record_submission(tmp_path / name)
+        submitted_run(tmp_path / name)
     directories = job_directories([tmp_path, tmp_path / "lone"])
     assert [str(path.relative_to(tmp_path)) for path in directories] == ["lone", "sweep/a", "sweep/b"]
 
@@ -233,7 +234,7 @@ def test_a_folder_without_jobs_is_refused(tmp_path: Path) -> None:
 
 def test_output_files_come_from_the_job_s_scheduler(tmp_path: Path) -> None:
     scheduler = site(RUNNING)
-    record_submission(tmp_path, "1")
+    submitted_run(tmp_path, "1")
     (tmp_path / "gpt.1.out").touch()
     scheduler.outputs = [tmp_path / "gpt.1.out", tmp_path / "gpt.1.err"]
     (seen,) = poll_runs([tmp_path], lambda name: scheduler)
@@ -242,8 +243,8 @@ def test_output_files_come_from_the_job_s_scheduler(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_reported_with_the_file_and_hides_no_other_run(tmp_path: Path) -> None:
     damaged, sound = tmp_path / "damaged", tmp_path / "sound"
-    record_submission(damaged, "1")
-    record_submission(sound, "2")
+    submitted_run(damaged, "1")
+    submitted_run(sound, "2")
     (damaged / "exit").mkdir()
     (damaged / "exit" / "1.json").write_text(json.dumps([]), encoding="utf-8")
     first, second = poll_runs([damaged, sound], lambda name: site(ENDED, RUNNING))

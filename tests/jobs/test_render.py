@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Dict, List
@@ -26,6 +25,7 @@ from fugaku_gpt.pjm.options import parse_elapse, parse_node
 from fugaku_gpt.records.job import exit_records
 from fugaku_gpt.records.run import Result, RunDirectory
 from tests.jobs.cases import CASES, GOLDEN, PLAIN, config_of, rendered
+from tests.support.waiting import until
 
 PJM = sorted(name for name in CASES if name.startswith("pjm-"))
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
@@ -211,13 +211,6 @@ def test_a_script_ends_with_the_exit_code_of_the_ranks_and_records_it(tmp_path: 
     assert (record.job_id, record.exit_code, record.signal) == ("239", code, "") and record.started <= record.ended
 
 
-def wait_for(file: Path, process: "subprocess.Popen[bytes]") -> None:
-    """Wait until the process has created the file, without occupying a core."""
-    while not file.exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(("signal", "name"), [("TERM", "TERM"), ("XCPU", "XCPU"), ("USR1", "USR1")])
 def test_a_signalled_script_signals_the_ranks_and_records_the_signal(tmp_path: Path, signal: str, name: str) -> None:
     launcher = tmp_path / "mpiexec"
@@ -226,7 +219,7 @@ def test_a_signalled_script_signals_the_ranks_and_records_the_signal(tmp_path: P
     (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
-    wait_for(tmp_path / "up", process)
+    until((tmp_path / "up").exists, process=process)
     subprocess.run(["kill", f"-{signal}", str(process.pid)], check=True)
     assert process.wait(timeout=300) == 75
     record = exit_records(tmp_path)["7"]
@@ -297,9 +290,9 @@ def test_a_script_killed_after_a_signal_has_left_an_exit_record(tmp_path: Path) 
     (tmp_path / "job.sh").write_text(rendered("pjm-one-node").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PJM_JOBID": "7"}
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment, start_new_session=True)
-    wait_for(tmp_path / "up", process)
+    until((tmp_path / "up").exists, process=process)
     process.terminate()
-    wait_for(tmp_path / "exit" / "7.json", process)
+    until((tmp_path / "exit" / "7.json").exists, process=process)
     os.killpg(process.pid, 9)
     process.wait(timeout=300)
     record = exit_records(tmp_path)["7"]
@@ -317,7 +310,7 @@ def test_slurm_s_ranks_are_signalled_and_not_killed_with_srun(tmp_path: Path) ->
     (tmp_path / "job.sh").write_text(rendered("slurm-two-nodes").text, encoding="utf-8")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     process = subprocess.Popen(["bash", "job.sh"], cwd=str(tmp_path), env=environment)
-    wait_for(tmp_path / "up", process)
+    until((tmp_path / "up").exists, process=process)
     process.terminate()
     assert process.wait(timeout=300) == 75
     assert (tmp_path / "told").read_text(encoding="utf-8") == "--signal=TERM 7\n"

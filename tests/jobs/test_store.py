@@ -20,6 +20,7 @@ from fugaku_gpt.records import index
 from fugaku_gpt.records.job import append_event
 from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
 from fugaku_gpt.records.sweep import SweepEntry, write_sweep_entry
+from tests.support.job_records import record_submission
 from tests.sweep.fake import leave_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def test_a_run_that_has_not_ended_is_never_taken_from_the_index(tmp_path: Path) 
     writer.write("iteration", {"iteration": 7, "seconds": 0.25})
     record = by_path(tmp_path)["a"]
     assert (record.status, record.iterations, record.figures) == ("unfinished", 7, {"seconds_per_iteration": 0.25})
-    append_event(run.path, "submitted", 1.0, scheduler="pjm", job_id="12", tag="t")
+    record_submission(run.path, "12", time=1.0)
     append_event(run.path, "status", 2.0, job_id="12", state="running", raw="RUN")
     record = by_path(tmp_path)["a"]
     assert (record.status, record.scheduler, record.job) == ("running", "pjm", "12")

@@ -29,6 +29,7 @@ from fugaku_gpt.jobs.submission import (
 )
 from fugaku_gpt.records.job import ENDED, RUNNING, JobStatus, append_event, read_events, read_history
 from tests.jobs.schedulers.fake import FakeScheduler
+from tests.support.job_records import record_submission
 
 
 def config(*settings: str) -> RunConfig:
@@ -308,7 +309,7 @@ def test_a_new_attempt_continues_from_the_existing_checkpoints(tmp_path: Path) -
 
 def test_a_job_at_another_scheduler_is_not_forgotten(tmp_path: Path) -> None:
     prepare_job(config(), tmp_path)
-    append_event(tmp_path, "submitted", 1.0, scheduler="slurm", job_id="5", link=1, chain=1, bulk="", tag="")
+    record_submission(tmp_path, "5", "slurm")
     with pytest.raises(UsageError, match="job 5 of slurm"):
         submit(tmp_path, FakeScheduler())
 

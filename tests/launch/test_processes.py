@@ -9,25 +9,52 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import List
 
 import pytest
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.launch import processes
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import end_marked_processes, marked_processes, run_command
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # each test starts processes and waits for their end
 
-# starts a child in a session of its own that ignores SIGTERM, then does what the argument says
+LIMIT_SECONDS = 600.0  # of commands; a test moves its clock to reach it
+
+# starts a child in a session of its own that ignores SIGTERM, then does what the argument says; the child writes a file
+# if it is left to its own end
 PARENT = """
 import os, subprocess, sys, time
-child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-started = subprocess.Popen([sys.executable, "-c", child], start_new_session=True, stdout=subprocess.PIPE)
+child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+child += "time.sleep(600); open(sys.argv[1], 'w')"
+command = [sys.executable, "-c", child, sys.argv[2]]
+started = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
 started.stdout.readline()
 print("ready", flush=True)
-if sys.argv[1] == "wait": time.sleep(60)
+if sys.argv[1] == "wait": time.sleep(600)
 """
+
+
+class Clock:
+    """Stands in for the module ``time``: it goes on as the real one does, but for what it is moved ahead."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that commands are ended by."""
+    replaced = Clock()
+    monkeypatch.setattr(processes, "time", replaced)
+    return replaced
 
 
 def test_output_goes_to_the_log_and_to_the_listener(tmp_path: Path) -> None:
@@ -54,38 +81,56 @@ def test_a_command_that_cannot_be_started_is_a_usage_error(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("behaviour", "timed_out"), [("wait", True), ("leave", False)])
-def test_no_process_survives_in_any_session(behaviour: str, timed_out: bool) -> None:
+def test_no_process_survives_in_any_session(behaviour: str, timed_out: bool, clock: Clock, tmp_path: Path) -> None:
+    lines: List[str] = []
+
+    def move_clock(line: str) -> None:
+        lines.append(line)
+        clock.ahead = LIMIT_SECONDS if timed_out else 0.0
+
     mark = uuid.uuid4().hex
-    argv = [sys.executable, "-c", PARENT, behaviour]
-    outcome = run_command(argv, {}, timeout=1.0 if timed_out else 30.0, grace=0.3, mark=mark)
-    assert outcome.timed_out is timed_out
+    argv = [sys.executable, "-c", PARENT, behaviour, str(tmp_path / "left to its own end")]
+    outcome = run_command(argv, {}, timeout=LIMIT_SECONDS, grace=0.3, mark=mark, on_line=move_clock)
+    assert outcome.timed_out is timed_out and lines == ["ready"]
     assert marked_processes(mark) == []
-    assert outcome.seconds < 10
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.mpi
-def test_real_ranks_that_hang_and_ignore_sigterm_are_ended() -> None:
+def test_real_ranks_that_hang_and_ignore_sigterm_are_ended(clock: Clock) -> None:
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); from mpi4py import MPI; "
-        "w = MPI.COMM_WORLD; w.Recv(bytearray(8), source=1) if w.Get_rank() == 0 else time.sleep(60)"
+        "w = MPI.COMM_WORLD; print('up', flush=True); "
+        "w.Recv(bytearray(8), source=1) if w.Get_rank() == 0 else time.sleep(600)"
     )
+    ranks: List[str] = []
+
+    def move_clock(line: str) -> None:
+        ranks.append(line)
+        clock.ahead = LIMIT_SECONDS if ranks.count("up") == 2 else 0.0
+
     launcher, mark = find_launcher(), uuid.uuid4().hex
     argv = [*launcher.command_prefix(2), sys.executable, "-c", program]
-    outcome = run_command(argv, launcher.environment, timeout=2.0, grace=0.5, mark=mark)
-    assert outcome.timed_out and marked_processes(mark) == []
+    outcome = run_command(argv, launcher.environment, timeout=LIMIT_SECONDS, grace=0.5, mark=mark, on_line=move_clock)
+    assert outcome.timed_out and ranks.count("up") == 2
+    assert marked_processes(mark) == []
 
 
-# a command that saves and exits at SIGUSR1 if its argument is "saves", and ignores the signal otherwise
+# a command that saves and exits at SIGUSR1 if its argument is "saves", and only prints a line otherwise
 SAVES = """
-import signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(75)) if sys.argv[1] == "saves" else None)
+import os, signal, sys, time
+signal.signal(
+    signal.SIGUSR1,
+    lambda *_: (time.sleep(0.5), sys.exit(75)) if sys.argv[1] == "saves" else os.write(1, b"told\\n"),
+)
 print(1, flush=True)
 while True: time.sleep(1)
 """
 
 
-def starter_of(behaviour: str, mark: str, more: str = "", same: float = 10.0) -> "subprocess.Popen[bytes]":
-    """Start a process that runs a command and prints how it ended; signals within ``same`` seconds count as one."""
+def starter_of(behaviour: str, mark: str, more: str = "", same: float = 1000.0) -> "subprocess.Popen[bytes]":
+    """Start a process that runs a command, prints a line for each of the command's and how it ended; signals within
+    ``same`` seconds count as one."""
     program = (
         f"import sys; from fugaku_gpt.launch import processes; processes._DUPLICATE_SECONDS = {same}; "
         f"command = [sys.executable, '-c', {SAVES!r}, {behaviour!r}]; "
@@ -102,7 +147,7 @@ def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
     mark = uuid.uuid4().hex
     starter = starter_of("sleeps", mark)
     starter.send_signal(number)
-    output, _ = starter.communicate(timeout=30)
+    output, _ = starter.communicate(timeout=300)
     assert output.decode().split() == ["ended", "-15", str(int(number))]
     assert starter.returncode == 0 and marked_processes(mark) == []
 
@@ -113,27 +158,34 @@ def test_a_command_that_can_save_is_signalled_and_waited_for(number: int) -> Non
     starter = starter_of("saves", mark, ", stop_signal=10, grace=0.1")
     starter.send_signal(number)
     starter.send_signal(number)  # the same request by another path
-    output, _ = starter.communicate(timeout=30)
+    output, _ = starter.communicate(timeout=300)
     assert output.decode().split() == ["ended", "75", str(int(number))] and marked_processes(mark) == []
 
 
 def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     mark = uuid.uuid4().hex
-    starter = starter_of("never", mark, ", stop_signal=10, grace=30", same=0.05)
+    starter = starter_of("never", mark, ", stop_signal=10, grace=1e6", same=0.05)
     starter.send_signal(signal.SIGUSR1)
-    time.sleep(0.6)
+    assert starter.stdout is not None and starter.stdout.readline() == b"up\n"  # the command has been told
+    time.sleep(0.1)  # longer than two signals count as one
     assert starter.poll() is None
     starter.send_signal(signal.SIGTERM)
-    output, _ = starter.communicate(timeout=15)
+    output, _ = starter.communicate(timeout=300)
     assert output.decode().split()[0] == "ended" and marked_processes(mark) == []
 
 
-def test_marked_processes_are_listed_after_the_starter_has_exited() -> None:
+def test_marked_processes_are_listed_after_the_starter_has_exited(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "FUGAKU_GPT_LAUNCH": mark}
-    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     assert len(marked_processes(mark)) == 1
-    started = time.monotonic()
+    sleeps: List[float] = []
+
+    def sleep(seconds: float) -> None:  # until it has ended: from then on there is nothing to wait for
+        until(lambda: marked_processes(mark) == [])
+        sleeps.append(seconds)
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: sum(sleeps), sleep=sleep))
     assert end_marked_processes(mark, grace=60.0) == 1
-    assert marked_processes(mark) == [] and time.monotonic() - started < 30
+    assert marked_processes(mark) == [] and len(sleeps) <= 1

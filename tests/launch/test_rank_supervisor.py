@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from fugaku_gpt.records.run import FAILED, Result, RunDirectory
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # each test starts processes and waits for their end
 
@@ -64,10 +65,7 @@ def test_a_killed_supervisor_takes_the_rank_with_it(tmp_path: Path) -> None:
     supervisor, rank = start(1, tmp_path)
     supervisor.kill()
     end_of(supervisor)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(rank) and psutil.Process(rank).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not psutil.pid_exists(rank) or psutil.Process(rank).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_signals_are_passed_on(tmp_path: Path) -> None:

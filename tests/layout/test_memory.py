@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from typing import Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout import memory
 from fugaku_gpt.layout.memory import (
     PipelineState,
     embedding_and_head_bytes,
@@ -275,7 +275,8 @@ def test_under_zero_bubble_a_later_stage_is_fullest_in_attention(compiled: bool)
     )
 
 
-def test_a_plan_for_sixty_four_stages_is_quick() -> None:
+def test_a_plan_for_sixty_four_stages_counts_three_and_walks_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan takes must not grow with stages that are alike, nor with micro-batches."""
     config = load_run_config(
         preset="13b",
         overrides=[
@@ -283,10 +284,23 @@ def test_a_plan_for_sixty_four_stages_is_quick() -> None:
             "layout.pp=64",
             "training.global_batch=512",
             "training.recompute=full",
-            "training.recompute_budget_mib=100000",
+            "training.recompute_budget_mib=8200",
         ],
     )
-    before = time.process_time()
+    counted: List[Tuple[Tuple[int, ...], Tuple[str, ...]]] = []
+    chunk_sizes = memory._chunk_sizes
+
+    def counting_chunk_sizes(config: RunConfig, chunks: Sequence[Chunk], kinds: Any, defers: bool) -> Any:
+        counted.append((tuple(chunk.stage for chunk in chunks), tuple(kinds[i] for c in chunks for i in c.layers)))
+        return chunk_sizes(config, chunks, kinds, defers)
+
+    def no_order(*_: Any) -> None:
+        raise AssertionError("the most micro-batches in flight of 1F1B need no schedule")
+
+    monkeypatch.setattr(memory, "_chunk_sizes", counting_chunk_sizes)
+    monkeypatch.setattr(memory, "stage_order", no_order)
+    memory._pipeline_states.cache_clear()
     kinds = recompute_of_layers(config, split_layers(128, 64))
-    assert len(kinds) == 128
-    print(f"64 stages of 512 micro-batches: {time.process_time() - before:.2f} s")
+    assert kinds[:4] == ("full",) * 4 and kinds[-2:] == ("none",) * 2
+    plans = [("none", "none"), ("full", "none"), ("full", "full")]  # of two layers, without dropout in attention
+    assert counted == [*(((0,), plan) for plan in plans), *(((1,), plan) for plan in plans), ((63,), plans[0])]

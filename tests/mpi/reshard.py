@@ -26,6 +26,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.trainer import Trainer
+from tests.mpi.trained import full_tensors
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -63,20 +64,7 @@ def trainer_of(world: Optional[Communicator], settings: Tuple[str, ...]) -> Trai
 def curve(trainer: Trainer, steps: int) -> Curve:
     """Trains ``steps`` steps; the weights of the curve are those of this rank's stage."""
     losses = [trainer.step().loss for _ in range(steps)]
-    return Curve(losses, full_tensors(trainer))
-
-
-def full_tensors(trainer: Trainer) -> Dict[str, torch.Tensor]:
-    """Returns the logical tensors of this rank's stage, without padding; collective."""
-    flat, tp, tensors = trainer.buffers.parameters, trainer.grid.tp, {}
-    for placement in trainer.buffers.placements:
-        spec = placement.spec
-        tensor = flat[placement.span].view(spec.local_shape(tp.size)).clone()
-        if spec.tp_dim is not None:
-            slices = tp.all_gather(tensor)
-            tensor = torch.cat([slices[rank] for rank in range(tp.size)], dim=spec.tp_dim)
-        tensors[spec.name] = tensor[: spec.rows]
-    return tensors
+    return Curve(losses, full_tensors(trainer, trainer.buffers.parameters))
 
 
 def difference(ours: Curve, reference: Curve) -> float:

@@ -14,6 +14,7 @@ from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels import matmul_tiling as sizes
 from fugaku_gpt.ops import gemm, tensor_pool
 from tests.ops.inputs import random
+from tests.ops.wrong import refuses
 
 OPERATORS = [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors]
 EPS = torch.finfo(torch.float32).eps
@@ -232,15 +233,11 @@ def test_onednn_is_used_where_mkl_would_use_other_kernels_and_never_where_it_is_
     assert not gemm._onednn_is_better.__wrapped__()
 
 
-def _refuses(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("not implemented for 'BFloat16'")
-
-
 def _takes_no_operands() -> Any:
     pass
 
 
-WRONG = [_refuses, _takes_no_operands, lambda x, weight, *_: torch.zeros(len(x), len(weight))]
+WRONG = [refuses, _takes_no_operands, lambda x, weight, *_: torch.zeros(len(x), len(weight))]
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -10,6 +10,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.ops import softmax
 from tests.ops.inputs import random
+from tests.ops.wrong import refuses
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["PyTorch's kernels", "by hand"])
@@ -26,11 +27,7 @@ def test_softmax_and_softmax_gradient_may_overwrite_their_inputs(own: bool, monk
     assert torch.allclose(ops.softmax_gradient_(grad.clone(), result), leaf.grad, rtol=0, atol=1e-7)
 
 
-def _refuses(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("not implemented for 'BFloat16'")
-
-
-@pytest.mark.parametrize("kernel", [None, _refuses, lambda *_, **__: torch.zeros(())])
+@pytest.mark.parametrize("kernel", [None, refuses, lambda *_, **__: torch.zeros(())])
 def test_softmax_kernels_that_are_missing_or_wrong_are_not_used(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_softmax", "_softmax_backward_data"):
         if kernel is None:

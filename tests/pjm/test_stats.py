@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Optional, Set, Tuple
 
 import pytest
 from hypothesis import given
@@ -148,9 +149,22 @@ def test_sub_jobs_of_a_file_are_separated() -> None:
     assert [job.job_id for job in parse_stats(" JOB ID : 1\n STATE : EXT\n\n JOB ID : 2\n")] == ["1", "2"]
 
 
+def pairs(text: str) -> Set[Tuple[str, Optional[str]]]:
+    """All keys with their values, of jobs and of nodes."""
+    records = [values for job in parse_stats(text) for values in (job.values, *job.nodes)]
+    return {pair for values in records for pair in values.items()}
+
+
 @given(st.integers(0, len(JOB + NODES)), st.integers(0, len(JOB + NODES)))
-def test_a_file_with_a_hole_is_parsed(start: int, end: int) -> None:
-    parse_stats((JOB + NODES)[:start] + (JOB + NODES)[end:])
+def test_a_hole_in_a_file_costs_no_line_but_the_one_it_lies_in(start: int, end: int) -> None:
+    text = (JOB + NODES)[:start] + (JOB + NODES)[end:]
+    lines = text.split("\n")
+    mixed = pairs(lines.pop(text[:start].count("\n")))
+    pairs_by_line = [pair for line in lines for pair in pairs(line)]
+    assert pairs(text) <= mixed.union(pairs_by_line)
+    # of a key that comes again within a record, the last line counts
+    last_values = {key: value for key, value in pairs_by_line if key not in dict(mixed)}
+    assert set(last_values.items()) <= pairs(text)
 
 
 @given(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Dict, List
 
 from fugaku_gpt.planner.tables.fitting import MeasuredRow
 from fugaku_gpt.planner.tables.rows import ConfigRow, parse_measured_rows, parse_row, read_table
+from tests.support.measurements import MEASUREMENTS
 
-REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference" / "measurements.csv"
 MEASURED = ("mem_value", "sec_per_it", "tflops", "tflops_formula", "status", "remarks")
 
 
 def reference() -> List[Dict[str, str]]:
-    return read_table(REFERENCE)
+    return read_table(MEASUREMENTS)
 
 
 def of_hardware(start: str) -> List[MeasuredRow]:

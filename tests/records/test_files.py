@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import multiprocessing
 import os
+import resource
+import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
@@ -124,11 +127,34 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
         assert [fields[1] for fields in lines if fields[0] == str(number)] == [str(line) for line in range(200)]
 
 
+@contextlib.contextmanager
+def room_for(total_bytes: int) -> Iterator[None]:
+    """Let files grow to this size only: a write beyond it takes what there is room for, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (total_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 def test_a_short_write_is_an_error_and_costs_no_later_line(tmp_path: Path) -> None:
-    limited = Path("/dev/full")
-    if limited.exists():
-        with pytest.raises(OSError):
-            append_line(limited, "a line")
+    path = tmp_path / "lines"
+    append_line(path, "first")
+    with room_for(len("first\nsec")), pytest.raises(OSError) as caught:
+        append_line(path, "second")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    append_line(path, "third")
+    assert path.read_text() == "first\nsec\nthird\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
+def test_a_line_on_a_full_device_is_an_error() -> None:
+    with pytest.raises(OSError) as caught:
+        append_line(Path("/dev/full"), "a line")
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_leftovers_are_old_temporary_files_only(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from fugaku_gpt.records.job import (
     read_events,
     read_history,
 )
+from tests.support.job_records import record_submission
 
 RECORD = {
     "version": 1,
@@ -37,10 +38,11 @@ RECORD = {
 }
 
 
-def record_submission(directory: Path, job_id: str, tag: str = "t", link: int = 1, time: float = 2.0) -> None:
+def submit(directory: Path, job_id: str, tag: str = "t", link: int = 1) -> None:
+    """Records an intent and the submission."""
     facts: Dict[str, Any] = {"tag": tag, "link": link, "chain": 2, "bulk": ""}
-    append_event(directory, "intent", time, scheduler="pjm", **facts)
-    append_event(directory, "submitted", time, scheduler="pjm", job_id=job_id, **facts)
+    append_event(directory, "intent", 2.0, scheduler="pjm", **facts)
+    record_submission(directory, job_id, time=2.0, **facts)
 
 
 def test_events_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_a_directory_without_jobs_has_an_empty_history(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_kill_has_cut_costs_no_other_line(tmp_path: Path) -> None:
-    record_submission(tmp_path, "1")
+    submit(tmp_path, "1")
     with open(tmp_path / jobs.JOB_FILE, "ab") as stream:
         stream.write(b'{"kind": "submitted", "time": 3, "job')
     append_event(tmp_path, "cancelled", 4.0, job_id="1")
@@ -74,19 +76,19 @@ def test_an_intent_is_open_until_an_end_is_recorded(tmp_path: Path) -> None:
     append_event(tmp_path, "abandoned", 5.0, tag="c", reason="never taken")
     history = read_history(tmp_path)
     assert ([intent.tag for intent in history.open], history.refused) == (["a"], "never taken")
-    record_submission(tmp_path, "9", tag="a")
+    submit(tmp_path, "9", tag="a")
     history = read_history(tmp_path)
     assert (history.open, history.refused, history.jobs[0].tag) == ((), "", "a")
 
 
 def test_links_of_a_chain_stand_in_their_order(tmp_path: Path) -> None:
-    record_submission(tmp_path, "5_1", tag="b", link=2)
-    record_submission(tmp_path, "5_0", tag="a", link=1)
+    submit(tmp_path, "5_1", tag="b", link=2)
+    submit(tmp_path, "5_0", tag="a", link=1)
     assert [job.job_id for job in read_history(tmp_path).jobs] == ["5_0", "5_1"]
 
 
 def test_a_new_attempt_begins_anew(tmp_path: Path) -> None:
-    record_submission(tmp_path, "1")
+    submit(tmp_path, "1")
     append_status(tmp_path, 3.0, JobStatus("1", jobs.ENDED))
     append_event(tmp_path, "attempt", 4.0, number=1)
     history = read_history(tmp_path)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.protocol import Accounting
-from fugaku_gpt.records.job import ENDED, JobStatus, append_event, append_status
-
-SUBMITTED = 1_763_700_000.0  # 11-21 in UTC
+from fugaku_gpt.records.job import ENDED, JobStatus, append_status
+from tests.support.job_records import SUBMITTED
 
 STATS = """\
  Job Statistical Information
@@ -45,26 +43,9 @@ def stats(job_id: str, **values: str) -> str:
     return STATS.format(job_id=job_id, **{**defaults, **values})
 
 
-def record_submission(directory: Path, job_id: str, scheduler: str = "pjm", **values: Any) -> None:
-    """Records a submission, as ``job submit`` does."""
-    facts = {"tag": f"tag-{job_id}", "link": 1, "chain": 1, "bulk": "", **values}
-    directory.mkdir(parents=True, exist_ok=True)
-    append_event(directory, "submitted", SUBMITTED, scheduler=scheduler, job_id=job_id, **facts)
-
-
 def record_end(directory: Path, job_id: str, state: str = ENDED, **values: Any) -> None:
     """Records the status with which a scheduler reports the end of a job."""
     append_status(directory, SUBMITTED + 700, JobStatus(job_id, state, **values))
-
-
-def exit_record(directory: Path, job_id: str, exit_code: int) -> None:
-    """Writes the exit record that a job script writes at its end."""
-    (directory / "exit").mkdir(exist_ok=True)
-    record = {
-        "version": 1, "job_id": job_id, "sub_job": job_id, "exit_code": exit_code, "signal": "",
-        "started": int(SUBMITTED) + 10, "ended": int(SUBMITTED) + 610, "host": "node",
-    }  # fmt: skip
-    (directory / "exit" / f"{job_id}.json").write_text(json.dumps(record))
 
 
 class ScriptedScheduler:

@@ -16,7 +16,8 @@ from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
 from fugaku_gpt.report.gather import gather
 from fugaku_gpt.report.notes_table import column_titles, notes_cell, row_cells
 from fugaku_gpt.report.rows import raw_values
-from tests.report.jobs import SUBMITTED, ScriptedScheduler, exit_record, record_end, record_submission, stats
+from tests.report.jobs import ScriptedScheduler, record_end, stats
+from tests.support.job_records import SUBMITTED, record_submission, write_exit_record
 from tests.sweep.fake import leave_run
 
 CONFIG = load_run_config(
@@ -34,7 +35,7 @@ def run(directory: Path, config: RunConfig = CONFIG) -> Path:
     leave_run(directory, config)
     record_submission(directory, "21103755")
     record_end(directory, "21103755")
-    exit_record(directory, "21103755", 0)
+    write_exit_record(directory, 0, "21103755")
     return directory
 
 
@@ -109,7 +110,7 @@ def test_slurm_accounts_come_from_the_scheduler(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", CONFIG)
     record_submission(tmp_path / "run", "92", "slurm")
     record_end(tmp_path / "run", "92", exit_code=0)
-    exit_record(tmp_path / "run", "92", 0)
+    write_exit_record(tmp_path / "run", 0, "92")
     accounting = Accounting(120.0, 4, 48_000.0, 400.0, {"State": "COMPLETED", "source": "sacct"})
     (gathered,) = gather([tmp_path / "run"], factory_of(ScriptedScheduler(accounting=accounting)))
     assert gathered.accounts == 1
@@ -230,7 +231,7 @@ def test_sub_jobs_of_a_bulk_job_are_repeats_with_their_own_energy(tmp_path: Path
     record_end(directory, "239")
     for number, elapse in ((0, "00:10:00 (600)"), (1, "00:00:30 (30)")):
         leave_run(directory / f"repeat-{number}", CONFIG, pace=0.5)
-        exit_record(directory, f"239[{number}]", 0)
+        write_exit_record(directory, 0, f"239[{number}]")
         (directory / f"run.239[{number}].stats").write_text(stats(f"239[{number}]", elapse=elapse))
     (directory / "run.239.stats").write_text(stats("239"))
     gather([directory], factory_of(ScriptedScheduler()))
@@ -247,7 +248,7 @@ def test_a_chain_counts_the_energy_of_all_links(tmp_path: Path) -> None:
     for link in (1, 2):
         record_submission(directory, f"240_{link - 1}", link=link, chain=2)
         record_end(directory, f"240_{link - 1}")
-        exit_record(directory, f"240_{link - 1}", 75 if link == 1 else 0)
+        write_exit_record(directory, 75 if link == 1 else 0, f"240_{link - 1}")
         (directory / f"run.240_{link - 1}.stats").write_text(stats(f"240_{link - 1}"))
     gather([directory], factory_of(ScriptedScheduler()))
     row = read_run(directory)

@@ -16,7 +16,7 @@ from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, p
 from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
 from fugaku_gpt.report.rows import ResultRow
-from tests.report.jobs import record_submission
+from tests.support.job_records import record_submission
 from tests.sweep.fake import leave_run
 
 ARGUMENTS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 from typing import Dict, List, Optional
 
 import pytest
@@ -14,8 +13,8 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
 from fugaku_gpt.report.notes_table import nodes_cell, notes_cell, notes_tables, row_cells, seconds_cell, toggle_text
 from fugaku_gpt.report.rows import ResultRow
+from tests.support.measurements import MEASUREMENTS
 
-MEASUREMENTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reference" / "measurements.csv"
 DEFAULT_GHZ = 2.0  # clock of the machine when those tables were written
 
 EXPECTED = """\

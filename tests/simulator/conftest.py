@@ -1,4 +1,4 @@
-"""A simulator shared by the tests of a file; each test submits from its own folder."""
+"""A simulator shared by the tests of a file; each test submits from its own folder. And what its scripts need."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from fugaku_gpt.simulator.session import Simulator
 from tests.support.simulated import simulated
 
+GO = "while ! test -e go; do sleep 0.02; done"  # the script waits for the test
+
 
 class Write(Protocol):
     """Puts a script into the test's folder; returns its name."""
@@ -17,6 +19,15 @@ class Write(Protocol):
     def __call__(
         self, body: str, directives: str = "", name: str = "job.sh", interpreter: str = "#!/bin/bash"
     ) -> str: ...
+
+
+def alive(pid_file: Path) -> bool:
+    """Whether the process that wrote its id into a file still runs."""
+    pid = int(pid_file.read_text())
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from fugaku_gpt.simulator.session import (
 )
 from fugaku_gpt.simulator.settings import Settings, read_settings
 from fugaku_gpt.simulator.spool import Spool
-from tests.simulator.conftest import Write
-from tests.simulator.test_running import alive, until
+from tests.simulator.conftest import Write, alive
 from tests.support.simulated import QUICK, simulated
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

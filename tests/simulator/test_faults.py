@@ -13,8 +13,8 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.pjm.pjstat import parse_data, statuses_of
 from fugaku_gpt.simulator import client
 from fugaku_gpt.simulator.session import Simulator, simulator_status
-from tests.simulator.conftest import Write
-from tests.simulator.test_running import GO, alive, until
+from tests.simulator.conftest import GO, Write, alive
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Dict, Iterator, List
 
 import pytest
 
 from fugaku_gpt.simulator.session import Simulator
-from tests.simulator.conftest import Write
+from tests.simulator.conftest import GO, Write, alive
 from tests.support.simulated import simulated
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-
-GO = "while ! test -e go; do sleep 0.02; done"  # the script waits for the test
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-
-
-def alive(pid_file: Path) -> bool:
-    """Whether the process that wrote its id into a file still runs."""
-    pid = int(pid_file.read_text())
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def variables(text: str) -> Dict[str, str]:
@@ -238,8 +219,9 @@ def test_a_script_that_kills_itself_reports_the_signal(site: Simulator, write: W
 
 
 def test_deleting_before_while_and_after_running(tmp_path: Path, write: Write) -> None:
-    write("echo $$ > pid; sleep 60")
-    with simulated(tmp_path / "sim", slots=1) as site:
+    stays = "trap 'until test -e end; do sleep 0.02; done; exit' TERM; echo $$ > pid; sleep 60 & wait"
+    write(stays)  # after SIGTERM too, so that it can be deleted once more
+    with simulated(tmp_path / "sim", slots=1, grace=60.0) as site:
         running = site.submit("-L", "elapse=1:00", "job.sh", cwd=tmp_path)
         waiting = site.submit("-s", "job.sh", cwd=tmp_path)
         until((tmp_path / "pid").exists)
@@ -248,7 +230,8 @@ def test_deleting_before_while_and_after_running(tmp_path: Path, write: Write) -
         assert site.job_state(waiting) == "CCL"
         assert site.run("pjdel", running).returncode == 0
         again = site.run("pjdel", running)
-        assert again.stdout in (f"[INFO] PJM 0119 pjdel Already accepted job {running}.\n", "")
+        assert again.stdout == f"[INFO] PJM 0119 pjdel Already accepted job {running}.\n"
+        (tmp_path / "end").touch()
         assert site.wait(running)[0][1] == "1"
         assert site.job_state(running) == "CCL"
         assert not alive(tmp_path / "pid")
@@ -308,12 +291,15 @@ def test_order_slots_priority_and_nodes(tmp_path: Path, write: Write) -> None:
 
 
 def test_a_job_with_an_elapse_range_yields_after_the_minimum(tmp_path: Path, write: Write) -> None:
-    write("trap 'echo checkpoint; exit' TERM; sleep 60 & wait", name="long.sh")
+    # more than the minimum of a second after its start, it says so
+    write("trap 'echo checkpoint; exit' TERM; sleep 1.3; touch over; sleep 60 & wait", name="long.sh")
     write("true")
     with simulated(tmp_path / "sim", slots=1) as site:
         long = site.submit("-L", "elapse=1-1:00:00", "long.sh", cwd=tmp_path)
-        time.sleep(1.3)
+        until((tmp_path / "over").exists)
+        site.job_state(long)  # the daemon looks at all jobs before it reads the next request
         assert site.job_state(long) == "RUN"  # nobody waits
+        assert (tmp_path / f"long.sh.{long}.out").read_text() == ""
         short = site.submit("job.sh", cwd=tmp_path)
         assert site.wait(long, short)[0][:2] == [long, "18"]
         assert site.job_state(long) == "CCL"

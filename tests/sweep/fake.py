@@ -7,9 +7,10 @@ from typing import Any, Callable, Dict, List, Optional
 
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.launch.processes import Outcome
-from fugaku_gpt.records.run import FAILED, OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.run import FAILED, OK, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.sweep.run import EndedRun
+from tests.support.runs import write_run
 
 ITERATIONS = 4
 
@@ -43,16 +44,14 @@ def leave_run(
         {"name": "freq_mhz", "requested": config.node.freq_mhz, "applied": False, "seen": "clock not fixed"},
         {"name": "tcmalloc", "requested": True, "applied": True, "seen": "libtcmalloc.so.4"},
     ]
-    record.write_environment({"build": {"torch": "2.13.0+cpu"}, "git_commit": "0123abc", "toggles": toggles})
-    metrics = MetricsWriter(record.metrics_file)
-    for number in range(1, ITERATIONS + 1):
-        metrics.write("iteration", iteration(number, pace))
-    metrics.write("validation", {"iteration": 0, "loss": 8.0, "tokens": 10})
-    metrics.write("validation", {"iteration": ITERATIONS, "loss": 4.5, "tokens": 10})
-    metrics.close()
+    environment = {"build": {"torch": "2.13.0+cpu"}, "git_commit": "0123abc", "toggles": toggles}
+    iterations = [iteration(number, pace) for number in range(1, ITERATIONS + 1)]
+    validations = [{"iteration": 0, "loss": 8.0, "tokens": 10}, {"iteration": ITERATIONS, "loss": 4.5, "tokens": 10}]
+    result = None
     if status is not None:
-        summary = summarise(config, record.metrics("iteration"), record.metrics("validation"))
-        record.write_result(Result(status, reason, 1.7e9, 1.7e9 + 2, ITERATIONS, summary))
+        summary = summarise(config, iterations, validations)
+        result = Result(status, reason, 1.7e9, 1.7e9 + 2, ITERATIONS, summary)
+    write_run(record, environment, iterations, result, validations)
 
 
 class FakeLaunch:

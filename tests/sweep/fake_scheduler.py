@@ -1,22 +1,14 @@
-"""A scheduler that keeps its jobs in a folder and runs none: it outlives the processes that submit, as real ones do.
-
-As a program it submits a sweep, so that a test can kill it: arguments are the sweep file, its folder, the scheduler's
-folder, and the time.
-"""
+"""A scheduler that keeps its jobs in a folder and runs none: it outlives the processes that submit, as real ones do."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
 from fugaku_gpt.records.files import append_line
 from fugaku_gpt.records.job import LOST, QUEUED, JobStatus
-from fugaku_gpt.sweep.plan import plan_of
-from fugaku_gpt.sweep.submit import submit_sweep
 
 
 class FakeScheduler:
@@ -80,25 +72,3 @@ class FakeScheduler:
 
     def accounting(self, directory: Path, job_id: str) -> Optional[Accounting]:
         return None
-
-
-class SlowScheduler(FakeScheduler):
-    """A scheduler that is slow to accept a job and slow to report it, so that a kill falls into both."""
-
-    def submit(self, submission: Submission) -> str:
-        time.sleep(0.05)
-        job_id = super().submit(submission)
-        time.sleep(0.05)
-        return job_id
-
-
-if __name__ == "__main__":
-    plan = plan_of(Path(sys.argv[1]), ("job.scheduler=slurm",))
-    print("ready", flush=True)
-    submit_sweep(
-        plan,
-        Path(sys.argv[2]),
-        scheduler_factory=lambda name: SlowScheduler(Path(sys.argv[3])),
-        clock=lambda: float(sys.argv[4]),
-    )
-    print("done", flush=True)

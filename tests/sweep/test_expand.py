@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.sweep.expand import Sweep, expand_sweep
+from tests.sweep.runs import names
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "sweeps" / "demo.yaml"
 
@@ -22,10 +23,6 @@ def expand(folder: Path, text: str, *overrides: str) -> Sweep:
     file = folder / "sweep.yaml"
     file.write_text(text, encoding="utf-8")
     return expand_sweep(file, overrides)
-
-
-def names(sweep: Sweep) -> List[str]:
-    return [run.name for run in sweep.runs]
 
 
 def test_matrix_exclude_include_and_repeats(tmp_path: Path) -> None:

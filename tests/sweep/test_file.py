@@ -17,14 +17,11 @@ from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep, expand_text
 from fugaku_gpt.sweep.folder import with_recorded_names
 from fugaku_gpt.sweep.run import run_sweep
 from tests.sweep.fake import FakeLaunch, QuietProgress
+from tests.sweep.runs import names
 
 
 def expand(text: str, *overrides: str) -> Sweep:
     return expand_text(text, "s.yaml", "s", overrides)
-
-
-def names(sweep: Sweep) -> List[str]:
-    return [run.name for run in sweep.runs]
 
 
 def identities(sweep: Sweep) -> Dict[str, Tuple[str, int]]:

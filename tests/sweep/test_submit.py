@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -22,6 +22,7 @@ from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan
 from fugaku_gpt.sweep.run import run_sweep
 from fugaku_gpt.sweep.submit import PlannedJob, RunStanding, SubmittedSweep, planned_jobs, run_standings, submit_sweep
+from tests.sweep import submit_kills
 from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
 
@@ -33,7 +34,6 @@ preset: tiny
 defaults: {job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}
 matrix: {layout.tp: [1, 2, 3], training.seed: [1, 2]}
 """
-KILLS = 15
 RUNS = [f"dp1-tp{tp}-seed{seed}-r1" for tp in (1, 2) for seed in (1, 2)]
 
 
@@ -193,27 +193,13 @@ def test_an_uncertain_submission_is_looked_up_and_not_repeated(
     assert max(Counter(job["run"] for job in scheduler.jobs()).values()) == 1
 
 
-def test_nothing_is_submitted_twice_however_often_it_is_killed(tmp_path: Path, plan: SweepPlan, out: Path) -> None:
-    queue = tmp_path / "queue"
-    chance = random.Random(5)
-    kills, done = 0, False
-    for attempt in range(KILLS + 3):
-        clock_time = str(time.time() + 1000 * attempt)  # an intent without a job is given up after a while
-        command = [sys.executable, "-m", "tests.sweep.fake_scheduler", plan.file, str(out), str(queue), clock_time]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        if attempt < KILLS:
-            time.sleep(chance.uniform(0, 0.15))
-            process.kill()
-        output = process.communicate()[0]
-        kills += process.returncode != 0
-        if process.returncode == 0:
-            assert output.endswith("done\n")
-            done = True
-            if attempt >= KILLS:
-                break
-    jobs = FakeScheduler(queue).jobs()
-    assert done and kills > 2 and Counter(job["run"] for job in jobs) == Counter(RUNS)
+def test_nothing_is_submitted_twice_wherever_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.sweep.submit_kills", str(tmp_path)]
+    rows = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    assert [row["jobs"] for row in rows] == [dict.fromkeys(submit_kills.RUNS, 1)] * len(rows)
+    # every change of a submission was its last once; of each run, the job was there and not yet recorded
+    assert all(row["kills"] for row in rows[:-1]) and not rows[-1]["kills"]
+    assert sum(row["unrecorded"] for row in rows) >= len(submit_kills.RUNS)
 
 
 def test_a_dry_run_plans_all_jobs_and_writes_nothing(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> None:

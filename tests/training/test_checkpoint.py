@@ -25,8 +25,8 @@ from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.resume import ResumePlan, broadcast_plan, find_checkpoint, load_checkpoint, resume_from
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Step, Trainer
-from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
+from tests.training.trainers import tiny_trainer
 
 FAST = ("training.micro_batch=8", "training.lr=1e-2")
 GROWING = (
@@ -43,12 +43,6 @@ ROLLBACK = ("training.rollback_every=2", "training.spike_window=3", "training.sp
 SCALED = ("training.dtype=float16", "training.loss_scale=16777216", "training.loss_scale_window=2")
 
 
-def trainer(*overrides: str) -> Trainer:
-    config = tiny_config(*overrides)
-    samples = ByteSamples(config.model.seq_len)
-    return Trainer(config, ProcessGrid.alone(), samples, samples)
-
-
 def tensors(run: Trainer) -> Dict[Tuple[str, int], torch.Tensor]:
     values_by_storage = {(storage.kind, storage.first): storage.values.clone() for storage in run.storages()}
     values_by_storage["parameters", 0] = run.buffers.parameters.clone()
@@ -62,7 +56,7 @@ def assert_equal(run: Trainer, judge: Trainer) -> None:
 
 
 def loaded(path: Path, *overrides: str) -> Trainer:
-    run = trainer(*overrides)
+    run = tiny_trainer(*overrides)
     run.step()  # what was there before does not matter
     assert load_checkpoint(run, path, read_manifest(path)) is None
     return run
@@ -83,7 +77,7 @@ def loaded(path: Path, *overrides: str) -> Trainer:
 def test_a_run_with_three_resumes_equals_an_uninterrupted_run_bit_for_bit(
     tmp_path: Path, settings: Tuple[str, ...]
 ) -> None:
-    judge, run = trainer(*settings), trainer(*settings)
+    judge, run = tiny_trainer(*settings), tiny_trainer(*settings)
     for leg, count in enumerate((3, 2, 2, 2)):
         if leg:
             checkpoints = CheckpointSaver(run, tmp_path / "checkpoints")
@@ -99,7 +93,7 @@ def test_a_run_with_three_resumes_equals_an_uninterrupted_run_bit_for_bit(
 
 
 def test_a_spike_after_the_resume_returns_to_the_copy_from_before(tmp_path: Path) -> None:
-    judge, run = trainer(*FAST, *ROLLBACK), trainer(*FAST, *ROLLBACK)
+    judge, run = tiny_trainer(*FAST, *ROLLBACK), tiny_trainer(*FAST, *ROLLBACK)
     for _ in range(5):
         assert run.step() == judge.step()
     CheckpointSaver(run, tmp_path).save({}, wait=True)
@@ -114,7 +108,7 @@ def test_a_spike_after_the_resume_returns_to_the_copy_from_before(tmp_path: Path
 
 
 def test_copies_that_are_enabled_at_a_resume_begin_with_the_resumed_state(tmp_path: Path) -> None:
-    run = trainer(*FAST, *ROLLBACK[1:])
+    run = tiny_trainer(*FAST, *ROLLBACK[1:])
     for _ in range(5):
         run.step()
     CheckpointSaver(run, tmp_path).save({}, wait=True)
@@ -126,7 +120,7 @@ def test_copies_that_are_enabled_at_a_resume_begin_with_the_resumed_state(tmp_pa
 
 
 def test_master_weights_are_resumed_in_another_precision(tmp_path: Path) -> None:
-    run = trainer("training.dtype=bfloat16", *FAST)
+    run = tiny_trainer("training.dtype=bfloat16", *FAST)
     for _ in range(3):
         run.step()
     CheckpointSaver(run, tmp_path).save({}, wait=True)
@@ -143,7 +137,7 @@ class LoggedRun:
     """A trainer with a log, as rank 0 has one."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        self.trainer = trainer(*FAST, *overrides)
+        self.trainer = tiny_trainer(*FAST, *overrides)
         self.directory = RunDirectory(folder)
         self.log_stream = io.StringIO()
         self.log = TrainingLog(self.trainer.config, MetricsWriter(self.directory.metrics_file), self.log_stream)
@@ -262,7 +256,7 @@ class SavedRun:
         self.out = folder / "run"
         self.out.mkdir()
         self.settings = (*FAST, "training.iterations=4", "checkpoint.interval=2")
-        self.run = trainer(*self.settings)
+        self.run = tiny_trainer(*self.settings)
         directory = RunDirectory(self.out).checkpoints_dir
         run_loop(self.run, None, CheckpointSaver(self.run, directory, None, "samples", {"torch": torch.__version__}))
         self.newest, self.older = (info.path for info in list_checkpoints(directory))
@@ -337,14 +331,14 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_older_is_resumed(tmp_path:
     if damage != "missing":
         file.write_bytes(content)
     plan = saved.resume_plan()
-    resumed = trainer(*saved.settings)
+    resumed = tiny_trainer(*saved.settings)
     path, manifest, rejected = resume_from(resumed, plan)
     assert (path, manifest.iteration, resumed.iteration, resumed.consumed_samples) == (saved.older, 2, 2, 16)
     (why,) = [line for line in (*plan.messages, *rejected) if "rejected" in line]
     assert why.startswith("checkpoint step-00000004 was rejected: ") and file.name in why
     if damage == "data":
         assert "damaged: second_moment of " in why
-    judge = trainer(*saved.settings)
+    judge = tiny_trainer(*saved.settings)
     for _ in range(2):
         judge.step()
     assert_equal(resumed, judge)
@@ -359,7 +353,7 @@ def test_a_run_without_a_valid_checkpoint_fails_and_does_not_start_anew(tmp_path
     with pytest.raises(
         RunFailed, match="step-00000004 was rejected: .*; checkpoint step-00000002 was rejected: .*anew"
     ):
-        resume_from(trainer(*saved.settings), saved.resume_plan())
+        resume_from(tiny_trainer(*saved.settings), saved.resume_plan())
     for path in (saved.newest, saved.older):
         (path / "data-000000.safetensors").unlink()
     with pytest.raises(UsageError, match="no checkpoint is whole"):

@@ -17,6 +17,7 @@ from fugaku_gpt.training.schedule import learning_rate
 from fugaku_gpt.training.trainer import Samples, Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
+from tests.training.trainers import tiny_trainer
 
 FAST = ("training.micro_batch=8", "training.lr=1e-2")
 RAMP = ("training.ramp_start=2", "training.ramp_increment=2", "training.ramp_samples=18")
@@ -34,12 +35,6 @@ class Recorded:
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         self.read += range(first, first + count)
         return self._samples.batch(first, count)
-
-
-def trainer(*overrides: str) -> Trainer:
-    config = tiny_config(*overrides)
-    samples = ByteSamples(config.model.seq_len)
-    return Trainer(config, ProcessGrid.alone(), samples, samples)
 
 
 def poison(run: Trainer) -> None:
@@ -67,7 +62,7 @@ def test_a_ramp_up_uses_each_sample_once_and_counts_samples_and_tokens() -> None
 
 def test_the_micro_batch_does_not_change_a_curve_with_growing_batches_and_skipped_samples() -> None:
     settings = ("training.dtype=float64", *RAMP, *LENGTHS, "training.skip_samples=[3, 9-12]")
-    single, pairs = (trainer(*settings, f"training.micro_batch={size}") for size in (1, 2))
+    single, pairs = (tiny_trainer(*settings, f"training.micro_batch={size}") for size in (1, 2))
     for _ in range(5):
         a, b = single.step(), pairs.step()
         assert (a.samples, a.seq_len) == (b.samples, b.seq_len)
@@ -75,7 +70,7 @@ def test_the_micro_batch_does_not_change_a_curve_with_growing_batches_and_skippe
 
 
 def test_a_shorter_sample_is_the_beginning_of_the_same_sample() -> None:
-    run = trainer("training.dtype=float64", "model.dropout=0", "model.attention_dropout=0", *LENGTHS)
+    run = tiny_trainer("training.dtype=float64", "model.dropout=0", "model.attention_dropout=0", *LENGTHS)
     tokens = torch.from_numpy(ByteSamples(24).batch(0, 8))
     with torch.no_grad():
         expected = float(run.model_chunks[0](tokens[:, :8], tokens[:, 1:9])) / (8 * 8)
@@ -83,7 +78,7 @@ def test_a_shorter_sample_is_the_beginning_of_the_same_sample() -> None:
 
 
 def test_validation_uses_full_batches_during_a_ramp_up() -> None:
-    assert trainer(*RAMP, *LENGTHS).validate() == trainer().validate()
+    assert tiny_trainer(*RAMP, *LENGTHS).validate() == tiny_trainer().validate()
 
 
 def test_skipped_samples_are_not_read_and_count_as_consumed() -> None:
@@ -107,7 +102,7 @@ def test_skipping_samples_that_are_already_consumed_changes_no_later_batch() -> 
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_nothing_else_changes() -> None:
-    run, judge = trainer(*FAST, "training.non_finite=skip"), trainer(*FAST)
+    run, judge = tiny_trainer(*FAST, "training.non_finite=skip"), tiny_trainer(*FAST)
     run.step()
     judge.step()
     before = run.buffers.parameters.clone()
@@ -120,7 +115,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_nothing_else_changes() -> None
 
 
 def test_a_skipped_step_is_reported() -> None:
-    run = trainer(*FAST, "training.non_finite=skip")
+    run = tiny_trainer(*FAST, "training.non_finite=skip")
     run.step()
     before = run.buffers.parameters.clone()
     run.buffers.parameters[0] = math.nan
@@ -132,7 +127,7 @@ def test_a_skipped_step_is_reported() -> None:
 
 
 def test_too_many_steps_in_a_row_that_are_not_finite_stop_the_run() -> None:
-    run = trainer(*FAST, "training.non_finite=skip", "training.max_skips=3")
+    run = tiny_trainer(*FAST, "training.non_finite=skip", "training.max_skips=3")
     run.buffers.parameters[0] = math.nan
     run.step()
     run.step()
@@ -141,7 +136,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_stop_the_run() -> None:
 
 
 def test_a_spike_restores_weights_and_optimiser_and_skips_the_samples_since_the_copy() -> None:
-    run, judge = trainer(*FAST, *ROLLBACK), trainer(*FAST)
+    run, judge = tiny_trainer(*FAST, *ROLLBACK), tiny_trainer(*FAST)
     for _ in range(4):
         run.step()
         judge.step()
@@ -159,7 +154,7 @@ def test_a_spike_restores_weights_and_optimiser_and_skips_the_samples_since_the_
 
 
 def test_too_many_rollbacks_to_the_same_copy_stop_the_run() -> None:
-    run = trainer(*FAST, *ROLLBACK, "training.max_skips=2")
+    run = tiny_trainer(*FAST, *ROLLBACK, "training.max_skips=2")
     for _ in range(4):
         run.step()
     for _ in range(2):
@@ -171,7 +166,7 @@ def test_too_many_rollbacks_to_the_same_copy_stop_the_run() -> None:
 
 
 def test_without_rollback_no_copy_is_made_and_no_loss_is_a_spike() -> None:
-    run = trainer(*FAST, "training.spike_window=2", "training.spike_ratio=1.1")
+    run = tiny_trainer(*FAST, "training.spike_window=2", "training.spike_ratio=1.1")
     for _ in range(3):
         run.step()
     run.buffers.parameters.mul_(10.0)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fugaku_gpt import compat, ops
-from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.compat import OperatorCall
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
@@ -40,22 +39,15 @@ from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training import operators
 from fugaku_gpt.training.operators import profile_operators, scale_to_total, seconds_of_classes
 from fugaku_gpt.training.optimizer import BlockedAdamW
-from fugaku_gpt.training.trainer import Trainer
 from tests.support.corpus import write_byte_corpus
-from tests.support.text import ByteSamples
-from tests.support.tiny import SETTINGS, tiny_config
+from tests.support.tiny import SETTINGS
+from tests.training.trainers import tiny_trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def trainer(*overrides: str) -> Trainer:
-    config = tiny_config(*overrides)
-    samples = ByteSamples(config.model.seq_len)
-    return Trainer(config, ProcessGrid.alone(), samples, samples)
-
-
 def profile(*overrides: str) -> Operators:
-    run = trainer(*overrides)
+    run = tiny_trainer(*overrides)
     run.step()
     measured = profile_operators(run, 1)
     assert measured is not None and run.iteration == 3
@@ -151,6 +143,7 @@ def test_the_onednn_operators_of_this_build_count_as_products(
             ops.matmul(y, weight)
             ops.add_product(sums, x.t(), y)
 
+    products()  # finds out first which operators work
     onednn_operators = {
         call.name for call in compat.profile_operators(products) if "mkldnn" in call.name or "dense" in call.name
     }
@@ -185,7 +178,7 @@ def test_every_class_but_communication_takes_time_in_a_real_iteration(
 
 
 def test_profiled_iterations_are_ordinary_iterations_of_the_run() -> None:
-    run, judge = trainer(), trainer()
+    run, judge = tiny_trainer(), tiny_trainer()
     run.step()
     assert profile_operators(run, 2) is not None
     for _ in range(5):
@@ -198,7 +191,7 @@ def test_profiled_iterations_are_ordinary_iterations_of_the_run() -> None:
 
 def test_patched_functions_are_restored_even_after_a_failure() -> None:
     before, inside = BlockedAdamW.step, []
-    run = trainer()
+    run = tiny_trainer()
 
     def fail() -> bool:
         inside.append((BlockedAdamW.step is before, "copy_" in vars(torch.Tensor)))
@@ -215,7 +208,7 @@ def test_patched_functions_are_restored_even_after_a_failure() -> None:
 
 @pytest.mark.parametrize("steps_before", [0, 1])
 def test_profiling_ends_if_the_run_should_stop(steps_before: int) -> None:
-    run = trainer()
+    run = tiny_trainer()
     run.should_stop = lambda: run.iteration >= steps_before
     assert profile_operators(run, 1) is None and run.iteration == steps_before + 1
 

@@ -21,6 +21,7 @@ from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.trainer import Step, Trainer
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
+from tests.training.trainers import tiny_trainer
 
 SIXTEEN_BITS = ["bfloat16", "float16"]
 STEPS = 8
@@ -31,9 +32,7 @@ NORM_BOUND = {"bfloat16": 8e-3, "float16": 1e-3}
 
 
 def trainer(*overrides: str) -> Trainer:
-    config = tiny_config("training.micro_batch=4", "training.lr=5e-3", *overrides)
-    samples = ByteSamples(config.model.seq_len)
-    return Trainer(config, ProcessGrid.alone(), samples, samples)
+    return tiny_trainer("training.micro_batch=4", "training.lr=5e-3", *overrides)
 
 
 def steps_of(run: Trainer, count: int = STEPS) -> List[Step]:

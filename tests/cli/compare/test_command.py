@@ -16,8 +16,8 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAG
 from fugaku_gpt.launch.launcher import find_launcher
 from tests.compare.runs import leave_run, tiny
 from tests.support.corpus import write_byte_corpus
+from tests.support.measurements import MEASUREMENTS
 
-MEASUREMENTS = Path(__file__).parents[3] / "benchmarks" / "reference" / "measurements.csv"
 MINI = """
 model: {layers: 1, hidden: 16, heads: 4, seq_len: 16, vocab_size: 256, vocab_multiple: 8, name: mini}
 training: {global_batch: 4, lr: 1e-2, min_lr: 1e-3}

@@ -12,8 +12,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from fugaku_gpt.records.run import RunDirectory
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 from tests.support.corpus import write_byte_corpus
-
-MEASUREMENTS = Path(__file__).parents[3] / "benchmarks" / "reference" / "measurements.csv"
+from tests.support.measurements import MEASUREMENTS
 
 
 def factorial(*arguments: object) -> int:

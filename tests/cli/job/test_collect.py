@@ -14,8 +14,9 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.records.job import ENDED
 from fugaku_gpt.records.run import RunDirectory
-from tests.report.jobs import exit_record, record_end, record_submission, stats
+from tests.report.jobs import record_end, stats
 from tests.report.test_imported import ARGUMENTS, log_of, our_line
+from tests.support.job_records import record_submission, write_exit_record
 from tests.sweep.fake import leave_run
 
 CONFIG = load_run_config(preset="tiny", overrides=["layout.dp=4", "job.nodes=4", "node.freq_mhz=2200"])
@@ -28,7 +29,7 @@ def jobs(tmp_path: Path) -> Path:
     leave_run(finished, CONFIG)
     record_submission(finished, "101")
     record_end(finished, "101")
-    exit_record(finished, "101", 0)
+    write_exit_record(finished, 0, "101")
     (finished / "well.101.stats").write_text(stats("101"))
     timed_out.mkdir()
     (timed_out / "config.yaml").write_text(dump_run_config(load_run_config(preset="tiny", overrides=["layout.dp=2"])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import pty
 import select
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 
@@ -24,8 +23,9 @@ from fugaku_gpt.jobs.submission import prepare_job
 from fugaku_gpt.launch.processes import end_marked_processes
 from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, Result, RunDirectory
+from tests.support.commands import Capture, json_of
+from tests.support.waiting import until
 
-Capture = pytest.CaptureFixture[str]
 WAIT_SECONDS = 300.0
 # writes the exit record that the templates' scripts write, without training
 RECORD = """
@@ -56,19 +56,6 @@ def prepare_run_directory(name: str, body: str, *settings: str) -> Path:
     prepare_job(config, directory)
     (directory / "job.sh").write_text(f"end() {{ {RECORD} }}\n{body}\n", encoding="utf-8")
     return directory
-
-
-def status_rows(capsys: Capture, *arguments: str) -> List[Dict[str, Any]]:
-    capsys.readouterr()
-    assert run(["job", "status", *arguments, "--format", "json"]) == 0
-    return list(json.loads(capsys.readouterr().out))
-
-
-def wait_until_exists(path: Path) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.02)
 
 
 def test_a_dry_run_prints_script_command_and_cost_and_submits_nothing(capsys: Capture) -> None:
@@ -103,7 +90,7 @@ def test_watching_a_successful_run_is_exit_code_0(capsys: Capture) -> None:
     assert run(["job", "submit", str(directory)]) == 0
     RunDirectory(directory).write_result(Result(OK, "", 1.0, 2.0))
     assert run(["job", "watch", str(directory)]) == 0
-    (row,) = status_rows(capsys, str(directory))
+    (row,) = json_of(capsys, "job", "status", str(directory))
     assert (row["state"], row["status"], row["job"], row["cause"]) == ("ended", "ok", "local-1", None)
 
 
@@ -112,7 +99,7 @@ def test_status_has_four_formats_and_takes_a_store(capsys: Capture) -> None:
     run(["job", "submit", str(prepare_run_directory("a", "end 3"))])
     run(["job", "submit", str(prepare_run_directory("b", "echo 'ValueError: a | b'; end 4"))])
     assert run(["job", "watch"]) == 1
-    rows = status_rows(capsys)
+    rows = json_of(capsys, "job", "status")
     assert [row["run"] for row in rows] == ["runs/a", "runs/b"]
     assert [row["status"] for row in rows] == ["failed", "failed"]
     assert rows[1]["cause"] == "exit code 4: ValueError: a | b" and "--force" in rows[0]["advice"]
@@ -129,17 +116,17 @@ def test_cancel_hold_and_release_report_the_accepted_jobs(capsys: Capture) -> No
     first, second = prepare_run_directory("first", "touch up; sleep 900"), prepare_run_directory("second", "end 1")
     for directory in (first, second):
         assert run(["job", "submit", str(directory)]) == 0
-    wait_until_exists(first / "up")
+    until((first / "up").exists)
     capsys.readouterr()
     assert run(["job", "hold", str(first), str(second)]) == 1
     captured = capsys.readouterr()
     assert captured.out.splitlines() == ["runs/first: local-1: is running", "runs/second: local-2: held"]
     assert "not held: local-1" in captured.err
-    assert [row["state"] for row in status_rows(capsys)] == ["running", "held"]
+    assert [row["state"] for row in json_of(capsys, "job", "status")] == ["running", "held"]
     assert run(["job", "release", str(second)]) == 0
     assert run(["job", "cancel", str(first)]) == 0
     assert run(["job", "watch", "runs"]) == 1
-    assert [(row["state"], row["status"]) for row in status_rows(capsys)] == [
+    assert [(row["state"], row["status"]) for row in json_of(capsys, "job", "status")] == [
         ("cancelled", "interrupted"),
         ("ended", "failed"),
     ]
@@ -164,7 +151,7 @@ def test_resume_submits_a_stopped_run_and_keeps_the_previous_attempt(capsys: Cap
     directory = prepare_run_directory("stopped", "echo once; end 75")
     run(["job", "submit", str(directory)])
     run(["job", "watch", str(directory)])
-    (row,) = status_rows(capsys, str(directory))
+    (row,) = json_of(capsys, "job", "status", str(directory))
     assert (row["status"], "can be resumed" in row["cause"]) == ("interrupted", True)
     assert run(["job", "resume", str(directory), "--dry-run"]) == 0
     assert "resume: it has stopped" in capsys.readouterr().err
@@ -251,7 +238,7 @@ def test_without_the_scheduler_s_commands_nothing_is_submitted(
     arguments = ["--preset", "tiny", "--scheduler", "pjm", "--out", "run"]
     assert run(["job", "submit", *arguments]) == 2
     assert "pjsub: no such command on this machine" in capsys.readouterr().err
-    (row,) = status_rows(capsys, "run")
+    (row,) = json_of(capsys, "job", "status", "run")
     assert row["job"] is None and "not taken" in row["cause"]
 
 

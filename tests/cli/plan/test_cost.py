@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Dict, List
+from typing import Any, List
 
 import pytest
 
 from fugaku_gpt.cli.main import run
+from tests.support.commands import json_of
 
 ON_512 = ["--preset", "1.3b", "--set", "layout.dp=128", "--set", "layout.tp=4", "--set", "job.nodes=512"]
 BATCH = ["--set", "training.global_batch=1024", "--set", "training.micro_batch=1"]
 
 
-def _lines(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> List[Dict[str, Any]]:
-    code = run([*arguments, "--format", "json"])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    lines: List[Dict[str, Any]] = json.loads(captured.out)
-    return lines
-
-
 def test_the_components_of_an_iteration_have_intervals_and_sum_up(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = {line["figure"]: line for line in _lines(["plan", "time", *ON_512, *BATCH, "--torch", "1.10"], capsys)}
+    lines = {line["figure"]: line for line in json_of(capsys, "plan", "time", *ON_512, *BATCH, "--torch", "1.10")}
     iteration = lines["iteration"]
     components = ("compute", "memory_bound", "tensor_parallel", "pipeline", "data_parallel", "optimiser", "fixed")
     assert sum(lines[name]["value"] for name in components) == pytest.approx(iteration["value"], rel=0.01)
@@ -46,8 +38,8 @@ def test_an_impossible_run_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
 
 def test_days_of_tokens_and_of_iterations_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["plan", "days", "--sec-per-it", "0.5", "--nodes", "512", "--elapse", "24:00:00"]
-    by_count = _lines([*common, "--iterations", "362000"], capsys)
-    by_tokens = _lines([*common, "--tokens", str(362000 * 524288), "--tokens-per-iteration", "524288"], capsys)
+    by_count = json_of(capsys, *common, "--iterations", "362000")
+    by_tokens = json_of(capsys, *common, "--tokens", str(362000 * 524288), "--tokens-per-iteration", "524288")
     assert by_count == by_tokens
     figures = {line["figure"]: line["value"] for line in by_count}
     assert figures["computing"] == 2.095 and figures["jobs"] == 3
@@ -60,7 +52,7 @@ def test_days_needs_a_single_amount_of_work(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_ramp_is_a_table_of_phases(capsys: pytest.CaptureFixture[str]) -> None:
     batches = ["--start", "32", "--increment", "32", "--samples", "1000", "--global-batch", "128"]
-    phases = _lines(["plan", "ramp", *batches, "--iterations", "100", "--nodes", "32"], capsys)
+    phases = json_of(capsys, "plan", "ramp", *batches, "--iterations", "100", "--nodes", "32")
     assert [(phase["nodes"], phase["batch"]) for phase in phases] == [(32, 32), (32, 64), (32, 96), (32, 128)]
 
 
@@ -79,7 +71,7 @@ def test_sizes_beyond_any_training_are_a_usage_error(arguments: List[str], capsy
 
 def test_power_gives_joules_per_token(capsys: pytest.CaptureFixture[str]) -> None:
     def seconds_and_joules(*arguments: str) -> List[Any]:
-        lines = _lines(["plan", "time", "--preset", "1.3b", *arguments], capsys)
+        lines = json_of(capsys, "plan", "time", "--preset", "1.3b", *arguments)
         seconds = next(line["value"] for line in lines if line["figure"] == "iteration")
         return [seconds, *(line["value"] for line in lines if line["unit"] == "J/token")]
 

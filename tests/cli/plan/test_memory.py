@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List
 
 import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.planner.trainer.run_memory import CATEGORIES
+from tests.support.commands import Capture, json_of
 
-Capture = pytest.CaptureFixture[str]
 PIPELINE = ["--preset", "1.3b", "--set", "layout.pp=4", "--set", "job.nodes=4", "--set", "training.global_batch=64"]
 
 
-def memory_rows(capsys: Capture, *arguments: str, code: int = 0) -> List[Dict[str, Any]]:
-    assert run(["plan", "memory", *arguments, "--format", "json"]) == code
-    rows: List[Dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return rows
-
-
 def test_every_stage_and_the_fullest_node_are_rows(capsys: Capture) -> None:
-    *stages, node = memory_rows(capsys, *PIPELINE)
+    *stages, node = json_of(capsys, "plan", "memory", *PIPELINE)
     assert [row["part"] for row in stages] == [f"stage {stage}" for stage in range(4)] and node["part"] == "node of 1"
     for row in (*stages, node):
         assert sum(row[name] for name in CATEGORIES) == pytest.approx(row["total"], abs=0.5)
@@ -35,7 +28,7 @@ def test_every_stage_and_the_fullest_node_are_rows(capsys: Capture) -> None:
 
 
 def test_all_formats_have_the_same_rows(capsys: Capture) -> None:
-    as_json = memory_rows(capsys, *PIPELINE)
+    as_json = json_of(capsys, "plan", "memory", *PIPELINE)
     assert run(["plan", "memory", *PIPELINE, "--format", "csv"]) == 0
     as_csv = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [float(row["total"]) for row in as_csv] == [row["total"] for row in as_json]
@@ -67,7 +60,8 @@ def test_nothing_helps_where_a_rank_alone_is_too_large(capsys: Capture) -> None:
 @pytest.mark.parametrize("target_option", ["--machine=local", "--set=job.scheduler=local", "--set=job.scheduler=slurm"])
 def test_the_base_memory_is_that_of_the_requested_build(target_option: str, capsys: Capture) -> None:
     bases = [
-        memory_rows(capsys, "--preset", "tiny", target_option, "--torch", build)[0]["base"] for build in ("1.7", "1.10")
+        json_of(capsys, "plan", "memory", "--preset", "tiny", target_option, "--torch", build)[0]["base"]
+        for build in ("1.7", "1.10")
     ]
     assert bases[0] < bases[1]
 

@@ -12,7 +12,8 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.machine.constants import load_machine
-from tests.planner.samples import MEASURED, REFERENCE, reference
+from tests.planner.samples import MEASURED, reference
+from tests.support.measurements import MEASUREMENTS
 
 FIELDS = ["id", "sec_per_it", "sec_per_it_low", "sec_per_it_high", "mem_value", "mem_unit", "fits", "refused"]
 
@@ -26,7 +27,7 @@ def _write(path: Path, lines: List[Dict[str, str]]) -> str:
 
 
 def test_every_row_is_predicted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "predict", "--rows", str(REFERENCE), "--format", "json"]) == 0
+    assert run(["plan", "predict", "--rows", str(MEASUREMENTS), "--format", "json"]) == 0
     predictions = json.loads(capsys.readouterr().out)
     assert [prediction["id"] for prediction in predictions] == [row["id"] for row in reference()]
     assert all(list(prediction) == [*FIELDS, "extrapolated"] for prediction in predictions)
@@ -93,8 +94,8 @@ def test_predicted_against_measured_is_plotted(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--rows", str(REFERENCE), "--plot", "fit.pdf"], "--plot fit.pdf: its name must end in .svg or .png"),
-        (["--rows", str(REFERENCE), "--plot", "no/such/folder/fit.svg"], "--plot no/such/folder/fit.svg: cannot be"),
+        (["--rows", str(MEASUREMENTS), "--plot", "fit.pdf"], "--plot fit.pdf: its name must end in .svg or .png"),
+        (["--rows", str(MEASUREMENTS), "--plot", "no/such/folder/fit.svg"], "--plot no/such/folder/fit.svg: cannot be"),
         (["--runs", "runs", "--plot", "fit.svg"], "--plot fit.svg: goes with --rows"),
     ],
 )
@@ -130,7 +131,7 @@ def test_a_machine_file_that_cannot_be_written_is_refused_before_the_work(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / name)
-    assert run(["plan", "fit", "--rows", str(REFERENCE), "--machine", "v100", "--out", out]) == 2
+    assert run(["plan", "fit", "--rows", str(MEASUREMENTS), "--machine", "v100", "--out", out]) == 2
     assert run(["plan", "probe", "--out", out]) == 2
     assert capsys.readouterr().err.count(f"--out {out}: ") == 2
     (tmp_path / "m.yaml").mkdir()

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List
 
 import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.cli.plan.topology import _progress_printer
+from tests.support.commands import json_of
 
 AT_512 = ["plan", "topology", "--model", "1.3b", "--machine", "a64fx", "--nodes", "512", "--torch", "1.10"]
-
-
-def _layouts(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> List[Dict[str, Any]]:
-    code = run([*arguments, "--format", "json"])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    layouts: List[Dict[str, Any]] = json.loads(captured.out)
-    return layouts
 
 
 def test_the_best_layouts_are_ranked_by_seconds_with_intervals_and_both_memories(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    layouts = _layouts(AT_512, capsys)
+    layouts = json_of(capsys, *AT_512)
     assert [layout["rank"] for layout in layouts] == list(range(1, 11))
     assert [layout["sec_per_it"] for layout in layouts] == sorted(layout["sec_per_it"] for layout in layouts)
     for layout in layouts:
@@ -55,7 +47,7 @@ def test_csv_output_has_only_rows(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_constraints_are_met(capsys: pytest.CaptureFixture[str]) -> None:
     constraints = ["--constraint", "TP <= ranks_per_node and not recompute", "--constraint", "micro_batches % 4 == 0"]
-    for layout in _layouts([*AT_512, *constraints, "--variants", "--top", "30"], capsys):
+    for layout in json_of(capsys, *AT_512, *constraints, "--variants", "--top", "30"):
         assert layout["tp"] <= layout["ranks_per_node"] and not layout["recompute"]
         assert 1024 // (layout["dp"] * layout["micro_batch"]) % 4 == 0
 
@@ -63,18 +55,18 @@ def test_constraints_are_met(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_batch_ramp_rules_out_replicas_that_do_not_divide_it(capsys: pytest.CaptureFixture[str]) -> None:
     ramp = ["training.ramp_start=64", "training.ramp_increment=64", "training.ramp_samples=10000"]
     options = [argument for setting in ramp for argument in ("--set", setting)]
-    for layout in _layouts([*AT_512, *options, "--top", "30"], capsys):
+    for layout in json_of(capsys, *AT_512, *options, "--top", "30"):
         assert 64 % (layout["dp"] * layout["micro_batch"]) == 0
 
 
 def test_measured_keeps_only_layouts_without_extrapolation(capsys: pytest.CaptureFixture[str]) -> None:
-    layouts = _layouts([*AT_512, "--measured"], capsys)
+    layouts = json_of(capsys, *AT_512, "--measured")
     assert layouts and all(not layout["extrapolated"] for layout in layouts)
 
 
 def test_max_nodes_and_a_range_of_global_batches(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--max-nodes", "12", "--global-batch", "90-130", "--constraint", "GBS % 32 == 0"]
-    layouts = _layouts(["plan", "topology", "--model", "124m", *sizes, "--top", "40"], capsys)
+    layouts = json_of(capsys, "plan", "topology", "--model", "124m", *sizes, "--top", "40")
     assert {layout["global_batch"] for layout in layouts} <= {96, 128} and max(
         layout["nodes"] for layout in layouts
     ) <= 12
@@ -117,7 +109,7 @@ def test_gpu_nodes_have_a_rank_per_device_and_no_memory_of_this_trainer(capsys: 
         "--set",
         "training.dtype=bfloat16",
     ]
-    for layout in _layouts([*arguments, "--set", "training.global_batch=512"], capsys):
+    for layout in json_of(capsys, *arguments, "--set", "training.global_batch=512"):
         assert layout["ranks_per_node"] == 8 and layout["mem_ours"] is None and layout["mem_unit"] == "GB"
 
 

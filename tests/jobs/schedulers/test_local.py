@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -19,10 +18,9 @@ from fugaku_gpt.jobs.schedulers.local_store import LocalStore, is_alive, queue_f
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
+from tests.support.waiting import until, until_state
 
 pytestmark = pytest.mark.slow
-
-WAIT_SECONDS = 300.0
 
 
 @pytest.fixture
@@ -40,23 +38,6 @@ def write(directory: Path, body: str, **more: Any) -> Submission:
     return Submission("job.sh", directory, "test", **more)
 
 
-def until(local: LocalScheduler, job_id: str, *states: str) -> JobStatus:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        status = local.poll([job_id])[job_id]
-        if status.state in states:
-            return status
-        assert time.monotonic() < deadline, f"{job_id} is {status}, not {states}"
-        time.sleep(0.05)
-
-
-def until_exists(path: Path) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.02)
-
-
 def queue_of(local: LocalScheduler) -> Any:
     return read_json_object(local.store.root / queue_file(local._host))
 
@@ -66,7 +47,7 @@ def test_a_job_runs_in_the_run_directory_and_reports_how_it_ended(local: LocalSc
     submission = write(tmp_path / "a run", body, tag="t-1")
     job_id = local.submit(submission)
     assert job_id == "local-1"
-    status = until(local, job_id, *OVER)
+    status = until_state(local, job_id, *OVER)
     assert status == JobStatus(job_id, ENDED, "FAILED", exit_code=3, group="this machine")
     (output,) = local.output_files(submission.directory, job_id)
     assert output.read_text(encoding="utf-8") == f"local-1 local-1 in {tmp_path / 'a run'}\nwrong\n"
@@ -78,7 +59,7 @@ def test_a_job_runs_in_the_run_directory_and_reports_how_it_ended(local: LocalSc
 def test_jobs_run_sequentially_in_the_order_of_submission(local: LocalScheduler, tmp_path: Path) -> None:
     body = "mkdir ../busy || echo overlap >> ../order; echo $FUGAKU_GPT_JOB >> ../order; sleep 0.3; rmdir ../busy"
     ids = [local.submit(write(tmp_path / str(number), body)) for number in range(4)]
-    until(local, ids[-1], *OVER)
+    until_state(local, ids[-1], *OVER)
     assert (tmp_path / "order").read_text(encoding="utf-8").split() == ids
 
 
@@ -92,12 +73,12 @@ def test_a_job_outlives_the_process_that_submitted_it(local: LocalScheduler, tmp
     )
     starter = subprocess.run([sys.executable, "-c", program], start_new_session=True, check=False)
     assert starter.returncode == -signal.SIGKILL
-    assert until(local, "local-1", *OVER).exit_code == 0
+    assert until_state(local, "local-1", *OVER).exit_code == 0
 
 
 def test_the_time_limit_sends_sigterm_first_and_then_ends_everything(local: LocalScheduler, tmp_path: Path) -> None:
     polite = write(tmp_path / "polite", "trap 'echo asked; exit 75' TERM; sleep 900 & wait", elapse=2.5)
-    status = until(local, local.submit(polite), *OVER)
+    status = until_state(local, local.submit(polite), *OVER)
     assert (status.raw, status.exit_code) == ("TIMEOUT", 75) and "2.5 s" in status.reason
     assert "asked" in (tmp_path / "polite" / "local-1.out").read_text(encoding="utf-8")
 
@@ -113,32 +94,32 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: P
 
 def test_background_processes_of_a_script_are_ended(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "setsid sleep 900 & disown; exit 0"))
-    until(local, job_id, *OVER)
+    until_state(local, job_id, *OVER)
     assert marked_processes(local.store.jobs()[0].mark) == []
 
 
 def test_running_and_waiting_jobs_are_cancelled(local: LocalScheduler, tmp_path: Path) -> None:
     first = local.submit(write(tmp_path / "first", "touch up; sleep 900"))
     second = local.submit(write(tmp_path / "second", "touch up"))
-    until_exists(tmp_path / "first" / "up")
+    until((tmp_path / "first" / "up").exists)
     assert local.cancel([second, first]) == {second: "", first: ""}
-    assert until(local, first, *OVER).state == CANCELLED
-    assert until(local, second, *OVER).state == CANCELLED
+    assert until_state(local, first, *OVER).state == CANCELLED
+    assert until_state(local, second, *OVER).state == CANCELLED
     assert not (tmp_path / "second" / "up").exists()
     assert local.cancel([first]) == {first: "is over"}
 
 
 def test_a_job_on_hold_lets_later_jobs_pass_until_it_is_released(local: LocalScheduler, tmp_path: Path) -> None:
     first = local.submit(write(tmp_path / "first", "touch up; while [ ! -e go ]; do sleep 0.1; done"))
-    until_exists(tmp_path / "first" / "up")
+    until((tmp_path / "first" / "up").exists)
     second = local.submit(write(tmp_path / "second", "true"))
     third = local.submit(write(tmp_path / "third", "true"))
     assert local.hold([second, first]) == {second: "", first: "is running"}
     (tmp_path / "first" / "go").touch()
-    until(local, third, *OVER)
+    until_state(local, third, *OVER)
     assert local.poll([second])[second].state == ON_HOLD
     assert local.release([second, third]) == {second: "", third: "is ended"}
-    assert until(local, second, *OVER).exit_code == 0
+    assert until_state(local, second, *OVER).exit_code == 0
 
 
 @pytest.mark.parametrize(("code", "states"), [(75, [ENDED, ENDED]), (0, [ENDED, CANCELLED]), (1, [ENDED, CANCELLED])])
@@ -149,14 +130,14 @@ def test_a_link_runs_only_after_a_link_to_be_resumed(
     second = local.submit(write(tmp_path / "second", "echo $FUGAKU_GPT_AFTER", after=first, link=2, chain=2))
     assert local.poll([second])[second].reason == f"after {first}"
     (tmp_path / "first" / "go").touch()
-    assert [until(local, job_id, *OVER).state for job_id in (first, second)] == states
+    assert [until_state(local, job_id, *OVER).state for job_id in (first, second)] == states
     output = tmp_path / "second" / f"{second}.out"
     assert (output.read_text(encoding="utf-8").strip() if output.exists() else "") == (first if code == 75 else "")
 
 
 def test_a_bulk_job_runs_as_sub_jobs(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "echo $FUGAKU_GPT_SUB_JOB; exit $FUGAKU_GPT_SUB_NUMBER", bulk="0-2"))
-    status = until(local, job_id, *OVER)
+    status = until_state(local, job_id, *OVER)
     assert (status.state, status.exit_code, status.raw) == (ENDED, 1, "COMPLETED:1 FAILED:2")
     assert local.poll([f"{job_id}[2]"])[f"{job_id}[2]"].exit_code == 2
     assert [path.name for path in local.output_files(tmp_path, job_id)] == [f"local-1[{n}].out" for n in range(3)]
@@ -167,9 +148,9 @@ def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_the_remaining_processes
     local: LocalScheduler, tmp_path: Path
 ) -> None:
     job_id = local.submit(write(tmp_path, "touch up; sleep 900"))
-    until_exists(tmp_path / "up")
+    until((tmp_path / "up").exists)
     os.kill(queue_of(local)["pid"], signal.SIGKILL)
-    status = until(local, job_id, LOST)
+    status = until_state(local, job_id, LOST)
     assert "still run" in status.reason
     assert local.cancel([job_id]) == {job_id: ""}
     assert marked_processes(local.store.jobs()[0].mark) == []
@@ -179,31 +160,25 @@ def test_a_job_of_a_killed_queue_is_lost_and_cancel_ends_the_remaining_processes
 def test_the_queue_after_a_killed_queue_cleans_up_and_continues(local: LocalScheduler, tmp_path: Path) -> None:
     first = local.submit(write(tmp_path / "first", "touch up; sleep 900"))
     second = local.submit(write(tmp_path / "second", "true"))
-    until_exists(tmp_path / "first" / "up")
+    until((tmp_path / "first" / "up").exists)
     os.kill(queue_of(local)["pid"], signal.SIGKILL)
-    assert until(local, second, *OVER).exit_code == 0  # asking for it has started the queue again
+    assert until_state(local, second, *OVER).exit_code == 0  # asking for it has started the queue again
     assert local.poll([first])[first].state == LOST
     assert marked_processes(local.store.jobs()[0].mark) == []
 
 
 def test_a_stopped_queue_stops_the_running_job_and_exits(local: LocalScheduler, tmp_path: Path) -> None:
     job_id = local.submit(write(tmp_path, "touch up; sleep 900"))
-    until_exists(tmp_path / "up")
+    until((tmp_path / "up").exists)
     queue = queue_of(local)
     os.kill(queue["pid"], signal.SIGTERM)
-    assert until(local, job_id, *OVER).raw == "STOPPED"
-    deadline = time.monotonic() + WAIT_SECONDS
-    while is_alive(queue):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert until_state(local, job_id, *OVER).raw == "STOPPED"
+    until(lambda: not is_alive(queue))
 
 
 def test_an_idle_queue_exits(local: LocalScheduler, tmp_path: Path) -> None:
-    until(local, local.submit(write(tmp_path, "true")), *OVER)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while is_alive(queue_of(local)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until_state(local, local.submit(write(tmp_path, "true")), *OVER)
+    until(lambda: not is_alive(queue_of(local)))
 
 
 def test_the_queue_inherits_neither_mark_nor_variables_of_the_starter(
@@ -212,9 +187,9 @@ def test_the_queue_inherits_neither_mark_nor_variables_of_the_starter(
     monkeypatch.setenv(MARK, "starter")
     monkeypatch.setenv("SECRET_OF_THE_USER", "x")
     job_id = local.submit(write(tmp_path, "touch up; echo ${SECRET_OF_THE_USER:-none}; sleep 0.3"))
-    until_exists(tmp_path / "up")
+    until((tmp_path / "up").exists)
     assert marked_processes("starter") == []
-    until(local, job_id, *OVER)
+    until_state(local, job_id, *OVER)
     assert (tmp_path / f"{job_id}.out").read_text(encoding="utf-8") == "none\n"
 
 

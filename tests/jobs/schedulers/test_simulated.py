@@ -16,13 +16,13 @@ from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.submission import submit
 from fugaku_gpt.records import run as runs
-from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, RUNNING, UNKNOWN
 from fugaku_gpt.simulator.session import Simulator
 from tests.support.simulated import simulated
+from tests.support.waiting import until_state
 
 pytestmark = pytest.mark.slow
 
-WAIT_SECONDS = 300.0
 RECORD = """
 end() {
   mkdir -p exit
@@ -57,16 +57,6 @@ def write(directory: Path, body: str, *directives: str, **more: Any) -> Submissi
     return Submission("job.sh", directory, "gpt", **more)
 
 
-def until(pjm: PjmScheduler, job_id: str, *states: str) -> JobStatus:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        status = pjm.poll([job_id])[job_id]
-        if status.state in states:
-            return status
-        assert time.monotonic() < deadline, f"{job_id} is {status}, not {states}"
-        time.sleep(0.1)
-
-
 def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Outcome:
     """Submit a directory with a script as a run, and poll it until it ends."""
     config = load_run_config(preset="tiny", overrides=["job.scheduler=pjm", *settings])
@@ -79,7 +69,7 @@ def follow(pjm: PjmScheduler, directory: Path, *settings: str) -> Outcome:
 
 def test_a_finished_job_reports_all_exit_codes(pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "echo hello; exit 3", tag="t-1"))
-    status = until(pjm, job_id, *OVER)
+    status = until_state(pjm, job_id, *OVER)
     assert (status.state, status.raw, status.exit_code, status.signal, status.code) == (ENDED, "EXT", 3, None, 0)
     (output, *_) = pjm.output_files(tmp_path, job_id)
     assert output.name == f"gpt.{job_id}.out" and "hello" in output.read_text(encoding="utf-8")
@@ -110,14 +100,14 @@ def test_a_lost_job_is_lost(site: Simulator, pjm: PjmScheduler, tmp_path: Path) 
 
 def test_jobs_are_put_on_hold_released_and_deleted(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     running = pjm.submit(write(tmp_path / "running", "sleep 900"))
-    until(pjm, running, RUNNING)
+    until_state(pjm, running, RUNNING)
     assert pjm.cancel([running, "999999"])[running] == ""
-    status = until(pjm, running, *OVER)
+    status = until_state(pjm, running, *OVER)
     assert (status.state, status.code) == (CANCELLED, 1)
     assert "does not exist" in pjm.cancel(["999999"])["999999"]
     waiting = [pjm.submit(write(tmp_path / str(number), "sleep 900")) for number in range(5)]  # four run at once
     assert pjm.hold(waiting[-1:]) == {waiting[-1]: ""}
-    assert until(pjm, waiting[-1], ON_HOLD).raw == "HLD"
+    assert until_state(pjm, waiting[-1], ON_HOLD).raw == "HLD"
     assert pjm.release(waiting[-1:]) == {waiting[-1]: ""}
     assert pjm.poll(waiting)[waiting[-1]].state != ON_HOLD
     assert set(pjm.cancel(waiting).values()) == {""}
@@ -126,7 +116,7 @@ def test_jobs_are_put_on_hold_released_and_deleted(site: Simulator, pjm: PjmSche
 def test_a_bulk_job_is_reported_from_the_sub_jobs(pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "exit $PJM_BULKNUM", "--bulk", '--sparam "0-2"'))
     assert "[" not in job_id
-    status = until(pjm, job_id, *OVER)
+    status = until_state(pjm, job_id, *OVER)
     assert (status.state, status.exit_code) == (ENDED, 1)
     assert pjm.poll([f"{job_id}[2]"])[f"{job_id}[2]"].exit_code == 2
     assert len([path for path in pjm.output_files(tmp_path, job_id) if path.suffix == ".out"]) == 3
@@ -148,7 +138,7 @@ def test_a_link_runs_only_after_a_link_to_be_resumed(pjm: PjmScheduler, tmp_path
 def test_a_temporary_refusal_is_retried(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     site.inject_fault("refuse", "72", "2")
     job_id = pjm.submit(write(tmp_path, "true"))
-    assert until(pjm, job_id, *OVER).exit_code == 0
+    assert until_state(pjm, job_id, *OVER).exit_code == 0
     site.inject_fault("refuse", "71", "1")
     with pytest.raises(Refused, match="PJM 0071"):
         pjm.submit(write(tmp_path, "true"))
@@ -159,13 +149,13 @@ def test_a_job_accepted_despite_an_error_is_not_submitted_twice(
 ) -> None:
     site.inject_fault("unanswered")
     job_id = pjm.submit(write(tmp_path, "echo ran >> ran", tag="t-unanswered"))
-    assert until(pjm, job_id, *OVER).exit_code == 0
+    assert until_state(pjm, job_id, *OVER).exit_code == 0
     assert (tmp_path / "ran").read_text(encoding="utf-8") == "ran\n"
 
 
 def test_pjstat_may_fail_and_print_garbage(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
     job_id = pjm.submit(write(tmp_path, "sleep 900"))
-    until(pjm, job_id, RUNNING)
+    until_state(pjm, job_id, RUNNING)
     site.inject_fault("pjstat-fails", "2")
     assert pjm.poll([job_id])[job_id].state == RUNNING
     site.inject_fault("garbage")

@@ -99,6 +99,25 @@ def test_any_text_can_be_scanned(text: str) -> None:
             assert argument.raw in text and argument.column >= 1
 
 
-@pytest.mark.parametrize("piece", ["$(", '"', "`", "(", "((", '"$(', "<<a\n", "${", "'", "x=(", '"${', "a\\\n"])
-def test_long_repeated_openings_can_be_scanned(piece: str) -> None:
-    scan_commands(piece * 20000)
+MANY = 20000
+
+
+@pytest.mark.parametrize(
+    ("piece", "expected"),
+    [
+        *((piece, [[piece * MANY]]) for piece in ("$(", "`", '"$(', "${", '"${')),  # never closed: plain characters
+        *((quote, [[""]]) for quote in ("'", '"')),  # each second one closes
+        *((bracket, []) for bracket in ("(", "((")),
+        ("x=(", [[]] * MANY),  # an assignment in a subshell
+        ("a\\\n", [["a"] * MANY]),
+        ("<<a\n", [[]]),  # the rest is the first one's document
+    ],
+)
+def test_long_repeated_openings_can_be_scanned(piece: str, expected: List[List[str]]) -> None:
+    assert argument_lists(piece * MANY) == expected
+
+
+def test_an_unclosed_document_takes_the_rest() -> None:
+    body = scan_commands("<<a\n" * MANY)
+    assert body.enclosed_lines == set(range(2, MANY + 2))
+    assert [(operator, word.text) for operator, word in body.commands[0].redirections] == [("<<", "a")]

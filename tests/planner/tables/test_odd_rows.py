@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.constants import UNIT_BYTES, load_machine, machine_names
 from fugaku_gpt.planner.tables.predict import Prediction, predict_table
 from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_measurement, parse_row, read_table, torch_series
 from tests.planner.samples import MEASURED, cells, reference
@@ -27,17 +28,26 @@ _ODD = st.one_of(
     st.text(max_size=8),
 )
 _LINES = reference()
+_MACHINES = [load_machine(name) for name in machine_names()]
 _COLUMNS = [name for name in _LINES[0] if name not in ("id", *MEASURED)]
 
 
 def _assert_finite_or_refused(outcome: Any) -> None:
+    """A refusal gives its reason; a prediction has finite estimates, and fits if the fullest stage's memory does."""
     if isinstance(outcome, RefusedRow):
         assert outcome.reason
         return
     assert isinstance(outcome, Prediction)
     for estimate in (outcome.seconds, *outcome.components.values()):
         assert 0 <= estimate.low <= estimate.value <= estimate.high < math.inf
-    assert outcome.seconds.low > 0 and 0 < outcome.memory < math.inf and outcome.fits in (True, False)
+    assert outcome.seconds.low > 0 and 0 < outcome.memory < math.inf
+    hardware = outcome.row.hardware
+    machine = next(machine for machine in _MACHINES if machine.has_hardware(hardware))
+    peak_bytes = outcome.peak * UNIT_BYTES[outcome.memory_unit]
+    capacity_bytes = machine.capacity(hardware) * UNIT_BYTES[machine.memory_unit]
+    assert 0 < peak_bytes < math.inf
+    if not math.isclose(peak_bytes, capacity_bytes, rel_tol=1e-9):  # the unit's conversion rounds
+        assert outcome.fits == (peak_bytes < capacity_bytes)
 
 
 _CHANGED = st.tuples(
