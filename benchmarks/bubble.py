@@ -39,7 +39,7 @@ WARM_UP_SECONDS = 1e-3  # the first message between two ranks opens a connection
 
 
 class Clock(Protocol):
-    """What a step is measured by: the module ``time``, or what a test puts in its place."""
+    """The clock that measures a step: the module ``time``, or a stand-in of a test."""
 
     def perf_counter(self) -> float:
         """Return seconds since any fixed moment."""

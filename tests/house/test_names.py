@@ -167,7 +167,7 @@ def test_a_list_has_file_line_kind_and_name() -> None:
 
 
 @pytest.mark.usefixtures("small_package")
-def test_a_folder_beside_the_package_is_listed_and_its_quotations_are_not() -> None:
+def test_a_folder_beside_the_package_is_listed_without_quotations() -> None:
     assert list(names.dialect_list("tests/planted")) == ["tests/planted.py:2: constant: found"]
     assert list(names.prose_list("tests")) == [
         "tests/house/prose.py:1: docstring: begins with 'What': What is told.",

@@ -39,7 +39,7 @@ if sys.argv[1] == "wait": time.sleep(600)
 
 
 class Clock:
-    """Stands in for the module ``time``: it goes on as the real one does, but for what it is moved ahead."""
+    """Stands in for the module ``time``: the real time, plus the seconds by which a test has moved it ahead."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -166,7 +166,7 @@ def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     mark = uuid.uuid4().hex
     starter = starter_of("never", mark, ", stop_signal=10, grace=1e6", same=0.05)
     starter.send_signal(signal.SIGUSR1)
-    assert starter.stdout is not None and starter.stdout.readline() == b"up\n"  # the command has been told
+    assert starter.stdout is not None and starter.stdout.readline() == b"up\n"  # the command has the signal
     time.sleep(0.1)  # longer than two signals count as one
     assert starter.poll() is None
     starter.send_signal(signal.SIGTERM)

@@ -276,7 +276,7 @@ def test_under_zero_bubble_a_later_stage_is_fullest_in_attention(compiled: bool)
 
 
 def test_a_plan_for_sixty_four_stages_counts_three_and_walks_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a plan takes must not grow with stages that are alike, nor with micro-batches."""
+    """The work of a plan must not grow with stages that are alike, nor with micro-batches."""
     config = load_run_config(
         preset="13b",
         overrides=[

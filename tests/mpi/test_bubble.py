@@ -1,8 +1,8 @@
 """Tests that a real pipeline idles as its schedule predicts, by a clock that only passes and messages move.
 
 Ranks, messages and pipeline are real. A pass moves its rank's clock by what it takes; a message carries its sender's
-clock, and who waits for it goes on when both ends were there. So the idle time follows from what each rank does, and
-from what it waits for before it does that, and not from the machine: it must be the predicted one exactly.
+clock, and a rank that waits for it continues when both ends were there. So the idle time follows from the order of
+each rank's passes and waits, not from the machine: it must be exactly the predicted one.
 ``benchmarks/bubble.py`` measures the same step in seconds.
 """
 

@@ -156,7 +156,7 @@ def pairs(text: str) -> Set[Tuple[str, Optional[str]]]:
 
 
 @given(st.integers(0, len(JOB + NODES)), st.integers(0, len(JOB + NODES)))
-def test_a_hole_in_a_file_costs_no_line_but_the_one_it_lies_in(start: int, end: int) -> None:
+def test_a_hole_in_a_file_costs_only_that_line(start: int, end: int) -> None:
     text = (JOB + NODES)[:start] + (JOB + NODES)[end:]
     lines = text.split("\n")
     mixed = pairs(lines.pop(text[:start].count("\n")))

@@ -1,4 +1,4 @@
-"""What tests of sweeps ask of them."""
+"""Questions that tests ask about the runs of a sweep."""
 
 from __future__ import annotations
 
