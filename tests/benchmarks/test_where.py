@@ -27,7 +27,7 @@ from where import (  # noqa: E402
     watched,
 )
 
-from tests.training.test_operators import trainer  # noqa: E402
+from tests.training.trainers import tiny_trainer  # noqa: E402
 
 
 class ManualClock:
@@ -133,7 +133,7 @@ def test_every_part_of_a_real_step_is_timed_and_the_functions_are_restored(
     before = functions()
     clock = Clock()
     with watched(clock):
-        run = trainer("model.dropout=0", "model.attention_dropout=0", f"node.compiled_kernels={compiled}")
+        run = tiny_trainer("model.dropout=0", "model.attention_dropout=0", f"node.compiled_kernels={compiled}")
         clock.turns.append(defaultdict(list))
         clock.runs = True
         run.step()
