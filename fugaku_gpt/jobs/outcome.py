@@ -201,7 +201,9 @@ def _outcome_without_job(history: JobHistory) -> Outcome:
             f"`fugaku-gpt job status` looks for the job by its tag {intent.tag}",
         )
     if history.refused:
-        return Outcome("", "", f"not taken: {history.refused.splitlines()[0]}", "correct it and submit it again", RETRY)
+        return Outcome(
+            "", "", f"not submitted: {history.refused.splitlines()[0]}", "correct it and submit it again", RETRY
+        )
     return Outcome("", "", "not submitted", "`fugaku-gpt job submit` submits it", RETRY)
 
 

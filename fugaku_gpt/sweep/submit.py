@@ -218,15 +218,15 @@ def _submit_jobs(
             job_ids[run.name] = submit(prepared, schedulers[name], clock)
             on_job(number, len(jobs), planned, f"job {', '.join(job_ids[run.name])}")
         except Uncertain as error:
-            on_job(number, len(jobs), planned, f"perhaps taken: {first_line(str(error))}")
+            on_job(number, len(jobs), planned, f"perhaps submitted: {first_line(str(error))}")
             return job_ids, refused, f"{name} does not answer clearly; the same command continues once it does"
         except Refused as error:
             refused[run.name] = str(error)
             message = first_line(str(error))
-            on_job(number, len(jobs), planned, f"not taken: {message}")
+            on_job(number, len(jobs), planned, f"not submitted: {message}")
             same_refusals = [*same_refusals, message] if message in same_refusals else [message]
             if len(same_refusals) >= _MAX_SAME_REFUSALS:
-                return job_ids, refused, f"{name} refuses one like the other: {message}"
+                return job_ids, refused, f"{name} rejects every job for the same reason: {message}"
     return job_ids, refused, ""
 
 
@@ -286,7 +286,7 @@ def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> RunSt
     if result is not None:
         return RunStanding(run, directory, result.status, result.reason, "", False, job_id, iterations, pace)
     if not history.jobs and not history.open:
-        reason = f"not taken: {first_line(history.refused)}" if history.refused else ""
+        reason = f"not submitted: {first_line(history.refused)}" if history.refused else ""
         return RunStanding(run, directory, MISSING, reason, "", False, "", iterations, pace)
     last_status = history.statuses.get(job_id)
     state = last_status.state if last_status is not None else "submitted"

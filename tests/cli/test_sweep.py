@@ -242,9 +242,9 @@ def test_a_refusal_by_the_scheduler_is_a_failure_with_the_scheduler_s_message(
     queue.refuse = {"dp1-tp2-r1": "sbatch: error: more nodes than the partition has"}
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm"]) == 1
     error = capsys.readouterr().err
-    assert "dp1-tp2-r1: not taken: sbatch: error: more nodes than the partition has" in error
+    assert "dp1-tp2-r1: not submitted: sbatch: error: more nodes than the partition has" in error
     assert run(["sweep", "status", "o"]) == 0
-    assert "not taken: sbatch: error" in capsys.readouterr().out
+    assert "not submitted: sbatch: error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_directory_without_a_submission_is_reported(tmp_path: Path) -> None:
     outcome = diagnose(tmp_path)
     assert short(outcome) == ("", jobs.UNKNOWN, WAIT) and "t-1" in outcome.advice
     append_event(tmp_path, "refused", 2.0, tag="t-1", reason="PJM 0071 no group\nadvice")
-    assert diagnose(tmp_path).cause == "not taken: PJM 0071 no group"
+    assert diagnose(tmp_path).cause == "not submitted: PJM 0071 no group"
 
 
 @pytest.mark.parametrize("state", [jobs.QUEUED, jobs.ON_HOLD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])

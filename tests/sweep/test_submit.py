@@ -169,7 +169,7 @@ def test_refusals_are_reported_and_identical_refusals_stop_the_submission(
     scheduler.refuse = {RUNS[0]: "too many nodes", RUNS[1]: "queue is full", RUNS[2]: "queue is full"}
     submission = submit_missing(plan, out, scheduler)
     assert list(submission.refused) == RUNS[:3] and submission.job_ids == {} and submission.remaining == 1
-    assert "refuses one like the other: queue is full" in submission.stop_reason
+    assert "rejects every job for the same reason: queue is full" in submission.stop_reason
     standings = {standing.run.name: standing for standing in run_standings(plan.sweep(), out, lambda name: scheduler)}
     assert standings[RUNS[0]].status == "missing" and "too many nodes" in standings[RUNS[0]].reason
     scheduler.refuse = {}

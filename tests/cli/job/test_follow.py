@@ -239,7 +239,7 @@ def test_without_the_scheduler_s_commands_nothing_is_submitted(
     assert run(["job", "submit", *arguments]) == 2
     assert "pjsub: no such command on this machine" in capsys.readouterr().err
     (row,) = json_of(capsys, "job", "status", "run")
-    assert row["job"] is None and "not taken" in row["cause"]
+    assert row["job"] is None and "not submitted: pjsub: no such command" in row["cause"]
 
 
 def test_settings_for_a_prepared_directory_are_refused(capsys: Capture) -> None:
