@@ -59,7 +59,7 @@ def facts_of(job: JobSample) -> Dict[str, str]:
         for name, key in names:
             facts[name] = _first_line(_text(values.get(key)))
     precision = environment.get("precision") or {}
-    facts["in float32 for want of a kernel"] = _text(precision.get("in_float32"))
+    facts["in float32 for lack of a kernel"] = _text(precision.get("in_float32"))
     facts["GELU from the error function"] = _text(precision.get("gelu_by_erf"))
     facts["products of layers by oneDNN"] = _text(precision.get("onednn"))
     facts["our own compiled kernels"] = _text(precision.get("compiled"))

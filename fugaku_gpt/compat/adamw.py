@@ -58,7 +58,7 @@ def _steps_as_adamw(kernel: Callable[..., None], dtype: torch.dtype, divisor: fl
             maximize=False,
             **({} if divisor == 1.0 else {"grad_scale": torch.tensor(divisor)}),
         )
-    except (RuntimeError, TypeError):  # it is there but not for the CPU, or not for this type, or takes other words
+    except (RuntimeError, TypeError):  # not for the CPU, not for this type, or with other arguments
         return False
     tolerance = 2.0 * TOLERANCE_ROUNDINGS * torch.finfo(dtype).eps
     return all(

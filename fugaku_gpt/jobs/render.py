@@ -284,7 +284,7 @@ def _slurm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dic
         notes.append(f"job.rank_map={job.rank_map}: Slurm has no order of axes; {placement} is used")
     limits = [limit for limit in (job.elapse, job.elapse_min) if limit is not None]
     return {
-        "srun_words": srun_options,
+        "srun_arguments": srun_options,
         "warning": _WARNING_SECONDS if min(limits, default=math.inf) >= 4 * _WARNING_SECONDS else None,
         "node_memory": _slurm_size(job.node_memory),
         "local_tmp": _slurm_size(job.local_tmp),

@@ -5,7 +5,7 @@ The formulas count what this implementation keeps, tensor by tensor, as Korthika
 Recomputation in Large Transformer Models", section 4) do for theirs; a test holds them equal to the tensors that
 PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, a heads, t tensor-parallel
 ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
-An operator that this PyTorch computes in float32 for want of a good kernel in 16 bits (``compat``) keeps no copies.
+An operator that this PyTorch computes in float32 for lack of a good kernel in 16 bits (``compat``) keeps no copies.
 
 What an operation needs while it runs is not counted here: see ``planner/run_memory.py``.
 """

@@ -14,7 +14,7 @@ Four kinds. With p stages, m micro-batches and v chunks per stage, idle time ove
 
 Any number of micro-batches is valid. Interleaving takes groups of micro-batches through all chunks; a group of at least
 p has its next chunk's input waiting for it. Megatron-LM wants m to be a multiple of p; here m is cut into m // p groups
-of p or a little more, so the bubble stays as said for every m >= p, and only memory grows with the largest group. Below
+of p or a little more, so the formula holds for every m >= p, and only memory grows with the largest group. Below
 p there is one group, which waits for itself to come round.
 
 Every chunk sees its micro-batches in increasing order, forward and backward, in every kind: sums of gradients are the

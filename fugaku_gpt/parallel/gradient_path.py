@@ -2,7 +2,7 @@
 
 A step's gradients travel in this order; every function named here is in this file:
 
-1. The trainer says :meth:`GradientReducer.begin`: the flat gradients are zero and no parameter is ready.
+1. The trainer calls :meth:`GradientReducer.begin`: the flat gradients are zero and no parameter is ready.
 2. The pipeline puts each backward pass between :meth:`GradientReducer.begin_backward`, which says whether it is its
    chunk's last one of the step, and :meth:`GradientReducer.end_backward`.
 3. Inside, layers with large weights add to :func:`main_grad` (Megatron-LM's word: where a parameter's gradient is added
@@ -18,7 +18,7 @@ A step's gradients travel in this order; every function named here is in this fi
    start in a fixed order, equal on all ranks, and at most ``buckets_at_once`` are summed at the same time. MPI
    itself is called by ``ProcessGrid.replicas`` (``comm/communicator.py``, or ``comm/hierarchical.py`` above it). In
    calibration steps, whose sums are timed alone, no bucket starts before the next point.
-7. The trainer says :meth:`GradientReducer.finish`: parameters that tensor-parallel ranks hold alike are summed over
+7. The trainer calls :meth:`GradientReducer.finish`: parameters that tensor-parallel ranks hold alike are summed over
    these first (under sequence parallelism), the remaining buckets start, all are waited for, and last the two ends of
    the pipeline add up the tied token embedding.
 

@@ -75,8 +75,8 @@ class Result:
         started, ended: seconds since the epoch.
         iterations: number of finished iterations.
         summary: figures over the run (see :func:`fugaku_gpt.records.summary.summarise`); empty if nothing was measured.
-        judged: whether the ranks have left no result, so that this one was concluded from the job's end; a result by a
-            rank replaces it.
+        judged: whether the result was inferred from the job's end, since the ranks have left none; a result by a rank
+            replaces it.
         rank, node: rank whose failure has ended the other ranks, and its host; None and empty if there is no single
             one, or if it is unknown.
         exception: type and first line of its error, or the signal that killed it.

@@ -143,7 +143,7 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
         updated = Result(**{**vars(result), "summary": summary, "iterations": iterations[-1]["iteration"]})
         if updated != result:
             record.write_result(updated)
-            notes.append("summary of result.json made anew")
+            notes.append("summary of result.json computed again")
     return sum(line["kind"] == "iteration" for line in missing), tuple(notes)
 
 

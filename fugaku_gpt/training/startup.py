@@ -49,7 +49,7 @@ def agree_on_kernels(
 ) -> Dict[str, Any]:
     """Make every rank use the same kernels, so that all round alike; collective.
 
-    All ranks compute the same operations in float32 for want of a good kernel. Our own compiled kernels are used if all
+    All ranks compute the same operations in float32 for lack of a good kernel. Our own compiled kernels are used if all
     ranks have them. Otherwise GELU is computed from the error function if PyTorch's own is slow on any rank. Calling
     this again changes nothing.
 
@@ -301,7 +301,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
     if dtype in SIXTEEN_BIT_DTYPES:
         lines.append(
             f"computing in {dtype}, weights and sums of gradients in float32; "
-            f"in float32 for want of a good kernel: {', '.join(operations) or 'nothing'}"
+            f"in float32 for lack of a good kernel: {', '.join(operations) or 'nothing'}"
         )
     if precision["gelu_by_erf"]:
         lines.append(

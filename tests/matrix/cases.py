@@ -103,7 +103,7 @@ CASES: Dict[str, Case] = {
         (LARGE_EPS,),
         ("dp=2 zero", "tp=2 sp selective", "dp=2 tp=2 pp=2 zero sp"),
         {"loss": 6e-4, "norm": 2e-3},
-        "bfloat16 rounds to 4e-3, and builds compute other operations in float32 for want of a kernel; seen 1.2e-4 "
+        "bfloat16 rounds to 4e-3, and builds compute other operations in float32 for lack of a kernel; seen 1.2e-4 "
         "apart in losses and 4e-4 in norms",
     ),
     # a gradient overflows sooner where its product is rounded to float16 before it is added to the sum
@@ -113,7 +113,7 @@ CASES: Dict[str, Case] = {
         (LARGE_EPS, "training.loss_scale=131072", "training.loss_scale_window=3"),
         ("dp=2 zero", "pp=2 interleaved full"),
         {"loss": 1e-4, "norm": 5e-4},
-        "float16 rounds to 5e-4, and builds compute other operations in float32 for want of a kernel; seen 3e-6 apart "
+        "float16 rounds to 5e-4, and builds compute other operations in float32 for lack of a kernel; seen 3e-6 apart "
         "in losses and 3e-5 in norms",
         ("linear", "matmul", "bmm", "baddbmm"),
     ),

@@ -287,7 +287,7 @@ def test_the_report_names_gelu_once() -> None:
         **{"dtype": "bfloat16", "in_float32": ["gelu", "gelu_tanh", "linear"], "compiled": True, "gelu_by_erf": False},
     }
     (line,) = [line for line in startup._describe_precision(precision) if "in float32" in line]
-    assert line.endswith("for want of a good kernel: linear")
+    assert line.endswith("for lack of a good kernel: linear")
 
 
 class TwoRanks(Communicator):
