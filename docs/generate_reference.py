@@ -330,16 +330,20 @@ def exit_code_page() -> str:
         ("Error", "Code", "Raised when"),
         [(f"`{error.__name__}`", str(error.exit_code), _docstring(error)) for error in classes],
     )
-    lines += ["", "What single commands say of their exit codes:", ""]
+    lines += ["", "Exit codes of single commands:", ""]
     exit_codes = []
     for verbs, command in every_command(cli, ()):
-        text = " ".join((command.help or "").split())
-        sentences = re.findall(r"Exit codes?:? [^.]*\.", text)
+        sentences = exit_code_sentences(command)
         if sentences and verbs:
             link = f"[`{' '.join(verbs)}`](cli/{verbs[0]}.md#{_anchor('fugaku-gpt', *verbs)})"
             exit_codes.append((link, _cell(" ".join(sentences))))
     lines += _table(("Command", "Exit codes"), exit_codes)
     return "\n".join(lines)
+
+
+def exit_code_sentences(command: click.Command) -> List[str]:
+    """The sentences about exit codes in a command's help: ``Exit codes: 0 ..., 3 ....`` or ``The exit code is 0.``"""
+    return re.findall(r"(?:Exit codes:|The exit code is) [^.]*\.", " ".join((command.help or "").split()))
 
 
 def _constant(code: int) -> str:

@@ -98,7 +98,9 @@ def inspect(path: Path, tensors: bool, form: str) -> None:
 def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
     """Verify checkpoints: all data are read and compared with their checksums.
 
-    Damage is reported by file, tensor and coordinates, in one row each; the exit code is 3 if there is any.
+    Damage is reported by file, tensor and coordinates, in one row each.
+
+    Exit codes: 0 no damage, 2 usage or no checkpoint, 3 damage.
     """
     from fugaku_gpt.checkpoint import retention
 

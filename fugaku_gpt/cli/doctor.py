@@ -39,13 +39,18 @@ def doctor() -> None:
     """Check whether this machine can train; with RUN_DIR, report what happened to that run.
 
     For a run that hangs, or hung before it was ended, `doctor hang` reports which rank waits for which, and the cause.
+
+    Exit codes: 0 this machine can train, or the run is reported, 1 a check of the machine failed, 2 usage.
     """
 
 
 @doctor.command(_MACHINE)
 @format_option()
 def machine(form: str) -> None:
-    """Check whether this machine can train; the exit code is 1 if a check fails."""
+    """Check whether this machine can train.
+
+    Exit codes: 0 it can, 1 a check failed.
+    """
     checks = check_machine()
     rows = [asdict(check) for check in checks]
     click.echo(render_rows(("name", "status", "seen", "mend"), rows, form), nl=False)
@@ -78,7 +83,9 @@ def hang(run_directory: Path, form: str) -> None:
     """Report which rank is the cause of a hang, and which rank waits for which in which call.
 
     Only files of the run directory are read, so the processes of the run need not exist any more; on the machine of the
-    ranks, their processes are checked as well: they may be gone, or stopped. The exit code is 3 if a cause was found.
+    ranks, their processes are checked as well: they may be gone, or stopped.
+
+    Exit codes: 0 no cause was found, 2 usage, 3 a cause was found.
     """
     report = hang_report(run_directory)
     if form == "json":

@@ -140,7 +140,9 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     """Compare the contents of the environment NAME with its profile.
 
     Its Python, started as ranks are, reports versions, BLAS, the instruction set that is really used, threads, fused
-    kernels, denormals, the kernels of fugaku_gpt, and MPI. The exit code is 3 if something differs or is missing.
+    kernels, denormals, the kernels of fugaku_gpt, and MPI.
+
+    Exit codes: 0 all is as expected, 2 usage or no such environment, 3 something differs or is missing.
     """
     from fugaku_gpt.environments.check import check_environment
     from fugaku_gpt.environments.registry import require_created, resolve

@@ -43,7 +43,7 @@ COMMANDS: Dict[str, str] = {
 def cli() -> None:
     """Train GPT models on CPU supercomputers over MPI; write, check and follow jobs; sweep, and print the tables.
 
-    Exit codes: 0 ok, 1 a run failed, 2 usage or config error, 3 findings of a check.
+    Exit codes: 0 ok, 1 a run failed, 2 usage or config error, 3 findings of a check, 75 can be resumed.
     """
 
 

@@ -144,7 +144,9 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
 
     TFLOPs and aggregates are recomputed from Sec/it with the formula of the notes, within the rounding of the printed
     figures. Shifted cells, swapped columns, duplicates, wrong units, impossible layouts and failures without a cause
-    are reported with their line and the likely mistake. Nothing is rewritten. The exit code is 3 if there is a finding.
+    are reported with their line and the likely mistake. Nothing is rewritten.
+
+    Exit codes: 0 no finding, 2 usage or a file without such a table, 3 findings.
     """
     findings: List[Dict[str, Any]] = []
     rows = 0

@@ -54,6 +54,9 @@ def train(
 
     Under `mpirun -n N fugaku-gpt train ...` the processes are the ranks; with --ranks N, this command starts mpirun;
     with neither, one rank trains alone.
+
+    Exit codes: 0 the run has ended well, 1 it failed, 2 usage or config error, 75 stopped with a checkpoint and
+    resumable, 128 + N ended by signal N.
     """
     rank_and_count = rank_from_environment()
     try:

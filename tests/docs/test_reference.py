@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -52,6 +53,20 @@ def test_every_field_rule_code_and_command_has_an_entry() -> None:
                 name for option in command.params for name in option.opts if name.startswith("--") and name != "--help"
             ]
             assert all(name in page for name in options), verbs
+
+
+def test_every_command_that_names_exit_codes_is_in_their_table() -> None:
+    page = generate_reference.exit_code_page()
+    for verbs, command in generate_reference.every_command(cli, ()):
+        if "exit code" in (command.help or "").lower():
+            sentences = generate_reference.exit_code_sentences(command)
+            assert sentences, f"{verbs}: write 'Exit codes: 0 ..., 3 ....'"
+            assert not verbs or f"| [`{' '.join(verbs)}`]" in page
+
+
+def test_the_program_s_help_names_every_exit_code() -> None:
+    (sentence,) = generate_reference.exit_code_sentences(cli)
+    assert [int(code) for code in re.findall(r"\d+", sentence)] == list(errors.EXIT_CODES)
 
 
 def test_a_preformatted_paragraph_stays_preformatted() -> None:
