@@ -1,16 +1,22 @@
 """The description of a knob of a node: one record, in the metadata of its field of ``NodeConfig``.
 
-The fields of :class:`fugaku_gpt.config.schema.NodeConfig` that carry a :class:`NodeKnob` are the one table of power
-knobs and toggles. Adding a power knob is one edit, such as
+The fields of :class:`fugaku_gpt.config.schema.NodeConfig` that carry a :class:`NodeKnob` are the one table of knobs; a
+knob that a run asks for is a toggle, whose effect ranks read back (``machine.local.Toggle``). Adding a power knob is
+one edit, such as
 
     prefetch_state: Optional[int] = power_knob("power knob: ...", (0, 1), default=0, statistics_order=7)
 
 among them. Run files accept it, job scripts write it (or note that their scheduler has no equivalent), ranks read it
 back, tables show whether it was applied, ``compare`` knows that it is set for a job, lint checks its values and the
-simulator grants it and lists it in its statistics file. Other code names a knob only where it differs from the others:
-a clock that requires certain states of the pipes (``machine/fugaku.py``), a value that is not read back from PJM's
-grant (``machine/local.py``), a short form in tables that are read again (``report/markdown_rows.py``), a figure of the
-planner.
+simulator grants it and lists it in its statistics file. No code lists the knobs a second time. Code that names one does
+so for one of these reasons, and a new knob needs none of them:
+
+* a rule of the machine or of a scheduler about this knob: clocks that require certain states of the pipes, threads that
+  must not sleep where retention lets cores sleep, Slurm's ``--cpu-freq`` (``machine/fugaku.py``, ``pjm/lint/rules``,
+  ``jobs/render.py``, ``simulator/site.py``);
+* the way it is applied or read back, if that is not PJM's grant (``machine/local.py``, ``launch/launcher.py``);
+* its effect on speed, memory or power (``planner``, ``report/check_figures.py``, ``simulator/stats.py``);
+* a name, column or level that tables, logs or users have for it (``report``, ``planner/tables``, ``compare``).
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """The processes of each node and its toggles; a toggle that a machine cannot apply is recorded as not applied.
+    """The processes of each node and its knobs; a knob that a machine cannot apply is recorded as not applied.
 
     The fields that carry a :class:`NodeKnob` are the table of knobs (``NODE_KNOBS``), from which everything else about
     a knob is derived: a new knob is a new field. The power knobs are those of the user guide, chapter
