@@ -6,10 +6,10 @@ SHELL := /bin/sh
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
-# further arguments of pip, such as an index with CPU builds of PyTorch
+## PIP_ARGS: options of pip, such as an index with CPU builds of PyTorch
 PIP_ARGS ?=
 VENV := .venv
-# MPI=system uses the MPI on PATH instead of one from a wheel; the environment stays so until MPI=wheel
+## MPI: system uses the MPI on PATH instead of one from a wheel; the environment stays so until MPI=wheel
 MPI ?= $(if $(wildcard $(VENV)/.installed-system),system,wheel)
 $(if $(filter wheel system,$(MPI)),,$(error MPI=$(MPI): valid are MPI=wheel and MPI=system))
 
@@ -25,8 +25,10 @@ KERNELS   := fugaku_gpt/kernels/build.py $(wildcard fugaku_gpt/kernels/source/*)
 # The only way to create an environment, here and in `fugaku-gpt env create`.
 MAKE_ENVIRONMENT = MPI=$(MPI) env/make_environment.sh
 
-help: ## list the targets
+help: ## list the targets and variables
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@echo "variables, as in make test TESTS=tests/planner:"
+	@awk -F '## |: ' '/^## [A-Z_]+: / { name = $$2; sub(/^## [A-Z_]+: /, ""); printf "  %-20s %s\n", name, $$0 }' Makefile
 
 install: $(INSTALLED) ## create .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
 
@@ -34,7 +36,7 @@ $(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(KERNELS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
-dev: $(DEV)
+dev: $(DEV) ## install, with the tools of tests and lint
 $(DEV): $(INSTALLED) env/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r $(VENV)/pins.txt -r env/dev.txt
 	@touch $@
@@ -43,10 +45,9 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 	@$(BIN)/fugaku-gpt data prepare --stdlib --vocab-size 2048 --limit-mib 12 --out runs/demo-data
 	@$(BIN)/fugaku-gpt sweep run benchmarks/sweeps/demo.yaml --out runs/demo --scheduler local
 
-# TESTS selects a part of the suite by paths, names of tests and options of pytest, such as
-#   make test TESTS=tests/planner        make test TESTS="tests -k 'recompute and not mpi'"
+## TESTS: a part of the suite: paths and options of pytest, such as "tests -k 'recompute and not mpi'"
 TESTS ?=
-# Tests run on this many processes; those of real ranks never beside each other (tests/conftest.py).
+## WORKERS: processes that run tests (2); those of real ranks never run beside each other
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
