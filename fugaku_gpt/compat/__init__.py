@@ -1,4 +1,5 @@
-"""Probes this PyTorch by trying it. No other room does, and none compares version strings.
+"""Probes this PyTorch by trying it. What one operator alone needs is probed beside it in ``ops``; nothing here or there
+is chosen by a version string.
 
 This file names what the rest of the package calls. Each module answers one question: which operations 16-bit types have
 (``probes``), whether there is a fused AdamW (``adamw``), how a backward pass starts (``backward``), how operators are

@@ -3,6 +3,8 @@
 Measured on x86-64 with Python 3.11 (2.13) and 3.8 (the others), MPICH 5.0.2 and one thread: resident and shared memory
 (``/proc/self/statm``) of each of 1, 2 and 4 ranks of ``fugaku-gpt train`` after some steps of a model of 0.1 million
 parameters, minus 4 MiB of the model. With more ranks it grew by at most 2 MiB.
+
+A version is the key of a measurement here: it says which build was measured, not what a build can do (``compat``).
 """
 
 from __future__ import annotations
