@@ -234,7 +234,17 @@ def has_native_matmul(
         types = (torch.float32,) if accumulate else (torch.float32, x.dtype)
         if out.dtype not in types or out.shape != (rows, columns) or out.stride(1) != 1:
             return False
-    return uses_native_matmul()
+    return uses_native_matmul() and _supports_gemm(_NATIVE_TYPES[x.dtype])
+
+
+def supports_native_matmul(dtype: torch.dtype) -> bool:
+    """Whether the library has products of a type: those of bfloat16 need a processor that multiplies pairs of them."""
+    return dtype in _NATIVE_TYPES and has_native_kernels() and _supports_gemm(_NATIVE_TYPES[dtype])
+
+
+@functools.lru_cache(maxsize=None)
+def _supports_gemm(kind: int) -> bool:
+    return _library().supports_gemm(kind)
 
 
 def matmul_(
