@@ -379,9 +379,10 @@ def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         ) * y_grad.double()
         grad = attention_gradient(y_grad, qkv, y, log_sums, None, 1.0)
         yield ((grad.double() * step).sum() / 1e-4).to(dtype), change.sum() / 2e-4
-        logits = probe_input(3, 70).to(dtype)
+        logits = probe_input(3, 203).to(dtype)  # several vectors and a rest
         wide = logits.double()
         largest, sums = loss_sums(logits)
+        yield largest, wide.max(1)[0]
         yield sums, (wide - largest.double().unsqueeze(1)).exp().sum(1)
         yield loss_full_rows_(logits, 2.0, True), wide.logsumexp(1)
         yield logits, 2.0 * torch.softmax(wide, 1)
