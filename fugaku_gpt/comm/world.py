@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -36,9 +35,13 @@ def open_world(flight_dir: Optional[Path] = None, threads: int = 1, checks: bool
 
 def _shares_cores(world: MPI.Intracomm, threads: int) -> bool:
     """Whether the ranks of any node have more threads than that node has cores for them; equal on every rank."""
-    usable = np.zeros(os.cpu_count() or 1, dtype=np.int32)
-    usable[[core for core in usable_cores() if core < len(usable)]] = 1
+    cores = list(usable_cores())
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    # not os.cpu_count(): the cores of an A64FX node are numbered 12 to 59, and 48 to 50 are counted
+    numbers = np.array([max(cores) + 1], dtype=np.int32)
+    node.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
+    usable = np.zeros(int(numbers[0]), dtype=np.int32)
+    usable[cores] = 1
     node.Allreduce(MPI.IN_PLACE, usable, MPI.MAX)  # ranks may be bound to cores of their own
     crowded = np.array([node.Get_size() * threads > int(usable.sum())], dtype=np.int32)
     world.Allreduce(MPI.IN_PLACE, crowded, MPI.MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 import re
@@ -32,6 +33,7 @@ _OPTIONS = (
 # the lines of /proc/cpuinfo that distinguish kinds of processors
 _PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
 _TIMEOUT_SECONDS = 300.0  # seconds of a compiler
+_PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # of prctl(2)
 
 
 class CompiledLibrary(NamedTuple):
@@ -117,12 +119,23 @@ def _targets() -> List[Sequence[str]]:
     if platform.machine() != "aarch64":
         # an assembler may be older than the compiler
         return [("-march=native",), ("-march=native", "-mno-avx512bf16"), ()]
-    try:
-        length = int(Path("/proc/sys/abi/sve_default_vector_length").read_text(encoding="ascii"))
-    except (OSError, ValueError):
+    length = sve_vector_bytes()
+    if not length:
         return [("-mcpu=native",), ()]
     bits = f"-msve-vector-bits={8 * length}"
     return [("-mcpu=native", bits), ("-mcpu=a64fx", bits), ("-march=armv8.2-a+sve", bits), ("-mcpu=native",), ()]
+
+
+def sve_vector_bytes() -> int:
+    """Bytes of an SVE vector in this process; 0 on a processor without SVE.
+
+    The kernel is asked for the process's own length: the default in ``/proc/sys/abi/sve_default_vector_length`` may be
+    another one, and a container or an emulator may not show it.
+    """
+    if platform.machine() != "aarch64":
+        return 0
+    answer: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL, 0, 0, 0, 0)
+    return max(0, answer) & _PR_SVE_VL_LEN_MASK
 
 
 def _run(command: Sequence[str], folder: str) -> str:

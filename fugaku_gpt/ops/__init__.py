@@ -34,6 +34,7 @@ from fugaku_gpt.ops.native import (
     set_progress_callback,
     step_adamw,
     supports_gelu,
+    supports_native_matmul,
     uses_native_kernels,
     uses_native_matmul,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "attention_dtype",
     "attention_gradient",
     "set_progress_callback",
+    "supports_native_matmul",
     "uses_native_matmul",
     "choose_native_kernels",
     "choose_gelu_by_erf",

@@ -234,7 +234,17 @@ def has_native_matmul(
         types = (torch.float32,) if accumulate else (torch.float32, x.dtype)
         if out.dtype not in types or out.shape != (rows, columns) or out.stride(1) != 1:
             return False
-    return uses_native_matmul()
+    return uses_native_matmul() and _supports_gemm(_NATIVE_TYPES[x.dtype])
+
+
+def supports_native_matmul(dtype: torch.dtype) -> bool:
+    """Whether the library has products of a type: those of bfloat16 need a processor that multiplies pairs of them."""
+    return dtype in _NATIVE_TYPES and has_native_kernels() and _supports_gemm(_NATIVE_TYPES[dtype])
+
+
+@functools.lru_cache(maxsize=None)
+def _supports_gemm(kind: int) -> bool:
+    return _library().supports_gemm(kind)
 
 
 def matmul_(
@@ -369,9 +379,10 @@ def _kernel_trials() -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         ) * y_grad.double()
         grad = attention_gradient(y_grad, qkv, y, log_sums, None, 1.0)
         yield ((grad.double() * step).sum() / 1e-4).to(dtype), change.sum() / 2e-4
-        logits = probe_input(3, 70).to(dtype)
+        logits = probe_input(3, 203).to(dtype)  # several vectors and a rest
         wide = logits.double()
         largest, sums = loss_sums(logits)
+        yield largest, wide.max(1)[0]
         yield sums, (wide - largest.double().unsqueeze(1)).exp().sum(1)
         yield loss_full_rows_(logits, 2.0, True), wide.logsumexp(1)
         yield logits, 2.0 * torch.softmax(wide, 1)

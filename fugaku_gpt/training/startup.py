@@ -100,9 +100,13 @@ def agree_on_kernels(
 
 
 def _can_use_native_matmul(config: RunConfig, earlier: Mapping[str, Any]) -> bool:
-    """True if this rank can compute layers' products by our own kernels."""
-    if not config.node.compiled_kernels or earlier:
-        return bool(config.node.compiled_kernels and earlier.get("compiled_products", False))
+    """True if this rank can compute layers' products by our own kernels. The choice of an earlier start counts only if
+    this processor has them too: the run may have been resumed on another kind of processor."""
+    if not config.node.compiled_kernels:
+        return False
+    if earlier:
+        dtype = torch.bfloat16 if config.training.dtype == "bfloat16" else torch.float32
+        return bool(earlier.get("compiled_products", False)) and ops.supports_native_matmul(dtype)
     return ops.uses_native_matmul()
 
 

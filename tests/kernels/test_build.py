@@ -120,3 +120,27 @@ def test_a_folder_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) ->
     (tmp_path / "prefix" / "lib" / "fugaku_gpt").touch()
     with pytest.raises(UsageError, match="prefix/lib/fugaku_gpt: .*: the kernels are put into the environment"):
         compile_kernels(prefix=tmp_path / "prefix")
+
+
+@pytest.mark.parametrize(("answer", "length"), [(64, 64), (64 | 1 << 17, 64), (32, 32), (-1, 0)])
+def test_the_length_of_sve_vectors_is_that_of_this_process(
+    answer: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit 17 says that children inherit the length; -1 that the processor has no SVE."""
+
+    class Libc:
+        @staticmethod
+        def prctl(option: int, *rest: int) -> int:
+            assert (option, rest) == (51, (0, 0, 0, 0))
+            return answer
+
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda name: Libc)
+    assert build.sve_vector_bytes() == length
+    options = [target for target in build._targets() if f"-msve-vector-bits={8 * length}" in target]
+    assert len(options) == (3 if length else 0) and build._targets()[-1] == ()
+
+
+def test_another_processor_has_no_sve_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    assert build.sve_vector_bytes() == 0

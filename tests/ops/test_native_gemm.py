@@ -212,9 +212,7 @@ def test_operands_that_do_not_suit_the_kernels_are_left_to_pytorch(
         }
         assert [name for name, operands in unsuitable.items() if native.has_native_matmul(*operands)] == []
         rounded = x.bfloat16(), y.bfloat16(), torch.empty(20, 24).bfloat16()
-        assert native.has_native_matmul(
-            *rounded
-        )  # where ranks have agreed on it; _native_matmul_is_better decides whether they may
+        assert native.has_native_matmul(*rounded) is has_product_kernel(torch.bfloat16)
         assert not native.has_native_matmul(*rounded, accumulate=True)
         monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 20 * 30 * 24 + 1)
         assert not native.has_native_matmul(x, y)
@@ -272,6 +270,23 @@ def test_pairs_of_16_bits_are_multiplied_where_the_processor_has_such_products()
 
     if "avx512_bf16" not in vector_flags():
         assert not native._library().supports_gemm(BFLOAT16)
+
+
+@pytest.mark.usefixtures("requested_shapes")
+@pytest.mark.parametrize("lacking", [False, True], ids=["this library", "a library without pairs"])
+def test_products_that_the_library_lacks_are_left_to_pytorch_whatever_was_agreed(
+    lacking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed on another kind of processor has the choice of its first start."""
+    if lacking:
+        monkeypatch.setattr(native, "_supports_gemm", lambda kind: kind != BFLOAT16)
+    x, y = numbers(96, 80).bfloat16(), numbers(80, 112, seed=1).bfloat16()
+    with torch.no_grad():
+        exact = x.double() @ y.double()
+        assert float((ops.matmul(x, y).double() - exact).abs().max()) <= 2.0**-8 * float(exact.abs().max())
+        is_native = not lacking and has_product_kernel(torch.bfloat16)
+        assert native.has_native_matmul(x, y) is ops.supports_native_matmul(torch.bfloat16) is is_native
+        assert native.has_native_matmul(x.float(), y.float())
 
 
 def test_a_forked_process_has_separate_working_memory() -> None:

@@ -8,40 +8,39 @@
 #define LOG2_E 1.44269504088896341f
 #define BLOCK 1024 /* columns with a float32 sum; these sums are added in float64 */
 
+/* Up to BLOCK numbers of a row as float32: where they lie, or widened into a buffer. (GCC 12 and 14 compile a reduction
+   over 16-bit numbers wrongly for SVE vectors of fixed length: the second accumulator is read from the first one's
+   place.) */
+INLINE const float *block_of(const void *x, int64_t at, int64_t count, int type, float *buffer)
+{
+    if (type != BFLOAT16) return (const float *)x + at;
+    load_scaled(x, at, type, 1.0f, buffer, count);
+    return buffer;
+}
+
 static float row_max(const void *x, int64_t at, int64_t columns, int type)
 {
-    float max = -FLT_MAX;
-    if (type == BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)x + at;
+    float max = -FLT_MAX, buffer[BLOCK];
+    for (int64_t first = 0; first < columns; first += BLOCK) {
+        const int64_t count = min_int64(BLOCK, columns - first);
+        const float *from = block_of(x, at + first, count, type, buffer);
 #pragma omp simd reduction(max : max)
-        for (int64_t j = 0; j < columns; j++) {
-            const float value = from_bfloat16(from[j]);
-            max = value > max ? value : max;
-        }
-    } else {
-        const float *from = (const float *)x + at;
-#pragma omp simd reduction(max : max)
-        for (int64_t j = 0; j < columns; j++) max = from[j] > max ? from[j] : max;
+        for (int64_t j = 0; j < count; j++) max = from[j] > max ? from[j] : max;
     }
     return max;
 }
 
-/* The sum of exp(x - top). */
+/* The sum of exp(x - max). */
 static float row_exp_sum(const void *x, int64_t at, int64_t columns, int type, float max)
 {
     double total = 0.0;
+    float buffer[BLOCK];
     for (int64_t first = 0; first < columns; first += BLOCK) {
-        const int64_t count = columns - first < BLOCK ? columns - first : BLOCK;
+        const int64_t count = min_int64(BLOCK, columns - first);
+        const float *from = block_of(x, at + first, count, type, buffer);
         float sum = 0.0f;
-        if (type == BFLOAT16) {
-            const uint16_t *from = (const uint16_t *)x + at + first;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < count; j++) sum += exp2_flushed((from_bfloat16(from[j]) - max) * LOG2_E);
-        } else {
-            const float *from = (const float *)x + at + first;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < count; j++) sum += exp2_flushed((from[j] - max) * LOG2_E);
-        }
+        for (int64_t j = 0; j < count; j++) sum += exp2_flushed((from[j] - max) * LOG2_E);
         total += sum;
     }
     return (float)total;
