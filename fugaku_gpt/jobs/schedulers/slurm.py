@@ -195,6 +195,11 @@ class SlurmScheduler:
             return dict.fromkeys(job_ids, answer.message)
         return {job_id: failed.get(job_id, "") for job_id in job_ids}
 
+    @staticmethod
+    def is_gone(refusal: str) -> bool:
+        """See the protocol. A job that is "already completing" may still write, and is not gone."""
+        return "Invalid job id" in refusal
+
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol. One call for each job: for several, ``scontrol`` does not say which one failed."""
         return {job_id: self._operate(["scontrol", "hold", job_id]) for job_id in job_ids}

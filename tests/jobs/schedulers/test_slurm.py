@@ -181,7 +181,10 @@ def test_cancel_reports_each_job() -> None:
     scheduler, _ = slurm(command_result(err=err))
     assert scheduler.cancel(["1", "2"]) == {"1": "", "2": "Invalid job id specified"}
     scheduler, _ = slurm(command_result(err="scancel: error: Unable to contact slurm controller\n", code=1))
-    assert "Unable to contact" in scheduler.cancel(["1"])["1"]
+    refusal = scheduler.cancel(["1"])["1"]
+    assert "Unable to contact" in refusal and not scheduler.is_gone(refusal)
+    assert scheduler.is_gone("Invalid job id specified")
+    assert not scheduler.is_gone("Job/step already completing or completed")
 
 
 def test_jobs_are_looked_up_by_comment() -> None:
