@@ -183,21 +183,27 @@ def release(directories: Tuple[Path, ...]) -> None:
 def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
     """Submit again the runs in DIR that stopped and can be resumed, or that failed through no fault of their own.
 
-    A run resumes from its newest valid checkpoint, or starts from the beginning if it has none. The output of earlier
-    jobs is moved to attempts/ beside the run directory. Jobs that are still waiting or running are refused.
+    DIR is a run directory or a folder of them. A run resumes from its newest valid checkpoint, or starts from the
+    beginning if it has none. The output of earlier jobs is moved to attempts/ beside the run directory. Jobs that are
+    still waiting or running are refused; so is a lost job that cannot be cancelled, as it may still run. Of several
+    runs, those that cannot be submitted are left out.
 
-    Exit codes: 0 submitted, 2 not submitted.
+    Exit codes: 0 submitted, 2 not submitted: no run can be submitted again, or a lost job could not be cancelled.
     """
     from fugaku_gpt.jobs.poll import job_directories, poll_runs
     from fugaku_gpt.jobs.submission import load_prepared
 
-    chosen = [run for run in poll_runs(job_directories(directories)) if _may_resume(run, force, len(directories) == 1)]
+    runs = poll_runs(job_directories(directories))
+    chosen = [run for run in runs if _may_resume(run, force, is_only_target=len(runs) == 1)]
+    if not chosen:
+        raise UsageError(f"none of {len(runs)} runs can be submitted again; the lines above say why")
     for run in chosen:
         click.echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
-    if dry_run or not chosen or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
+    if dry_run or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
         return
-    for run in chosen:
-        _resume(run)
+    refused = [run for run in chosen if not _resume(run)]
+    if refused:
+        raise UsageError(f"not submitted: {', '.join(str(run.directory) for run in refused)}")
 
 
 def _show_plan(prepared: PreparedJob) -> None:
@@ -248,24 +254,40 @@ def _submit(prepared: PreparedJob) -> None:
     click.echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
 
 
-def _resume(run: PolledRun) -> None:
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+def _resume(run: PolledRun) -> bool:
+    """Submit a run again; returns False, with a message, if its lost job may still run."""
     from fugaku_gpt.jobs.submission import load_prepared, new_attempt
     from fugaku_gpt.records.job import LOST
 
     if run.outcome.state == LOST:  # it may exist all the same: two jobs must not write into one directory
-        scheduler_named(run.scheduler).cancel([run.job_id])
+        refusal = _refusal_to_end_lost_job(run)
+        if refusal:
+            click.echo(f"{run.directory}: not submitted: {run.job_id} may still run: {refusal}", err=True)
+            return False
     if run.job_id:
         archive = new_attempt(run.directory, time.time())
         click.echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
     _submit(load_prepared(run.directory))
+    return True
+
+
+def _refusal_to_end_lost_job(run: PolledRun) -> str:
+    """Cancel a job that its scheduler has lost; returns why it may still run, empty if it surely does not."""
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+
+    scheduler = scheduler_named(run.scheduler)
+    try:
+        refusal = scheduler.cancel([run.job_id]).get(run.job_id, "")
+    except UsageError as error:
+        refusal = str(error)
+    return "" if scheduler.is_gone(refusal) else refusal
 
 
 def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
     """True if a run is to be submitted again.
 
     Raises:
-        UsageError: it must not be submitted; if several were named, it is left out instead.
+        UsageError: it must not be submitted; if there are several, it is left out instead.
     """
     outcome = run.outcome
     if not run.is_over or outcome.retry == "wait":

@@ -31,6 +31,8 @@ from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNI
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
+_IS_OVER = "is over"
+_NO_SUCH_JOB = "there is no such job"
 # the package may be a checkout that is not installed
 _IMPORTED_FROM = Path(fugaku_gpt.__file__).resolve().parent.parent
 
@@ -111,13 +113,18 @@ class LocalScheduler:
         for job_id in job_ids:
             job = self._find_job(job_id)
             state = self.poll([job.job_id])[job.job_id].state
-            refusals[job_id] = "is over" if state in OVER and state != LOST else self._other_host_refusal(job)
+            refusals[job_id] = _IS_OVER if state in OVER and state != LOST else self._other_host_refusal(job)
             if refusals[job_id]:
                 continue
             self.store.set_request(job, "cancel")
             if state == LOST:
                 end_marked_processes(job.mark, GRACE_SECONDS)
         return refusals
+
+    @staticmethod
+    def is_gone(refusal: str) -> bool:
+        """See the protocol."""
+        return refusal == _IS_OVER or _NO_SUCH_JOB in refusal
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol; only a waiting job can be held."""
@@ -196,7 +203,7 @@ class LocalScheduler:
     def _find_job(self, job_id: str) -> LocalJob:
         job = self.store.job(parse_job_id(job_id).number)
         if job is None:
-            raise UsageError(f"{job_id}: there is no such job in {self.store.root}")
+            raise UsageError(f"{job_id}: {_NO_SUCH_JOB} in {self.store.root}")
         return job
 
     def _is_queue_running(self) -> bool:

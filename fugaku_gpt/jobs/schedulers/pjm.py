@@ -147,6 +147,11 @@ class PjmScheduler:
         """See the protocol."""
         return self._operate("pjdel", job_ids)
 
+    @staticmethod
+    def is_gone(refusal: str) -> bool:
+        """See the protocol: message 0112 of ``pjdel``, for jobs that have ended as well."""
+        return "does not exist" in refusal
+
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
         return self._operate("pjhold", job_ids)

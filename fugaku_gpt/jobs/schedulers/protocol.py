@@ -137,7 +137,11 @@ class Scheduler(Protocol):
         """
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
-        """Cancel jobs; return job id → "" if accepted, otherwise the reason."""
+        """Cancel jobs; return job id → "" if accepted, otherwise the reason (see :meth:`is_gone`)."""
+
+    @staticmethod
+    def is_gone(refusal: str) -> bool:
+        """Whether a refusal of :meth:`cancel` says that the job does not exist or has ended, so that nothing runs."""
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """Hold waiting jobs; the result is that of :meth:`cancel`."""

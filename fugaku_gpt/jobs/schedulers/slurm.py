@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.schedulers.commands import CommandTimeout, RunCommand, run_command
+from fugaku_gpt.jobs.schedulers.commands import CommandResult, CommandTimeout, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.records.job import (
     CANCELLED,
@@ -195,6 +195,11 @@ class SlurmScheduler:
             return dict.fromkeys(job_ids, answer.message)
         return {job_id: failed.get(job_id, "") for job_id in job_ids}
 
+    @staticmethod
+    def is_gone(refusal: str) -> bool:
+        """See the protocol. A job that is "already completing" may still write, and is not gone."""
+        return "Invalid job id" in refusal
+
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol. One call for each job: for several, ``scontrol`` does not say which one failed."""
         return {job_id: self._operate(["scontrol", "hold", job_id]) for job_id in job_ids}
@@ -232,7 +237,7 @@ class SlurmScheduler:
         """Return ids and comments of the jobs of the last days; empty if there is no accounting.
 
         Raises:
-            CommandTimeout: the accounting does not answer.
+            UsageError: there is an accounting, and it does not answer: it may know a job that squeue has forgotten.
         """
         try:
             answer = self._run(["sacct", "-n", "-P", "-X", "--starttime=now-7days", "--format=JobID,Comment"])
@@ -240,7 +245,11 @@ class SlurmScheduler:
             raise
         except UsageError:  # no sacct on this machine
             return ""
-        return answer.out if answer.code == 0 else ""
+        if answer.code == 0:
+            return answer.out
+        if _has_no_accounting(answer):
+            return ""
+        raise UsageError(f"sacct: {answer.message or f'exit code {answer.code}'}")
 
     def _ended_jobs(self, jobs: Sequence[str]) -> Tuple[Dict[str, JobStatus], str]:
         """Return the statuses of finished jobs, and the reason if they may be incomplete (otherwise empty)."""
@@ -255,7 +264,7 @@ class SlurmScheduler:
                     if row:
                         statuses[row["id"]] = _status(row["id"], row["state"], row["group"], "", row["exit"])
                 return statuses, ""
-            trouble = "" if "accounting storage is disabled" in answer.message else f"sacct: {answer.message}"
+            trouble = "" if _has_no_accounting(answer) else f"sacct: {answer.message}"
         except CommandTimeout as error:
             trouble = str(error)
         except UsageError:  # no sacct on this machine: no accounting
@@ -268,6 +277,11 @@ class SlurmScheduler:
         if shown.code != 0 and "Invalid job id" not in shown.message:
             return {}, f"scontrol: {shown.message}"
         return _parse_scontrol(shown.out, set(jobs)), trouble
+
+
+def _has_no_accounting(answer: CommandResult) -> bool:
+    """Whether sacct failed because this Slurm keeps no accounting; any other failure means that it did not answer."""
+    return "accounting storage is disabled" in answer.message
 
 
 def _parse_squeue(text: str) -> Iterable[JobStatus]:

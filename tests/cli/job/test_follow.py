@@ -190,6 +190,57 @@ def test_resume_of_several_runs_reports_and_skips_those_that_would_fail_again(ca
     assert captured.out == "local-3\n" and "runs/bad: left out: would end the same way" in captured.err
 
 
+@pytest.mark.slow
+def test_resume_of_a_folder_with_one_finished_run_submits_the_others(capsys: Capture) -> None:
+    for name, code in (("done", 3), ("stopped", 75)):
+        run(["job", "submit", str(prepare_run_directory(name, f"end {code}"))])
+    run(["job", "watch"])
+    capsys.readouterr()
+    assert run(["job", "resume", "runs"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "local-3\n" and "runs/done: left out: would end the same way" in captured.err
+
+
+@pytest.mark.slow
+def test_resume_that_submits_none_of_several_runs_is_exit_code_2(capsys: Capture) -> None:
+    for name in ("bad", "worse"):
+        run(["job", "submit", str(prepare_run_directory(name, "end 3"))])
+    run(["job", "watch"])
+    capsys.readouterr()
+    for arguments in (["runs/bad", "runs/worse"], ["runs"], ["runs", "--dry-run"]):
+        assert run(["job", "resume", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.count("left out: would end the same way") == 2
+        assert "none of 2 runs can be submitted again" in captured.err
+
+
+def lose_job(name: str) -> Path:
+    """Prepare a run directory whose job the local scheduler does not know."""
+    directory = prepare_run_directory(name, "sleep 900")
+    facts = {"scheduler": "local", "tag": f"t-{name}", "link": 1, "chain": 1, "bulk": ""}
+    append_event(directory, "intent", time.time(), **facts)
+    append_event(directory, "submitted", time.time(), **facts, job_id="local-9", script="job.sh", command=[])
+    return directory
+
+
+def test_resume_leaves_a_lost_job_alone_that_cannot_be_cancelled(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalScheduler, "cancel", lambda scheduler, ids: dict.fromkeys(ids, "controller not reached"))
+    first, second = lose_job("first"), lose_job("second")
+    assert run(["job", "resume", str(first), str(second)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "not submitted: runs/first, runs/second" in captured.err
+    assert "runs/first: not submitted: local-9 may still run: controller not reached" in captured.err
+    assert all("attempt" not in {event.kind for event in read_events(directory)} for directory in (first, second))
+    assert not LocalScheduler().store.root.exists()
+
+
+def test_resume_submits_a_lost_job_of_which_the_scheduler_knows_nothing(capsys: Capture) -> None:
+    assert run(["job", "resume", str(lose_job("lost"))]) == 0
+    assert capsys.readouterr().out == "local-1\n"
+
+
 def test_logs_escape_control_characters_of_the_script_s_output(capsys: Capture) -> None:
     directory = prepare_run_directory("loud", "printf 'one\\ntwo\\n\\033[31mred\\n'; end 0")
     run(["job", "submit", str(directory)])

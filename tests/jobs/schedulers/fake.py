@@ -80,6 +80,11 @@ class FakeScheduler:
         """See the protocol."""
         return self._set_states(job_ids, CANCELLED, "CCL")
 
+    @staticmethod
+    def is_gone(refusal: str) -> bool:
+        """See the protocol."""
+        return "does not exist" in refusal
+
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""
         return self._set_states(job_ids, ON_HOLD, "HLD")

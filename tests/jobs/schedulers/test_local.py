@@ -202,8 +202,9 @@ def test_foreign_job_ids_are_refused_and_unknown_jobs_are_lost(local: LocalSched
     with pytest.raises(UsageError, match="'238': not a job of this machine"):
         local.poll(["238"])
     assert local.poll(["local-9"])["local-9"].state == LOST
-    with pytest.raises(UsageError, match="no such job"):
+    with pytest.raises(UsageError, match="no such job") as caught:
         local.cancel(["local-9"])
+    assert local.is_gone(str(caught.value)) and not local.is_gone("runs on another-host: ask there")
     elsewhere = local.store.add(write(tmp_path, "true"), "another-host")
     assert local.poll([elsewhere.job_id])[elsewhere.job_id].state == QUEUED
     local.store.write_state(elsewhere, "", {"state": RUNNING, "started": 0.0, "pid": 1, "created": 0.0})

@@ -213,6 +213,8 @@ def test_cancel_reports_each_job() -> None:
     reasons = scheduler.cancel(["123", "64856_1", "124", "125"])
     assert (reasons["123"], reasons["64856_1"]) == ("", "")
     assert "does not exist" in reasons["124"] and reasons["125"] != ""
+    assert scheduler.is_gone(reasons["124"])
+    assert not scheduler.is_gone("Job 5 is in a state in which it cannot be deleted.")
     assert commands.calls == [["pjdel", "123", "64856_1", "124", "125"]]
 
 

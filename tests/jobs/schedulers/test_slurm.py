@@ -11,10 +11,23 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandTimeout
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
-from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, QUEUED, RUNNING, UNKNOWN, JobStatus
+from fugaku_gpt.jobs.submission import INTENT_SECONDS, resolve_intents
+from fugaku_gpt.records.job import (
+    CANCELLED,
+    ENDED,
+    LOST,
+    ON_HOLD,
+    QUEUED,
+    RUNNING,
+    UNKNOWN,
+    JobStatus,
+    append_event,
+    read_events,
+)
 from tests.jobs.schedulers.fake import Commands, Reply, command_result
 
 NO_ACCOUNTING = command_result(err="Slurm accounting storage is disabled\n", code=1)
+ACCOUNTING_IS_DOWN = command_result(err="sacct: error: slurmdbd: Connection refused\n", code=1)
 INVALID = command_result(err="slurm_load_jobs error: Invalid job id specified\n", code=1)
 
 
@@ -144,7 +157,7 @@ def test_a_machine_without_sacct_is_no_error() -> None:
     [
         [CommandTimeout("squeue: no answer")],
         [command_result(err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)],
-        [INVALID, command_result(err="sacct: error: slurmdbd: Connection refused\n", code=1), INVALID],
+        [INVALID, ACCOUNTING_IS_DOWN, INVALID],
         [INVALID, CommandTimeout("sacct: no answer"), INVALID],
         [INVALID, NO_ACCOUNTING, command_result(err="slurm_load_jobs error: Zero Bytes were transmitted\n", code=1)],
     ],
@@ -168,7 +181,10 @@ def test_cancel_reports_each_job() -> None:
     scheduler, _ = slurm(command_result(err=err))
     assert scheduler.cancel(["1", "2"]) == {"1": "", "2": "Invalid job id specified"}
     scheduler, _ = slurm(command_result(err="scancel: error: Unable to contact slurm controller\n", code=1))
-    assert "Unable to contact" in scheduler.cancel(["1"])["1"]
+    refusal = scheduler.cancel(["1"])["1"]
+    assert "Unable to contact" in refusal and not scheduler.is_gone(refusal)
+    assert scheduler.is_gone("Invalid job id specified")
+    assert not scheduler.is_gone("Job/step already completing or completed")
 
 
 def test_jobs_are_looked_up_by_comment() -> None:
@@ -182,9 +198,26 @@ def test_jobs_are_looked_up_by_comment() -> None:
 def test_jobs_are_looked_up_by_comment_without_sacct() -> None:
     scheduler, _ = slurm(command_result("7|t-1\n"), UsageError("sacct: no such command"))
     assert scheduler.find(["t-1", "t-2"]) == {"t-1": "7"}
-    scheduler, _ = slurm(command_result(), CommandTimeout("sacct: no answer"))
-    with pytest.raises(CommandTimeout):
+    scheduler, _ = slurm(command_result("7|t-1\n"), NO_ACCOUNTING)
+    assert scheduler.find(["t-1", "t-2"]) == {"t-1": "7"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [(CommandTimeout("sacct: no answer"), "no answer"), (ACCOUNTING_IS_DOWN, "sacct: .*Connection refused")],
+)
+def test_a_job_that_the_accounting_may_know_is_not_reported_as_missing(reply: Reply, message: str) -> None:
+    scheduler, _ = slurm(command_result(), reply)
+    with pytest.raises(UsageError, match=message):
         scheduler.find(["t-2"])
+
+
+def test_a_submission_is_not_abandoned_while_the_accounting_is_down(tmp_path: Path) -> None:
+    append_event(tmp_path, "intent", 0.0, scheduler="slurm", tag="t-1", link=1, chain=1, bulk="")
+    scheduler, _ = slurm(command_result(), ACCOUNTING_IS_DOWN)
+    with pytest.raises(UsageError, match="Connection refused"):
+        resolve_intents(tmp_path, scheduler, 10 * INTENT_SECONDS)
+    assert [event.kind for event in read_events(tmp_path)] == ["intent"]
 
 
 def test_energy_comes_from_the_job_or_the_steps(tmp_path: Path) -> None:
