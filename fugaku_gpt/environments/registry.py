@@ -241,7 +241,9 @@ def missing_modules(profile: Profile) -> List[str]:
     """
     loaded = os.environ.get("LOADEDMODULES", "").split(":")
     return [
-        name for name in profile.modules if not any(module == name or module.startswith(f"{name}/") for module in loaded)
+        name
+        for name in profile.modules
+        if not any(module == name or module.startswith(f"{name}/") for module in loaded)
     ]
 
 

@@ -24,7 +24,12 @@ def profile_with_module(folder: Path, module: str) -> str:
 
 @pytest.mark.parametrize(
     ("module", "loaded", "is_loaded"),
-    [("foo/1.2", "bar:foo/1.2", True), ("foo", "foo/1.2", True), ("foo/1.2", "foo", False), ("foo/1.2", "foo/1", False)],
+    [
+        ("foo/1.2", "bar:foo/1.2", True),
+        ("foo", "foo/1.2", True),
+        ("foo/1.2", "foo", False),
+        ("foo/1.2", "foo/1", False),
+    ],
 )
 def test_a_comparison_and_env_check_agree_on_the_modules_that_are_loaded(
     module: str, loaded: str, is_loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
