@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.numbers import seconds_of_option
 from fugaku_gpt.cli.options import PATH, format_option, options_as, scheduler_option, scheduler_overrides
 from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs, total_text
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import OK, REFUSED
@@ -126,18 +126,9 @@ def run(
     it: only missing runs are run. The tables are written to OUT as table.md, table.csv and table.json.
     """
     from fugaku_gpt.cli.report import print_table, write_tables
-    from fugaku_gpt.launch.launcher import find_launcher, launch
-    from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
-    from fugaku_gpt.sweep.run import run_sweep
 
     expanded = expand_sweep(file, overrides)
-    find_launcher()  # fails before anything is written, and says how to get one
-    live = sys.stderr.isatty()
-    display: Union[LiveProgress, PlainProgress] = LiveProgress() if live else PlainProgress(sys.stderr)
-    with display as progress:
-        ended = run_sweep(
-            expanded, out, launch, progress, timeout=timeout, retry_failed=retry_failed, plan=plan_of(file, overrides)
-        )
+    ended = run_on_this_machine(expanded, out, plan_of(file, overrides), timeout, retry_failed)
     rows = write_tables([out], out)
     print_table(rows, "table")
     closing = _closing_text(ended, len(expanded.runs), out)
@@ -200,30 +191,14 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
     Raises:
         RunFailed: a scheduler has refused a job, or does not answer.
     """
-    from fugaku_gpt.sweep.submit import planned_jobs, submit_sweep
-
     if options.dry_run:
+        from fugaku_gpt.sweep.submit import planned_jobs
+
         expanded = plan.sweep()
         standings, planned = planned_jobs(expanded, out, plan, resume)
         _print_jobs(expanded, standings, planned)
         return
-
-    def report_submission(number: int, total: int, planned: "PlannedJob", message: str) -> None:
-        click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
-
-    def confirm_submission(planned: Sequence["PlannedJob"]) -> bool:
-        if not planned or options.yes or not sys.stdin.isatty():
-            return True
-        return click.confirm(f"submit {_total_text(planned)}?", err=True)
-
-    submission = submit_sweep(
-        plan,
-        out,
-        max_in_flight=options.max_in_flight,
-        resume=resume,
-        on_job=report_submission,
-        confirm=confirm_submission,
-    )
+    submission = submit_jobs(plan, out, options.max_in_flight, resume, options.yes)
     closing = _submission_text(submission, out, command, resume)
     if submission.refused or submission.stop_reason:
         raise RunFailed(closing)
@@ -232,7 +207,7 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
 
 def _submission_text(submission: "SubmittedSweep", out: Path, command: List[str], resume: bool) -> str:
     lines = [f"{len(submission.standings)} runs: {len(submission.job_ids)} submitted now, {submission.remaining} left"]
-    lines += [f"{name}: not taken: {reason}" for name, reason in submission.refused.items()]
+    lines += refusal_lines(submission)
     before = [standing for standing in submission.standings if standing.run.name not in submission.job_ids]
     earlier_counts = _status_counts(before)
     lines += [f"of the others: {earlier_counts}"] if before else []
@@ -246,7 +221,7 @@ def _submission_text(submission: "SubmittedSweep", out: Path, command: List[str]
     ]
     if failed and not resume:
         lines.append(f"to submit failed runs again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
-    lines.append(f"to follow: fugaku-gpt sweep status {shlex.quote(str(out))}")
+    lines.append(follow_text(out))
     return "\n".join(lines)
 
 
@@ -264,7 +239,7 @@ def _print_jobs(expanded: Sweep, standings: Sequence["RunStanding"], planned: Se
         click.echo(f"==> {refused_run.name}: refused: {refused_run.refusal}")
     skipped = len(standings) - len(planned) - len(refused)
     skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
-    click.echo(f"total: {_total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
+    click.echo(f"total: {total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
 
 
 def _job_text(planned: "PlannedJob") -> str:
@@ -275,14 +250,6 @@ def _job_text(planned: "PlannedJob") -> str:
     hours = f"{planned.job.node_hours:.4g} node-hours" if planned.job.node_hours is not None else "node-hours not known"
     more = (f", sub-jobs {job.bulk}" if job.bulk else "") + (f", {job.chain} links" if job.chain > 1 else "")
     return f"{job.scheduler}, {job.nodes} {'node' if job.nodes == 1 else 'nodes'}, {limit}{more}, {hours}"
-
-
-def _total_text(planned: Sequence["PlannedJob"]) -> str:
-    jobs = [planned_run.job for planned_run in planned if planned_run.job is not None]
-    hours = [job.node_hours for job in jobs if job.node_hours is not None]
-    text = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}, {sum(hours):.4g} node-hours"
-    endless = len(jobs) - len(hours)
-    return text + (f" and {endless} without a time limit (job.elapse)" if endless else "")
 
 
 def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ...]) -> Tuple[SweepPlan, Path]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 from fugaku_gpt.config.profile import Profile, load_profile
-from fugaku_gpt.environments.registry import find_profile, require_created, resolve
+from fugaku_gpt.environments.registry import find_profile, missing_modules, require_created, resolve
 from fugaku_gpt.errors import UsageError
 
 # keys of a profile that only describe it
@@ -29,8 +28,7 @@ def usable_profile(text: str, unpacked: Optional[Path] = None) -> Optional[Profi
         return None
     profile = resolve(text, unpacked=unpacked)
     require_created(profile)
-    loaded = os.environ.get("LOADEDMODULES", "").split(":")
-    missing = [name for name in profile.modules if not any(module in (name, name.split("/")[0]) for module in loaded)]
+    missing = missing_modules(profile)
     if missing:
         raise UsageError(f"{text}: needs modules that are not loaded: module load {' '.join(missing)}")
     return profile

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import (
     IN_WAIT,
     Hang,
@@ -63,7 +63,7 @@ def hang_report(path: Path) -> HangReport:
     if moving:
         return HangReport(f"no hang: {describe_ranks(moving)} moved just now", None, moving, {}, {})
     heads = [flight.head for flight in flights]
-    hang = diagnose_hang(flights, process_states(heads, socket.gethostname()), config_or_none(directory.config_file))
+    hang = diagnose_hang(flights, process_states(heads, socket.gethostname()), config_or_problem(directory.config_file))
     head_of_rank = {head.rank: head for head in heads}
     stacks = {rank: directory.stacks_dir / f"rank-{rank:06d}.txt" for rank in hang.culprits}
     return HangReport(
@@ -111,6 +111,8 @@ def report_lines(report: HangReport) -> List[str]:
         lines.append(
             f"  {describe_ranks(hang.missing)} left no record: not started, or on a node whose files are not here"
         )
+    if hang.not_compared:
+        lines += ["", f"not compared with the plan of a step: {hang.not_compared}"]
     return lines
 
 

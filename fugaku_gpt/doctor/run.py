@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import List
 
 from fugaku_gpt.doctor.hang import run_directory
-from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import describe_ranks, diagnose_hang, process_states, read_flights
 from fugaku_gpt.records.run import HUNG, OK, REFUSED, RunDirectory
 
@@ -51,7 +51,7 @@ def diagnose(path: Path) -> Diagnosis:
         flights = read_flights(directory.flight_dir)
         if flights:
             processes = process_states([flight.head for flight in flights], socket.gethostname())
-            hang = diagnose_hang(flights, processes, config_or_none(directory.config_file))
+            hang = diagnose_hang(flights, processes, config_or_problem(directory.config_file))
             findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` shows which ranks wait for which"]
             if hang.missing:
                 findings.insert(1, f"{describe_ranks(hang.missing)} left no record")

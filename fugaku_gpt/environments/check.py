@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import fugaku_gpt
 from fugaku_gpt.config.profile import Expected, Profile
-from fugaku_gpt.environments.registry import read_pins
+from fugaku_gpt.environments.registry import missing_modules, read_pins
 from fugaku_gpt.launch.launcher import prepended, profile_variables
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import local
@@ -276,9 +276,8 @@ def _prerequisite_rows(profile: Profile) -> List[EnvironmentCheck]:
     """Rows for the modules and libraries that must be there before the ranks start."""
     rows = []
     if profile.modules:
-        loaded = os.environ.get("LOADEDMODULES", "").split(":")
-        missing = [name for name in profile.modules if name not in loaded]
-        loaded_modules = ", ".join(name for name in profile.modules if name in loaded) or "none of them is loaded"
+        missing = missing_modules(profile)
+        loaded_modules = ", ".join(name for name in profile.modules if name not in missing) or "none of them is loaded"
         mend = "; ".join(f"module load {name}" for name in missing)
         rows.append(
             EnvironmentCheck("modules", ", ".join(profile.modules), loaded_modules, MISSING if missing else OK, mend)

@@ -234,6 +234,19 @@ def require_created(profile: Profile, command: str = "") -> None:
         )
 
 
+def missing_modules(profile: Profile) -> List[str]:
+    """Return the modules of a profile that are not loaded, in the order of the profile.
+
+    ``foo`` is loaded in any version, ``foo/1.2`` in that version only, as `module load` understands the names.
+    """
+    loaded = os.environ.get("LOADEDMODULES", "").split(":")
+    return [
+        name
+        for name in profile.modules
+        if not any(module == name or module.startswith(f"{name}/") for module in loaded)
+    ]
+
+
 def _by_version(file: Path) -> List[object]:
     """Sort key of profile files by version: torch-1.7 comes before torch-1.10."""
     family, _, version = file.stem.rpartition("-")

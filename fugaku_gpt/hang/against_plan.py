@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config.load import load_run_config
 from fugaku_gpt.config.schema import RunConfig
@@ -47,45 +47,70 @@ class _PlanDeviation(NamedTuple):
     deviation: Deviation
 
 
-def config_or_none(path: Path) -> Optional[RunConfig]:
-    """The configuration of a run; None if it cannot be read, since a hang can be diagnosed without it."""
+class AgainstPlan(NamedTuple):
+    """The result of comparing a run with its plan.
+
+    Attributes:
+        deviation: the first call by which a rank left its plan; None if no rank is seen to have left it.
+        not_compared: why ranks were not compared, in one line; empty if all were.
+    """
+
+    deviation: Optional[Deviation]
+    not_compared: str = ""
+
+
+def config_or_problem(path: Path) -> Union[RunConfig, str]:
+    """The configuration of a run, or why it cannot be read, in one line: a hang can be diagnosed without it."""
     try:
         return load_run_config(path)
-    except UsageError:
-        return None
+    except UsageError as error:
+        return str(error).splitlines()[0]
 
 
-def first_deviation_from_plan(
-    flights: Mapping[int, Flight], config: RunConfig, first: Sequence[int] = ()
-) -> Optional[Deviation]:
-    """Find the first call by which a rank left its plan; None if all ranks follow it, or if there is no plan.
+def compare_with_plan(
+    flights: Mapping[int, Flight], config: Union[RunConfig, str], first: Sequence[int] = ()
+) -> AgainstPlan:
+    """Find the first call by which a rank left its plan, or say why that cannot be known.
 
     Args:
         flights: rank → flight record.
+        config: see :func:`config_or_problem`.
         first: ranks to compare first, in case there are too many to compare all.
     """
+    if isinstance(config, str):
+        return AgainstPlan(None, config)
     training = config.training
     if training.ramp_start is not None or training.seq_ramp_start is not None:
-        return None  # the sizes of a step depend on the samples consumed, which recorders do not store
-    if any(flight.head.ranks != config.layout.ranks for flight in flights.values()):
-        return None  # another run's
+        growing = "batch" if training.ramp_start is not None else "sequence length"
+        return AgainstPlan(
+            None, f"the {growing} grows, and its size in a step depends on samples that recorders do not count"
+        )
+    recorded_ranks = sorted({flight.head.ranks for flight in flights.values()} - {config.layout.ranks})
+    if recorded_ranks:
+        return AgainstPlan(
+            None, f"config.yaml is another run's: it has {config.layout.ranks} ranks, the recorders {recorded_ranks[0]}"
+        )
     try:
         plan = plan_of(config)
-    except ValueError:
-        return None
-    ranks = list(dict.fromkeys([*first, *sorted(flights)]))
-    comparison = _PlanComparison(plan, {rank: flights[rank] for rank in ranks[:_MAX_RANKS] if rank in flights})
+    except ValueError as error:
+        return AgainstPlan(None, f"there is no plan: {str(error).splitlines()[0]}")
+    ranks = [rank for rank in dict.fromkeys([*first, *sorted(flights)]) if rank in flights]
+    reasons = [f"only {_MAX_RANKS} of {len(ranks)} ranks are compared"] if len(ranks) > _MAX_RANKS else []
+    comparison = _PlanComparison(plan, {rank: flights[rank] for rank in ranks[:_MAX_RANKS]})
     deviations = [deviation for deviation in map(comparison.deviation_of, comparison.flights) if deviation is not None]
+    if comparison.foreign_ranks:
+        count = len(comparison.foreign_ranks)
+        reasons.append(f"the plan is not that of {count} ranks, whose calls differ from it in more than one step")
     if not deviations:
-        return None
+        return AgainstPlan(None, "; ".join(reasons))
     earliest = min(deviations, key=lambda deviation: (deviation.step, deviation.when))
     stage = [rank for rank in comparison.flights if comparison.stage(rank) == comparison.stage(earliest.rank)]
     same_deviations = [
         deviation for deviation in deviations if deviation.rank in stage and _location(deviation) == _location(earliest)
     ]
     if len(same_deviations) == len(stage) > 1:
-        return None  # all ranks of the stage agree: the plan is not this run's
-    return earliest.deviation
+        return AgainstPlan(None, "the plan is not this run's: all ranks of a pipeline stage leave it by the same call")
+    return AgainstPlan(earliest.deviation, "; ".join(reasons))
 
 
 def _location(plan_deviation: _PlanDeviation) -> Tuple[object, ...]:
@@ -100,11 +125,16 @@ def _location(plan_deviation: _PlanDeviation) -> Tuple[object, ...]:
 
 
 class _PlanComparison:
-    """Compares the calls of each rank, by step, with its plan."""
+    """Compares the calls of each rank, by step, with its plan.
+
+    Attributes:
+        foreign_ranks: ranks that :meth:`deviation_of` has found to differ from their plan in more than one step.
+    """
 
     def __init__(self, plan: CommunicationPlan, flights: Mapping[int, Flight]) -> None:
         self._plan = plan
         self.flights = dict(flights)
+        self.foreign_ranks: List[int] = []
         self._made = {rank: _by_step(flight) for rank, flight in self.flights.items()}
         self._programs: Dict[Tuple[int, int], List[Plan]] = {}
 
@@ -119,6 +149,8 @@ class _PlanComparison:
             deviation = self._deviation_in_step(rank, step)
             if deviation is not None:
                 deviations.append(deviation)
+        if len(deviations) > 1:
+            self.foreign_ranks.append(rank)
         return deviations[0] if len(deviations) == 1 else None
 
     def _deviation_in_step(self, rank: int, step: int) -> Optional[_PlanDeviation]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from fugaku_gpt.config.schema import RunConfig
-from fugaku_gpt.hang.against_plan import first_deviation_from_plan
+from fugaku_gpt.hang.against_plan import compare_with_plan
 from fugaku_gpt.hang.history import EXTRA_CALL, LEFT_OUT, ORDER, Deviation, find_deviation
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Flight, Head, RecordedCall, read_flight
@@ -66,6 +66,7 @@ class Hang:
         positions: positions of all ranks, the least advanced first.
         missing: ranks without a file.
         other_suspects: ranks that could equally well be the cause.
+        not_compared: why ranks were not compared with the plan of a step, in one line; empty if all were.
     """
 
     verdict: str
@@ -76,6 +77,7 @@ class Hang:
     positions: List[Position]
     missing: Tuple[int, ...]
     other_suspects: Tuple[int, ...] = ()
+    not_compared: str = ""
 
 
 def read_flights(directory: Path) -> List[Flight]:
@@ -88,23 +90,27 @@ def read_flights(directory: Path) -> List[Flight]:
 
 
 def diagnose_hang(
-    flights: Sequence[Flight], processes: Optional[Mapping[int, str]] = None, config: Optional[RunConfig] = None
+    flights: Sequence[Flight],
+    processes: Optional[Mapping[int, str]] = None,
+    config: Union[RunConfig, str, None] = None,
 ) -> Hang:
     """Determine which rank waits for which, and which one is the cause.
 
     Args:
         flights: in the order of their ranks, not empty.
         processes: rank → state of its process (see :func:`process_states`).
-        config: configuration of the run: a rank whose calls differ from its layout's plan is the cause.
+        config: configuration of the run, or why it cannot be read: a rank whose calls differ from its layout's plan is
+            the cause. None to compare nothing.
     """
     recorders = _Recorders(flights, processes if processes is not None else {})
     hang = _diagnose_waits(recorders)
     if config is None or hang.kind == NO_HANG:
         return hang
-    deviation = first_deviation_from_plan(recorders.flights, config, [*hang.culprits, *hang.other_suspects])
-    if deviation is None:
-        return hang
-    return replace(_hang_by_deviation(deviation, hang.chain), positions=hang.positions, missing=hang.missing)
+    deviation, not_compared = compare_with_plan(recorders.flights, config, [*hang.culprits, *hang.other_suspects])
+    if deviation is not None:
+        by_plan = _hang_by_deviation(deviation, hang.chain)
+        hang = replace(by_plan, positions=hang.positions, missing=hang.missing)
+    return replace(hang, not_compared=not_compared)
 
 
 def _diagnose_waits(recorders: _Recorders) -> Hang:

@@ -7,7 +7,7 @@ PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f widt
 ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
 An operator that this PyTorch computes in float32 for lack of a good kernel in 16 bits (``compat``) keeps no copies.
 
-What an operation needs while it runs is not counted here: see ``planner/run_memory.py``.
+What an operation needs while it runs is not counted here: see ``planner/trainer/run_memory.py``.
 """
 
 from __future__ import annotations

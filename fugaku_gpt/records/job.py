@@ -8,7 +8,8 @@
 * ``refused``: tag, reason: the scheduler has not accepted it; ``abandoned``: the same, discovered afterwards;
 * ``status``: job_id and the fields of :class:`JobStatus`, written when they have changed;
 * ``cancelled``, ``held``, ``released``: job_id;
-* ``attempt``: number, from 1: the files of earlier jobs are now in ``attempts/<number>/``.
+* ``attempt``: number, from 1: the files of earlier jobs are now in
+  ``attempts/<run>/<number>/`` beside the run directory.
 
 ``exit/<sub-job id>.json`` is written by the job script itself, through a rename, when its command has ended or it got a
 signal to stop. A script that was killed leaves none.
@@ -141,7 +142,7 @@ class JobHistory:
         open: submissions without a recorded outcome.
         statuses: job id → the last recorded status.
         cancelled: ids of jobs whose cancellation was requested.
-        attempts: number of earlier attempts, which are in ``attempts/``.
+        attempts: number of earlier attempts, which are in ``attempts/<run>/`` beside the run directory.
         refused: reason of the newest refusal after which nothing was submitted; empty if there is none.
     """
 

@@ -24,7 +24,7 @@ from typing import Dict, List, Optional, Tuple
 from fugaku_gpt.comm import Communicator, FlightRecorder
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
-from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, read_flights
 from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
@@ -194,7 +194,7 @@ class Watchdog:
             flights = read_flights(self._directory.flight_dir)
             heads = [flight.head for flight in flights]
             processes = process_states(heads, socket.gethostname())
-            diagnosis = diagnose_hang(flights, processes, config_or_none(self._directory.config_file))
+            diagnosis = diagnose_hang(flights, processes, config_or_problem(self._directory.config_file))
             verdict, culprits = diagnosis.verdict, diagnosis.culprits
         except Exception as error:  # the run hangs, even if the files that explain it are unreadable
             traceback.print_exc()

@@ -54,6 +54,8 @@ def test_doctor_hang_names_the_culprit(hanging_run: Path, capsys: pytest.Capture
     assert run(["doctor", "hang", str(hanging_run), "--format", "json"]) == 3
     report = json.loads(capsys.readouterr().out)
     assert report["hang"]["culprits"] == [1] and report["hang"]["positions"][1]["absent"] == [1]
+    assert "not compared with the plan of a step: config.yaml is another run" in output
+    assert report["hang"]["not_compared"].startswith("config.yaml is another run's")
     assert report["hang"]["call"]["site"] == "a.py:7" and report["hang"]["others"] == []
 
 

@@ -19,7 +19,7 @@ from tests.sweep.fake import leave_run
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    leave_run(tmp_path / "run", load_run_config(preset="tiny"), status=None)
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"), status=None)  # of one rank
     return tmp_path / "run"
 
 
@@ -37,7 +37,11 @@ def test_the_report_begins_with_the_verdict_and_groups_equal_ranks(run: Path) ->
     assert lines[1].startswith("rank 17 ran on ") and f"process {os.getpid()}" in lines[1]
     assert lines[1].endswith(f"its Python stacks: {run}/stacks/rank-000017.txt")
     assert lines[3:5] == ["ranks that wait for others:", f"  ranks 0-16, 18-39 wait for rank 17 in {call}"]
-    assert len(lines) == 9 and lines[8].startswith("  ranks 0-16, 18-39: iteration 5, forward of micro-batch 2; moved")
+    assert len(lines) == 11 and lines[8].startswith("  ranks 0-16, 18-39: iteration 5, forward of micro-batch 2; moved")
+    assert lines[9:] == [
+        "",
+        "not compared with the plan of a step: config.yaml is another run's: it has 1 ranks, the recorders 40",
+    ]
     assert lines[8].endswith(f"waits in {call}, for rank 17") and "outside, before its first call" in lines[7]
 
 

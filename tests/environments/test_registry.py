@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional, Tuple
 
 import pytest
 
 import fugaku_gpt
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.environments.registry import (
     is_profile,
     location_of,
+    missing_modules,
     profile_files,
     require_created,
     resolve,
@@ -150,3 +152,21 @@ def test_an_installation_without_a_checkout_has_the_profiles_it_brought(
     shipped.mkdir(parents=True)
     _profile(shipped)
     assert list(profile_files()) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "loaded", "missing"),
+    [
+        (("foo/1.2",), "foo/1.2", []),
+        (("foo/1.2",), "foo", ["foo/1.2"]),
+        (("foo/1.2",), "foo/1.3:bar/2", ["foo/1.2"]),
+        (("foo",), "bar/2:foo/1.2", []),
+        (("foo",), "foobar/1:foo-bar", ["foo"]),
+        (("bar", "foo/1.2"), "", ["bar", "foo/1.2"]),
+    ],
+)
+def test_a_module_without_a_version_is_loaded_in_any(
+    modules: Tuple[str, ...], loaded: str, missing: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOADEDMODULES", loaded)
+    assert missing_modules(Profile("p", modules=modules)) == missing

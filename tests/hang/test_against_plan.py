@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterable, List, NamedTuple, Optional, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import pytest
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import LayoutConfig
-from fugaku_gpt.hang.against_plan import config_or_none
+from fugaku_gpt.hang import against_plan
+from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import GONE, Hang, diagnose_hang, read_flights
-from fugaku_gpt.layout.communications import Collective, plan_of, program
+from fugaku_gpt.layout.communications import Collective, CommunicationPlan, plan_of, program
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, embedding_group, pp_group, tp_group
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.records.flight import FORWARD, LOG, OPTIMISER, SUMS
@@ -73,7 +74,7 @@ def complete_steps(ranks: Ranks, config: RunConfig, steps: int) -> None:
             ranks.progress((rank,), OPTIMISER, step, -1)
 
 
-def diagnose(ranks: Ranks, config: Optional[RunConfig]) -> Hang:
+def diagnose(ranks: Ranks, config: Union[RunConfig, str, None]) -> Hang:
     return diagnose_hang(read_flights(ranks.directory), config=config)
 
 
@@ -207,7 +208,60 @@ def test_a_plan_of_another_run_accuses_nobody(tmp_path: Path) -> None:
         assert (diagnose(ranks, config).culprits, diagnose(ranks, config).kind) == ((1,), "outside")
 
 
-def test_a_configuration_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    assert config_or_none(tmp_path / "config.yaml") is None
+def test_a_hang_says_why_it_was_not_compared_with_the_plan(tmp_path: Path) -> None:
+    real = tiny_config("layout.dp=2")
+    ranks = ranks_of(tmp_path / "flight", real.layout)
+    complete_steps(ranks, real, 3)
+    record_calls(ranks, 0, 4, planned(real, 0)[:1], waits=True)
+    ranks.progress((1,), FORWARD, 4)
+    batch_ramp = ("training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=5")
+    length_ramp = ("training.seq_ramp_start=4", "training.seq_ramp_increment=4", "training.seq_ramp_iterations=5")
+    reasons = {
+        "": real,
+        "the batch grows": tiny_config("layout.dp=2", *batch_ramp),
+        "the sequence length grows": tiny_config("layout.dp=2", *length_ramp),
+        "another run's: it has 1 ranks, the recorders 2": tiny_config(),
+        "the plan is not that of 2 ranks": tiny_config("layout.dp=2", "training.bucket_mib=0.005"),
+        "config.yaml: no such file": config_or_problem(tmp_path / "config.yaml"),
+    }
+    for reason, config in reasons.items():
+        hang = diagnose(ranks, config)
+        assert hang.culprits == (1,) and reason in hang.not_compared and bool(hang.not_compared) is bool(reason)
+
+
+def test_a_plan_that_cannot_be_made_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: RunConfig) -> CommunicationPlan:
+        raise ValueError("stages of unequal length\nmore")
+
+    real = tiny_config("layout.dp=2")
+    ranks = ranks_of(tmp_path, real.layout)
+    record_calls(ranks, 0, 1, planned(real, 0)[:1], waits=True)
+    monkeypatch.setattr(against_plan, "plan_of", refuse)
+    assert diagnose(ranks, real).not_compared == "there is no plan: stages of unequal length"
+
+
+def test_ranks_beyond_the_largest_number_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("layout.dp=3", "training.global_batch=24")
+    ranks = ranks_of(tmp_path, config.layout)
+    complete_steps(ranks, config, 1)
+    record_calls(ranks, 0, 1, planned(config, 0)[-1:], waits=True)
+    assert (diagnose(ranks, config).kind, diagnose(ranks, config).not_compared) == ("one more", "")
+    monkeypatch.setattr(against_plan, "_MAX_RANKS", 2)  # the suspects are the ranks that rank 0 waits for
+    hang = diagnose(ranks, config)
+    assert (hang.kind, hang.not_compared) == ("outside", "only 2 of 3 ranks are compared")
+
+
+def test_a_configuration_that_cannot_be_read_is_a_reason(tmp_path: Path) -> None:
+    assert "config.yaml" in str(config_or_problem(tmp_path / "config.yaml"))
     (tmp_path / "config.yaml").write_text("model: [", encoding="utf-8")
-    assert config_or_none(tmp_path / "config.yaml") is None
+    problem = config_or_problem(tmp_path / "config.yaml")
+    assert isinstance(problem, str) and "config.yaml" in problem and "\n" not in problem
+
+
+def test_a_stage_whose_ranks_all_leave_the_plan_alike_is_a_reason(tmp_path: Path) -> None:
+    real, other = tiny_config("layout.dp=2"), tiny_config("layout.dp=2", "training.bucket_mib=0.005")
+    ranks = ranks_of(tmp_path, real.layout)
+    for rank in (0, 1):
+        record_calls(ranks, rank, 1, planned(real, rank))
+    ranks.progress((1,), FORWARD, 2)
+    assert "all ranks of a pipeline stage leave it by the same call" in diagnose(ranks, other).not_compared

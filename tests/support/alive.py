@@ -1,4 +1,4 @@
-"""Counts the bytes of living tensors that operators make: the reference for ``planner.run_memory``."""
+"""Counts the bytes of living tensors that operators make: the reference for ``planner.trainer.run_memory``."""
 
 from __future__ import annotations
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Optional, Tuple
 
 import click
 
 from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, CompareOptions, SharedRun
 from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import SweepPlan, read_plan
 
@@ -117,14 +118,7 @@ def _run_locally(plan: SweepPlan, out: Path) -> bool:
     Raises:
         RunFailed: every run has failed; if some have ended well, their effects can be reported.
     """
-    from fugaku_gpt.launch.launcher import find_launcher, launch
-    from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
-    from fugaku_gpt.sweep.run import run_sweep
-
-    find_launcher()  # fails before anything is written, and says how to get one
-    display: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
-    with display as progress:
-        ended = run_sweep(plan.sweep(), out, launch, progress, plan=plan)
+    ended = run_on_this_machine(plan.sweep(), out, plan)
     if any(ended_run.was_stopped for ended_run in ended):
         return True
     if ended and all(ended_run.has_failed for ended_run in ended):
@@ -137,19 +131,11 @@ def _run_locally(plan: SweepPlan, out: Path) -> bool:
 
 
 def _submit(plan: SweepPlan, out: Path) -> int:
-    from fugaku_gpt.sweep.submit import PlannedJob, submit_sweep
-
-    def report_submission(number: int, total: int, planned: "PlannedJob", message: str) -> None:
-        click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
-
-    def confirm_submission(planned: Sequence["PlannedJob"]) -> bool:
-        return not planned or not sys.stdin.isatty() or click.confirm(f"submit {len(planned)} jobs?", err=True)
-
-    submission = submit_sweep(plan, out, on_job=report_submission, confirm=confirm_submission)
-    lines = [f"{name}: not taken: {reason}" for name, reason in submission.refused.items()]
+    submission = submit_jobs(plan, out)
+    lines = refusal_lines(submission)
     lines += [submission.stop_reason] if submission.stop_reason else []
     if lines:
         raise RunFailed("\n".join(lines))
-    click.echo(f"{len(submission.job_ids)} submitted; to follow: fugaku-gpt sweep status {out}", err=True)
-    click.echo(f"the effects, when they have run: fugaku-gpt compare {out}", err=True)
+    click.echo(f"{len(submission.job_ids)} submitted; {follow_text(out)}", err=True)
+    click.echo(f"the effects, when they have run: fugaku-gpt compare {shlex.quote(str(out))}", err=True)
     return EXIT_OK

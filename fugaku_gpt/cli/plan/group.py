@@ -159,7 +159,7 @@ def _check_plans(plans: Sequence["CommunicationPlan"], every_rank: bool, form: s
             f"sizes           {len(plans)}: from {first.micro_batches} micro-batches of {first.tokens} tokens (bubble "
             f"{bubbles[0]:.1%} of the busy time) to {plan.micro_batches} of {plan.tokens}"
         )
-    summary.append(f"all fits: equal sequences in every group, no deadlock; {time.monotonic() - started:.1f} s")
+    summary.append(f"all fits: equal order of calls in every group, no deadlock; {time.monotonic() - started:.1f} s")
     for line in summary:  # with formats for programs, standard output has the rows alone
         click.echo(line, err=form != "table")
     return EXIT_OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fugaku_gpt.records.run import RunDirectory
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 from tests.support.corpus import write_byte_corpus
 from tests.support.measurements import MEASUREMENTS
+from tests.sweep.fake_scheduler import FakeScheduler
 
 
 def factorial(*arguments: object) -> int:
@@ -75,6 +77,25 @@ def test_the_report_of_recorded_rows_names_effects_that_are_not_identified(capsy
     assert factorial("freq,tcmalloc,retention,ranks", MEASUREMENTS) == EXIT_OK
     text = capsys.readouterr().out
     assert "effect" in text and "not identified:" in text and "noise between jobs" in text
+
+
+def test_a_submitted_design_asks_first_and_prints_commands_that_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.chdir(tmp_path)
+    scheduler = FakeScheduler(tmp_path / "queue")
+    monkeypatch.setattr("fugaku_gpt.jobs.schedulers.slurm.SlurmScheduler", lambda: scheduler)
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    settings = ["--preset", "tiny", "--set", "job.elapse=30:00", "--repeats", 1]
+    assert factorial("dtype", *settings, "--scheduler", "slurm", "--out", "an out") == EXIT_OK
+    error = capsys.readouterr().err
+    assert "submit 2 jobs, 1 node-hours? [y/N]" in error and len(scheduler.jobs()) == 2
+    assert "2 submitted; to follow: fugaku-gpt sweep status 'an out'\n" in error
+    assert "the effects, when they have run: fugaku-gpt compare 'an out'\n" in error
 
 
 @pytest.mark.parametrize(
