@@ -35,7 +35,7 @@ from fugaku_gpt.compare.pairs import (
     write_plan,
 )
 from fugaku_gpt.compare.statistics import Comparison, compare_pairs
-from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.config import RunConfig, dotted_settings, dump_run_config
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
@@ -317,6 +317,5 @@ def _flattened(plan: ComparisonPlan) -> Dict[str, object]:
     for letter, side in zip("AB", plan.sides):
         values[f"{letter}'s environment"] = side.environment
         values.update({f"{letter}'s environment's {key}": value for key, value in side.build.items()})
-        for section, settings in side.config.items():
-            values.update({f"{letter} {section}.{key}": value for key, value in settings.items()})
+        values.update({f"{letter} {key}": value for key, value in dotted_settings(side.config).items()})
     return values

@@ -15,7 +15,6 @@ A side is one of
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,7 +24,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.load import valid_keys
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.planner.tables.rows import ConfigRow, torch_series
+from fugaku_gpt.planner.tables.rows import ConfigRow, finite_number, torch_series
 
 BASE_NAMES = ("base", "-")
 RANKS = "ranks"  # number of ranks of the run: more or fewer replicas
@@ -89,7 +88,7 @@ class Condition:
             texts[1] = _FLAG_TEXTS.get(texts[1], texts[1])
         left, right = ("" if text in _NONE_TEXTS else text for text in texts)
         if self.relation in ("=", "!="):
-            left_number, right_number = _number(left), _number(right)
+            left_number, right_number = finite_number(left), finite_number(right)
             # the builds 1.10 and 1.1 differ, although the numbers are equal
             is_equal = (
                 left == right
@@ -97,7 +96,7 @@ class Condition:
                 else left_number == right_number
             )
             return is_equal == (self.relation == "=")
-        left_number, right_number = _number(left), _number(right)
+        left_number, right_number = finite_number(left), finite_number(right)
         if left_number is None or right_number is None:
             return False
         is_below, is_above = left_number < right_number, left_number > right_number
@@ -250,11 +249,3 @@ def _column_of(name: str, location: str) -> str:
         hint = f"did you mean {close_names[0]}?" if close_names else f"valid: {', '.join(columns)}"
         raise UsageError(f"{location}: {name}: no such column; {hint}")
     return column
-
-
-def _number(text: str) -> Optional[float]:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

@@ -150,13 +150,13 @@ def changed_settings(config: RunConfig) -> Dict[str, Any]:
 
     These settings identify a run, so that a field which is added to the schema later does not change older runs.
     """
-    values, default_values = config_values(config), config_values(RunConfig())
-    return {
-        f"{section}.{key}": value
-        for section, section_values in values.items()
-        for key, value in section_values.items()
-        if value != default_values[section][key]
-    }
+    defaults = dotted_settings(config_values(RunConfig()))
+    return {key: value for key, value in dotted_settings(config_values(config)).items() if value != defaults[key]}
+
+
+def dotted_settings(sections: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """Dotted key → value of settings that are given as section → key → value."""
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
 @lru_cache(maxsize=1)

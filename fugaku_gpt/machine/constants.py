@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import yaml
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data
+from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data, round_digits
 
 LOCAL = "local"
 LOCAL_FILE = Path("machine-local.yaml")  # in the current folder, like any other file of the user
@@ -249,21 +249,17 @@ def _fitted_model_data(fitted: FittedModel) -> Dict[str, Any]:
     constants = {
         constant.name: {
             "meaning": constant.meaning,
-            "prior": _InlineList([_round_digits(constant.prior, 4), _round_digits(constant.prior_width)]),
-            "fitted": _InlineList([_round_digits(constant.value, 4), _round_digits(constant.width)]),
+            "prior": _InlineList([round_digits(constant.prior), round_digits(constant.prior_width, 3)]),
+            "fitted": _InlineList([round_digits(constant.value), round_digits(constant.width, 3)]),
         }
         for constant in fitted.constants
     }
     return {
-        "spread": _round_digits(fitted.spread),
-        "interval_spread": _round_digits(fitted.interval_spread),
-        "beyond_spread": _round_digits(fitted.beyond_spread),
+        "spread": round_digits(fitted.spread, 3),
+        "interval_spread": round_digits(fitted.interval_spread, 3),
+        "beyond_spread": round_digits(fitted.beyond_spread, 3),
         "constants": constants,
         "seen": {key: _InlineList(values) for key, values in fitted.input_ranges.items()},
         "rows": _InlineList(fitted.rows),
-        "covariance": [_InlineList([_round_digits(number) for number in line]) for line in fitted.covariance],
+        "covariance": [_InlineList([round_digits(number, 3) for number in line]) for line in fitted.covariance],
     }
-
-
-def _round_digits(number: float, digits: int = 3) -> float:
-    return float(f"{number:.{digits}g}")

@@ -169,14 +169,14 @@ def probe_to_data(probed: ProbeResults) -> Dict[str, Any]:
         "cores": probed.cores,
         "threads": {int(ranks): int(threads) for ranks, threads in probed.threads.items()},
         "facts": dict(probed.facts),
-        "bandwidth": {name: _round_digits(rate) for name, rate in probed.bandwidth.items()},
+        "bandwidth": {name: round_digits(rate) for name, rate in probed.bandwidth.items()},
     }
     for table, kind in _TABLES.items():
         names = list(kind.__dataclass_fields__)
         rows: List[List[Any]] = []
         for row in getattr(probed, table):
             values = [getattr(row, name) for name in names]
-            rows.append([_round_digits(value) if isinstance(value, float) else value for value in values])
+            rows.append([round_digits(value) if isinstance(value, float) else value for value in values])
         data[table] = {"columns": names, "rows": [[list(v) if isinstance(v, tuple) else v for v in r] for r in rows]}
     return data
 
@@ -227,5 +227,6 @@ def _strings(values: Any) -> Tuple[str, ...]:
     return tuple(str(value) for value in values)
 
 
-def _round_digits(number: float) -> float:
-    return float(f"{number:.4g}")
+def round_digits(number: float, digits: int = 4) -> float:
+    """Round to a number of significant digits."""
+    return float(f"{number:.{digits}g}")

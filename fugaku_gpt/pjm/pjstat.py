@@ -65,7 +65,7 @@ _DAY = re.compile(r"\(?\d{1,4}/\d{1,2}(?:/\d{1,2})?")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\)?[<@#]?")
 _SECONDS = re.compile(r"\((\d{1,15})\)")
 _TIME = re.compile(r"(?:(\d{1,6})[ \t]+)?(\d{1,9}):(\d{1,2}):(\d{1,2})")
-_NUMBER = re.compile(r"-?\d{1,15}")
+_INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
 _DEFAULT = "<DEFAULT>"
 
 
@@ -202,9 +202,9 @@ def status_of(row: Mapping[str, str]) -> Optional[JobStatus]:
         job_id=job_id,
         state=state_of(raw),
         raw=raw,
-        exit_code=_number(values["exit_code"]),
-        signal=_number(values["signal"]) or None,  # 0 means that there was none
-        code=_number(values["code"]),
+        exit_code=parse_integer(values["exit_code"]),
+        signal=parse_integer(values["signal"]) or None,  # 0 means that there was none
+        code=parse_integer(values["code"]),
         reason=values["reason"] or "",
         group=values["group"] or "",
     )
@@ -216,5 +216,6 @@ def statuses_of(rows: Iterable[Mapping[str, str]]) -> Dict[str, JobStatus]:
     return {status.job_id: status for status in statuses if status is not None}
 
 
-def _number(text: Optional[str]) -> Optional[int]:
-    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+def parse_integer(text: Optional[str]) -> Optional[int]:
+    """Return the integer that a cell holds, if it holds one."""
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.pjstat import clean_value, parse_seconds
+from fugaku_gpt.pjm.pjstat import clean_value, parse_integer, parse_seconds
 from fugaku_gpt.pjm.values import UNLIMITED, parse_shape
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS
 
@@ -27,7 +27,6 @@ _WATTS = {"w": 1.0, "kw": 1e3, "mw": 1e6}
 _QUANTITY = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)[ \t]*([A-Za-z]*)", re.ASCII)
 _BYTES_IN_BRACKETS = re.compile(r"\((\d{1,20})\)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)[ \t]*([KMGTP])?(i)?B?", re.IGNORECASE | re.ASCII)
-_INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _KNOB_KEY = re.compile(r"([a-z][a-z0-9_-]*) \((REQUIRE|ALLOC|USE)\)")  # PJM's own keys are in capitals
 _RULE = re.compile(r"[ \t]*-{5,}[ \t]*")
@@ -165,9 +164,9 @@ def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Opti
         job_id=values.get("JOB ID") or "",
         job_name=values.get("JOB NAME") or "",
         state=values.get("STATE") or "",
-        exit_code=_integer(values.get("EXIT CODE")),
-        signal=_integer(values.get("SIGNAL NO")) or None,  # 0 means that there was none
-        code=_integer(values.get("PJM CODE")),
+        exit_code=parse_integer(values.get("EXIT CODE")),
+        signal=parse_integer(values.get("SIGNAL NO")) or None,  # 0 means that there was none
+        code=parse_integer(values.get("PJM CODE")),
         reason=values.get("REASON") or "",
         group=values.get("RESOURCE GROUP") or "",
         elapsed_seconds=elapsed,
@@ -186,15 +185,12 @@ def _statistics(values: Dict[str, Optional[str]], nodes: Tuple[Mapping[str, Opti
     )
 
 
-def _integer(text: Optional[str]) -> Optional[int]:
-    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
-
-
 def _node_count(text: Optional[str]) -> Optional[NodeCount]:
     if text is None:
         return None
     count, *rest = text.split(":")
-    if not _INTEGER.fullmatch(count) or int(count) < 0:
+    number = parse_integer(count)
+    if number is None or number < 0:
         return None
     shape: Tuple[int, ...] = ()
     allocation = ""
@@ -206,7 +202,7 @@ def _node_count(text: Optional[str]) -> Optional[NodeCount]:
                 continue
         elif not allocation:
             allocation = part
-    return NodeCount(int(count), shape, allocation)
+    return NodeCount(number, shape, allocation)
 
 
 def _quantities(

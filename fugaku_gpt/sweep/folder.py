@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 import yaml
 
-from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config import dotted_settings, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.records.files import is_temporary, write_text_atomically
 from fugaku_gpt.records.job import read_history
@@ -117,7 +117,8 @@ def _differences(record: RunDirectory, run: Run) -> Any:
     if run.config is None:
         return None
     try:
-        recorded, current = _flattened(load_run_config(record.config_file)), _flattened(run.config)
+        recorded = dotted_settings(asdict(load_run_config(record.config_file)))
+        current = dotted_settings(asdict(run.config))
     except ConfigError:
         return None
     return [
@@ -141,7 +142,3 @@ def _is_same_setting(key: str, recorded: Any, current: Any) -> bool:
         or (Path(recorded_path).is_absolute() and Path(recorded_path).resolve() == Path(current_path).resolve())
         for recorded_path, current_path in zip(recorded_paths, current_paths)
     )
-
-
-def _flattened(config: RunConfig) -> Dict[str, Any]:
-    return {f"{section}.{key}": value for section, values in asdict(config).items() for key, value in values.items()}

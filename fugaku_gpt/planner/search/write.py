@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import yaml
 
-from fugaku_gpt.config import changed_settings, config_values
+from fugaku_gpt.config import changed_settings, config_values, dotted_settings
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.planner.search.best import RankedLayout
@@ -87,7 +87,7 @@ def sweep_text(layouts: Mapping[str, RunConfig], name: str, iterations: int) -> 
     """A sweep file with a row for each layout, at the full batch; settings that all layouts share are its defaults."""
     configs = [_measurement_run(config, iterations) for config in layouts.values()]
     changed = list(dict.fromkeys(key for config in configs for key in changed_settings(config)))
-    values = [_flat_settings(config) for config in configs]
+    values = [dotted_settings(config_values(config)) for config in configs]
     shared = {key: values[0][key] for key in changed if all(settings[key] == values[0][key] for settings in values)}
     rows = [
         {"label": label, **{key: settings[key] for key in changed if key not in shared}}
@@ -112,12 +112,6 @@ def _measurement_run(config: RunConfig, iterations: int) -> RunConfig:
     )
     checkpoint = replace(config.checkpoint, interval=None, at_end=False, keep_every=None)
     return replace(config, training=training, checkpoint=checkpoint, job=replace(config.job, name="", chain=1))
-
-
-def _flat_settings(config: RunConfig) -> Dict[str, Any]:
-    return {
-        f"{section}.{key}": value for section, values in config_values(config).items() for key, value in values.items()
-    }
 
 
 def _settings_tree(flat: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:

@@ -151,13 +151,13 @@ def _integer(cells: Mapping[str, str], key: str) -> int:
     text = cells[key].strip()
     if not text:
         raise ValueError(f"{key} is not given")
-    number = _number(text)
+    number = finite_number(text)
     if number is None or not 1 <= number <= _MAX_INTEGER or number != int(number):
         raise ValueError(f"{key} {text}: must be a whole number from 1 to {_MAX_INTEGER}")
     return int(number)
 
 
-def _number(text: str) -> Optional[float]:
+def finite_number(text: str) -> Optional[float]:
     """The finite number that a text holds, else None."""
     try:
         number = float(text)
@@ -176,13 +176,13 @@ def _optional(cells: Mapping[str, str]) -> Dict[str, object]:
             raise ValueError(f"{key} {text(key)}: must be True or False")
         return _FLAGS[word]
 
-    zero = _number(text("zero_stage") or "0")
+    zero = finite_number(text("zero_stage") or "0")
     if zero not in (0, 1, 2, 3):
         raise ValueError(f"zero_stage {text('zero_stage')}: must be 0, 1, 2 or 3")
-    freq = _number(text("freq_ghz") or "0")
+    freq = finite_number(text("freq_ghz") or "0")
     if freq is None or (text("freq_ghz") and not _CLOCKS[0] <= freq <= _CLOCKS[1]):
         raise ValueError(f"freq_ghz {text('freq_ghz')}: must be a number from {_CLOCKS[0]:g} to {_CLOCKS[1]:g}")
-    retention = _number(text("retention_state"))
+    retention = finite_number(text("retention_state"))
     return {
         "zero": int(zero),
         "recompute": flag("recompute"),
@@ -230,7 +230,7 @@ def parse_measurement(cells: Mapping[str, str]) -> Measurement:
     """Parses the measured columns, which are for fitting and scoring alone."""
 
     def number(key: str) -> Optional[float]:
-        value = _number(cells.get(key, "").strip())
+        value = finite_number(cells.get(key, "").strip())
         return value if value is not None and value > 0 else None
 
     return Measurement(number("sec_per_it"), number("mem_value"), cells.get("status", "").strip())
