@@ -30,6 +30,7 @@ _SEARCH_DAYS = 7
 _COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
 _NO_SUCH_OPTION = ("0001", "0002")
 _STEP_JOB_OVER = "0012"
+_NO_SUCH_JOB = re.compile(r"\bJob \S+ does not exist\b")
 _NOT_ANSWERED = ("0090", "0091")
 
 
@@ -149,8 +150,9 @@ class PjmScheduler:
 
     @staticmethod
     def is_gone(refusal: str) -> bool:
-        """See the protocol: message 0112 of ``pjdel``, for jobs that have ended as well."""
-        return "does not exist" in refusal
+        """See the protocol: message 0112 of ``pjdel``, for jobs that have ended as well. That something else does not
+        exist, such as a resource unit or a file, says nothing about the job."""
+        return _NO_SUCH_JOB.search(refusal) is not None
 
     def hold(self, job_ids: Sequence[str]) -> Dict[str, str]:
         """See the protocol."""

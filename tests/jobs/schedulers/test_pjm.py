@@ -215,6 +215,8 @@ def test_cancel_reports_each_job() -> None:
     assert "does not exist" in reasons["124"] and reasons["125"] != ""
     assert scheduler.is_gone(reasons["124"])
     assert not scheduler.is_gone("Job 5 is in a state in which it cannot be deleted.")
+    for other in ("rscunit=rscunit_ft01 does not exist.", "pjdel: the folder /var/spool/pjm does not exist"):
+        assert not scheduler.is_gone(other)  # the job may run all the same
     assert commands.calls == [["pjdel", "123", "64856_1", "124", "125"]]
 
 
