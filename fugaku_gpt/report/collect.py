@@ -1,7 +1,7 @@
 """Turns run directories into rows. Files that a killed run has left half-written are read as far as possible.
 
 `report table`, and every other verb that shows runs as rows, use this; it only reads. What schedulers know has been put
-into the run directories by ``gather.py`` (`job collect`).
+into the run directories by ``jobs/gather.py`` (`job collect`).
 """
 
 from __future__ import annotations

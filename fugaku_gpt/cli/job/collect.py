@@ -12,9 +12,9 @@ from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.cli.report import TABLE_FORMATS, print_table, write_tables
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.gather import Gathered, gather
 from fugaku_gpt.records.job import JOB_FILE
 from fugaku_gpt.report.collect import collect_rows, find_runs
-from fugaku_gpt.report.gather import Gathered, gather
 from fugaku_gpt.report.imported import LoggedRun, parse_settings
 from fugaku_gpt.report.reparse import Reparsed, logs_of, reparse
 

@@ -8,12 +8,12 @@ from typing import Callable
 import pytest
 
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
+from fugaku_gpt.jobs.gather import gather
 from fugaku_gpt.jobs.schedulers.protocol import Accounting
 from fugaku_gpt.records.accounting import TOO_SHORT, read_accounting
 from fugaku_gpt.records.job import ENDED, LOST, REJECTED, RUNNING, JobStatus, append_event, read_history
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
-from fugaku_gpt.report.gather import gather
 from fugaku_gpt.report.notes_table import column_titles, notes_cell, row_cells
 from fugaku_gpt.report.rows import raw_values
 from tests.report.jobs import ScriptedScheduler, record_end, stats

@@ -1,7 +1,8 @@
 """After jobs have ended: copies the scheduler's measurements into the run directories, and gives a result to runs whose
 ranks have left none.
 
-Only `job collect` uses this, before it makes a table of the runs' rows with ``collect.py``, which asks no scheduler.
+Only `job collect` uses this, before it makes a table of the runs' rows with ``report/collect.py``, which asks no
+scheduler.
 """
 
 from __future__ import annotations
