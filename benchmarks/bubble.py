@@ -30,7 +30,7 @@ import torch
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.parallel.pipeline import Pipeline
 
 SHAPE = (2, 8)  # of the hidden states: messages cost next to nothing
@@ -189,7 +189,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     if options.stages < 2:
         parser.error(f"--stages {options.stages}: valid: 2 or more")
-    if rank_from_environment() is not None:
+    if launched_rank() is not None:
         from ranks import open_patient_world
 
         torch.set_num_threads(1)

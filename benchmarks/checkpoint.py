@@ -30,7 +30,7 @@ from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.startup import prepare_process
@@ -136,7 +136,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--folder", type=Path, default=temporary, help="Folder on the disk to be measured.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
-    if rank_from_environment() is None:
+    if launched_rank() is None:
         passed_on = sys.argv[1:] if arguments is None else arguments
         print("\n".join(run_ranks(options.ranks, __file__, passed_on, timeout=3600.0)))
         return

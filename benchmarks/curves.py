@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "curves.svg"
 MODEL = (
@@ -170,10 +170,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    rank_and_size = rank_from_environment()
-    if rank_and_size is not None:
+    launched = launched_rank()
+    if launched is not None:
         curve = losses(load_run_config(overrides=options.rank))
-        if rank_and_size[0] == 0:
+        if launched.rank == 0:
             print(json.dumps(curve), flush=True)
         return 0
     try:

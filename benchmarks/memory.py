@@ -23,7 +23,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.planner.trainer.run_memory import memory_of_run
 
 BASE = (
@@ -149,12 +149,13 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--only", nargs="+", choices=[pair.name for pair in PAIRS], help="Pairs to run; default: all.")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if rank_from_environment() is not None:
+    launched = launched_rank()
+    if launched is not None:
         config = load_run_config(overrides=options.rank)
         layers = f"model.layers={config.layout.pp * config.layout.chunks}"
         small = [layers, "model.hidden=64", "model.heads=8", "model.seq_len=64", "model.vocab_size=256"]
         result = measure(config, load_run_config(overrides=[*options.rank, *small]))
-        if rank_from_environment()[0] == 0:  # type: ignore[index]  # a launcher has started this process
+        if launched.rank == 0:
             print(json.dumps(result), flush=True)
         return
     base = [*BASE, *options.settings]

@@ -26,7 +26,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.layout.communications import is_calibration_step
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
 
@@ -73,7 +73,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     if options.replicas < 2:
         parser.error(f"--replicas {options.replicas}: valid: 2 or more")
-    if rank_from_environment() is not None:
+    if launched_rank() is not None:
         prepare_process(1)
         world = open_patient_world()
         for zero in (0, 1):

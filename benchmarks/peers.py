@@ -30,7 +30,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.machine.local import processor_name, usable_cores
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 
 DEFAULT = ("ddp=2", "dp=2", "dp=2,zero=1")
 
@@ -183,8 +183,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     options = parser.parse_args(arguments)
     if options.worker:
         name, path = options.worker
-        config, rank_and_size = config_of(name, options), rank_from_environment()
-        rank = rank_and_size[0] if rank_and_size is not None else 0
+        config, launched = config_of(name, options), launched_rank()
+        rank = launched.rank if launched is not None else 0
         if name.startswith("ddp="):
             meeting = Path(path).with_name("meeting")
             serve(path, lambda: distributed(config, options.bf16, rank, meeting), rank)

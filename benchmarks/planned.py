@@ -28,7 +28,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.machine.framework import framework_of
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.planner.trainer.run_memory import memory_of_run
 from fugaku_gpt.planner.trainer.seconds import LocalPrediction, predict_run
 
@@ -210,10 +210,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="Seconds to spend on the probe.")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    rank_and_size = rank_from_environment()
-    if rank_and_size is not None:
+    launched = launched_rank()
+    if launched is not None:
         result = measure(load_run_config(overrides=options.rank))
-        if rank_and_size[0] == 0:
+        if launched.rank == 0:
             print(json.dumps(result), flush=True)
         return 0
     machine = _machine(options.machine, options.seconds)

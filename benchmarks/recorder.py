@@ -30,7 +30,7 @@ from fugaku_gpt.comm import Communicator, FlightRecorder, ProcessGrid, open_worl
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.machine.local import usable_cores
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.records.flight import FORWARD
 from fugaku_gpt.training.startup import prepare_process
 from fugaku_gpt.training.trainer import Trainer
@@ -137,7 +137,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--steps", type=int, default=10, help="Steps in which each use of the recorder is timed.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
-    if rank_from_environment() is None:
+    if launched_rank() is None:
         print("\n".join(run_ranks(2, __file__, sys.argv[1:] if arguments is None else arguments, timeout=3600.0)))
         return
     prepare_process(1)

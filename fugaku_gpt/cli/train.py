@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional
 
 import click
 
@@ -16,7 +16,7 @@ from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, Usage
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import usable_cores
-from fugaku_gpt.machine.rank import rank_from_environment
+from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
 
 
@@ -58,31 +58,39 @@ def train(
     Exit codes: 0 the run has ended well, 1 it failed, 2 usage or config error, 75 stopped with a checkpoint and
     resumable, 128 + N ended by signal N.
     """
-    rank_and_count = rank_from_environment()
+    launched = launched_rank()
+    if ranks is not None and launched is not None:
+        _refuse_inside_launch(ranks, launched)
     try:
         overrides = data_overrides(data)
         overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
         overrides += ["node.check_collectives=true"] if check_collectives else []
         config = source.load(*overrides)
-        started_ranks = ranks if rank_and_count is None else rank_and_count[1]
-        if rank_and_count is not None and ranks is not None and ranks != rank_and_count[1]:
-            raise UsageError(
-                f"--ranks {ranks}: mpirun has started {rank_and_count[1]} ranks; leave --ranks out under mpirun"
-            )
-        if (started_ranks or 1) != config.layout.ranks:
-            raise UsageError(_wrong_ranks_message(config, started_ranks))
+        if ranks is not None and ranks != config.layout.ranks:
+            raise UsageError(_wrong_ranks_message(config, ranks))
         if resume == AUTO and out is None:
             raise UsageError("--resume auto: needs --out, the run directory to resume in")
     except UsageError:
-        if (
-            rank_and_count is not None and rank_and_count[0] != 0
-        ):  # every rank has the same command line: rank 0 reports what is wrong
+        if launched is not None and launched.rank != 0:  # all ranks have the same command line: rank 0 reports it
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
     out = out if out is not None else Path("runs") / f"{_run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if rank_and_count is None and ranks is not None:
+    if ranks is not None:
         _start_ranks(config, out, resume, force_data)
-    _join_ranks(config, out, rank_and_count, resume, force_data)
+    _join_ranks(config, out, launched, resume, force_data)
+
+
+def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
+    """Refuse ``--ranks`` on a rank of a launch of more than one: each would start ranks of its own.
+
+    Where the launcher does not tell the number of ranks, rank 0 cannot know whether it is alone: rank 1 reports.
+    """
+    if launched.ranks == 1 or (launched.ranks is None and launched.rank == 0):
+        return
+    if launched.rank != (0 if launched.ranks is not None else 1):
+        raise click.exceptions.Exit(EXIT_USAGE)
+    count = f"{launched.ranks} ranks" if launched.ranks is not None else "more than one rank"
+    raise UsageError(f"--ranks {ranks}: mpirun has started {count}; leave --ranks out under mpirun")
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
@@ -115,16 +123,14 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     raise click.exceptions.Exit(code)
 
 
-def _join_ranks(
-    config: RunConfig, out: Path, rank_and_count: Optional[Tuple[int, int]], resume: str, force_data: bool
-) -> None:
+def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = None
-    if rank_and_count is not None:
+    if launched is not None:
         from fugaku_gpt.launch.rank_supervisor import supervise_rank
 
-        announce = supervise_rank(rank_and_count[0])  # before torch and MPI begin their threads
+        announce = supervise_rank(launched.rank)  # before torch and MPI begin their threads
     with gc_paused():
         from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
         from fugaku_gpt.training.run import train as train_on_this_rank
@@ -142,7 +148,7 @@ def _join_ranks(
         )
         raise click.exceptions.Exit(code)
     except UsageError:
-        if rank_and_count is not None and rank_and_count[0] != 0:
+        if launched is not None and launched.rank != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
 
@@ -163,12 +169,10 @@ def _run_name(config: RunConfig) -> str:
     return config.job.name or f"{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
 
 
-def _wrong_ranks_message(config: RunConfig, started_ranks: Optional[int]) -> str:
+def _wrong_ranks_message(config: RunConfig, ranks: int) -> str:
     layout = config.layout
-    product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
-    if started_ranks is None:
-        return f"{product}, but this is one process; add --ranks {layout.ranks}, or use `mpirun -n {layout.ranks}`"
     return (
-        f"{product}, but there are {started_ranks}; "
-        f"valid: {layout.ranks} ranks, or --set layout.dp=... and layout.tp=... that make {started_ranks}"
+        f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks, "
+        f"but there are {ranks}; "
+        f"valid: {layout.ranks} ranks, or --set layout.dp=... and layout.tp=... that make {ranks}"
     )

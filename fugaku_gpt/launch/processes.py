@@ -23,6 +23,7 @@ import psutil
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
+from fugaku_gpt.machine.rank import without_launch_variables
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 
 MARK = HOLDER_VARIABLE
@@ -78,7 +79,7 @@ def run_command(
     afterwards; only the main thread sees signals.
 
     Args:
-        environment: variables that are set on top of those of this process.
+        environment: variables that are set on top of those of this process, without those that make it a rank.
         log: a file to which everything that the command prints is appended.
         timeout: time limit in seconds; None for no limit.
         on_line: called with each line, without its newline, from another thread.
@@ -104,7 +105,7 @@ def run_command(
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment, MARK: mark},
+                    env={**without_launch_variables(os.environ), **environment, MARK: mark},
                     start_new_session=True,
                 )
             except OSError as error:

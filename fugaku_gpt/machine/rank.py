@@ -1,22 +1,59 @@
-"""The rank of this process, from its launcher's variables."""
+"""The rank of this process in a parallel launch, from its launcher's variables."""
 
 from __future__ import annotations
 
 import os
-from typing import Mapping, Optional, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional
 
-# (rank, size) of launchers: Open MPI and its derivatives, PMI (MPICH, Slurm), PMIx under Slurm (it has no size)
+# (rank, number of ranks) of launchers: Open MPI and its derivatives, PMI (MPICH, Slurm), PMIx under Slurm
 _RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
+# Fujitsu's mpiexec gives a process its rank and its number on its node, and no number of ranks (user guide, environment
+# variables in MPI processes).
+_FUJITSU_RANK, _FUJITSU_NODE_RANK = "PMIX_RANK", "PLE_RANK_ON_NODE"
+# Variables that tell a process its place in a launch: those of MPICH, of Open MPI with either of its runtimes, and of PMIx
+_LAUNCH_PREFIXES = (
+    "HYDI_", "MPI_LOCAL", "PMI_", "PMIX_", "PRTE_",
+    "OMPI_APP_", "OMPI_COMM_WORLD_", "OMPI_FILE_", "OMPI_FIRST_", "OMPI_NUM_", "OMPI_UNIVERSE_", "OMPI_WORLD_",
+    "OMPI_MCA_ess_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "OMPI_MCA_orte_", "OMPI_MCA_pmix",
+)  # fmt: skip
+_LAUNCH_VARIABLES = ("OMPI_ARGV", "OMPI_COMMAND", _FUJITSU_NODE_RANK)
 
 
-def rank_from_environment(environment: Optional[Mapping[str, str]] = None) -> Optional[Tuple[int, int]]:
-    """(rank, number of ranks) if a launcher has started this process, else None."""
+class LaunchedRank(NamedTuple):
+    """A process of a parallel launch.
+
+    Attributes:
+        rank: its rank.
+        ranks: number of ranks of the launch; None where the launcher does not tell: MPI knows it, once initialised.
+    """
+
+    rank: int
+    ranks: Optional[int]
+
+
+def launched_rank(environment: Optional[Mapping[str, str]] = None) -> Optional[LaunchedRank]:
+    """Return the rank of this process if a launcher has started it, else None.
+
+    The variables of Fujitsu's ``mpiexec`` go before all others: a launcher behind it may have left its own.
+    """
     variables = os.environ if environment is None else environment
+    if variables.get(_FUJITSU_RANK, "").isdigit() and variables.get(_FUJITSU_NODE_RANK, "").isdigit():
+        return LaunchedRank(int(variables[_FUJITSU_RANK]), None)
     for rank, size in _RANK_VARIABLES:
         if variables.get(rank, "").isdigit() and variables.get(size, "").isdigit():
-            return int(variables[rank]), int(variables[size])
+            return LaunchedRank(int(variables[rank]), int(variables[size]))
     return None
+
+
+def without_launch_variables(environment: Mapping[str, str]) -> Dict[str, str]:
+    """Return the variables without those by which a launcher tells a process its place, so that a launcher which this
+    process starts does not take itself for that rank. The user's settings of an MPI stay."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_LAUNCH_PREFIXES) and name not in _LAUNCH_VARIABLES
+    }

@@ -16,6 +16,7 @@ from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.machine.garbage_collection import gc_paused
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.operators import write_operators
@@ -164,13 +165,21 @@ def train(
 
 
 def _check_ranks(config: RunConfig, world: Communicator) -> None:
-    """Raise a ``UsageError`` if the launcher has started another number of ranks than the layout has."""
-    if world.size != config.layout.ranks:
-        raise UsageError(
-            f"layout.dp {config.layout.dp} * layout.tp {config.layout.tp} * layout.pp {config.layout.pp} = "
-            f"{config.layout.ranks} ranks, but MPI has joined {world.size}; use the mpirun of the MPI that mpi4py "
-            "was built for (`fugaku-gpt doctor` shows both)"
+    """Raise a ``UsageError`` if MPI has joined another number of ranks than the layout has."""
+    layout, ranks = config.layout, config.layout.ranks
+    if world.size == ranks:
+        return
+    message = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {ranks} ranks, "
+    if world.size != 1:
+        message += f"but MPI has joined {world.size}; start {ranks}, or set layout.dp, tp and pp to make {world.size}"
+    elif launched_rank() is None:
+        message += f"but this is one process; add --ranks {ranks}, or use `mpirun -n {ranks}`"
+    else:
+        message += (
+            "but MPI has joined 1, this process alone: start as many, with the mpirun of the MPI that mpi4py was built "
+            "for (`fugaku-gpt doctor` shows both)"
         )
+    raise UsageError(message)
 
 
 def _find_checkpoint(

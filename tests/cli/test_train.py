@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 import psutil
 import pytest
@@ -166,7 +166,6 @@ def test_a_run_imports_no_compiler_of_pytorch_and_collects_garbage_from_the_firs
     ("arguments", "message"),
     [
         (["--ranks", "2"], "layout.dp 1 * layout.tp 1 * layout.pp 1 = 1 ranks, but there are 2"),
-        (["--set", "layout.dp=2"], "add --ranks 2"),
         (["--set", "layout.tp=3", "--ranks", "3"], "must divide model.heads 2; valid: 1, 2"),
         (["--set", "training.lr=fast"], "training.lr: 'fast': expected a number"),
         (["--preset", "huge"], "valid: tiny, 124m"),
@@ -321,6 +320,74 @@ def _mpirun(ranks: int, arguments: List[str]) -> "subprocess.CompletedProcess[st
         timeout=300,
         check=False,
     )
+
+
+def _start_process(arguments: List[str], **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "fugaku_gpt", *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("variables", [{}, {"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"}], ids=["by-hand", "Fujitsu"])
+def test_the_layout_is_compared_with_the_ranks_that_mpi_has_joined(
+    corpus: Path, tmp_path: Path, variables: Dict[str, str]
+) -> None:
+    alone = _start_process(train_arguments(corpus, tmp_path / "run", "layout.dp=2"), **variables)
+    assert alone.returncode == 2 and not (tmp_path / "run").exists(), alone.stdout + alone.stderr
+    advice = "MPI has joined 1, this process alone" if variables else "this is one process; add --ranks 2"
+    assert alone.stderr.count("= 2 ranks, but") == 1 and advice in alone.stderr
+    one_rank = _start_process(train_arguments(corpus, tmp_path / "run"), **variables)
+    assert one_rank.returncode == 0, one_rank.stdout + one_rank.stderr
+
+
+@pytest.mark.mpi
+def test_too_many_ranks_are_refused_by_a_single_message(corpus: Path, tmp_path: Path) -> None:
+    completed = _mpirun(2, train_arguments(corpus, tmp_path / "run"))
+    assert completed.returncode == 2 and not (tmp_path / "run").exists()
+    assert completed.stdout.count("= 1 ranks, but MPI has joined 2; start 1, or set layout.dp") == 1, completed.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_FD": "77"},
+        {"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"},
+        {"PMIX_RANK": "0", "SLURM_NTASKS": "1"},
+    ],
+)
+def test_ranks_are_started_from_a_launch_of_one(corpus: Path, tmp_path: Path, variables: Dict[str, str]) -> None:
+    arguments = [*train_arguments(corpus, tmp_path / "run", "layout.tp=2"), "--ranks", "2"]
+    completed = _start_process(arguments, **variables)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    environment = RunDirectory(tmp_path / "run").environment()
+    assert environment is not None and [rank["rank"] for rank in environment["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "mpirun has started 4 ranks; leave --ranks out"),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, ""),
+        ({"PMIX_RANK": "1", "PLE_RANK_ON_NODE": "1"}, "mpirun has started more than one rank; leave --ranks out"),
+        ({"PMIX_RANK": "2", "PLE_RANK_ON_NODE": "2"}, ""),
+    ],
+)
+def test_ranks_are_not_started_from_one_of_several_and_one_of_them_says_why(
+    corpus: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: Dict[str, str],
+    message: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run([*train_arguments(corpus, tmp_path / "run", "layout.tp=2"), "--ranks", "2"]) == 2
+    error = capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert message in error if message else not error
 
 
 @pytest.mark.mpi

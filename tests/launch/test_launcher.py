@@ -179,8 +179,8 @@ def test_the_exit_code_of_a_run() -> None:
 @pytest.mark.mpi
 def test_real_ranks_get_their_variables_and_rank_numbers() -> None:
     program = (
-        "import os; from fugaku_gpt.machine.rank import rank_from_environment; "
-        "print('place', *rank_from_environment(), os.environ['LD_PRELOAD'], flush=True)"
+        "import os; from fugaku_gpt.machine.rank import launched_rank; "
+        "print('place', *launched_rank(), os.environ['LD_PRELOAD'], flush=True)"
     )
     launcher = find_launcher()
     lines: List[str] = []

@@ -129,8 +129,8 @@ def test_variables_for_the_ranks_alone(site: Simulator, write: Write, tmp_path: 
 def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     (tmp_path / "meet.py").write_text(
-        "from mpi4py import MPI\nfrom fugaku_gpt.machine.rank import rank_from_environment\n"
-        "world = MPI.COMM_WORLD\nassert rank_from_environment() == (world.rank, world.size)\n"
+        "from mpi4py import MPI\nfrom fugaku_gpt.machine.rank import launched_rank\n"
+        "world = MPI.COMM_WORLD\nassert launched_rank() == (world.rank, None)\n"
         "print(world.rank, world.size, world.allreduce(world.rank + 1))\n"
     )
     job_id, code, exit_code, _ = run_job(site, write, tmp_path, f"mpiexec {sys.executable} meet.py")
