@@ -43,28 +43,39 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
     return True if is_imported and file.is_file() and needs_training(file) else None
 
 
+def _ranks_chain(item: pytest.Item) -> Optional[str]:
+    """Tests with real ranks are two chains, of which one test each runs at a time: those of ``test_mpi.py``, which
+    start up to eight ranks for minutes, and all others. None for tests without ranks."""
+    if item.get_closest_marker("mpi") is None:
+        return None
+    return "many" if item.path.name == "test_mpi.py" else "few"
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests.
 
-    Tests with real ranks are slow, and come first: pytest-xdist's ``worksteal`` gives each of its processes a stretch
-    of the list, so that one of them has the real ranks, whose number is more than the cores of a small machine.
+    Tests with real ranks are slow, and begin first: pytest-xdist's ``worksteal`` gives each of its processes a stretch
+    of the list, so one chain is at the head of the first stretch, and the other at the head of the second.
     """
     for item in items:
         if needs_training(item.path):
             item.add_marker(pytest.mark.torch)
         if item.get_closest_marker("mpi"):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("mpi") is None)
+    many, few, others = ([item for item in items if _ranks_chain(item) == chain] for chain in ("many", "few", None))
+    stretch = max(0, len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) - len(many))
+    items[:] = [*many, *others[:stretch], *few, *others[stretch:]]
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let tests with real ranks wait for each other, whichever process of pytest-xdist runs them."""
-    if item.get_closest_marker("mpi") is None:
+    """Let tests of a chain wait for each other, whichever process of pytest-xdist runs them."""
+    chain = _ranks_chain(item)
+    if chain is None:
         yield
         return
-    with open(Path(tempfile.gettempdir()) / f"fugaku_gpt-ranks-{os.getuid()}.lock", "w") as lock:
+    with open(Path(tempfile.gettempdir()) / f"fugaku_gpt-{chain}-ranks-{os.getuid()}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fugaku_gpt.pjm.lexer import _split_option
 from fugaku_gpt.pjm.options import SPELLINGS
 from fugaku_gpt.simulator.command_line import check_directives, merge_options, parse_command_line, with_pjm_prefix
 from fugaku_gpt.simulator.pjstat import BadArguments, parse_options
@@ -56,10 +57,17 @@ VALUE = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, blacklist_c
 
 @given(VALUE, VALUE)
 def test_arguments_come_through_whatever_quotes_they_have(comment: str, name: str) -> None:
-    assume(not {comment, name} & set(SPELLINGS))  # an option of pjsub is no argument
+    # an option of pjsub is no argument, alone or with its own argument behind it (-m0)
+    assume(not {_split_option(text)[0] for text in (comment, name)} & set(SPELLINGS))
     line = parse_command_line(["--comment", comment, "-o", name, "script.sh", "-x"])
     assert (line.options["comment"], line.options["out"]) == (comment, name)
     assert line.scripts == ("script.sh", "-x")
+
+
+@pytest.mark.parametrize("word", ["-m", "-m0", "-Lnode=2", "--name=x"])
+def test_an_option_is_no_argument_of_the_option_before_it(word: str) -> None:
+    with pytest.raises(Refusal, match="Option needs an argument: -o"):
+        parse_command_line(["-o", word, "script.sh"])
 
 
 def test_forms_of_options() -> None:
