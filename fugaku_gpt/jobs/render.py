@@ -235,11 +235,19 @@ def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> D
     return variables
 
 
+def _peak_text(knobs: Mapping[str, int]) -> str:
+    return f"{fugaku.peak_flops(knobs['freq'], knobs['eco_state']) / 1e12:.2f} TFLOP/s"
+
+
 def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     knobs = fugaku.power_knobs(node, job.nodes)
     if node.freq_mhz is None and node.eco_state is None:
-        notes.append(f"freq and eco_state are not set: Fugaku's default of 2025-04 is written out, {knobs['freq']} MHz")
+        default = fugaku.site_power_knobs(job.nodes)
+        notes.append(
+            f"freq and eco_state are not set: {knobs['freq']} MHz with both pipes is written out, {_peak_text(knobs)} "
+            f"a node; Fugaku's default, {default['freq']} MHz with one pipe, has {_peak_text(default)}"
+        )
     if not job.elapse:
         notes.append("no job.elapse: the resource group's default holds, which is one minute on Fugaku")
     if not job.group:

@@ -17,26 +17,45 @@ TOFU_UNIT = (2, 3, 2)  # nodes; a torus of up to TORUS_ABOVE nodes is allocated 
 SHELF = (2, 3, 8)  # nodes; a larger torus is allocated in these units
 LONGEST_SIDES = (48, 48, 69)  # nodes, of the whole machine: 24 x 23 x 24 Tofu units
 VECTOR_BYTES = 64  # of an SVE register
+ONE_PIPE_STATES = (1, 2)  # values of eco_state that leave a core one of its two floating-point pipes
 JOB_BYTES = 30_739_333_120  # of a node's memory that a job can ask for
 TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
 
 
+def site_power_knobs(nodes: int) -> Dict[str, int]:
+    """The power knobs, by PJM's names, of a job that asks for none: the defaults since April 2025, 2200 MHz with one
+    floating-point pipe (``eco_state`` 2).
+
+    Args:
+        nodes: number of nodes of the job. On more than ``RETENTION_LIMIT`` no core sleeps.
+    """
+    knobs = {knob.resource: int(knob.default) for knob in POWER_KNOBS}
+    if nodes > RETENTION_LIMIT:
+        knobs["retention_state"] = 0
+    return knobs
+
+
 def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
-    """All power knobs of a job by PJM's names, for ``-L``: requested values, else the defaults since April 2025.
+    """All power knobs of a job by PJM's names, for ``-L``: requested values, else the site's defaults.
 
     Clock and eco state depend on each other: the legal pairs are 2000 MHz with 0 (both pipes) or 2 (one pipe), and 2200
-    MHz with 2. If one of them is set, the other follows; if neither is, the default is 2200 MHz with 2. On more than
-    ``RETENTION_LIMIT`` nodes no core sleeps.
+    MHz with 2. If one of them is set, the other follows. If neither is, it is 2000 MHz with both pipes: at the site's
+    default, a node has little more than half of that peak (:func:`peak_flops`).
 
     Args:
         nodes: number of nodes of the job.
     """
     requested = {knob.resource: getattr(node, knob.name) for knob in POWER_KNOBS}
-    defaults = {knob.resource: knob.default for knob in POWER_KNOBS}
-    if node.eco_state in (0, 1):
+    defaults = site_power_knobs(nodes)
+    if node.eco_state in (0, 1) or (node.eco_state is None and node.freq_mhz is None):
         defaults["freq"] = 2000
-    if node.freq_mhz == 2000:
+    if node.freq_mhz == 2000 or (node.eco_state is None and node.freq_mhz is None):
         defaults["eco_state"] = 0
-    if nodes > RETENTION_LIMIT:
-        defaults["retention_state"] = 0
     return {name: default if requested[name] is None else requested[name] for name, default in defaults.items()}
+
+
+def peak_flops(freq_mhz: int, eco_state: int) -> float:
+    """Float32 FLOP/s of a node: its cores, each with a fused multiply-add of 16 numbers per pipe and cycle, and two
+    pipes, or one in eco states 1 and 2 (A64FX Microarchitecture Manual 1.8, 2.2; user guide, PowerControlFunction)."""
+    pipes = 1 if eco_state in ONE_PIPE_STATES else 2
+    return CORES * (VECTOR_BYTES / 4) * 2 * pipes * freq_mhz * 1e6

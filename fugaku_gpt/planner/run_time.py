@@ -9,6 +9,7 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
 from fugaku_gpt.planner.extrapolation import SETTING_DISTANCE, ExtrapolatedInput
 from fugaku_gpt.planner.intervals import Estimate
 from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
@@ -85,6 +86,8 @@ def unmodelled_settings(config: RunConfig) -> List[ExtrapolatedInput]:
         texts.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
     if config.layout.schedule == "zero_bubble" and config.layout.pp > 1:
         texts.append("layout.schedule zero_bubble: counted as 1f1b")
+    if config.node.eco_state in ONE_PIPE_STATES:
+        texts.append(f"node.eco_state {config.node.eco_state}: seconds are those with both floating-point pipes")
     if config.model.ffn_size != 4 * config.model.hidden:
         texts.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
     return [ExtrapolatedInput(text, SETTING_DISTANCE) for text in texts]
@@ -123,7 +126,7 @@ def run_figures(
     exact = exact_flops(config.model, row.global_batch, row.vocab)
     lines = [Figure("iteration", seconds, "s")]
     lines += [Figure(name, guess, "s") for name, guess in prediction.components.items()]
-    lines += _speeds(config, seconds, flops_by_notes, exact, peak_flops_of_node(machine, row))
+    lines += _speeds(config, seconds, flops_by_notes, exact, peak_flops_of_node(machine, row, config.node.eco_state))
     return prediction, lines + _energy(config, machine, seconds, watts)
 
 
@@ -153,11 +156,12 @@ def _energy(config: RunConfig, machine: Machine, seconds: Estimate, watts: Optio
     return [Figure("energy", Estimate(joules * seconds.value, joules * seconds.low, joules * seconds.high), "J/token")]
 
 
-def peak_flops_of_node(machine: Machine, row: ConfigRow) -> float:
-    """FLOP/s of a node at the row's clock."""
+def peak_flops_of_node(machine: Machine, row: ConfigRow, eco_state: Optional[int] = None) -> float:
+    """FLOP/s of a node at the row's clock; half of it in an eco state that leaves one of two pipes."""
     facts: Dict[str, float] = dict(machine.facts)
     clock = row.freq_ghz / facts["base_clock_ghz"] if row.freq_ghz else 1.0
-    return facts["peak_flops"] * facts["devices_per_node"] * clock
+    pipes = 0.5 if eco_state in ONE_PIPE_STATES else 1.0
+    return facts["peak_flops"] * facts["devices_per_node"] * clock * pipes
 
 
 def _inverse(seconds: Estimate, count: float) -> Estimate:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
-from fugaku_gpt.config import NodeConfig
-from fugaku_gpt.machine.fugaku import power_knobs
+from fugaku_gpt.machine.fugaku import site_power_knobs
 from fugaku_gpt.pjm.groups import fugaku_limits
 from fugaku_gpt.pjm.options import KNOB_VALUES
 
@@ -112,7 +111,7 @@ def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) 
 
 def knob_defaults(nodes: int) -> Dict[str, int]:
     """Default values of the power knobs in a job of ``nodes`` nodes."""
-    return power_knobs(NodeConfig(), nodes)
+    return site_power_knobs(nodes)
 
 
 def custom_resources(requested: Mapping[str, Optional[str]], nodes: int) -> Dict[str, str]:

@@ -103,13 +103,13 @@ def test_all_six_power_knobs_are_always_written_out() -> None:
 @pytest.mark.parametrize(
     ("overrides", "nodes", "freq", "eco", "retention"),
     [
-        ([], 1, 2200, 2, 1),
+        ([], 1, 2000, 0, 1),
         (["node.freq_mhz=2000"], 1, 2000, 0, 1),
         (["node.freq_mhz=2200"], 1, 2200, 2, 1),
         (["node.eco_state=0"], 1, 2000, 0, 1),
         (["node.eco_state=2"], 9216, 2200, 2, 1),
-        (["node.retention_state=1"], 9217, 2200, 2, 1),
-        ([], 9217, 2200, 2, 0),
+        (["node.retention_state=1"], 9217, 2000, 0, 1),
+        ([], 9217, 2000, 0, 0),
     ],
 )
 def test_power_knobs_that_are_not_set_get_legal_values(
