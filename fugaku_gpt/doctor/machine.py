@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import run_command
-from fugaku_gpt.machine import local
+from fugaku_gpt.machine import fugaku, local
 
 OK = "ok"
 WARN = "warn"
@@ -133,7 +133,10 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
 def check_cores() -> Check:
     """Checks how many of the machine's cores this process may use, and the quota of its control group."""
     usable, total = len(local.usable_cores()), os.cpu_count() or 1
-    seen = f"{usable} of {total} usable, {local.processor_name()} ({' '.join(local.vector_flags())})"
+    processor = local.processor_name()
+    seen = f"{usable} of {total} usable, {processor} ({' '.join(local.vector_flags())})"
+    if processor == local.A64FX:  # its two to four assistant cores are the system's: no job has them
+        total = min(total, fugaku.CORES)
     share = cpu_share(_read("/sys/fs/cgroup/cpu.max"))
     if share is not None and share < usable:
         return Check("cores", WARN, f"{seen}, but a quota of {share:g} cores", "raise the container's CPU limit")

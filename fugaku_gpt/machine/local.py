@@ -17,6 +17,7 @@ from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.machine.memory import control_groups
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
+A64FX = "Fujitsu A64FX"  # as processor_name() calls it
 _ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "libmpg")  # libmpg: large pages of A64FX
 _LIBRARY_DIRS = ("/usr/lib", "/usr/lib64", "/lib64", "/usr/local/lib", "/usr/local/lib64")
 _VECTOR_FLAGS = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sve2", "sve", "asimd")
@@ -56,12 +57,11 @@ def out_of_memory_kills() -> int:
 def processor_name() -> str:
     """The processor's model name, or its architecture if the system has no name."""
     text = _read("/proc/cpuinfo") or ""
+    # Arm's number of Fujitsu as an implementer. It goes first: some systems call every Arm processor alike.
+    if re.search(r"^CPU implementer\s*:\s*0x46$", text, re.MULTILINE):
+        return A64FX
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    if match:
-        return match[1].strip()
-    if re.search(r"^CPU implementer\s*:\s*0x46$", text, re.MULTILINE):  # Fujitsu's number in Arm's list of implementers
-        return "Fujitsu A64FX"
-    return platform.machine()
+    return match[1].strip() if match else platform.machine()
 
 
 def vector_flags() -> List[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from fugaku_gpt.doctor import machine
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN
+from fugaku_gpt.machine import local
 
 
 @pytest.mark.mpi
@@ -52,6 +53,26 @@ def test_a_launcher_of_another_mpi_is_detected(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     check = machine.check_ranks()
     assert check.status == FAIL and "each rank is alone" in check.seen and "one family" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("processor", "cores", "online", "status"),
+    [
+        (local.A64FX, range(12, 60), 50, OK),  # two assistant cores
+        (local.A64FX, range(12, 60), 52, OK),  # four, on nodes that serve files
+        (local.A64FX, range(12, 24), 50, WARN),
+        ("AMD EPYC", range(48), 50, WARN),
+    ],
+)
+def test_assistant_cores_of_a64fx_are_no_lack(
+    monkeypatch: pytest.MonkeyPatch, processor: str, cores: range, online: int, status: str
+) -> None:
+    monkeypatch.setattr(local, "usable_cores", lambda: list(cores))
+    monkeypatch.setattr(local, "processor_name", lambda: processor)
+    monkeypatch.setattr(os, "cpu_count", lambda: online)
+    monkeypatch.setattr(machine, "_read", lambda file: "")
+    check = machine.check_cores()
+    assert check.status == status and check.seen.startswith(f"{len(cores)} of {online} usable, {processor}")
 
 
 def test_limits() -> None:

@@ -21,6 +21,23 @@ def test_facts_are_plausible() -> None:
     assert all(isinstance(flag, str) for flag in local.vector_flags())
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 12\nCPU implementer\t: 0x46\nCPU part\t: 0x001\n", local.A64FX),
+        ("processor\t: 0\nmodel name\t: ARMv8 Processor rev 0 (v8l)\nCPU implementer\t: 0x46\n", local.A64FX),
+        ("processor\t: 0\nmodel name\t: ARMv8 Processor rev 1 (v8l)\nCPU implementer\t: 0x41\n",
+         "ARMv8 Processor rev 1 (v8l)"),
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"),
+    ],
+)  # fmt: skip
+def test_the_processor_is_named_by_its_model_or_its_maker(
+    monkeypatch: pytest.MonkeyPatch, text: str, name: str
+) -> None:
+    monkeypatch.setattr(local, "_read", lambda file: text)
+    assert local.processor_name() == name
+
+
 def test_power_knobs_are_read_from_the_resources_that_pjm_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "freq=2200,eco_state=0,retention_state=0,odd")
     assert local.job_resources() == {"freq": "2200", "eco_state": "0", "retention_state": "0"}
