@@ -55,6 +55,6 @@ if [ "${MPI:-wheel}" = system ] && ! "$venv_python" "$scripts/two_ranks.py" > /d
 fi
 # Nothing needs our own kernels: a machine that cannot compile them gets its environment too, with a message.
 "$venv_python" -m fugaku_gpt env kernels > /dev/null ||
-    echo "kernels: not compiled, see above: PyTorch's own will be used; \`fugaku-gpt env kernels\` in this environment \
-compiles them, once there is a C compiler" >&2
+    echo "kernels: not usable, see above: PyTorch's own will be used; \`fugaku-gpt env kernels\` in this environment \
+compiles and tries them again" >&2
 touch "$folder/.installed-$mark"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 
@@ -191,28 +192,43 @@ def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Op
 
 
 @env.command()
-@click.option("--compiler", metavar="COMMAND", help="C compiler; default: the first of cc, gcc and clang on PATH.")
+@click.option(
+    "--compiler", metavar="COMMAND", help="C compiler; default: cc, gcc, clang and fcc, as far as they are on PATH."
+)
 @click.option("--again", is_flag=True, help="Compile again, even if they are compiled already.")
-def kernels(compiler: Optional[str], again: bool) -> None:
-    """Compile the kernels of fugaku_gpt for this processor, into the environment of this Python.
+def kernels(compiler: Optional[str], again: bool) -> int:
+    """Compile the kernels of fugaku_gpt for this processor, into the environment of this Python, and try each of them.
 
     They are optional: without them, those of PyTorch are used. To compile them for another environment, use its Python:
     FOLDER/bin/python -m fugaku_gpt env kernels
+
+    Exit codes: 0 they can be used, 2 usage, or they cannot be compiled, 3 they are compiled and cannot be used.
     """
     from fugaku_gpt.kernels import compile_kernels, library_file
+    from fugaku_gpt.kernels.check import check_library
 
+    check = check_library if find_spec("torch") is not None else None
     library = library_file()
     if library.exists() and not again:
+        problem = check(library) if check is not None else ""
         click.echo(f"kernels: are compiled already, in {_relative(library)}; --again compiles them again")
-        return
-    click.echo("compiling kernels for this processor", err=True)
-    compiled = compile_kernels(compiler)
-    if compiled.refused:
-        click.echo(
-            f"note: the kernels may be slower than they could be; the compiler refused {compiled.refused}", err=True
-        )
-    compiler_text = f"compiled by {compiled.target}" if compiled.target else "compiled"
-    click.echo(f"kernels: {compiler_text}, in {_relative(compiled.file)}")
+    else:
+        click.echo("compiling kernels for this processor", err=True)
+        compiled = compile_kernels(compiler, check=check)
+        problem = compiled.problem
+        for line in compiled.refused:
+            click.echo(f"note: the kernels may be slower than they could be; refused: {line}", err=True)
+        target_text = f" {compiled.target}" if compiled.target else ""
+        click.echo(f"kernels: compiled by {compiled.compiler}{target_text}, in {_relative(compiled.file)}")
+    if problem:
+        click.echo(f"kernels: PyTorch's own are used in place of these: {problem}", err=True)
+        return EXIT_FINDINGS
+    click.echo(
+        "kernels: each computes correct results here"
+        if check is not None
+        else "kernels: not tried: this Python has no PyTorch, whose threads they use"
+    )
+    return EXIT_OK
 
 
 def _write_recipe(

@@ -45,7 +45,7 @@ try:
     build["flush_denormals"] = compat.flush_denormals()
     build["bfloat16_without_kernel"] = compat.operations_without_kernel(torch.bfloat16)
     facts["build"] = build
-    facts["kernels"] = {{"compiled": kernels.library_file().exists(), "used": ops.has_native_kernels()}}
+    facts["kernels"] = {{"compiled": kernels.library_file().exists(), "problem": ops.native_kernels_problem()}}
 except Exception as error:
     facts["build_error"] = "%s: %s" % (type(error).__name__, error)
 try:
@@ -207,13 +207,10 @@ def _kernels_row(facts: Mapping[str, Any], python: str) -> EnvironmentCheck:
     kernels, mend = facts.get("kernels"), f"{shlex.quote(python)} -m fugaku_gpt env kernels"
     if kernels is None:
         return EnvironmentCheck("kernels", "compiled", str(facts.get("build_error")), OPTIONAL, f"{mend} --again")
-    if kernels["used"]:
+    if not kernels["problem"]:
         return EnvironmentCheck("kernels", "compiled", "compiled", OK)
-    if kernels["compiled"]:
-        return EnvironmentCheck(
-            "kernels", "compiled", "do not run with this PyTorch: its own are used", OPTIONAL, f"{mend} --again"
-        )
-    return EnvironmentCheck("kernels", "compiled", "not for this processor: PyTorch's own are used", OPTIONAL, mend)
+    mend += " --again" if kernels["compiled"] else ""
+    return EnvironmentCheck("kernels", "compiled", f"PyTorch's own are used: {kernels['problem']}", OPTIONAL, mend)
 
 
 def _row(subject: str, expected: str, actual: str, same: bool, mend: str) -> EnvironmentCheck:

@@ -6,12 +6,13 @@ long vectors in matrix products only). They are optional: if they are not compil
 operators are used (``ops`` decides), which are also the reference in tests.
 
 ``build`` compiles them (``fugaku-gpt env kernels``; every environment created by ``env create`` has them if there is a
-compiler); ``library`` loads them. PyTorch is not imported here: tensors are passed as addresses.
+compiler); ``library`` loads them, and ``trials`` tries each of them. PyTorch is not imported here: tensors are passed
+as addresses.
 """
 
 from __future__ import annotations
 
 from fugaku_gpt.kernels.build import compile_kernels, library_file
-from fugaku_gpt.kernels.library import Library, load_library
+from fugaku_gpt.kernels.library import Library, LibraryError, load_library
 
-__all__ = ["Library", "compile_kernels", "library_file", "load_library"]
+__all__ = ["Library", "LibraryError", "compile_kernels", "library_file", "load_library"]

@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_bytes_atomically
 
 SOURCE = Path(__file__).parent / "source"
-_COMPILERS = ("cc", "gcc", "clang")
+# The first that knows this processor's best instructions is used. Fujitsu's comes last: what it compiles needs its
+# OpenMP runtime, which only PyTorch's builds by that compiler bring along.
+_COMPILERS = ("cc", "gcc", "clang", "fcc -Nclang")
 # No -ffast-math: NaN must stay NaN, and gcc before 13 would flush denormals in the process that loads the library
 _OPTIONS = (
     "-std=gnu11",
@@ -33,6 +35,7 @@ _OPTIONS = (
 # the lines of /proc/cpuinfo that distinguish kinds of processors
 _PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|flags|Features|CPU implementer|CPU part)\s*:.*$", re.MULTILINE)
 _TIMEOUT_SECONDS = 300.0  # seconds of a compiler
+_LINE_LENGTH = 200  # characters of a compiler's error that are shown
 _PR_SVE_GET_VL, _PR_SVE_VL_LEN_MASK = 51, 0xFFFF  # of prctl(2)
 
 
@@ -41,13 +44,17 @@ class CompiledLibrary(NamedTuple):
 
     Attributes:
         file: the library.
+        compiler: command of the compiler.
         target: options for this processor, besides those that are always used.
-        refused: errors of the better targets that were tried first; "" if the best one worked.
+        refused: what compilers said of the better targets that were tried first, a line each.
+        problem: why the library cannot be used, in one line; empty if it can, or was not checked.
     """
 
     file: Path
+    compiler: str
     target: str
-    refused: str
+    refused: Tuple[str, ...]
+    problem: str = ""
 
 
 def sources() -> List[Path]:
@@ -75,43 +82,66 @@ def library_file(prefix: Optional[Path] = None) -> Path:
     return (prefix or Path(sys.prefix)) / "lib" / "fugaku_gpt" / f"kernels-{kind.hexdigest()[:16]}.so"
 
 
-def compile_kernels(compiler: Optional[str] = None, prefix: Optional[Path] = None) -> CompiledLibrary:
+def compile_kernels(
+    compiler: Optional[str] = None, prefix: Optional[Path] = None, check: Optional[Callable[[Path], str]] = None
+) -> CompiledLibrary:
     """Compile the library for this processor and put it in its place; one that is there is replaced.
 
+    Compilers are tried with options for this processor, from the best options down, until a library is compiled that
+    can be used. If none can be, the first one is put in its place, and its problem is returned.
+
     Args:
-        compiler: command of the compiler, with options if needed; default: the first of cc, gcc and clang on PATH.
+        compiler: command of the compiler, with options if needed; default: cc, gcc, clang and fcc as far as they are on
+            PATH.
+        check: returns why a library cannot be used, or an empty text; default: all can.
 
     Raises:
-        UsageError: there is no compiler, it cannot compile this, or the place cannot be written.
+        UsageError: there is no compiler, none can compile this, or the place cannot be written.
     """
-    command = shlex.split(compiler) if compiler is not None else [name for name in _COMPILERS if shutil.which(name)][:1]
-    if not command or shutil.which(command[0]) is None:
-        looked_for = compiler if compiler is not None else ", ".join(_COMPILERS)
+    candidates = [compiler] if compiler is not None else list(_COMPILERS)
+    commands = [words for words in map(shlex.split, candidates) if words and shutil.which(words[0])]
+    if not commands:
+        names = ", ".join(text.split()[0] for text in candidates if text)
         raise UsageError(
-            f"no C compiler ({looked_for}) on PATH: install one (Debian: apt-get install gcc), or name yours with "
+            f"no C compiler ({names}) on PATH: install one (Debian: apt-get install gcc), or name yours with "
             "--compiler; without these kernels PyTorch's own are used"
         )
     library = library_file(prefix)
     refused: List[str] = []
+    first: Optional[CompiledLibrary] = None
     with tempfile.TemporaryDirectory(prefix="fugaku-gpt-kernels-") as folder:
-        for target in _targets():
-            error_output = _run([*command, *_OPTIONS, *target, "-c", *map(str, sources())], folder)
-            if not error_output:
-                break
-            refused.append(f"{' '.join(target) or 'without a target'}: {error_output}")
-        else:
-            raise UsageError(f"{command[0]} cannot compile the kernels:\n{error_output}")
-        objects = [f"{file.stem}.o" for file in sources()]
-        # without -fopenmp: its runtime must be the one that PyTorch has loaded, not another with threads of its own
-        error_output = _run([*command, "-shared", "-o", library.name, *objects, "-lm"], folder)
-        if error_output:
-            raise UsageError(f"{command[0]} cannot link the kernels:\n{error_output}")
-        try:
-            library.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes_atomically(library, (Path(folder) / library.name).read_bytes())
-        except OSError as error:
-            raise UsageError(f"{library.parent}: {error.strerror}: the kernels are put into the environment") from None
-    return CompiledLibrary(library, " ".join(target), "\n".join(refused))
+        built = Path(folder) / library.name
+        for target, command in ((target, command) for target in _targets() for command in commands):
+            error = _compile(command, target, built)
+            problem = check(built) if check is not None and not error else ""
+            if not error and (first is None or not problem):
+                _install(built.read_bytes(), library)
+                first = CompiledLibrary(library, shlex.join(command), " ".join(target), tuple(refused), problem)
+                if not problem:
+                    return first
+            refused.append(f"{shlex.join([*command, *target])}: {error or problem}")
+    if first is None:
+        raise UsageError("the kernels cannot be compiled:\n" + "\n".join(refused))
+    return first
+
+
+def _compile(command: Sequence[str], target: Sequence[str], library: Path) -> str:
+    """Compile the sources into a library; returns what the compiler refused, in one line, and "" if it did not."""
+    folder = str(library.parent)
+    error = _run([*command, *_OPTIONS, *target, "-c", *map(str, sources())], folder)
+    if error:
+        return error
+    objects = [f"{file.stem}.o" for file in sources()]
+    # without -fopenmp: its runtime must be the one that PyTorch has loaded, not another with threads of its own
+    return _run([*command, "-shared", "-o", library.name, *objects, "-lm"], folder)
+
+
+def _install(contents: bytes, library: Path) -> None:
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(library, contents)
+    except OSError as error:
+        raise UsageError(f"{library.parent}: {error.strerror}: the kernels are put into the environment") from None
 
 
 def _targets() -> List[Sequence[str]]:
@@ -139,7 +169,7 @@ def sve_vector_bytes() -> int:
 
 
 def _run(command: Sequence[str], folder: str) -> str:
-    """Run a command; returns the output of one that failed, and "" for one that succeeded."""
+    """Run a compiler; returns the error of one that failed, in one line, and "" for one that succeeded."""
     try:
         completed = subprocess.run(
             command,
@@ -147,16 +177,17 @@ def _run(command: Sequence[str], folder: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(
-            f"{command[0]} was not done after {_TIMEOUT_SECONDS:.0f} s: try it by hand, or another"
-        ) from None
+        return f"was not done after {_TIMEOUT_SECONDS:.0f} s: try it by hand, or another"
     except OSError as error:
         return str(error)
     if completed.returncode == 0:
         return ""
     lines = (completed.stderr or completed.stdout).strip().splitlines() or [f"exit code {completed.returncode}"]
-    return "\n".join(lines[:20])
+    # the first error, not the valid values and the sources that compilers print around it
+    line = next((line for line in lines if "error" in line.lower()), lines[0]).strip()
+    return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 3] + "..."

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
-from fugaku_gpt.kernels.build import library_file
+from fugaku_gpt.kernels.build import library_file, sve_vector_bytes
 
 FLOAT32, BFLOAT16 = 0, 1  # of a tensor's elements; as in common.h
 
@@ -104,23 +104,39 @@ class Library:
         return int(self._attention_workspace_floats(length, width))
 
 
+class LibraryError(Exception):
+    """There are no native kernels that this process can use; the message says why, in one line."""
+
+
 @functools.lru_cache(maxsize=None)
-def load_library(file: Optional[Path] = None) -> Optional[Library]:
-    """The kernels that were compiled for this processor, once PyTorch is imported; None if there are none, or if
-    PyTorch has loaded no OpenMP runtime that they can share.
+def load_library(file: Optional[Path] = None) -> Library:
+    """Load the kernels that were compiled for this processor, once PyTorch is imported: they share its OpenMP runtime.
 
     Args:
         file: the library; default: this environment's.
+
+    Raises:
+        LibraryError: there is none, it does not load, or it was compiled for SVE vectors of another length.
     """
     file = library_file() if file is None else file
     if not file.exists():
-        return None
+        raise LibraryError("none are compiled for this processor and version")
     try:
         for runtime in _openmp_runtimes():
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)  # it is loaded already: now the kernels find its functions
-        return Library(ctypes.CDLL(str(file)))
-    except (OSError, AttributeError):  # no such runtime, or functions that are not those of this version
-        return None
+        loaded = ctypes.CDLL(str(file))
+        compiled_bytes = int(loaded.sve_vector_bytes())  # executes no SVE instruction
+        if compiled_bytes and compiled_bytes != sve_vector_bytes():
+            raise LibraryError(
+                f"they are compiled for SVE vectors of {8 * compiled_bytes} bits, and this process has "
+                f"{f'{8 * sve_vector_bytes()} bits' if sve_vector_bytes() else 'none'}"
+            )
+        return Library(loaded)
+    except OSError as error:  # the message of the dynamic linker, which begins with the file
+        reason = str(error).replace(f"{file}: ", "")
+        raise LibraryError(f"they do not load: {reason}") from None
+    except AttributeError as error:  # the functions are those of another version
+        raise LibraryError(f"they do not load: {str(error).replace(f'{file}: ', '')}") from None
 
 
 def _openmp_runtimes() -> List[str]:

@@ -21,6 +21,7 @@ from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.checkout import git_commit
+from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
 from fugaku_gpt.records.text import spans
 from fugaku_gpt.training.binding import memory_nodes
 
@@ -232,6 +233,8 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "memory_nodes": memory_nodes(),
         **process,
     }
+    if ops.native_kernels_problem():
+        rank_facts["kernels_problem"] = ops.native_kernels_problem()
     ranks = world.gather_json(rank_facts)
     if ranks is None:  # the rest is the same on every rank: rank 0 alone reads it, not ten thousand ranks
         return {}
@@ -244,7 +247,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "build": compat.build_facts(),
         "precision": kernels_in_use(config),
         "replica_sums": grid.sum_facts,
-        "notes": _notes(config),
+        "notes": _notes(config, ranks),
         "mpi": mpi_facts(),
         "processor": local.processor_name(),
         "vector_extensions": local.vector_flags(),
@@ -329,16 +332,19 @@ def _describe_sums(sums: Dict[str, Any]) -> List[str]:
     return [f"note: layout.hierarchical_sum changes nothing: {sums['why_flat']}"] if sums["why_flat"] else []
 
 
-def _notes(config: RunConfig) -> List[str]:
+def _notes(config: RunConfig, ranks: Sequence[Mapping[str, Any]]) -> List[str]:
     """Return notes on settings that have no effect in this run."""
     notes = []
     if config.node.compiled_kernels and not ops.uses_native_kernels() and config.training.dtype != "float64":
-        why = (
-            "some rank has none, or the start that this run resumes from had none"
-            if ops.has_native_kernels()
-            else "none are compiled for this processor and version, or they do not run here: fugaku-gpt env kernels"
-        )
+        why = "the start that this run resumes from used PyTorch's"
+        without = [rank for rank in ranks if "kernels_problem" in rank]
+        if without:
+            where = "" if len(without) == len(ranks) else f" on rank {without[0]['rank']} ({without[0]['host']})"
+            why = f"{without[0]['kernels_problem']}{where}; `fugaku-gpt env kernels` tries to mend that"
         notes.append(f"PyTorch's kernels in place of our own compiled ones: {why}")
+    eco_state = local.job_resources().get("eco_state", "")
+    if eco_state in map(str, ONE_PIPE_STATES):
+        notes.append(f"this node runs at half its peak: eco_state={eco_state} leaves its cores one floating-point pipe")
     if config.training.recompute == "selective" and config.model.attention_dropout == 0.0:
         notes.append(
             "training.recompute selective changes nothing: there are no flags of attention dropout to make again"

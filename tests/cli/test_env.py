@@ -25,54 +25,73 @@ def test_list_prints_every_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[0].split() == ["name", "pytorch", "python", "where", "made", "note"]
 
 
-def test_kernels_are_compiled_once_and_again_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None:
-        pytest.skip("no C compiler on PATH")
+@pytest.fixture
+def one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources that compile at once, into a library that has no kernels."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n", encoding="utf-8")
     monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+
+
+def _compiler() -> str:
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("no C compiler on PATH")
+    return compiler
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_and_tried_once_and_again_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler = _compiler()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     assert run(["env", "kernels", "--compiler", compiler]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("compiling kernels for this processor\n")
-    library = Path(captured.out.rstrip().rpartition(", in ")[2])
-    assert (
-        captured.out.startswith("kernels: compiled")
-        and library.is_file()
-        and library.parent == Path("lib", "fugaku_gpt")
-    )
-    library.write_text("broken", encoding="utf-8")
+    first, last = captured.out.splitlines()
+    library = Path(first.rpartition(", in ")[2])
+    assert first.startswith(f"kernels: compiled by {compiler}") and last.endswith("each computes correct results here")
+    assert library.is_file() and library.parent == Path("lib", "fugaku_gpt")
     assert run(["env", "kernels"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith(f"kernels: are compiled already, in {library}; ") and not captured.err
+    assert captured.out.splitlines()[0].startswith(f"kernels: are compiled already, in {library}; ")
+    assert captured.out.splitlines()[1] == last and not captured.err
+    library.write_text("broken", encoding="utf-8")
+    assert run(["env", "kernels"]) == 3
+    assert "PyTorch's own are used in place of these: they do not load: file too short" in capsys.readouterr().err
     assert run(["env", "kernels", "--again"]) == 0 and library.read_bytes().startswith(b"\x7fELF")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_function")
+def test_kernels_that_cannot_be_used_are_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["env", "kernels", "--compiler", _compiler()]) == 3
+    error = capsys.readouterr().err
+    assert "PyTorch's own are used in place of these: they do not load: undefined symbol: sve_vector_bytes" in error
+    assert run(["env", "kernels"]) == 3
+
+
+@pytest.mark.usefixtures("one_function")
 def test_a_target_that_the_compiler_refuses_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no cc on PATH")
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n", encoding="utf-8")
     compiler = tmp_path / "mycc"
-    compiler_script = 'case "$*" in *-march=*|*-mcpu=*) echo what processor >&2; exit 1;; esac; exec cc "$@"'
-    compiler.write_text(f"#!/bin/sh\n{compiler_script}\n", encoding="utf-8")
+    script = 'case "$*" in *-march=*|*-mcpu=*) echo; echo x.c: error: no processor >&2; exit 1;; esac; exec cc "$@"'
+    compiler.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     compiler.chmod(0o755)
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("fugaku_gpt.cli.env.find_spec", lambda name: None)
     assert run(["env", "kernels", "--compiler", str(compiler)]) == 0
     captured = capsys.readouterr()
-    assert "note: the kernels may be slower than they could be; the compiler refused -m" in captured.err
-    assert (
-        "=native" in captured.err
-        and "what processor" in captured.err
-        and captured.out.startswith("kernels: compiled, in ")
-    )
+    notes = [line for line in captured.err.splitlines() if line.startswith("note: the kernels may be slower")]
+    assert notes and all(note.endswith("=native: x.c: error: no processor") or "-m" in note for note in notes)
+    assert captured.out.splitlines()[0].startswith(f"kernels: compiled by {compiler}, in ")
+    assert captured.out.splitlines()[1] == "kernels: not tried: this Python has no PyTorch, whose threads they use"
 
 
 def test_kernels_without_a_compiler_are_exit_code_2(

@@ -52,7 +52,7 @@ REPORT: Dict[str, Any] = {
     "python": "3.8.18",
     "packages": {"numpy": "1.24.4", "fugaku_gpt": fugaku_gpt.__version__},
     "build": BUILD,
-    "kernels": {"compiled": True, "used": True},
+    "kernels": {"compiled": True, "problem": ""},
     "mpi": MPI,
 }
 
@@ -116,8 +116,16 @@ def test_subjects_that_a_profile_omits_are_reported_and_not_judged() -> None:
 @pytest.mark.parametrize(
     ("report", "actual", "mend"),
     [
-        ({"kernels": {"compiled": False, "used": False}}, "not for this processor", "env kernels"),
-        ({"kernels": {"compiled": True, "used": False}}, "do not run with this PyTorch", "env kernels --again"),
+        (
+            {"kernels": {"compiled": False, "problem": "none are compiled for this processor and version"}},
+            "PyTorch's own are used: none are compiled for this processor and version",
+            "env kernels",
+        ),
+        (
+            {"kernels": {"compiled": True, "problem": "they compute wrong results: loss"}},
+            "PyTorch's own are used: they compute wrong results: loss",
+            "env kernels --again",
+        ),
         ({"kernels": None, "build_error": "OSError: no /proc"}, "OSError: no /proc", "env kernels --again"),
     ],
 )

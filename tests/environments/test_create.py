@@ -48,7 +48,7 @@ def test_an_incomplete_environment_is_marked_and_finished_by_the_same_command(tm
     require_created(profile)
     assert any("Installing collected packages: tiny" in line for line in lines)
     # our command lacks its packages, so it compiles no kernels: that is reported, and the environment is complete
-    assert any("kernels: not compiled, see above: PyTorch's own will be used" in line for line in lines)
+    assert any("kernels: not usable, see above: PyTorch's own will be used" in line for line in lines)
     rows = {row.subject: row for row in check_environment(profile, "")}
     assert [rows[subject].status for subject in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
 

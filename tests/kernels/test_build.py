@@ -63,7 +63,7 @@ def test_without_a_compiler_the_error_says_how_to_get_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match=r"no C compiler \(cc, gcc, clang\) on PATH: install one .*--compiler"):
+    with pytest.raises(UsageError, match=r"no C compiler \(cc, gcc, clang, fcc\) on PATH: install one .*--compiler"):
         compile_kernels(prefix=tmp_path / "prefix")
     with pytest.raises(UsageError, match=r"no C compiler \(mycc\) on PATH"):
         compile_kernels("mycc", tmp_path / "prefix")
@@ -73,9 +73,13 @@ def test_without_a_compiler_the_error_says_how_to_get_a_compiler(
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo one.c: no such pragma >&2; exit 1", "cannot compile the kernels:\none.c: no such pragma"),
-        ("exit 4", "cannot compile the kernels:\nexit code 4"),
-        ('case "$*" in *-shared*) echo no linker >&2; exit 1;; esac', "cannot link the kernels:\nno linker"),
+        ("echo one.c: no such pragma >&2; exit 1", ": one.c: no such pragma"),
+        (
+            "echo In file one.c; echo one.c:1: error: bad >&2; echo valid: int >&2; exit 1",
+            ": one.c:1: error: bad",
+        ),
+        ("exit 4", ": exit code 4"),
+        ('case "$*" in *-shared*) echo no linker >&2; exit 1;; esac', ": no linker"),
     ],
 )
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
@@ -83,7 +87,9 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         compile_kernels(compiler(tmp_path, script), tmp_path / "prefix")
-    assert message in str(caught.value) and str(tmp_path / "mycc") in str(caught.value)
+    title, *lines = str(caught.value).splitlines()
+    assert title == "the kernels cannot be compiled:" and len(lines) == len(build._targets())
+    assert all(line.startswith(str(tmp_path / "mycc")) and line.endswith(message) for line in lines)
     assert not (tmp_path / "prefix").exists()
 
 
@@ -94,13 +100,34 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
     library = compile_kernels(compiler(tmp_path, script), tmp_path / "prefix")
     assert library.file.is_file() and library.target == ""
     refused = [" ".join(target) for target in build._targets() if target]
-    assert library.refused == "\n".join(f"{target}: what processor" for target in refused)
+    assert library.refused == tuple(f"{tmp_path / 'mycc'} {target}: what processor" for target in refused)
+
+
+def test_what_is_compiled_last_is_what_can_be_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler whose library fails its trials gives way to the next; if all fail, the first library stays."""
+    if shutil.which("cc") is None:
+        pytest.skip("no cc on PATH")
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec cc -DBY=\'"{name}"\' "$@"\n', encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    (tiny / "one.c").write_text('const char *by(void) { return "compiled by " BY; }\n', encoding="utf-8")
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    monkeypatch.setattr(build, "_COMPILERS", (first, second, "no-such-compiler"))
+
+    def problem(file: Path) -> str:
+        return "wrong" if b"compiled by first" in file.read_bytes() else ""
+
+    library = compile_kernels(prefix=tmp_path / "prefix", check=problem)
+    assert library.compiler == second and not library.problem and b"by second" in library.file.read_bytes()
+    assert library.refused == (f"{first} {library.target}: wrong",)
+    library = compile_kernels(prefix=tmp_path / "prefix", check=lambda file: "wrong")
+    assert library.compiler == first and library.problem == "wrong" and b"by first" in library.file.read_bytes()
 
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_every_target_that_the_compiler_knows(tmp_path: Path) -> None:
     (tmp_path / "nothing.c").write_text("int nothing;\n", encoding="utf-8")
-    command = next((name for name in build._COMPILERS if shutil.which(name)), None)
+    command = next((name for name in build._COMPILERS if shutil.which(name.split()[0])), None)
     if command is None:
         pytest.skip("no C compiler on PATH")
     # an error in what is compiled for some processors alone would be hidden behind the next target

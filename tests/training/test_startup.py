@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fugaku_gpt
-from fugaku_gpt import compat
+from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import ProcessGrid, mpi_facts
 from fugaku_gpt.machine import local
 from fugaku_gpt.records.text import spans
@@ -133,6 +133,25 @@ def test_a_note_says_that_times_mean_little_if_ranks_share_cores() -> None:
     assert f"note: 6 threads share 2 cores on {alone['host']}: times mean little here" in describe_environment(facts)
     facts["ranks"] = [{**alone, "rank": rank, "threads": 1, "affinity": [rank]} for rank in range(2)]
     assert not any(line.startswith("note: ") for line in describe_environment(facts))
+
+
+@pytest.mark.parametrize("eco", ["1", "2"])
+def test_a_node_with_one_pipe_is_reported_to_run_at_half_its_peak(monkeypatch: pytest.MonkeyPatch, eco: str) -> None:
+    monkeypatch.setenv("PJM_CUSTOM_RESOURCES", f"freq=2200,eco_state={eco}")
+    note = f"note: this node runs at half its peak: eco_state={eco} leaves its cores one floating-point pipe"
+    assert note in describe_environment(environment())
+    monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "freq=2000,eco_state=0")
+    assert not any("half its peak" in line for line in describe_environment(environment()))
+
+
+def test_kernels_that_cannot_be_used_are_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "native_kernels_problem", lambda: "they compute wrong results: loss: 4 for 2")
+    monkeypatch.setattr(ops, "uses_native_kernels", lambda: False)
+    lines = describe_environment(environment())
+    assert (
+        "note: PyTorch's kernels in place of our own compiled ones: they compute wrong results: loss: 4 for 2; "
+        "`fugaku-gpt env kernels` tries to mend that"
+    ) in lines
 
 
 def test_recompute_that_changes_nothing_is_reported() -> None:

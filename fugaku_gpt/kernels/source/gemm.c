@@ -535,6 +535,16 @@ EXPORT int supports_gemm(int type) { return KERNELS[type][0][0][0] != 0; }
 /* float32 numbers of a vector register that this library was compiled for. */
 EXPORT int lanes(void) { return LANES; }
 
+/* Bytes of the SVE vectors that this library was compiled for, or 0 if it runs with any: asked before anything else. */
+EXPORT int sve_vector_bytes(void)
+{
+#ifdef __ARM_FEATURE_SVE_BITS
+    return __ARM_FEATURE_SVE_BITS / 8;
+#else
+    return 0;
+#endif
+}
+
 /* c [m, n] = or += a [m, k] b [k, n] + bias [n]. Rows or columns of a and of b are contiguous, and the rows of c. The
    bias is float32. c is float32, or bfloat16 if a and b are, and then it is not accumulated into. */
 EXPORT void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column,

@@ -1,0 +1,251 @@
+"""Tries each kernel of a library on a few numbers: compilers, processors and OpenMP runtimes can go wrong.
+
+The trials take milliseconds and need NumPy alone, so that a library can be tried before PyTorch is imported, under an
+emulator, or for another Python. bfloat16 numbers are the upper 16 bits of float32 numbers, as ``uint16`` arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Iterator, List, NamedTuple, Sequence
+
+import numpy as np
+
+from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32, Library
+
+_EPSILON = {FLOAT32: 2.0**-23, BFLOAT16: 2.0**-7}  # distance of 1 from the next number
+_NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16"}
+_ROUNDINGS = 16.0  # by which a result may be off, of numbers as large as the largest expected one
+_COLUMNS = 203  # several vectors of any processor, and a rest
+_erf = np.vectorize(math.erf)
+
+
+class Trial(NamedTuple):
+    """One result of a kernel.
+
+    Attributes:
+        kernel: name of the kernel and of the type of its elements.
+        actual: what the kernel computed.
+        expected: what it should have computed, in float64, of the same shape.
+        epsilon: relative distance of neighbouring numbers of the result's type.
+    """
+
+    kernel: str
+    actual: np.ndarray
+    expected: np.ndarray
+    epsilon: float
+
+    def failure(self) -> str:
+        """Describe what is wrong with the result, in one line; empty if it is right up to some roundings."""
+        allowed = _ROUNDINGS * self.epsilon * max(1.0, float(np.abs(self.expected).max()))
+        errors = np.abs(self.actual - self.expected)
+        is_wrong = ~(errors <= allowed)  # true for NaN
+        if not is_wrong.any():
+            return ""
+        worst = int(np.where(np.isfinite(errors), errors, np.inf).argmax())
+        return (
+            f"{self.kernel}: {self.actual.flat[worst]:.6g} instead of {self.expected.flat[worst]:.6g} "
+            f"({int(is_wrong.sum())} of {errors.size} numbers are wrong)"
+        )
+
+
+def failures(library: Library, threads: int) -> List[str]:
+    """Describe what is wrong with the kernels of a library, a line for each trial that failed; empty if none is."""
+    return [text for text in (trial.failure() for trial in trials(library, threads)) if text]
+
+
+def trials(library: Library, threads: int) -> Iterator[Trial]:
+    """Try each kernel with a number of threads, in float32 and bfloat16."""
+    for kind in (FLOAT32, BFLOAT16):
+        for kernel in (_attention, _loss, _layer_norm, _gelu, _gemm):
+            yield from kernel(library, kind, threads)
+    yield from _reductions(library, threads)
+    yield from _adamw(library, threads)
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Round float32 numbers to bfloat16, ties to even."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(x: np.ndarray) -> np.ndarray:
+    """The float32 numbers that bfloat16 numbers stand for."""
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def _wave(*shape: int) -> np.ndarray:
+    """Numbers between -1 and 1."""
+    return np.sin(np.arange(math.prod(shape), dtype=np.float32)).reshape(shape)
+
+
+def _stored(x: np.ndarray, kind: int) -> np.ndarray:
+    """Float32 numbers as a kernel gets them."""
+    return to_bfloat16(x) if kind == BFLOAT16 else np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """The numbers of a kernel's array in float64."""
+    return (from_bfloat16(x) if x.dtype == np.uint16 else x).astype(np.float64)
+
+
+def _address(x: np.ndarray) -> int:
+    return int(x.ctypes.data)
+
+
+def _trial(kernel: str, kind: int, actual: np.ndarray, expected: np.ndarray) -> Trial:
+    """The trial of an array that a kernel has written; its tolerance is that of the array's type."""
+    epsilon = _EPSILON[BFLOAT16 if actual.dtype == np.uint16 else FLOAT32]
+    return Trial(f"{kernel} of {_NAMES[kind]}", _wide(actual), expected, epsilon)
+
+
+def _attention(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    batch, length, heads, width = 2, 70, 2, 8
+    qkv = _stored(_wave(1, batch, length, 3, heads, width), kind)
+    y, log_sums = np.zeros((1, batch, length, heads, width), qkv.dtype), np.zeros((batch, heads, length), np.float32)
+    work = np.zeros(threads * library.attention_workspace_floats(length, width), np.float32)
+    shape = (1, batch, length, heads, width, kind, 1.0, _address(work), threads)
+    library.attention_forward(_address(qkv), _address(y), _address(log_sums), None, *shape)
+    yield _trial("attention", kind, y, _reference_attention(_wide(qkv)))
+    y_grad, grad = _stored(np.cos(_wave(*y.shape)), kind), np.zeros_like(qkv)
+    addresses = [_address(x) for x in (qkv, y, y_grad, log_sums)]
+    library.attention_backward(*addresses, None, _address(grad), *shape)
+    # the gradient along a direction is the change of the result
+    step = 1e-4 * np.cos(_wave(*qkv.shape).astype(np.float64))
+    change = _reference_attention(_wide(qkv) + step) - _reference_attention(_wide(qkv) - step)
+    along = np.array([(_wide(grad) * step).sum() / 1e-4])
+    expected = np.array([(change * _wide(y_grad)).sum() / 2e-4])
+    yield Trial(f"attention's gradient of {_NAMES[kind]}", along, expected, _EPSILON[kind])
+
+
+def _reference_attention(qkv: np.ndarray) -> np.ndarray:
+    """Attention of [1, b, s, 3, heads, d] by its definition."""
+    q, k, v = (qkv[0, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    length, width = q.shape[2:]
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width) + np.triu(np.full((length, length), -np.inf), 1)
+    weights: np.ndarray = np.exp(scores - scores.max(-1, keepdims=True))
+    y: np.ndarray = ((weights / weights.sum(-1, keepdims=True)) @ v).transpose(0, 2, 1, 3)
+    return y[np.newaxis]
+
+
+def _loss(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    rows = 3
+    logits = _stored(_wave(rows, _COLUMNS), kind)
+    wide = _wide(logits)
+    largest, sums, log_sums = (np.zeros(rows, np.float32) for _ in range(3))
+    shape = (rows, _COLUMNS, _COLUMNS, kind)
+    library.loss_sums(_address(logits), *shape, _address(largest), _address(sums), threads)
+    yield _trial("largest logit", kind, largest, wide.max(1))
+    yield _trial("sum of exponentials", kind, sums, np.exp(wide - largest.astype(np.float64)[:, np.newaxis]).sum(1))
+    expected = np.log(np.exp(wide).sum(1))
+    gradient = logits.copy()
+    library.loss_full_rows(_address(logits), *shape, _address(log_sums), 2.0, 1, threads)
+    yield _trial("loss", kind, log_sums, expected)
+    probabilities = np.exp(wide - expected[:, np.newaxis])
+    yield _trial("loss's probabilities", kind, logits, 2.0 * probabilities)
+    library.loss_gradient(_address(gradient), *shape, _address(log_sums), 0.5, threads)
+    yield _trial("loss's gradient", kind, gradient, 0.5 * probabilities)
+
+
+def _layer_norm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    rows, width = 5, 70
+    x, weight, bias = _stored(_wave(rows, width), kind), _wave(width), np.cos(_wave(width))
+    y, statistics = np.zeros_like(x), np.zeros((2, rows), np.float32)
+    work = np.zeros(threads * 6 * width, np.float32)
+    numbers = (rows, width, kind)
+    addresses = [_address(part) for part in (x, weight, bias, y, statistics[0], statistics[1])]
+    library.layer_norm(*addresses, *numbers, 1e-5, _address(work), threads)
+    wide, factor = _wide(x), weight.astype(np.float64)
+    deviation = np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    normal = (wide - wide.mean(1, keepdims=True)) / deviation
+    yield _trial("LayerNorm", kind, y, normal * factor + bias)
+    y_grad, x_grad = _stored(np.ones((rows, width)), kind), np.zeros_like(x)
+    weight_grad, bias_grad = np.zeros(width, np.float32), np.zeros(width, np.float32)
+    parts = (x, weight, statistics[0], statistics[1], y_grad, x_grad, weight_grad, bias_grad)
+    library.layer_norm_gradient(*(_address(part) for part in parts), *numbers, _address(work), threads)
+    centred = factor - factor.mean() - normal * (normal * factor).mean(1, keepdims=True)
+    yield _trial("LayerNorm's gradient", kind, x_grad, centred / deviation)
+    yield _trial("LayerNorm's gradient by its weight", kind, weight_grad, normal.sum(0))
+    yield _trial("LayerNorm's gradient by its bias", kind, bias_grad, np.full(width, float(rows)))
+
+
+def _gelu(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    x = _stored(8.0 * _wave(3, 70), kind)
+    wide = _wide(x)
+    y_grad = _stored(np.cos(wide), kind)
+    by_erf = 0.5 * (1.0 + _erf(wide * math.sqrt(0.5)))
+    density = np.exp(-0.5 * wide**2) / math.sqrt(2.0 * math.pi)
+    root = math.sqrt(8.0 / math.pi)
+    by_tanh = 1.0 / (1.0 + np.exp(-root * (wide + 0.044715 * wide**3)))
+    slope = root * (1.0 + 3.0 * 0.044715 * wide**2)
+    for is_tanh, cumulative, derivative in (
+        (0, by_erf, by_erf + wide * density),
+        (1, by_tanh, by_tanh + wide * by_tanh * (1.0 - by_tanh) * slope),
+    ):
+        name, y = "GELU by tanh" if is_tanh else "GELU", np.zeros_like(x)
+        library.gelu(_address(x), _address(y), x.size, kind, is_tanh, threads)
+        yield _trial(name, kind, y, wide * cumulative)
+        library.gelu_gradient(_address(x), _address(y_grad), _address(y), x.size, kind, is_tanh, threads)
+        yield _trial(f"gradient of {name}", kind, y, _wide(y_grad) * derivative)
+
+
+def _gemm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    """Products with each side as it lies, and turned; more than one pass of any type, an odd number of elements, more
+    than a strip; of whole numbers, whose sums are not rounded."""
+    if not library.supports_gemm(kind):
+        return
+    rows, columns, inner = 20, 110, 1601
+    x, y = (_stored(np.round(4.0 * _wave(n, inner)), kind) for n in (rows, columns))
+    bias = np.round(4.0 * _wave(columns))
+    expected = _wide(x) @ _wide(y).T
+
+    def product(sides: Sequence[np.ndarray], out: np.ndarray, bias_address: object, accumulate: int) -> np.ndarray:
+        out_kind = BFLOAT16 if out.dtype == np.uint16 else FLOAT32
+        floats = library.gemm_workspace_floats(rows, columns, inner, kind, out_kind, threads)
+        work = np.zeros(floats, np.float32)
+        arguments: List[int] = []
+        for side in sides:
+            arguments += [_address(side), *(stride // side.itemsize for stride in side.strides)]
+        result = (bias_address, _address(out), columns, out_kind, accumulate)
+        library.gemm(*arguments, kind, *result, rows, columns, inner, _address(work), threads)
+        return out
+
+    for left_name, left in (("", x), (" turned", np.ascontiguousarray(x.T).T)):
+        for right_name, right in (("", np.ascontiguousarray(y.T)), (" turned", y.T)):
+            name = f"product (left{left_name}, right{right_name})"
+            for dtype in dict.fromkeys((x.dtype, np.dtype(np.float32))):
+                out = product((left, right), np.zeros((rows, columns), dtype), _address(bias), 0)
+                yield _trial(name, kind, out, expected + bias)
+            out = product((left, right), np.ones((rows, columns), np.float32), None, 1)
+            yield _trial(f"accumulated {name}", kind, out, expected + 1.0)
+
+
+def _reductions(library: Library, threads: int) -> Iterator[Trial]:
+    rows, columns = 70, 150
+    x, sums = to_bfloat16(_wave(rows, columns)), np.cos(_wave(rows, columns))
+    before = sums.astype(np.float64)
+    library.accumulate(_address(sums), _address(x), x.size, threads)
+    yield _trial("accumulate", BFLOAT16, sums, before + _wide(x))
+    of_rows = np.zeros(columns, np.float32)
+    library.sum_of_rows(_address(x), rows, columns, _address(of_rows), threads)
+    yield _trial("sum of rows", BFLOAT16, of_rows, _wide(x).sum(0))
+    numbers = np.cos(_wave(rows * columns + 3))
+    squares = np.array([library.sum_of_squares(_address(numbers), numbers.size, threads)])
+    expected = np.array([(numbers.astype(np.float64) ** 2).sum()])
+    yield Trial("sum of squares of float32", squares, expected, _EPSILON[FLOAT32])
+
+
+def _adamw(library: Library, threads: int) -> Iterator[Trial]:
+    n = _COLUMNS
+    parameters, gradients, rounded = _wave(n), np.cos(_wave(n)), np.zeros(n, np.uint16)
+    first, second, before = np.zeros(n, np.float32), np.ones(n, np.float32), parameters.astype(np.float64)
+    addresses = [_address(x) for x in (parameters, gradients, first, second, rounded)]
+    # factor of the gradients, of the parameters, beta1, 1 - beta1, beta2, 1 - beta2, step size, epsilon
+    library.adamw(*addresses, n, 0.5, 0.5, 0.5, 0.5, 0.75, 0.25, 0.25, 0.125, threads)
+    gradient = 0.5 * gradients.astype(np.float64)
+    expected_first, expected_second = 0.5 * gradient, 0.75 + 0.25 * gradient**2
+    yield _trial("AdamW's first moment", FLOAT32, first, expected_first)
+    yield _trial("AdamW's second moment", FLOAT32, second, expected_second)
+    expected = 0.5 * before - 0.25 * expected_first / (np.sqrt(expected_second) + 0.125)
+    yield _trial("AdamW", FLOAT32, parameters, expected)
+    yield _trial("AdamW's rounded parameters", FLOAT32, rounded, parameters.astype(np.float64))
