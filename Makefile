@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test unit lint docs reference soak slurm test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test unit lint docs reference soak slurm test-arm test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 PINS   ?= env/torch-2.13.txt
@@ -47,8 +47,8 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 
 ## TESTS: a part of the suite: paths and options of pytest, such as "tests -k 'recompute and not mpi'"
 TESTS ?=
-## WORKERS: processes that run tests (2); those of real ranks never run beside each other
-WORKERS ?= 2
+## WORKERS: processes that run tests (4, as many wait for ranks or for a queue)
+WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 quick: dev ## run lint without types, and tests without ranks, PyTorch or long programs: a minute on two cores
@@ -84,7 +84,7 @@ reference: install ## generate docs/reference/ from the code
 	@PYTHONPATH=. $(BIN)/python -m docs.generate_reference
 
 slurm: ## install Debian's Slurm, for the tests against a real one (needs root)
-	@env/install_slurm.sh
+	@env/install_packages.sh "real Slurm" "munged slurmctld slurmd" "slurmctld slurmd slurm-client munge"
 
 soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any hang, or draw another curve?
 	@for seed in 1 2 3 4 5; do for part in 1:4 2:8 3:12 4:14 5:8 6:18 7:8 8:28; do \
@@ -103,6 +103,12 @@ test-torch17: ## run the training and parity tests on PyTorch 1.7.1
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17
 test-torch110: ## run the training and parity tests on PyTorch 1.10.2
 	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110
+
+# The emulated machine: A64FX processors by qemu, in a folder that is made once.
+AARCH64 := .aarch64
+test-arm: dev ## run kernels, commands and training on an emulated Arm machine
+	@PYTHON=$(BIN)/python PIP_ARGS="$(PIP_ARGS)" env/make_aarch64.sh $(AARCH64) || [ $$? = 3 ]
+	@test ! -x $(AARCH64)/bin/python || FUGAKU_GPT_AARCH64=$(AARCH64) $(PYTEST) $(or $(TESTS),tests/aarch64)
 
 test-matrix: dev ## run those tests on every build that installs here, read the checkpoints of each in each, and print a table
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17 OLD_TESTS=
@@ -123,4 +129,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD)
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) .venv-torch17 .venv-torch110 .venv-torch113 build/docs runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) .venv-torch17 .venv-torch110 .venv-torch113 build/docs runs/demo runs/demo-data *.egg-info

@@ -14,7 +14,7 @@ _RANK_VARIABLES = (
 # Fujitsu's mpiexec gives a process its rank and its number on its node, and no number of ranks (user guide, environment
 # variables in MPI processes).
 _FUJITSU_RANK, _FUJITSU_NODE_RANK = "PMIX_RANK", "PLE_RANK_ON_NODE"
-# Variables that tell a process its place in a launch: those of MPICH, of Open MPI with either of its runtimes, and of PMIx
+# Variables that tell a process its place in a launch: those of MPICH, of Open MPI with either runtime, and of PMIx
 _LAUNCH_PREFIXES = (
     "HYDI_", "MPI_LOCAL", "PMI_", "PMIX_", "PRTE_",
     "OMPI_APP_", "OMPI_COMM_WORLD_", "OMPI_FILE_", "OMPI_FIRST_", "OMPI_NUM_", "OMPI_UNIVERSE_", "OMPI_WORLD_",

@@ -56,11 +56,11 @@ def missing() -> str:
         return "Slurm's daemons need root"
     absent = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if absent:
-        return f"no {', '.join(absent)}; env/install_slurm.sh installs them"
+        return f"no {', '.join(absent)}; `make slurm` installs them"
     try:
         pwd.getpwnam("munge")
     except KeyError:
-        return "no user munge; env/install_slurm.sh makes one"
+        return "no user munge; `make slurm` makes one"
     return ""
 
 

@@ -1,0 +1,1 @@
+"""Tests on an emulated Arm machine: `make test-arm`."""

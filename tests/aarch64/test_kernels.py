@@ -1,0 +1,140 @@
+"""Every kernel, compiled for Arm and tried on emulated processors: with NumPy alone, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Tuple
+
+import pytest
+
+from fugaku_gpt.kernels import build
+from tests.aarch64.machine import COMPILERS, TARGETS, compiler, folder, output, run_emulated
+
+# Loads a library with the OpenMP runtime that PyTorch would have loaded, and prints what fails.
+TRY = """
+import ctypes, sys
+from pathlib import Path
+ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+from fugaku_gpt.kernels import LibraryError, load_library
+from fugaku_gpt.kernels.trials import failures
+try:
+    library = load_library(Path(sys.argv[1]))
+except LibraryError as error:
+    print("refused:", error)
+else:
+    print("lanes", library.lanes(), "bfloat16 products", library.supports_gemm(1))
+    for line in failures(library, 2):
+        print("wrong:", line)
+"""
+LANES = {"sve512": 16, "sve256": 8, "sve128": 4, "neon": 4}
+
+# A sum over 16-bit numbers that are widened one by one: GCC 12 and 14 load the second vector of it from the place of
+# the first one where vectors have a fixed length. The second function is the form that the kernels use.
+REDUCTION = """
+#include <stdint.h>
+#include <string.h>
+static float widen(uint16_t x) { uint32_t bits = (uint32_t)x << 16; float y; memcpy(&y, &bits, 4); return y; }
+float direct(const uint16_t *x, int64_t n)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) sum += widen(x[i]);
+    return sum;
+}
+float by_blocks(const uint16_t *x, int64_t n)
+{
+    float sum = 0, block[64];
+    for (int64_t begin = 0; begin < n; begin += 64) {
+        int64_t count = n - begin < 64 ? n - begin : 64;
+        for (int64_t i = 0; i < count; i++) block[i] = widen(x[begin + i]);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < count; i++) sum += block[i];
+    }
+    return sum;
+}
+"""
+SUM = """
+import ctypes, sys
+import numpy as np
+library = ctypes.CDLL(sys.argv[1])
+numbers = (np.arange(203) % 13).astype(np.float32)
+halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+for name in ("direct", "by_blocks"):
+    function = getattr(library, name)
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_float
+    print(name, function(halves.ctypes.data, halves.size) == numbers.sum())
+"""
+
+_libraries: Dict[Tuple[str, str], Path] = {}
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("libraries")
+
+
+def _library(name: str, target: str, scratch: Path) -> Path:
+    """Returns the kernels as a compiler compiles them for a processor."""
+    if (name, target) not in _libraries:
+        place = scratch / name / target / "kernels.so"
+        place.parent.mkdir(parents=True)
+        assert build._compile([compiler(name)], TARGETS[target], place) == ""
+        _libraries[name, target] = place
+    return _libraries[name, target]
+
+
+def _runtime(name: str) -> str:
+    """Returns the OpenMP runtime of a compiler: GCC's, or LLVM's."""
+    libraries = folder() / "sysroot" / "usr" / "lib"
+    if name.startswith("clang"):
+        return str(libraries / "llvm-19" / "lib" / "libomp.so.5")
+    return str(libraries / "aarch64-linux-gnu" / "libgomp.so.1")
+
+
+def _try(name: str, library: Path, processor: str) -> "list[str]":
+    numpy = str(folder() / "numpy")
+    return output(run_emulated(["-c", TRY, str(library), _runtime(name)], processor, packages=numpy))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", COMPILERS)
+def test_each_kernel_computes_correct_results(name: str, target: str, scratch: Path) -> None:
+    lines = _try(name, _library(name, target, scratch), target)
+    assert lines[0].startswith(f"lanes {LANES[target]} ") and lines[1:] == []
+
+
+@pytest.mark.parametrize(
+    ("processor", "reason"),
+    [("sve256", "and this process has 256 bits"), ("sve128", "and this process has 128 bits"), ("neon", "has none")],
+)
+def test_a_library_for_longer_vectors_is_refused_and_does_not_end_the_process(
+    processor: str, reason: str, scratch: Path
+) -> None:
+    lines = _try("gcc-12", _library("gcc-12", "sve512", scratch), processor)
+    assert len(lines) == 1 and lines[0].startswith("refused: they are compiled for SVE vectors of 512 bits")
+    assert lines[0].endswith(reason)
+
+
+@pytest.mark.parametrize("processor", TARGETS)
+def test_a_library_for_neon_runs_on_each_processor(processor: str, scratch: Path) -> None:
+    assert _try("gcc-12", _library("gcc-12", "neon", scratch), processor)[1:] == []
+
+
+def test_a_library_for_another_runtime_says_what_is_missing(scratch: Path) -> None:
+    lines = _try("gcc-12", _library("clang-19", "sve512", scratch), "sve512")
+    assert len(lines) == 1 and lines[0].startswith("refused: they do not load: undefined symbol: __kmpc_")
+
+
+@pytest.mark.parametrize("target", ["sve512", "sve256"])
+@pytest.mark.parametrize("name", COMPILERS)
+def test_sums_of_16_bit_numbers_are_right_in_the_form_that_the_kernels_use(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sums.c").write_text(REDUCTION, encoding="utf-8")
+    command = [compiler(name), "-std=gnu11", "-O3", "-fPIC", "-fopenmp-simd", *TARGETS[target], "-shared"]
+    assert build._run([*command, "-o", "sums.so", "sums.c"], str(tmp_path)) == ""
+    numpy = str(folder() / "numpy")
+    lines = output(run_emulated(["-c", SUM, str(tmp_path / "sums.so")], target, packages=numpy))
+    assert "by_blocks True" in lines
+    if name.startswith("clang"):
+        assert "direct True" in lines

@@ -1,0 +1,176 @@
+"""Commands and training on the emulated machine: the same data, losses and checkpoints as on this one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.simulator.session import Simulator
+from tests.aarch64.machine import ROOT, folder, output, run_emulated, run_here, start_emulated, variables
+from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    not (folder() / "wheels").exists(), reason="no PyTorch for Arm here: env/make_aarch64.sh says why"
+)
+
+MODEL = (
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64", "model.vocab_size=512",
+    "training.global_batch=4", "training.micro_batch=2", "training.iterations=5", "training.eval_interval=5",
+    "training.eval_batches=1", "training.lr=1e-3", "node.threads_per_rank=1", "checkpoint.at_end=false",
+)  # fmt: skip
+LAYOUTS: Dict[str, Sequence[str]] = {
+    "one rank": (),
+    "dp2": ("layout.dp=2",),
+    "tp2": ("layout.tp=2",),
+    "pp2": ("layout.pp=2", "training.micro_batch=1", "training.recompute=full"),
+    "dp2-zero": ("layout.dp=2", "layout.zero=1"),
+}
+TOLERANCE = 2e-6  # of a loss: float32 numbers are added in another order
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a corpus that this machine has prepared."""
+    texts = tmp_path_factory.mktemp("corpora") / "texts"
+    texts.mkdir()
+    for page in sorted((ROOT / "docs" / "guide").glob("*.md")):
+        for number, section in enumerate(page.read_text(encoding="utf-8").split("\n## ")):  # each is a document
+            (texts / f"{page.stem}-{number}.txt").write_text(section, encoding="utf-8")
+    out = texts.parent / "corpus"
+    output(run_here(["-m", "fugaku_gpt", *_prepare(texts, out)]))
+    return out
+
+
+def _prepare(texts: Path, out: Path) -> List[str]:
+    return ["data", "prepare", str(texts), "--vocab-size", "512", "--out", str(out)]
+
+
+def _train(corpus: Path, out: Path, settings: Sequence[str], *options: str) -> List[str]:
+    """Returns the arguments of Python that train."""
+    arguments = ["-m", "fugaku_gpt", "train", "--data", str(corpus), "--out", str(out), *options]
+    for setting in (*MODEL, *settings):
+        arguments += ["--set", setting]
+    ranks = 2 if any(setting.endswith("=2") and setting.startswith("layout.") for setting in settings) else 1
+    return [*arguments, "--ranks", str(ranks)]
+
+
+def _losses(out: Path) -> List[float]:
+    """Returns the losses of a run that ended well, of its iterations and then of its validations."""
+    directory = RunDirectory(out)
+    result = directory.result()
+    assert result is not None and result.status == "ok", result
+    return [line["loss"] for kind in ("iteration", "validation") for line in directory.metrics(kind)]
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
+    """Compiles the kernels on the emulated machine, by a cross compiler that is its `cc`; once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    with open(shared / "kernels.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (shared / "kernels.txt").exists():
+            return
+        lines = output(run_emulated(["-m", "fugaku_gpt", "env", "kernels", "--again"]))
+        assert "-msve-vector-bits=512" in lines[0] and lines[-1] == "kernels: each computes correct results here"
+        (shared / "kernels.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def test_data_is_prepared_to_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    emulated = output(run_emulated(["-m", "fugaku_gpt", *_prepare(corpus.parent / "texts", tmp_path / "corpus")]))
+    here = output(run_here(["-m", "fugaku_gpt", "data", "info", str(corpus)]))
+    fingerprint = re.search(r"fingerprint ([0-9a-f]{12})", "\n".join(emulated))
+    assert fingerprint is not None and fingerprint[1] in "\n".join(here)
+
+
+@pytest.fixture(scope="session")
+def losses_here(corpus: Path) -> List[float]:
+    out = corpus.parent / "here"
+    output(run_here(_train(corpus, out, ())))
+    return _losses(out)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_are_those_of_this_machine(layout: str, corpus: Path, losses_here: List[float], tmp_path: Path) -> None:
+    lines = output(run_emulated(_train(corpus, tmp_path / "run", LAYOUTS[layout])))
+    assert any(line.startswith("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels") for line in lines)
+    assert _losses(tmp_path / "run") == pytest.approx(losses_here, rel=TOLERANCE)
+    environment = RunDirectory(tmp_path / "run").environment()
+    assert environment is not None and environment["precision"]["compiled"]
+    assert environment["system"].endswith("aarch64")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("begins_here", [True, False], ids=["here-to-Arm", "Arm-to-here"])
+def test_a_run_goes_on_on_the_other_machine(
+    begins_here: bool, corpus: Path, losses_here: List[float], tmp_path: Path
+) -> None:
+    first, second = (run_here, run_emulated) if begins_here else (run_emulated, run_here)
+    half = ("training.lr_schedule=constant", "checkpoint.at_end=true", "training.eval_interval=null")
+    output(first(_train(corpus, tmp_path / "first", (*half, "training.iterations=2"))))
+    output(second(_train(corpus, tmp_path / "rest", (*half, "layout.tp=2"), "--resume", str(tmp_path / "first"))))
+    output(run_here(_train(corpus, tmp_path / "whole", half)))
+    both = _losses(tmp_path / "first") + _losses(tmp_path / "rest")
+    assert both == pytest.approx(_losses(tmp_path / "whole"), rel=TOLERANCE)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_killed_rank_is_named(corpus: Path, tmp_path: Path) -> None:
+    settings = (*LAYOUTS["dp2"], "training.iterations=100000", "training.eval_interval=null")
+    directory = RunDirectory(tmp_path / "run")
+    with start_emulated(_train(corpus, directory.path, settings)) as process:
+        until(lambda: directory.metrics("iteration"), process=process)
+        environment = directory.environment()
+        assert environment is not None
+        os.kill(environment["ranks"][1]["process"], signal.SIGKILL)
+        assert process.wait(timeout=600) != 0
+    result = directory.result()
+    assert result is not None and result.status != "ok"
+    assert "rank 1" in result.reason and "SIGKILL" in result.reason, result
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_job_script_for_fugaku_runs_in_the_simulator(
+    corpus: Path,
+    losses_here: List[float],
+    simulated_pjm: Simulator,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script is the one for Fugaku; the ranks that its mpiexec starts are emulated."""
+    profile = {
+        "name": "emulated",
+        "python": str(folder() / "bin" / "python"),
+        "environment": [f"{name}={value}" for name, value in variables("sve512").items()],
+    }
+    (tmp_path / "emulated.yaml").write_text(json.dumps(profile), encoding="utf-8")
+    settings = (
+        *MODEL, *LAYOUTS["dp2"], f"data.paths=[{json.dumps(str(corpus))}]", f"job.profile={tmp_path / 'emulated.yaml'}",
+        "job.scheduler=pjm", "job.elapse=30:00", "job.group=hp000000", "job.volumes=[/vol0004]",
+    )  # fmt: skip
+    command = ["job", "submit", "--out", str(tmp_path / "run"), "--yes"]
+    assert run([*command, *(argument for setting in settings for argument in ("--set", setting))]) == 0
+    until(lambda: list((tmp_path / "run" / "exit").glob("*.json")))
+    script = (tmp_path / "run" / "job.sh").read_text(encoding="utf-8")
+    assert '#PJM -L "freq=2000"' in script and '#PJM -L "eco_state=0"' in script
+    assert _losses(tmp_path / "run") == pytest.approx(losses_here, rel=TOLERANCE)
+    environment = RunDirectory(tmp_path / "run").environment()
+    assert environment is not None and environment["precision"]["compiled"]
+
+
+def test_the_machine_is_examined() -> None:
+    lines = output(run_emulated(["-m", "fugaku_gpt", "doctor", "--format", "json"]))
+    checks = {check["name"]: check for check in json.loads("\n".join(lines))}
+    assert checks["two ranks"]["status"] == "ok" and "Fujitsu A64FX" in checks["cores"]["seen"], checks
+    assert all(check["status"] != "FAIL" for check in checks.values()), checks
