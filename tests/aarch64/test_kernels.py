@@ -65,6 +65,48 @@ for name in ("direct", "by_blocks"):
     print(name, function(halves.ctypes.data, halves.size) == numbers.sum())
 """
 
+# AdamW and GELU of numbers of every exponent, against float64: the largest error in roundings of the result.
+ACCURACY = """
+import ctypes, math, sys
+from pathlib import Path
+import numpy as np
+ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+from fugaku_gpt.kernels import load_library
+library = load_library(Path(sys.argv[1]))
+random = np.random.default_rng(1)
+mantissas = np.concatenate([[0, 1, 2**22, 2**23 - 1], random.integers(0, 2**23, 60)]).astype(np.uint32)
+squares = (np.arange(255, dtype=np.uint32)[:, None] << 23 | mantissas).ravel().view(np.float32)
+special = np.array([0.0, -0.0, np.inf, np.nan], np.float32)
+address = lambda x: x.ctypes.data
+
+def step(second, mean, eps):
+    "The change of parameters of 0 by a step of size 1 whose moments are given."
+    parameters, gradients, first = np.zeros_like(second), np.zeros_like(second), np.full_like(second, mean)
+    second = second.copy()
+    numbers = (1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, eps)
+    addresses = (address(parameters), address(gradients), address(first), address(second), None)
+    library.adamw(*addresses, second.size, *numbers, 1)
+    return parameters.astype(np.float64)
+
+def roundings(actual, expected):
+    return float(np.max(np.abs(actual - expected) / np.spacing(np.abs(expected).astype(np.float32))))
+
+for eps in (1e-8, 1e-4):
+    expected = -1.0 / (np.sqrt(squares.astype(np.float64)) + np.float64(np.float32(eps)))
+    print("adamw", roundings(step(squares, 1.0, eps), expected))
+print("special", *step(special, 1.0, 1.0))
+x = np.concatenate([np.linspace(-12, 12, 40001), squares[squares < 9], -squares[squares < 9]]).astype(np.float32)
+y = np.zeros_like(x)
+wide, erfc = x.astype(np.float64), np.vectorize(math.erfc)
+for name, is_tanh, expected in (
+    ("gelu", 0, 0.5 * wide * erfc(-wide * math.sqrt(0.5))),
+    ("gelu-tanh", 1, wide / (1.0 + np.exp(-math.sqrt(8.0 / math.pi) * (wide + 0.044715 * wide**3)))),
+):
+    library.gelu(address(x), address(y), x.size, 0, is_tanh, 1)
+    error = np.abs(y - expected) / np.maximum(np.abs(expected), 2.0**-100)
+    print(name, float(error[np.abs(wide) < 5].max() * 2**24))
+"""
+
 _libraries: Dict[Tuple[str, str], Path] = {}
 
 
@@ -101,6 +143,18 @@ def _try(name: str, library: Path, processor: str) -> "list[str]":
 def test_each_kernel_computes_correct_results(name: str, target: str, scratch: Path) -> None:
     lines = _try(name, _library(name, target, scratch), target)
     assert lines[0].startswith(f"lanes {LANES[target]} ") and lines[1:] == []
+
+
+@pytest.mark.parametrize("target", ["sve512", "sve128", "neon"])
+def test_quotients_and_roots_are_right_for_numbers_of_every_size(target: str, scratch: Path) -> None:
+    library = str(_library("gcc-12", target, scratch))
+    numpy = str(folder() / "numpy")
+    lines = output(run_emulated(["-c", ACCURACY, library, _runtime("gcc-12")], target, packages=numpy))
+    figures = [(line.split()[0], line.split()[1:]) for line in lines]
+    assert [name for name, _ in figures] == ["adamw", "adamw", "special", "gelu", "gelu-tanh"]
+    assert all(float(value) <= 2.5 for name, (value, *_) in figures if name == "adamw"), lines
+    assert figures[2][1] == ["-1.0", "-1.0", "0.0", "nan"], lines
+    assert all(float(value) <= 40.0 for name, (value, *_) in figures if name.startswith("gelu")), lines
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ EXPORT void adamw(float *restrict parameters, const float *restrict gradients, f
                 const float gradient = gradients[i] * gradient_scale;
                 const float mean = first[i] * beta1 + gradient * complement1;
                 const float square = second[i] * beta2 + gradient * gradient * complement2;
-                const float stepped = parameters[i] * decay - step_size * mean / (sqrtf(square) + eps);
+                const float stepped =
+                    parameters[i] * decay - divide(step_size * mean, square_root(square) + eps);
                 first[i] = mean;
                 second[i] = square;
                 parameters[i] = stepped;

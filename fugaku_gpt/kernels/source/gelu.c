@@ -19,7 +19,7 @@ INLINE float clamp(float x, float limit) { return x < -limit ? -limit : x > limi
 INLINE Gelu gelu_exact(float x)
 {
     x = clamp(x, 12.9f);
-    const float size = fabsf(x), v = 1.0f / (1.0f + 0.345f * size);
+    const float size = fabsf(x), v = divide(1.0f, 1.0f + 0.345f * size);
     const float gaussian = exp2_bounded(x * x * -0.72134752f); /* log2(e) / 2 */
     float y = -2.842730611e-2f;
     y = y * v + 1.454884182e-1f;
@@ -42,7 +42,7 @@ INLINE Gelu gelu_tanh(float x)
     x = clamp(x, 10.0f);
     const float square = x * x;
     const float gaussian = exp2_bounded(x * (1.0f + 0.044715f * square) * -2.302208198f); /* exp(-2 z): times log2(e) */
-    const float cdf = 1.0f / (1.0f + gaussian), complement = gaussian * cdf; /* 1 - cdf would lose digits */
+    const float cdf = divide(1.0f, 1.0f + gaussian), complement = gaussian * cdf; /* 1 - cdf would lose digits */
     return (Gelu){cdf, cdf + x * cdf * complement * 1.595769122f * (1.0f + 3.0f * 0.044715f * square)};
 }
 
