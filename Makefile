@@ -47,7 +47,7 @@ demo: install ## train four layouts of a small GPT on the standard library's sou
 
 ## TESTS: a part of the suite: paths and options of pytest, such as "tests -k 'recompute and not mpi'"
 TESTS ?=
-## WORKERS: processes that run tests (4, as many wait for ranks or for a queue)
+## WORKERS: processes that run tests (4, since many wait for ranks or for a queue)
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
@@ -108,7 +108,7 @@ test-torch110: ## run the training and parity tests on PyTorch 1.10.2
 AARCH64 := .aarch64
 test-arm: dev ## run kernels, commands and training on an emulated Arm machine
 	@PYTHON=$(BIN)/python PIP_ARGS="$(PIP_ARGS)" env/make_aarch64.sh $(AARCH64) || [ $$? = 3 ]
-	@test ! -x $(AARCH64)/bin/python || FUGAKU_GPT_AARCH64=$(AARCH64) $(PYTEST) $(or $(TESTS),tests/aarch64)
+	@test ! -x $(AARCH64)/bin/python || FUGAKU_GPT_AARCH64=$(AARCH64) $(BIN)/python -m pytest -q -n 2 $(or $(TESTS),tests/aarch64)
 
 test-matrix: dev ## run those tests on every build that installs here, read the checkpoints of each in each, and print a table
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17 OLD_TESTS=

@@ -29,14 +29,25 @@ python=${PYTHON:-python3.11}
 packages=$scripts/aarch64-packages.txt wheels=$scripts/aarch64.txt log=$root/log.txt
 skipped=
 
-fail() { # of a part: the reason, with the end of the log
+fail() { # of a part: the reason, with the end of the failed command's output
     echo "=== SKIPPED: emulated Arm machine, $part: $1 ===" >&2
     tail -n 5 "$log" >&2
+    : > "$log"
     exit 3
 }
 
-# What a folder was made of, to make it anew when that changes.
-digest() { { grep "^$1 " "$packages"; [ "$1" != wheels ] || cat "$wheels"; cat "$0"; } | sha256sum | cut -c 1-16; }
+# What a folder was made of, to make it anew when that changes: its packages, and the folders whose files it has.
+digest() {
+    {
+        case $1 in
+            gcc-*) grep "^cross " "$packages" ;;
+            clang-*) grep -E "^(cross|gcc-12) " "$packages" ;;
+            wheels | numpy) cat "$wheels" ;;
+        esac
+        grep "^$1 " "$packages"
+        cat "$0"
+    } | sha256sum | cut -c 1-16
+}
 is_made() { [ "$(cat "$root/$1/.made" 2> /dev/null)" = "$(digest "$1")" ]; }
 
 prepare_apt() { # a state of apt's own, which knows packages of both architectures and three suites
@@ -75,11 +86,12 @@ unpack() { # the packages of a folder, into it
     is_made "$1" && return
     prepare_apt
     names=$(sed -n "s/^$1 //p" "$packages")
-    rm -rf "${root:?}/$1" "$root/debs/$1"
+    rm -rf "${root:?}/$1" "$root/debs/$1" "$root/$1.new"
     mkdir -p "$root/debs/$1" "$root/$1.new"
-    # shellcheck disable=SC2086  # names are words
-    (cd "$root/debs/$1" && APT_CONFIG=$root/apt/apt.conf apt-get --quiet download $names) > "$log" 2>&1 ||
-        fail "a package of $1 cannot be downloaded"
+    download "$1" "$names" || {
+        # a point release has replaced packages since the lists were fetched
+        rm -f "$root/apt/.made" && prepare_apt && download "$1" "$names" || fail "a package of $1 cannot be downloaded"
+    }
     for deb in "$root/debs/$1"/*.deb; do
         if [ "$1" = qemu ]; then
             dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$root/$1.new" --wildcards '*/qemu-aarch64' 2> "$log"
@@ -90,6 +102,10 @@ unpack() { # the packages of a folder, into it
     ls "$root/debs/$1" > "$root/$1.new/.versions"
     rm -rf "$root/debs/$1"
     mv "$root/$1.new" "$root/$1"
+}
+download() { # FOLDER NAMES
+    # shellcheck disable=SC2086  # names are words
+    (cd "$root/debs/$1" && APT_CONFIG=$root/apt/apt.conf apt-get --quiet download $2) > "$log" 2>&1
 }
 made() { digest "$1" > "$root/$1/.made"; }
 
@@ -103,6 +119,7 @@ wrap() { # FOLDER NAME COMMAND...
 }
 
 make_cross() {
+    is_made cross && return
     unpack cross
     # linker scripts there name files of an installed system
     grep -rlI '/usr/aarch64-linux-gnu' "$root/cross/usr/aarch64-linux-gnu/lib" --include='*.so' |
@@ -166,7 +183,8 @@ make_python() { # an emulated Python, with the packages of a folder
 }
 
 make_kernels() {
-    command -v "$python" > /dev/null || fail "there is no $python here, whose pip downloads wheels and compiles modules"
+    "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2> "$log" ||
+        fail "$python is no Python 3.11: its pip downloads wheels, and modules are compiled by it"
     for folder in qemu sysroot; do
         unpack "$folder"
         made "$folder"
@@ -190,8 +208,10 @@ make_training() {
     rm -rf "$root/wheels"
     mkdir -p "$root/wheels"
     # pip leaves the libraries of mpich's wheel out of a --target
-    pip_download "$root/wheels" $(grep == "$wheels" | grep -v '^mpich==')
-    # shellcheck disable=SC2086
+    sed '/^mpich==/d' "$wheels" > "$root/wheels.txt"
+    pip_download "$root/wheels" -r "$root/wheels.txt"
+    rm -rf "$root/mpich"
+    # shellcheck disable=SC2086  # options are words
     "$python" -m pip download --quiet --disable-pip-version-check ${PIP_ARGS:-} --no-deps --only-binary=:all: \
         --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 \
         --dest "$root/mpich" "$(grep '^mpich==' "$wheels")" > "$log" 2>&1 || fail "pip cannot get MPICH for Arm"
@@ -204,8 +224,10 @@ make_training() {
     mkdir -p "$root/lib/python3.11"
     rm -rf "$root/lib/python3.11/site-packages"
     ln -s "$root/wheels" "$root/lib/python3.11/site-packages"
+    programs=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
     for program in mpirun mpiexec mpiexec.hydra hydra_pmi_proxy; do
-        [ ! -x "$(dirname "$python")/$program" ] || ln -sf "$(cd "$(dirname "$python")" && pwd)/$program" "$root/bin/$program"
+        [ -x "$programs/$program" ] || fail "MPICH's $program is not beside $python"
+        ln -sf "$programs/$program" "$root/bin/$program"
     done
     made wheels
 }
@@ -219,7 +241,13 @@ for part in "$@"; do
         *) echo "$part: no such part; parts are kernels, gcc-14, clang-19, training" >&2; exit 2 ;;
     esac
     echo "emulated Arm machine: $part"
-    ($step) || skipped="$skipped $part"
+    ($step)
+    code=$?
+    case $code in
+        0) ;;
+        3) skipped="$skipped $part" ;;
+        *) echo "emulated Arm machine: $part failed: exit code $code" >&2; exit "$code" ;;
+    esac
 done
 cat "$root"/*/.versions 2> /dev/null | sort -u > "$root/versions.txt"
-[ -z "$skipped" ] || exit 3
+[ -z "$skipped" ] || { echo "emulated Arm machine: made without:$skipped" >&2; exit 3; }

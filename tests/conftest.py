@@ -51,8 +51,8 @@ def _ranks_chain(item: pytest.Item) -> Optional[str]:
     return "many" if item.path.name == "test_mpi.py" else "few"
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> Iterator[None]:
     """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests.
 
     Tests with real ranks are slow, and begin first: pytest-xdist's ``worksteal`` gives each of its processes a stretch
@@ -63,8 +63,10 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
             item.add_marker(pytest.mark.torch)
         if item.get_closest_marker("mpi"):
             item.add_marker(pytest.mark.slow)
+    yield  # `-m` and `-k` select tests
     many, few, others = ([item for item in items if _ranks_chain(item) == chain] for chain in ("many", "few", None))
-    stretch = max(0, len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) - len(many))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    stretch = max(0, len(items) // workers - len(many)) if workers > 1 else 0
     items[:] = [*many, *others[:stretch], *few, *others[stretch:]]
 
 

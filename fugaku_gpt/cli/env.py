@@ -202,27 +202,29 @@ def kernels(compiler: Optional[str], again: bool) -> int:
     They are optional: without them, those of PyTorch are used. To compile them for another environment, use its Python:
     FOLDER/bin/python -m fugaku_gpt env kernels
 
-    Exit codes: 0 they can be used, 2 usage, or they cannot be compiled, 3 they are compiled and cannot be used.
+    Exit codes: 0 they can be used, or cannot be tried without PyTorch, 2 usage, or they cannot be compiled, 3 they
+    can be compiled but not used.
     """
     from fugaku_gpt.kernels import compile_kernels, library_file
     from fugaku_gpt.kernels.check import check_library
 
     check = check_library if find_spec("torch") is not None else None
     library = library_file()
-    if library.exists() and not again:
-        problem = check(library) if check is not None else ""
+    problem = check(library) if check is not None and library.exists() and not again else ""
+    if library.exists() and not again and not problem:
         click.echo(f"kernels: are compiled already, in {_relative(library)}; --again compiles them again")
     else:
+        if problem:
+            click.echo(f"kernels: those in {_relative(library)} cannot be used: {problem}", err=True)
         click.echo("compiling kernels for this processor", err=True)
         compiled = compile_kernels(compiler, check=check)
-        problem = compiled.problem
         for line in compiled.refused:
             click.echo(f"note: the kernels may be slower than they could be; refused: {line}", err=True)
+        if compiled.problem:
+            click.echo(f"kernels: PyTorch's own are used in place of these: {compiled.problem}", err=True)
+            return EXIT_FINDINGS
         target_text = f" {compiled.target}" if compiled.target else ""
         click.echo(f"kernels: compiled by {compiled.compiler}{target_text}, in {_relative(compiled.file)}")
-    if problem:
-        click.echo(f"kernels: PyTorch's own are used in place of these: {problem}", err=True)
-        return EXIT_FINDINGS
     click.echo(
         "kernels: each computes correct results here"
         if check is not None

@@ -81,16 +81,13 @@ def train(
 
 
 def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
-    """Refuse ``--ranks`` on a rank of a launch of more than one: each would start ranks of its own.
-
-    Where the launcher does not tell the number of ranks, rank 0 cannot know whether it is alone: rank 1 reports.
-    """
-    if launched.ranks == 1 or (launched.ranks is None and launched.rank == 0):
+    """Refuse ``--ranks`` on a rank of a launch, as each would start ranks of its own; a launch of one may."""
+    if launched.ranks == 1:
         return
-    if launched.rank != (0 if launched.ranks is not None else 1):
+    if launched.rank != 0:  # rank 0 reports it
         raise click.exceptions.Exit(EXIT_USAGE)
-    count = f"{launched.ranks} ranks" if launched.ranks is not None else "more than one rank"
-    raise UsageError(f"--ranks {ranks}: mpirun has started {count}; leave --ranks out under mpirun")
+    count = f"{launched.ranks} ranks" if launched.ranks is not None else "this rank"
+    raise UsageError(f"--ranks {ranks}: a launcher has started {count}; leave --ranks out under it")
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:

@@ -355,7 +355,9 @@ class NodeConfig:
         NodeKnob(),
     )
     freq_mhz: Optional[int] = as_knob(
-        option(None, "core clock; default: the machine's", unit="MHz", at_least=1),
+        option(
+            None, "core clock; default: the machine's, and 2000 in PJM jobs without eco_state", unit="MHz", at_least=1
+        ),
         NodeKnob(
             values=(2000, 2200),
             default=2200,

@@ -248,6 +248,10 @@ def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[
             f"freq and eco_state are not set: {knobs['freq']} MHz with both pipes is written out, {_peak_text(knobs)} "
             f"a node; Fugaku's default, {default['freq']} MHz with one pipe, has {_peak_text(default)}"
         )
+    elif node.eco_state is None and knobs["eco_state"] in fugaku.ONE_PIPE_STATES:
+        notes.append(
+            f"eco_state is not set: at {knobs['freq']} MHz a core has one of its two pipes, {_peak_text(knobs)} a node"
+        )
     if not job.elapse:
         notes.append("no job.elapse: the resource group's default holds, which is one minute on Fugaku")
     if not job.group:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
+import os
 import platform
 import re
 import shlex
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_bytes_atomically
@@ -47,7 +49,8 @@ class CompiledLibrary(NamedTuple):
         compiler: command of the compiler.
         target: options for this processor, besides those that are always used.
         refused: what compilers said of the better targets that were tried first, a line each.
-        problem: why the library cannot be used, in one line; empty if it can, or was not checked.
+        problem: why the library cannot be used, in one line; then it is not in its place. Empty if it can be used, or
+            was not checked.
     """
 
     file: Path
@@ -88,7 +91,7 @@ def compile_kernels(
     """Compile the library for this processor and put it in its place; one that is there is replaced.
 
     Compilers are tried with options for this processor, from the best options down, until a library is compiled that
-    can be used. If none can be, the first one is put in its place, and its problem is returned.
+    can be used. If none can be, nothing is put in place, and the problem of the first one is returned.
 
     Args:
         compiler: command of the compiler, with options if needed; default: cc, gcc, clang and fcc as far as they are on
@@ -98,31 +101,50 @@ def compile_kernels(
     Raises:
         UsageError: there is no compiler, none can compile this, or the place cannot be written.
     """
+    commands = _commands(compiler)
+    library = library_file(prefix)
+    refused: List[str] = []
+    unusable: Optional[CompiledLibrary] = None
+    with tempfile.TemporaryDirectory(prefix="fugaku-gpt-kernels-") as folder:
+        built = Path(folder) / library.name
+        for target, command in itertools.product(_targets(), commands):
+            error = _compile(command, target, built)
+            problem = check(built) if check is not None and not error else ""
+            compiled = CompiledLibrary(library, shlex.join(command), " ".join(target), tuple(refused), problem)
+            if not error and not problem:
+                _install(built.read_bytes(), library)
+                return compiled
+            if not error and unusable is None:
+                unusable = compiled
+            refused.append(f"{shlex.join([*command, *target])}: {error or problem}")
+    if unusable is None:
+        raise UsageError("the kernels cannot be compiled:\n" + "\n".join(refused))
+    return unusable._replace(refused=tuple(refused))
+
+
+def _commands(compiler: Optional[str]) -> List[List[str]]:
+    """The commands of the compilers to try, each program once: cc and gcc are often the same.
+
+    Raises:
+        UsageError: there is none.
+    """
     candidates = [compiler] if compiler is not None else list(_COMPILERS)
-    commands = [words for words in map(shlex.split, candidates) if words and shutil.which(words[0])]
+    commands: Dict[str, List[str]] = {}
+    for candidate in candidates:
+        try:
+            words = shlex.split(candidate)
+        except ValueError as error:
+            raise UsageError(f"--compiler {candidate}: {error}") from None
+        program = shutil.which(words[0]) if words else None
+        if program is not None:
+            commands.setdefault(" ".join([os.path.realpath(program), *words[1:]]), words)
     if not commands:
-        names = ", ".join(text.split()[0] for text in candidates if text)
+        names = ", ".join((text.split() or [repr(text)])[0] for text in candidates)
         raise UsageError(
             f"no C compiler ({names}) on PATH: install one (Debian: apt-get install gcc), or name yours with "
             "--compiler; without these kernels PyTorch's own are used"
         )
-    library = library_file(prefix)
-    refused: List[str] = []
-    first: Optional[CompiledLibrary] = None
-    with tempfile.TemporaryDirectory(prefix="fugaku-gpt-kernels-") as folder:
-        built = Path(folder) / library.name
-        for target, command in ((target, command) for target in _targets() for command in commands):
-            error = _compile(command, target, built)
-            problem = check(built) if check is not None and not error else ""
-            if not error and (first is None or not problem):
-                _install(built.read_bytes(), library)
-                first = CompiledLibrary(library, shlex.join(command), " ".join(target), tuple(refused), problem)
-                if not problem:
-                    return first
-            refused.append(f"{shlex.join([*command, *target])}: {error or problem}")
-    if first is None:
-        raise UsageError("the kernels cannot be compiled:\n" + "\n".join(refused))
-    return first
+    return list(commands.values())
 
 
 def _compile(command: Sequence[str], target: Sequence[str], library: Path) -> str:

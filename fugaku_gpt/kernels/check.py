@@ -1,4 +1,4 @@
-"""Checks a library of kernels, in a process of its own: one that was compiled wrongly may end the process."""
+"""Checks a library of kernels, in this process, or in another: one that was compiled wrongly may end the process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Optional
 
 from fugaku_gpt.kernels.library import LibraryError, load_library
 from fugaku_gpt.kernels.trials import failures
+from fugaku_gpt.machine.checkout import checkout
 
 _TIMEOUT_SECONDS = 300.0
 _ANSWER = "fugaku_gpt kernels: "
@@ -29,6 +30,7 @@ def problem_of(file: Optional[Path], threads: int) -> str:
 
     Args:
         file: the library; None: this environment's.
+        threads: number of threads of the kernels.
     """
     try:
         library = load_library(file)
@@ -42,7 +44,7 @@ def problem_of(file: Optional[Path], threads: int) -> str:
 
 def check_library(file: Path) -> str:
     """Return why a library cannot be used with this Python's PyTorch, in one line; empty if it can be."""
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(checkout() or ""), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
         completed = subprocess.run(

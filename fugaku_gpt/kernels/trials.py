@@ -7,7 +7,7 @@ emulator, or for another Python. bfloat16 numbers are the upper 16 bits of float
 from __future__ import annotations
 
 import math
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -110,22 +110,41 @@ def _attention(library: Library, kind: int, threads: int) -> Iterator[Trial]:
     y_grad, grad = _stored(np.cos(_wave(*y.shape)), kind), np.zeros_like(qkv)
     addresses = [_address(x) for x in (qkv, y, y_grad, log_sums)]
     library.attention_backward(*addresses, None, _address(grad), *shape)
-    # the gradient along a direction is the change of the result
-    step = 1e-4 * np.cos(_wave(*qkv.shape).astype(np.float64))
-    change = _reference_attention(_wide(qkv) + step) - _reference_attention(_wide(qkv) - step)
-    along = np.array([(_wide(grad) * step).sum() / 1e-4])
-    expected = np.array([(change * _wide(y_grad)).sum() / 2e-4])
-    yield Trial(f"attention's gradient of {_NAMES[kind]}", along, expected, _EPSILON[kind])
+    expected_grads = _reference_attention_gradients(_wide(qkv), _wide(y_grad))
+    for part, (name, expected) in enumerate(zip(("queries", "keys", "values"), expected_grads)):
+        yield _trial(f"attention's gradient by its {name}", kind, grad[0, :, :, part], expected)
+
+
+def _heads(x: np.ndarray) -> np.ndarray:
+    """[b, s, heads, d] → [b, heads, s, d], and back."""
+    exchanged: np.ndarray = x.transpose(0, 2, 1, 3)
+    return exchanged
+
+
+def _attention_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Causal softmax of the scores of [b, heads, s, d]."""
+    length, width = q.shape[2:]
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width) + np.triu(np.full((length, length), -np.inf), 1)
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    weights: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
+    return weights
 
 
 def _reference_attention(qkv: np.ndarray) -> np.ndarray:
     """Attention of [1, b, s, 3, heads, d] by its definition."""
-    q, k, v = (qkv[0, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
-    length, width = q.shape[2:]
-    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width) + np.triu(np.full((length, length), -np.inf), 1)
-    weights: np.ndarray = np.exp(scores - scores.max(-1, keepdims=True))
-    y: np.ndarray = ((weights / weights.sum(-1, keepdims=True)) @ v).transpose(0, 2, 1, 3)
+    q, k, v = (_heads(qkv[0, :, :, part]) for part in range(3))
+    y: np.ndarray = _heads(_attention_weights(q, k) @ v)
     return y[np.newaxis]
+
+
+def _reference_attention_gradients(qkv: np.ndarray, y_grad: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gradients [b, s, heads, d] of attention by queries, keys and values."""
+    q, k, v = (_heads(qkv[0, :, :, part]) for part in range(3))
+    weights, out_grad = _attention_weights(q, k), _heads(y_grad[0])
+    weights_grad = out_grad @ v.transpose(0, 1, 3, 2)
+    scores_grad = weights * (weights_grad - (weights_grad * weights).sum(-1, keepdims=True)) / math.sqrt(q.shape[3])
+    gradients = (scores_grad @ k, scores_grad.transpose(0, 1, 3, 2) @ q, weights.transpose(0, 1, 3, 2) @ out_grad)
+    return _heads(gradients[0]), _heads(gradients[1]), _heads(gradients[2])
 
 
 def _loss(library: Library, kind: int, threads: int) -> Iterator[Trial]:

@@ -47,9 +47,10 @@ def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
     """
     requested = {knob.resource: getattr(node, knob.name) for knob in POWER_KNOBS}
     defaults = site_power_knobs(nodes)
-    if node.eco_state in (0, 1) or (node.eco_state is None and node.freq_mhz is None):
+    is_unset = node.freq_mhz is None and node.eco_state is None
+    if is_unset or node.eco_state in (0, 1):
         defaults["freq"] = 2000
-    if node.freq_mhz == 2000 or (node.eco_state is None and node.freq_mhz is None):
+    if is_unset or node.freq_mhz == 2000:
         defaults["eco_state"] = 0
     return {name: default if requested[name] is None else requested[name] for name, default in defaults.items()}
 

@@ -57,8 +57,9 @@ def out_of_memory_kills() -> int:
 def processor_name() -> str:
     """The processor's model name, or its architecture if the system has no name."""
     text = _read("/proc/cpuinfo") or ""
-    # Arm's number of Fujitsu as an implementer. It goes first: some systems call every Arm processor alike.
-    if re.search(r"^CPU implementer\s*:\s*0x46$", text, re.MULTILINE):
+    # Arm's number of Fujitsu, and Fujitsu's of A64FX. They go first: some systems call every Arm processor alike.
+    is_fujitsu = re.search(r"^CPU implementer\s*:\s*0x46$", text, re.MULTILINE)
+    if is_fujitsu and re.search(r"^CPU part\s*:\s*0x001$", text, re.MULTILINE):
         return A64FX
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match[1].strip() if match else platform.machine()

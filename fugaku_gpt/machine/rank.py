@@ -20,6 +20,7 @@ _LAUNCH_PREFIXES = (
     "OMPI_APP_", "OMPI_COMM_WORLD_", "OMPI_FILE_", "OMPI_FIRST_", "OMPI_NUM_", "OMPI_UNIVERSE_", "OMPI_WORLD_",
     "OMPI_MCA_ess_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "OMPI_MCA_orte_", "OMPI_MCA_pmix",
 )  # fmt: skip
+_SETTINGS_PREFIXES = ("PMIX_MCA_", "PRTE_MCA_")
 _LAUNCH_VARIABLES = ("OMPI_ARGV", "OMPI_COMMAND", _FUJITSU_NODE_RANK)
 
 
@@ -51,9 +52,11 @@ def launched_rank(environment: Optional[Mapping[str, str]] = None) -> Optional[L
 
 def without_launch_variables(environment: Mapping[str, str]) -> Dict[str, str]:
     """Return the variables without those by which a launcher tells a process its place, so that a launcher which this
-    process starts does not take itself for that rank. The user's settings of an MPI stay."""
+    process starts does not take itself for that rank. The user's settings stay, but for those of Open MPI's runtime."""
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_LAUNCH_PREFIXES) and name not in _LAUNCH_VARIABLES
+        if name.startswith(_SETTINGS_PREFIXES)
+        or not name.startswith(_LAUNCH_PREFIXES)
+        and name not in _LAUNCH_VARIABLES
     }

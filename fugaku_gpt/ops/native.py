@@ -347,7 +347,7 @@ def _address(x: Optional[torch.Tensor]) -> Optional[int]:
 
 
 def _library() -> Library:
-    return load_library()  # callers have checked that there is one
+    return load_library(None)  # callers have checked that there is one
 
 
 @functools.lru_cache(maxsize=None)

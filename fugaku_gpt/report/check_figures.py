@@ -8,6 +8,7 @@ from typing import Iterator, List, Optional, Tuple
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import parameter_count
+from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
 from fugaku_gpt.report.facts import Context, Facts
 from fugaku_gpt.report.figures import Figure, Interval, simplest_integer
 from fugaku_gpt.report.findings import RowFinding
@@ -219,7 +220,7 @@ def peak_of(facts: Facts, context: Context) -> Tuple[Optional[float], str]:
         return machine.peak_tflops, machine.label
     clock = (facts.nodes.freq_mhz or 0) / 1000.0
     clock = clock if 0.5 <= clock <= 5 else 2.2  # where the row does not say: the highest that there is
-    eco_mode = dict(facts.nodes.states).get("eco_state", 0) in (1, 2)
+    eco_mode = dict(facts.nodes.states).get("eco_state", 0) in ONE_PIPE_STATES
     peak = machine.peak_tflops * clock / machine.clock_ghz * (0.5 if eco_mode else 1.0)
     return peak, f"{machine.label}, {clock:g} GHz" + (", one pipe" if eco_mode else "")
 

@@ -166,18 +166,19 @@ def train(
 
 def _check_ranks(config: RunConfig, world: Communicator) -> None:
     """Raise a ``UsageError`` if MPI has joined another number of ranks than the layout has."""
-    layout, ranks = config.layout, config.layout.ranks
-    if world.size == ranks:
+    layout, ranks, launched = config.layout, config.layout.ranks, launched_rank()
+    is_alone = world.size == 1 and launched is not None and launched.ranks not in (None, 1)
+    if world.size == ranks and not is_alone:
         return
     message = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {ranks} ranks, "
     if world.size != 1:
         message += f"but MPI has joined {world.size}; start {ranks}, or set layout.dp, tp and pp to make {world.size}"
-    elif launched_rank() is None:
+    elif launched is None:
         message += f"but this is one process; add --ranks {ranks}, or use `mpirun -n {ranks}`"
     else:
         message += (
-            "but MPI has joined 1, this process alone: start as many, with the mpirun of the MPI that mpi4py was built "
-            "for (`fugaku-gpt doctor` shows both)"
+            f"but MPI has joined 1, this process alone: start {ranks}, with the mpirun of the MPI that mpi4py was "
+            "built for (`fugaku-gpt doctor` shows both)"
         )
     raise UsageError(message)
 

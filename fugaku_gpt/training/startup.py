@@ -233,7 +233,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "memory_nodes": memory_nodes(),
         **process,
     }
-    if ops.native_kernels_problem():
+    if _lacks_native_kernels(config) and ops.native_kernels_problem():
         rank_facts["kernels_problem"] = ops.native_kernels_problem()
     ranks = world.gather_json(rank_facts)
     if ranks is None:  # the rest is the same on every rank: rank 0 alone reads it, not ten thousand ranks
@@ -332,10 +332,15 @@ def _describe_sums(sums: Dict[str, Any]) -> List[str]:
     return [f"note: layout.hierarchical_sum changes nothing: {sums['why_flat']}"] if sums["why_flat"] else []
 
 
+def _lacks_native_kernels(config: RunConfig) -> bool:
+    """Whether native kernels are wanted and not used: where they are switched off, no library is loaded to ask."""
+    return config.node.compiled_kernels and config.training.dtype != "float64" and not ops.uses_native_kernels()
+
+
 def _notes(config: RunConfig, ranks: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Return notes on settings that have no effect in this run."""
+    """Return notes on what this run does without, or does more slowly than it could."""
     notes = []
-    if config.node.compiled_kernels and not ops.uses_native_kernels() and config.training.dtype != "float64":
+    if _lacks_native_kernels(config):
         why = "the start that this run resumes from used PyTorch's"
         without = [rank for rank in ranks if "kernels_problem" in rank]
         if without:

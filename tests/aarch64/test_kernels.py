@@ -26,6 +26,8 @@ else:
     for line in failures(library, 2):
         print("wrong:", line)
 """
+pytestmark = pytest.mark.slow
+
 LANES = {"sve512": 16, "sve256": 8, "sve128": 4, "neon": 4}
 
 # A sum over 16-bit numbers that are widened one by one: GCC 12 and 14 load the second vector of it from the place of

@@ -13,15 +13,19 @@ from typing import Dict, List, Sequence
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.doctor.machine import FAIL, OK
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.session import Simulator
 from tests.aarch64.machine import ROOT, folder, output, run_emulated, run_here, start_emulated, variables
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(
-    not (folder() / "wheels").exists(), reason="no PyTorch for Arm here: env/make_aarch64.sh says why"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (folder() / "wheels").exists(), reason="no PyTorch for Arm here: env/make_aarch64.sh says why"
+    ),
+]
 
 MODEL = (
     "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64", "model.vocab_size=512",
@@ -172,5 +176,5 @@ def test_a_job_script_for_fugaku_runs_in_the_simulator(
 def test_the_machine_is_examined() -> None:
     lines = output(run_emulated(["-m", "fugaku_gpt", "doctor", "--format", "json"]))
     checks = {check["name"]: check for check in json.loads("\n".join(lines))}
-    assert checks["two ranks"]["status"] == "ok" and "Fujitsu A64FX" in checks["cores"]["seen"], checks
-    assert all(check["status"] != "FAIL" for check in checks.values()), checks
+    assert checks["two ranks"]["status"] == OK and "Fujitsu A64FX" in checks["cores"]["seen"], checks
+    assert all(check["status"] != FAIL for check in checks.values()), checks

@@ -61,18 +61,18 @@ def test_kernels_are_compiled_and_tried_once_and_again_on_request(
     assert captured.out.splitlines()[0].startswith(f"kernels: are compiled already, in {library}; ")
     assert captured.out.splitlines()[1] == last and not captured.err
     library.write_text("broken", encoding="utf-8")
-    assert run(["env", "kernels"]) == 3
-    assert "PyTorch's own are used in place of these: they do not load: file too short" in capsys.readouterr().err
-    assert run(["env", "kernels", "--again"]) == 0 and library.read_bytes().startswith(b"\x7fELF")
+    assert run(["env", "kernels"]) == 0 and library.read_bytes().startswith(b"\x7fELF")
+    assert f"those in {library} cannot be used: they do not load: file too short" in capsys.readouterr().err
+    assert run(["env", "kernels", "--again"]) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_function")
-def test_kernels_that_cannot_be_used_are_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_cannot_be_used_are_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", "kernels", "--compiler", _compiler()]) == 3
     error = capsys.readouterr().err
     assert "PyTorch's own are used in place of these: they do not load: undefined symbol: sve_vector_bytes" in error
-    assert run(["env", "kernels"]) == 3
+    assert not (tmp_path / "lib").exists()
 
 
 @pytest.mark.usefixtures("one_function")

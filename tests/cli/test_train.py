@@ -329,16 +329,20 @@ def _start_process(arguments: List[str], **variables: str) -> "subprocess.Comple
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("variables", [{}, {"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"}], ids=["by-hand", "Fujitsu"])
-def test_the_layout_is_compared_with_the_ranks_that_mpi_has_joined(
-    corpus: Path, tmp_path: Path, variables: Dict[str, str]
-) -> None:
-    alone = _start_process(train_arguments(corpus, tmp_path / "run", "layout.dp=2"), **variables)
+def test_a_process_without_a_launcher_is_told_how_to_start_the_ranks(corpus: Path, tmp_path: Path) -> None:
+    alone = _start_process(train_arguments(corpus, tmp_path / "run", "layout.dp=2"))
     assert alone.returncode == 2 and not (tmp_path / "run").exists(), alone.stdout + alone.stderr
-    advice = "MPI has joined 1, this process alone" if variables else "this is one process; add --ranks 2"
-    assert alone.stderr.count("= 2 ranks, but") == 1 and advice in alone.stderr
-    one_rank = _start_process(train_arguments(corpus, tmp_path / "run"), **variables)
-    assert one_rank.returncode == 0, one_rank.stdout + one_rank.stderr
+    assert alone.stderr.count("= 2 ranks, but this is one process; add --ranks 2") == 1
+
+
+@pytest.mark.mpi
+def test_ranks_that_no_mpi_has_joined_do_not_train_one_by_one(corpus: Path, tmp_path: Path) -> None:
+    """As under an mpirun of another MPI: four processes that are alone, each with a layout of one rank."""
+    alone = _start_process(
+        train_arguments(corpus, tmp_path / "run"), OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="4"
+    )
+    assert alone.returncode == 2 and not (tmp_path / "run").exists()
+    assert "MPI has joined 1, this process alone: start 1, with the mpirun of the MPI that mpi4py" in alone.stderr
 
 
 @pytest.mark.mpi
@@ -353,7 +357,6 @@ def test_too_many_ranks_are_refused_by_a_single_message(corpus: Path, tmp_path: 
     "variables",
     [
         {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_FD": "77"},
-        {"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"},
         {"PMIX_RANK": "0", "SLURM_NTASKS": "1"},
     ],
 )
@@ -368,9 +371,9 @@ def test_ranks_are_started_from_a_launch_of_one(corpus: Path, tmp_path: Path, va
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "mpirun has started 4 ranks; leave --ranks out"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "a launcher has started 4 ranks; leave --ranks out"),
         ({"PMI_RANK": "3", "PMI_SIZE": "4"}, ""),
-        ({"PMIX_RANK": "1", "PLE_RANK_ON_NODE": "1"}, "mpirun has started more than one rank; leave --ranks out"),
+        ({"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"}, "a launcher has started this rank; leave --ranks out"),
         ({"PMIX_RANK": "2", "PLE_RANK_ON_NODE": "2"}, ""),
     ],
 )

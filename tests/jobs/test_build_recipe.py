@@ -98,7 +98,7 @@ def test_the_job_builds_and_leaves_a_tar_file(fork: Profile, tmp_path: Path) -> 
     assert (prefix / "words").read_text() == f"/opt/tools-1|{prefix}|/opt/tools-1/bin/fcc -Kfast|two words\n"
     first, second, kernels, check = (prefix / "pip").read_text().splitlines()
     assert first == "-m pip install --no-cache-dir --no-binary mpi4py mpi4py==4.1.2" and "--no-binary" not in second
-    assert kernels == "-m fugaku_gpt env kernels" and "kernels: not compiled" not in done.stdout
+    assert kernels == "-m fugaku_gpt env kernels" and "kernels: not usable" not in done.stdout
     assert check == f"-m fugaku_gpt env check {tmp_path}/mine.yaml --at {prefix.parent}"
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [0]
 
@@ -140,7 +140,7 @@ def test_a_build_without_our_kernels_is_complete_and_reports_that_they_are_missi
     subprocess.run([*git, "commit", "-qam", "no compiler"], check=True)
     done = _run(fork, tmp_path)
     assert done.returncode == 0 and "mine.tar is made" in done.stdout
-    assert "no C compiler\nkernels: not compiled, see above: PyTorch's own will be used" in done.stdout
+    assert "no C compiler\nkernels: not usable, see above: PyTorch's own will be used" in done.stdout
     assert 'run "$python" -m fugaku_gpt env kernels there' in done.stdout
 
 

@@ -67,6 +67,10 @@ def test_without_a_compiler_the_error_says_how_to_get_a_compiler(
         compile_kernels(prefix=tmp_path / "prefix")
     with pytest.raises(UsageError, match=r"no C compiler \(mycc\) on PATH"):
         compile_kernels("mycc", tmp_path / "prefix")
+    with pytest.raises(UsageError, match=r"no C compiler \(' '\) on PATH"):
+        compile_kernels(" ", tmp_path / "prefix")
+    with pytest.raises(UsageError, match="--compiler 'cc: No closing quotation"):
+        compile_kernels("'cc", tmp_path / "prefix")
     assert not (tmp_path / "prefix").exists()
 
 
@@ -104,7 +108,7 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
 
 
 def test_what_is_compiled_last_is_what_can_be_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler whose library fails its trials gives way to the next; if all fail, the first library stays."""
+    """A compiler whose library fails its trials gives way to the next; if all fail, nothing is replaced."""
     if shutil.which("cc") is None:
         pytest.skip("no cc on PATH")
     for name in ("first", "second"):
@@ -121,7 +125,9 @@ def test_what_is_compiled_last_is_what_can_be_used(tiny: Path, tmp_path: Path, m
     assert library.compiler == second and not library.problem and b"by second" in library.file.read_bytes()
     assert library.refused == (f"{first} {library.target}: wrong",)
     library = compile_kernels(prefix=tmp_path / "prefix", check=lambda file: "wrong")
-    assert library.compiler == first and library.problem == "wrong" and b"by first" in library.file.read_bytes()
+    assert library.compiler == first and library.problem == "wrong"
+    assert b"by second" in library.file.read_bytes()  # the one that could be used stays
+    assert len(library.refused) == 2 * len(build._targets())
 
 
 @pytest.mark.slow

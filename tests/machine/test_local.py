@@ -25,7 +25,11 @@ def test_facts_are_plausible() -> None:
     ("text", "name"),
     [
         ("processor\t: 12\nCPU implementer\t: 0x46\nCPU part\t: 0x001\n", local.A64FX),
-        ("processor\t: 0\nmodel name\t: ARMv8 Processor rev 0 (v8l)\nCPU implementer\t: 0x46\n", local.A64FX),
+        (
+            "model name\t: ARMv8 Processor rev 0 (v8l)\nCPU implementer\t: 0x46\nCPU part\t: 0x001\n",
+            local.A64FX,
+        ),
+        ("model name\t: MONAKA\nCPU implementer\t: 0x46\nCPU part\t: 0x003\n", "MONAKA"),
         ("processor\t: 0\nmodel name\t: ARMv8 Processor rev 1 (v8l)\nCPU implementer\t: 0x41\n",
          "ARMv8 Processor rev 1 (v8l)"),
         ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"),

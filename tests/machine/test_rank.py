@@ -27,6 +27,8 @@ def test_what_makes_a_process_a_rank_is_removed_and_nothing_else() -> None:
         "OMPI_MCA_btl": "tcp,self",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "PMIXED": "1",
+        "PMIX_MCA_gds": "hash",
+        "PRTE_MCA_plm": "ssh",
         "SLURM_JOB_ID": "7",
         "PJM_JOBID": "7",
         "MPIR_CVAR_CH4_NETMOD": "ofi",

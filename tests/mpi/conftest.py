@@ -27,10 +27,11 @@ def world() -> Communicator:
 def assert_only_the_main_thread_calls_mpi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Asserts in every test that other threads, such as writers of checkpoints and watchdogs, never call MPI."""
     callers: List[str] = []
+    main_thread = threading.main_thread().ident
 
     def recording(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():
+            if threading.get_ident() != main_thread:
                 callers.append(f"{function.__qualname__} in thread {threading.current_thread().name}")
             return function(*arguments, **options)
 

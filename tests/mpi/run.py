@@ -33,7 +33,7 @@ def main() -> int:
     if world.rank != 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # without the plug-in that collects garbage several times at the end: every rank would, and they are many
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W", "ignore"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:logging", "-W", "ignore"]
     options += [str(Path(__file__).parent), *sys.argv[1:]]
     return int(pytest.main(options, plugins=[EndAllRanks(world)]))
 

@@ -185,7 +185,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
 
 
 def _load_base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
-    """Load the run; if it sets neither clock nor pipes, set those of most measured rows, as a job would get others."""
+    """Load the run; if it sets neither clock nor pipes, set those that its job gets, with which most rows ran."""
     config = source.load(check=False)
     node = config.node
     if machine.name == "a64fx" and node.freq_mhz is None and node.eco_state is None:
