@@ -30,34 +30,65 @@ INLINE void stream_fence(void)
 #endif
 }
 
-/* parameters, moments and gradients [n]. The gradient is multiplied by gradient_scale and the parameter by decay (1 - lr
-   weight decay); then the parameter moves by step_size first / (sqrt(second) + eps), which include the bias corrections.
-   complement1, complement2: 1 - beta, which float32 betas would not give exactly. rounded: receives the parameters in
-   bfloat16, denormal ones too; may be null. */
+/* The numbers of a step: gradient_scale is the factor of the gradient and decay (1 - lr weight decay) that of the
+   parameter, which then moves by step_size first / (sqrt(second) + eps), which include the bias corrections. complement:
+   1 - beta, which float32 betas would not give exactly. */
+typedef struct {
+    float gradient_scale, decay, beta1, complement1, beta2, complement2, step_size, eps;
+} Step;
+
+INLINE void update_moments(Step s, float gradient, float *first, float *second)
+{
+    gradient *= s.gradient_scale;
+    *first = *first * s.beta1 + gradient * s.complement1;
+    *second = *second * s.beta2 + gradient * gradient * s.complement2;
+}
+
+INLINE float stepped(Step s, float parameter, float first, float root)
+{
+    return parameter * s.decay - divide(s.step_size * first, root + s.eps);
+}
+
+/* Up to CHUNK parameters, which `rounded` receives in bfloat16. */
+INLINE void step_chunk(Step s, float *restrict parameters, const float *restrict gradients, float *restrict first,
+                       float *restrict second, uint16_t *restrict rounded, int64_t count)
+{
+#ifdef IN_STAGES
+    float roots[CHUNK];
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) update_moments(s, gradients[i], first + i, second + i);
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) roots[i] = square_root(second[i]);
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) parameters[i] = stepped(s, parameters[i], first[i], roots[i]);
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) rounded[i] = to_bfloat16(parameters[i]);
+#else
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+        update_moments(s, gradients[i], first + i, second + i);
+        const float parameter = stepped(s, parameters[i], first[i], square_root(second[i]));
+        parameters[i] = parameter;
+        rounded[i] = to_bfloat16(parameter);
+    }
+#endif
+}
+
+/* parameters, moments and gradients [n]; see Step. rounded: receives the parameters in bfloat16, denormal ones too; may
+   be null. */
 EXPORT void adamw(float *restrict parameters, const float *restrict gradients, float *restrict first,
                   float *restrict second, uint16_t *restrict rounded, int64_t n, float gradient_scale, float decay,
                   float beta1, float complement1, float beta2, float complement2, float step_size, float eps,
                   int threads)
 {
+    const Step step = {gradient_scale, decay, beta1, complement1, beta2, complement2, step_size, eps};
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static) nowait
         for (int64_t chunk = 0; chunk < n; chunk += CHUNK) {
             const int64_t count = min_int64(CHUNK, n - chunk);
             uint16_t rounded_chunk[CHUNK] __attribute__((aligned(16)));
-#pragma omp simd
-            for (int64_t j = 0; j < count; j++) {
-                const int64_t i = chunk + j;
-                const float gradient = gradients[i] * gradient_scale;
-                const float mean = first[i] * beta1 + gradient * complement1;
-                const float square = second[i] * beta2 + gradient * gradient * complement2;
-                const float stepped =
-                    parameters[i] * decay - divide(step_size * mean, square_root(square) + eps);
-                first[i] = mean;
-                second[i] = square;
-                parameters[i] = stepped;
-                rounded_chunk[j] = to_bfloat16(stepped);
-            }
+            step_chunk(step, parameters + chunk, gradients + chunk, first + chunk, second + chunk, rounded_chunk, count);
             if (rounded) stream_store(rounded_chunk, rounded + chunk, count);
         }
         if (rounded) stream_fence();

@@ -103,6 +103,10 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
 }
 
 #ifdef __ARM_FEATURE_SVE
+/* Long computations of one number are loops of stages, with results in the L1 cache between them: A64FX looks 128
+   instructions ahead, fewer than one iteration of such a loop would have, and each waits 9 cycles for the one before. */
+#define IN_STAGES 1
+
 /* Quotients and roots by Newton's method: by instructions, A64FX takes 98 cycles for one of a vector, and the pipe does
    nothing else meanwhile (model of LLVM 19). The first guess is taken from the bits of a number, whose exponent it
    negates or halves; each step cubes its relative error of 0.12 or 0.035. */
