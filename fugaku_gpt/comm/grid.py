@@ -15,7 +15,7 @@ class ProcessGrid:
 
     Attributes:
         world: all ranks.
-        place: this rank's (dp, pp, tp).
+        coordinates: this rank's (dp, pp, tp).
         tp: the ranks that share each layer with this one.
         pp: the pipeline's stages, in order.
         dp: the ranks that hold the same weights as this one.

@@ -1,5 +1,4 @@
-"""After jobs have ended: copies the scheduler's measurements into the run directories, and gives a result to runs whose
-ranks have left none.
+"""After jobs have ended: copies the scheduler's measurements into the run directories.
 
 Only `job collect` uses this, before it makes a table of the runs' rows with ``report/collect.py``, which asks no
 scheduler.

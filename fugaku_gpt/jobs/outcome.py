@@ -370,6 +370,11 @@ def _record_sub_job_result(evidence: _Evidence, outcome: Outcome, timestamp: flo
         iterations=lines[-1]["iteration"] if lines else 0,
         summary=summarise(config, lines, run.metrics("validation")) if lines and config is not None else {},
         judged=True,
+        # what a rank has recorded of its failure stays: the job's end tells no rank
+        rank=present.rank if present is not None else None,
+        node=present.node if present is not None else "",
+        exception=present.exception if present is not None else "",
+        last_checkpoint=(present.last_checkpoint if present is not None else "") or run.last_checkpoint(),
     )
     if present == result:
         return None

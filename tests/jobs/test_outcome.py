@@ -234,6 +234,24 @@ def test_the_ranks_own_result_stands_unless_the_job_knows_the_cause(tmp_path: Pa
     assert written is not None and (written.status, written.ended) == (runs.OUT_OF_MEMORY, SUBMITTED + 60.0)
 
 
+def test_a_result_from_the_job_names_the_checkpoint_and_keeps_what_a_rank_has_recorded(tmp_path: Path) -> None:
+    submitted_run(tmp_path)
+    write_exit_record(tmp_path, 1)
+    checkpoint = tmp_path / "checkpoints" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}", encoding="utf-8")
+    assert RunDirectory(tmp_path).last_checkpoint() == checkpoint.name
+    outcome = diagnose(tmp_path, status(exit_code=1, code=12))
+    written = record_result(tmp_path, outcome, JUDGED)
+    assert written is not None and written.last_checkpoint == checkpoint.name
+    ranks = runs.Result(runs.FAILED, "rank 3: killed", 1.0, 2.0, 4, {}, False, 3, "node-3", "SIGKILL", "of-the-rank")
+    RunDirectory(tmp_path).write_result(ranks)
+    written = record_result(tmp_path, diagnose(tmp_path, status(exit_code=1, code=12)), JUDGED)
+    assert written is not None and written.status == runs.OUT_OF_MEMORY
+    assert (written.rank, written.node, written.exception) == (3, "node-3", "SIGKILL")
+    assert written.last_checkpoint == "of-the-rank"
+
+
 def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path: Path) -> None:
     for link in (1, 2, 3):
         submitted_run(tmp_path, f"64_{link - 1}", link=link, chain=3)
