@@ -98,7 +98,7 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 
 # Training and parity on older builds. They need Python 3.8; where there is none, a message says so.
-OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data kernels/test_attention_tiling.py kernels/test_matmul_tiling.py layout model ops parallel training matrix test_mpi.py))
+OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data kernels/test_attention_tiling.py kernels/test_matmul_tiling.py kernels/test_trials.py layout model ops parallel training matrix test_mpi.py))
 test-torch17: ## run the training and parity tests on PyTorch 1.7.1
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17
 test-torch110: ## run the training and parity tests on PyTorch 1.10.2
