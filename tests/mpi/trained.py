@@ -17,7 +17,6 @@ from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 STEPS = 5
-FEW_STEPS = 3  # where nothing happens in a later one
 SMALLEST_BATCH = 4  # samples: the first size of a batch ramp in ``cases.py``
 NOT_FINITE_STEP, SPIKE_STEP = 3, 4
 NODE_REPLICAS = 2  # replicas that count as sharing a node, for hierarchical sums
@@ -83,20 +82,19 @@ def train(trainer: Trainer, steps: int = STEPS) -> Trained:
     return trained
 
 
-def reference_of(world: Communicator, *settings: str, steps: int = STEPS) -> Trained:
+def reference_of(world: Communicator, *settings: str) -> Trained:
     """Trains the tiny run with these settings, none of a layout, on rank 0; returns it on all ranks. Collective.
 
     Its micro-batch is as large as the smallest batch, for the other ranks wait meanwhile; the curve is the same (see
     ``test_the_micro_batch_does_not_change_the_curve``).
     """
-    key = (settings, steps)
-    if key not in _REFERENCES:
+    if settings not in _REFERENCES:
         config = tiny_config(*settings, f"training.micro_batch={SMALLEST_BATCH}")
-        _REFERENCES[key] = _of_first(world, lambda: train(trainer_of(None, config), steps))
-    return _REFERENCES[key]
+        _REFERENCES[settings] = _of_first(world, lambda: train(trainer_of(None, config)))
+    return _REFERENCES[settings]
 
 
-_REFERENCES: Dict[Tuple[Tuple[str, ...], int], Trained] = {}
+_REFERENCES: Dict[Tuple[str, ...], Trained] = {}
 
 
 def _of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
