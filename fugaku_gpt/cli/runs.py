@@ -249,14 +249,14 @@ def _job_and_environment_facts(directory: Path) -> Dict[str, Any]:
 
 
 def _job_facts(directory: Path) -> Dict[str, Any]:
-    from fugaku_gpt.jobs.outcome import diagnose
+    from fugaku_gpt.jobs.outcome import job_outcome
     from fugaku_gpt.records.job import read_history
 
     try:
         history = read_history(directory)
         if not history.jobs and not history.open and not history.refused:
             return {}
-        verdict = diagnose(directory)
+        verdict = job_outcome(directory)
     except UsageError as error:
         return {"damaged": str(error)}
     facts: Dict[str, Any] = {}

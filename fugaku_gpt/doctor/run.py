@@ -36,7 +36,7 @@ def diagnose(path: Path) -> Diagnosis:
     """Reads the directory of a run that has ended or is still running.
 
     The cause is the one in ``result.json``, which the run's ranks or their launcher have written; nothing is decided
-    here but who hung. The cause of a job's end is found by :func:`fugaku_gpt.jobs.outcome.diagnose`.
+    here but who hung. The cause of a job's end is found by :func:`fugaku_gpt.jobs.outcome.job_outcome`.
 
     Raises:
         UsageError: it is no run directory, or a file in it is damaged.

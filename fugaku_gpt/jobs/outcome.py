@@ -78,8 +78,10 @@ class Outcome:
     retry: str = WAIT
 
 
-def diagnose(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
-    """Diagnose the job of a run directory. For a run without a job, see :func:`fugaku_gpt.doctor.run.diagnose`.
+def job_outcome(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
+    """Return how the job of a run directory ended, or its state.
+
+    For a run without a job, see :func:`fugaku_gpt.doctor.run.diagnose`.
 
     Args:
         status: the scheduler's status of the deciding job (:func:`deciding_job`); default: the last recorded one.

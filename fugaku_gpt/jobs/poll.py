@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.jobs.outcome import Outcome, deciding_job, diagnose, record_result
+from fugaku_gpt.jobs.outcome import Outcome, deciding_job, job_outcome, record_result
 from fugaku_gpt.jobs.schedulers.commands import MAX_WAIT_SECONDS, query_intervals
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
@@ -255,10 +255,10 @@ def _poll_directory(
     history = read_history(directory)
     deciding = deciding_job(history, exit_records(directory))
     if deciding is None:
-        outcome = diagnose(directory)
+        outcome = job_outcome(directory)
         return PolledRun(directory, replace(outcome, cause=f"{outcome.cause}; {error}") if error else outcome)
     status = answers.get((deciding.scheduler, deciding.job_id), history.statuses.get(deciding.job_id))
-    outcome = diagnose(directory, status)
+    outcome = job_outcome(directory, status)
     return PolledRun(
         directory,
         outcome,

@@ -19,7 +19,7 @@ from fugaku_gpt.config.tree import flatten, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.outcome import diagnose
+from fugaku_gpt.jobs.outcome import job_outcome
 from fugaku_gpt.records.files import leftovers
 from fugaku_gpt.records.index import (
     FILE,
@@ -173,7 +173,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     if result is not None:
         status, reason = result.status, result.reason
     elif history is not None and (history.jobs or history.open):
-        outcome = _read_or_report(lambda: diagnose(directory.path), problems)
+        outcome = _read_or_report(lambda: job_outcome(directory.path), problems)
         if outcome is not None:
             status, reason = outcome.status or outcome.state or UNFINISHED, outcome.cause
     summary = result.summary if result is not None else {"seconds_per_iteration": last.get("seconds")}

@@ -14,7 +14,7 @@ import pytest
 from fugaku_gpt.config import NodeConfig
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
-from tests.config.seventh_knob import STAGES
+from tests.config.one_more_knob import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELD_NAMES = [field.name for field in fields(NodeConfig)]
@@ -62,7 +62,7 @@ def test_adding_a_power_knob_takes_a_single_edit(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.config.seventh_knob", str(folder)],
+        [sys.executable, "-m", "tests.config.one_more_knob", str(folder)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))},
         capture_output=True,

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import pytest
 
-from fugaku_gpt.jobs.outcome import NEVER, RESUME, RETRY, WAIT, Outcome, deciding_job, diagnose, record_result
+from fugaku_gpt.jobs.outcome import NEVER, RESUME, RETRY, WAIT, Outcome, deciding_job, job_outcome, record_result
 from fugaku_gpt.records import job as jobs
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import JobStatus, append_event, append_status, exit_records, read_history
@@ -42,26 +42,26 @@ def short(outcome: Outcome) -> Any:
 
 
 def test_a_directory_without_a_submission_is_reported(tmp_path: Path) -> None:
-    assert short(diagnose(tmp_path)) == ("", "", RETRY)
+    assert short(job_outcome(tmp_path)) == ("", "", RETRY)
     append_event(tmp_path, "intent", 1.0, scheduler="pjm", tag="t-1", link=1, chain=1, bulk="")
-    outcome = diagnose(tmp_path)
+    outcome = job_outcome(tmp_path)
     assert short(outcome) == ("", jobs.UNKNOWN, WAIT) and "t-1" in outcome.advice
     append_event(tmp_path, "refused", 2.0, tag="t-1", reason="PJM 0071 no group\nadvice")
-    assert diagnose(tmp_path).cause == "not submitted: PJM 0071 no group"
+    assert job_outcome(tmp_path).cause == "not submitted: PJM 0071 no group"
 
 
 @pytest.mark.parametrize("state", [jobs.QUEUED, jobs.ON_HOLD, jobs.RUNNING, jobs.SUSPENDED, jobs.UNKNOWN])
 def test_an_unfinished_job_is_waited_for(tmp_path: Path, state: str) -> None:
     submitted_run(tmp_path)
-    outcome = diagnose(tmp_path, status(state, "", reason="because"))
+    outcome = job_outcome(tmp_path, status(state, "", reason="because"))
     assert short(outcome) == ("", state, WAIT) and outcome.cause == "because"
     assert record_result(tmp_path, outcome, JUDGED) is None and RunDirectory(tmp_path).result() is None
 
 
 def test_a_job_in_error_is_to_be_cancelled(tmp_path: Path) -> None:
     submitted_run(tmp_path)
-    assert "cancel it" in diagnose(tmp_path, status(jobs.ON_HOLD, "ERR")).advice
-    assert "release" in diagnose(tmp_path, status(jobs.ON_HOLD, "HLD")).advice
+    assert "cancel it" in job_outcome(tmp_path, status(jobs.ON_HOLD, "ERR")).advice
+    assert "release" in job_outcome(tmp_path, status(jobs.ON_HOLD, "HLD")).advice
 
 
 def test_success_is_our_exit_record_and_the_ranks_result(tmp_path: Path) -> None:
@@ -69,36 +69,39 @@ def test_success_is_our_exit_record_and_the_ranks_result(tmp_path: Path) -> None
     write_exit_record(tmp_path, 0)
     write_result(tmp_path, runs.OK)
     for job_status in (status(code=0, exit_code=0), status(), status(jobs.LOST, ""), status(jobs.RUNNING, "RNE")):
-        assert diagnose(tmp_path, job_status).status == runs.OK
-    assert record_result(tmp_path, diagnose(tmp_path, status()), JUDGED) is None
+        assert job_outcome(tmp_path, job_status).status == runs.OK
+    assert record_result(tmp_path, job_outcome(tmp_path, status()), JUDGED) is None
 
 
 def test_ext_alone_is_no_success(tmp_path: Path) -> None:
     submitted_run(tmp_path)
-    outcome = diagnose(tmp_path, status())
+    outcome = job_outcome(tmp_path, status())
     assert short(outcome) == (runs.FAILED, jobs.ENDED, RETRY) and "EXT" in outcome.cause
 
 
 def test_codes_of_0_need_the_ranks_result(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     job_status = status(exit_code=0, code=0)
-    assert diagnose(tmp_path, job_status).status == runs.FAILED and "no result" in diagnose(tmp_path, job_status).cause
+    assert (
+        job_outcome(tmp_path, job_status).status == runs.FAILED
+        and "no result" in job_outcome(tmp_path, job_status).cause
+    )
     write_result(tmp_path, runs.OK)
-    assert diagnose(tmp_path, job_status).status == runs.OK
+    assert job_outcome(tmp_path, job_status).status == runs.OK
 
 
 def test_exit_code_0_without_a_result_is_no_success(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     write_exit_record(tmp_path, 0)
     (tmp_path / "gpt.7.err").write_text("lines\nRuntimeError: the ranks did not start\n", encoding="utf-8")
-    outcome = diagnose(tmp_path, status(exit_code=0, code=0))
+    outcome = job_outcome(tmp_path, status(exit_code=0, code=0))
     assert outcome.status == runs.FAILED and "the ranks did not start" in outcome.cause
 
 
 def test_our_exit_record_overrides_the_scheduler(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     write_exit_record(tmp_path, 3)
-    outcome = diagnose(tmp_path, status(exit_code=0, code=0))
+    outcome = job_outcome(tmp_path, status(exit_code=0, code=0))
     assert short(outcome) == (runs.FAILED, jobs.ENDED, NEVER) and "exit code 3" in outcome.cause
 
 
@@ -106,38 +109,38 @@ def test_the_elapse_limit_is_a_timeout_that_can_be_resumed(tmp_path: Path) -> No
     """A real answer of pjstat: ST=EXT EC=0 PC=11 SN=24."""
     submitted_run(tmp_path)
     iterations(tmp_path, 4)
-    outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
+    outcome = job_outcome(tmp_path, status(exit_code=0, signal=24, code=11, reason="ELAPSE LIMIT EXC"))
     assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
     assert "PJM code 11" in outcome.cause and "4 of 10 iterations" in outcome.cause and "1:00:00" in outcome.advice
     assert "begins anew" in outcome.advice  # and does not continue: there is no checkpoint
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     (tmp_path / "checkpoints" / "latest.json").write_text('{"version": 1, "name": "step-00000003"}', encoding="utf-8")
-    stopped = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
+    stopped = job_outcome(tmp_path, status(exit_code=0, signal=24, code=11))
     assert stopped.advice == "`fugaku-gpt job resume` continues from step-00000003"
     written = record_result(tmp_path, outcome, JUDGED)
     assert written is not None and RunDirectory(tmp_path).result() == written
     assert (written.status, written.judged, written.iterations, written.started) == (runs.TIMEOUT, True, 4, SUBMITTED)
     assert written.summary["seconds_per_iteration"] == 0.5
-    assert diagnose(tmp_path, status(exit_code=0, signal=24, code=11)).status == runs.TIMEOUT
+    assert job_outcome(tmp_path, status(exit_code=0, signal=24, code=11)).status == runs.TIMEOUT
     assert record_result(tmp_path, outcome, JUDGED + 100.0) is None and RunDirectory(tmp_path).result() == written
 
 
 def test_a_script_that_was_signalled_to_stop_is_ending(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     write_exit_record(tmp_path, 143, signal="TERM")
-    assert diagnose(tmp_path, status(jobs.RUNNING, "RNE")).retry == WAIT
-    outcome = diagnose(tmp_path, status(exit_code=0, signal=24, code=11))
+    assert job_outcome(tmp_path, status(jobs.RUNNING, "RNE")).retry == WAIT
+    outcome = job_outcome(tmp_path, status(exit_code=0, signal=24, code=11))
     assert short(outcome) == (runs.TIMEOUT, jobs.ENDED, RESUME)
-    outcome = diagnose(tmp_path, status())
+    outcome = job_outcome(tmp_path, status())
     assert short(outcome) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "SIGTERM" in outcome.cause
 
 
 def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     write_exit_record(tmp_path, 75, signal="TERM")
-    outcome = diagnose(tmp_path, status(exit_code=75, code=11))
+    outcome = job_outcome(tmp_path, status(exit_code=75, code=11))
     assert short(outcome) == (runs.INTERRUPTED, jobs.ENDED, RESUME) and "time limit" in outcome.cause
-    assert diagnose(tmp_path, status(jobs.LOST, "")).retry == RESUME
+    assert job_outcome(tmp_path, status(jobs.LOST, "")).retry == RESUME
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_exit_code_75_is_to_be_resumed_whatever_stopped_it(tmp_path: Path) -> No
 )
 def test_without_our_record_the_scheduler_s_codes_decide(tmp_path: Path, job_status: JobStatus, expected: Any) -> None:
     submitted_run(tmp_path)
-    assert short(diagnose(tmp_path, job_status)) == expected
+    assert short(job_outcome(tmp_path, job_status)) == expected
 
 
 @pytest.mark.parametrize(
@@ -178,14 +181,14 @@ def test_the_states_of_slurm_and_of_this_machine_decide(tmp_path: Path, raw: str
         directory = tmp_path / scheduler
         job_id = "7" if scheduler == "slurm" else "local-7"
         submitted_run(directory, job_id, scheduler)
-        outcome = diagnose(directory, JobStatus(job_id, state, raw, 1))
+        outcome = job_outcome(directory, JobStatus(job_id, state, raw, 1))
         assert (outcome.status, outcome.retry) == expected
 
 
 def test_out_of_memory_is_reported_with_the_memory_used(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     iterations(tmp_path, 2)
-    outcome = diagnose(tmp_path, status(exit_code=137, code=12))
+    outcome = job_outcome(tmp_path, status(exit_code=137, code=12))
     assert "largest rank 3.0 GiB, node 9.0 GiB" in outcome.cause and "layout.tp" in outcome.advice
 
 
@@ -196,7 +199,7 @@ def test_out_of_memory_is_recognised_in_the_output_of_the_ranks(tmp_path: Path) 
     ranks.mkdir(parents=True)
     message = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 80 GB\n"
     (ranks / "stderr.1.3").write_text(message, encoding="utf-8")
-    outcome = diagnose(tmp_path, status(exit_code=1, code=0))
+    outcome = job_outcome(tmp_path, status(exit_code=1, code=0))
     assert short(outcome) == (runs.OUT_OF_MEMORY, jobs.ENDED, NEVER) and "80 GB" in outcome.cause
 
 
@@ -204,19 +207,19 @@ def test_a_refused_configuration_is_reported_with_the_error_message(tmp_path: Pa
     submitted_run(tmp_path)
     write_exit_record(tmp_path, 2)
     (tmp_path / "gpt.7.err").write_text("fugaku-gpt: data.paths: none: no such corpus\n", encoding="utf-8")
-    outcome = diagnose(tmp_path, status(exit_code=2, code=0))
+    outcome = job_outcome(tmp_path, status(exit_code=2, code=0))
     assert (outcome.status, outcome.cause) == (runs.REFUSED, "data.paths: none: no such corpus")
 
 
 def test_lost_stays_lost(tmp_path: Path) -> None:
     submitted_run(tmp_path)
-    outcome = diagnose(tmp_path, status(jobs.LOST, "", reason="PJM knows no job 7"))
+    outcome = job_outcome(tmp_path, status(jobs.LOST, "", reason="PJM knows no job 7"))
     assert short(outcome) == (runs.LOST, jobs.LOST, RETRY) and "PJM knows no job 7" in outcome.cause
     written = record_result(tmp_path, outcome, JUDGED)
     assert written is not None and written.status == runs.LOST
-    assert diagnose(tmp_path, status(jobs.LOST, "")).status == runs.LOST
+    assert job_outcome(tmp_path, status(jobs.LOST, "")).status == runs.LOST
     write_exit_record(tmp_path, 3)  # it turns up after all
-    outcome = diagnose(tmp_path, status(jobs.LOST, ""))
+    outcome = job_outcome(tmp_path, status(jobs.LOST, ""))
     assert outcome.status == runs.FAILED
     again = record_result(tmp_path, outcome, JUDGED + 100.0)
     assert again is not None and again.status == runs.FAILED
@@ -226,10 +229,10 @@ def test_the_ranks_own_result_stands_unless_the_job_knows_the_cause(tmp_path: Pa
     submitted_run(tmp_path)
     write_exit_record(tmp_path, 1)
     write_result(tmp_path, runs.FAILED, "rank 3: ValueError: loss is not finite")
-    outcome = diagnose(tmp_path, status(exit_code=1, code=0))
+    outcome = job_outcome(tmp_path, status(exit_code=1, code=0))
     assert outcome.cause == "exit code 1: rank 3: ValueError: loss is not finite"
     assert record_result(tmp_path, outcome, JUDGED) is None
-    outcome = diagnose(tmp_path, status(exit_code=1, code=12))
+    outcome = job_outcome(tmp_path, status(exit_code=1, code=12))
     written = record_result(tmp_path, outcome, JUDGED)
     assert written is not None and (written.status, written.ended) == (runs.OUT_OF_MEMORY, SUBMITTED + 60.0)
 
@@ -241,12 +244,12 @@ def test_a_result_from_the_job_names_the_checkpoint_and_keeps_what_a_rank_has_re
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}", encoding="utf-8")
     assert RunDirectory(tmp_path).last_checkpoint() == checkpoint.name
-    outcome = diagnose(tmp_path, status(exit_code=1, code=12))
+    outcome = job_outcome(tmp_path, status(exit_code=1, code=12))
     written = record_result(tmp_path, outcome, JUDGED)
     assert written is not None and written.last_checkpoint == checkpoint.name
     ranks = runs.Result(runs.FAILED, "rank 3: killed", 1.0, 2.0, 4, {}, False, 3, "node-3", "SIGKILL", "of-the-rank")
     RunDirectory(tmp_path).write_result(ranks)
-    written = record_result(tmp_path, diagnose(tmp_path, status(exit_code=1, code=12)), JUDGED)
+    written = record_result(tmp_path, job_outcome(tmp_path, status(exit_code=1, code=12)), JUDGED)
     assert written is not None and written.status == runs.OUT_OF_MEMORY
     assert (written.rank, written.node, written.exception) == (3, "node-3", "SIGKILL")
     assert written.last_checkpoint == "of-the-rank"
@@ -268,24 +271,24 @@ def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path
     write_exit_record(tmp_path, 0, sub_job="64_2")  # a link that found nothing to do
     assert deciding() == "64_1"
     append_status(tmp_path, 1.0, JobStatus("64_1", jobs.ENDED, "EXT", 1, None, 0))
-    assert diagnose(tmp_path).status == runs.FAILED
+    assert job_outcome(tmp_path).status == runs.FAILED
     write_exit_record(tmp_path, 75, sub_job="64_1")
     write_exit_record(tmp_path, 75, sub_job="64_2")
     append_status(tmp_path, 1.0, JobStatus("64_2", jobs.ENDED, "EXT", 75, None, 0))
-    assert (deciding(), diagnose(tmp_path).retry) == ("64_2", RESUME)
+    assert (deciding(), job_outcome(tmp_path).retry) == ("64_2", RESUME)
 
 
 def test_a_bulk_job_has_the_status_of_the_worst_sub_job_and_each_has_a_result(tmp_path: Path) -> None:
     submitted_run(tmp_path, bulk="0-2")
     write_exit_record(tmp_path, 0, sub_job="7[0]")
     write_result(tmp_path, runs.OK, name="repeat-0")
-    outcome = diagnose(tmp_path, status(jobs.RUNNING, "RUN"))
+    outcome = job_outcome(tmp_path, status(jobs.RUNNING, "RUN"))
     assert outcome.retry == WAIT and outcome.cause == "1 of 3 sub-jobs have ended"
     write_exit_record(tmp_path, 1, sub_job="7[1]")
     append_status(tmp_path, 1.0, JobStatus("7[2]", jobs.ENDED, "EXT", 0, 24, 11))
     job_status = status(exit_code=1, code=11)
     append_status(tmp_path, 1.0, job_status)
-    outcome = diagnose(tmp_path, job_status)
+    outcome = job_outcome(tmp_path, job_status)
     assert outcome.status == runs.FAILED and outcome.cause.startswith("1 of 3 sub-jobs: ")
     assert record_result(tmp_path, outcome, JUDGED) is not None
     sub_results = [RunDirectory(tmp_path / f"repeat-{number}").result() for number in range(3)]
@@ -302,4 +305,4 @@ def test_a_bulk_job_without_failures_is_a_success(tmp_path: Path) -> None:
     for number in (0, 1):
         write_exit_record(tmp_path, 0, sub_job=f"7[{number}]")
         write_result(tmp_path, runs.OK, name=f"repeat-{number}")
-    assert short(diagnose(tmp_path, status(code=0, exit_code=0))) == (runs.OK, jobs.ENDED, NEVER)
+    assert short(job_outcome(tmp_path, status(code=0, exit_code=0))) == (runs.OK, jobs.ENDED, NEVER)
