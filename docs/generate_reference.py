@@ -32,6 +32,7 @@ from fugaku_gpt.data import indexed
 from fugaku_gpt.formulas.parameters import parameter_count
 from fugaku_gpt.machine import probed
 from fugaku_gpt.pjm.lint.registry import DOWNGRADE_REASONS, Rule, all_rules
+from fugaku_gpt.pjm.lint.sites import ANY, FUGAKU, FX1000
 from fugaku_gpt.records import (
     accounting,
     claim,
@@ -282,6 +283,9 @@ def _value(value: Any) -> str:
 # ---- lint rules ------------------------------------------------------------------------------------------------------
 
 
+_SITES = {ANY: "", FX1000: ", FX1000 systems", FUGAKU: ", Fugaku only"}
+
+
 def lint_page() -> str:
     rules = all_rules()
     lines = [
@@ -304,7 +308,7 @@ def lint_page() -> str:
 
 
 def _rule_section(rule: Rule) -> List[str]:
-    lines = [f"## {rule.id}", "", f"**{_cell(rule.title)}** ({rule.severity}{', Fugaku only' * rule.fugaku_only})", ""]
+    lines = [f"## {rule.id}", "", f"**{_cell(rule.title)}** ({rule.severity}{_SITES[rule.site]})", ""]
     for label, text in (("Why", rule.why), ("Fix", rule.fix), ("Source", rule.source)):
         lines += [f"* {label}: {_escape(' '.join(text.split()))}"]
     return lines

@@ -19,8 +19,12 @@ from fugaku_gpt.pjm.limits import BATCH, INTERACTIVE, AclLimits, parse_acl
 from fugaku_gpt.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse_elapse
 
 FUGAKU = Path(__file__).parent / "sites" / "fugaku.yaml"
-_GROUP_KEYS = ("nodes", "default_nodes", "elapse", "range_max", "allocations", "date")
-_KEYS = ("site", "date", "source", "default_group", "resource_units", "volumes", "groups", "retired")
+_GROUP_KEYS = ("nodes", "default_nodes", "elapse", "range_max", "allocations", "interactive", "date")
+_KEYS = (
+    "site", "date", "source", "fresh_days", "default_group", "resource_units", "volumes", "groups", "reported",
+    "retired",
+)  # fmt: skip
+_FRESH_DAYS = 365
 # lines of a saved output that name its group
 _COMMAND = re.compile(r"\bpjacl\b[^\n#]*?--(?:rg|rscgrp)[ =]+([A-Za-z][\w.-]*)")
 _GROUP_LINE = re.compile(r"^[ \t]*(?:rscgrp|resource group|rg)[ \t]*[:=][ \t]*([A-Za-z][\w.-]*)[ \t]*\r?$", re.M | re.I)
@@ -37,6 +41,7 @@ class GroupLimits:
         min_elapse, max_elapse: bounds in seconds for a fixed time limit and for the lower end of a range.
         range_max: upper bound in seconds for the upper end of a range.
         allocations: supported ways of allocating nodes; empty where unknown.
+        interactive: whether the group takes interactive jobs alone.
     """
 
     name: str
@@ -48,6 +53,7 @@ class GroupLimits:
     max_elapse: Optional[int] = None
     range_max: Optional[int] = None
     allocations: Tuple[str, ...] = ()
+    interactive: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,11 @@ class SiteLimits:
 
     Attributes:
         date: date of the file.
+        fresh_days: age in days up to which limits count; what rests on older ones is advice.
         default_group: group of a job that names none.
         resource_units: patterns of the site's ``rscunit`` names.
         volumes: second-layer volumes.
+        reported: pattern of the name of a group that the site does not list → who has seen it.
         retired: pattern of a retired group's name → its successor.
     """
 
@@ -69,24 +77,34 @@ class SiteLimits:
     resource_units: Tuple[str, ...] = ()
     volumes: Tuple[str, ...] = ()
     groups: Mapping[str, GroupLimits] = field(default_factory=dict)
+    reported: Mapping[str, str] = field(default_factory=dict)
     retired: Mapping[str, str] = field(default_factory=dict)
+    fresh_days: int = _FRESH_DAYS
 
     def successor(self, group: str) -> Optional[str]:
         """Return the successor of a retired group; None for any other group."""
-        if group in self.groups:
-            return None
-        for pattern, successor in self.retired.items():
-            if fnmatch.fnmatchcase(group, pattern):
-                return successor
-        return None
+        return None if group in self.groups else _matching_value(self.retired, group)
+
+    def report_of(self, group: str) -> Optional[str]:
+        """Return who has seen a group that the site does not list; None for any other group."""
+        return None if group in self.groups else _matching_value(self.reported, group)
+
+    def is_stale(self, date: str, today: datetime.date) -> bool:
+        """Whether limits of a date, ``YYYY-MM-DD``, are too old on a day to rest a finding on."""
+        return (today - datetime.date.fromisoformat(date)).days > self.fresh_days
 
     def has_group(self, group: str) -> bool:
         """Whether this is, or was, a group of the site."""
-        return group in self.groups or self.successor(group) is not None
+        return group in self.groups or self.report_of(group) is not None or self.successor(group) is not None
 
     def has_unit(self, unit: str) -> bool:
         """Whether this is a resource unit of the site."""
         return any(fnmatch.fnmatchcase(unit, pattern) for pattern in self.resource_units)
+
+
+def _matching_value(values: Mapping[str, str], name: str) -> Optional[str]:
+    """Return the value of the first pattern that a name matches."""
+    return next((value for pattern, value in values.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 _loaded: Dict[Path, SiteLimits] = {}
@@ -122,7 +140,8 @@ def parse_limits(text: str, where: str) -> SiteLimits:
         name: _read_group(name, _mapping(values, where, f"groups.{name}"), date, where)
         for name, values in _mapping(top.get("groups", {}), where, "groups").items()
     }
-    retired = _mapping(top.get("retired", {}), where, "retired")
+    reported, retired = (_mapping(top.get(key, {}), where, key) for key in ("reported", "retired"))
+    fresh_days = top.get("fresh_days")
     return SiteLimits(
         site=_text(top.get("site", "fugaku"), where, "site"),
         date=date,
@@ -131,7 +150,9 @@ def parse_limits(text: str, where: str) -> SiteLimits:
         resource_units=_texts(top.get("resource_units", []), where, "resource_units"),
         volumes=_texts(top.get("volumes", []), where, "volumes"),
         groups=groups,
+        reported={name: _text(value, where, f"reported.{name}") for name, value in reported.items()},
         retired={name: _text(value, where, f"retired.{name}") for name, value in retired.items()},
+        fresh_days=_FRESH_DAYS if fresh_days is None else _count(fresh_days, where, "fresh_days"),
     )
 
 
@@ -143,10 +164,12 @@ def format_limits(limits: SiteLimits) -> str:
         "site": limits.site,
         "date": limits.date,
         "source": limits.source,
+        "fresh_days": str(limits.fresh_days),
         "default_group": limits.default_group,
         "resource_units": list(limits.resource_units),
         "volumes": list(limits.volumes),
         "groups": {name: _group_data(group) for name, group in limits.groups.items()},
+        "reported": dict(limits.reported),
         "retired": dict(limits.retired),
     }
     return yaml.safe_dump(top, sort_keys=False, allow_unicode=True, width=200)
@@ -160,7 +183,7 @@ def with_groups(limits: SiteLimits, groups: Iterable[GroupLimits], source: str) 
     merged = dict(limits.groups)
     dates = [limits.date]
     for group in groups:
-        updates = {key: value for key, value in vars(group).items() if value not in (None, ())}
+        updates = {key: value for key, value in vars(group).items() if value not in (None, (), False)}
         merged[group.name] = replace(merged.get(group.name, group), **updates)
         dates.append(group.date)
     return replace(limits, groups=merged, date=max(dates), source=f"{source}; {limits.source}".rstrip("; "))
@@ -193,6 +216,7 @@ def _read_group(name: str, values: Mapping[str, Any], date: str, where: str) -> 
         max_elapse=longest,
         range_max=None if range_max is None else _seconds(range_max, where, f"{prefix}.range_max"),
         allocations=allocations,
+        interactive=_is_yes(values.get("interactive", "no"), where, f"{prefix}.interactive"),
     )
 
 
@@ -209,6 +233,8 @@ def _group_data(group: GroupLimits) -> Dict[str, str]:
         data["range_max"] = format_elapse(group.range_max)
     if group.allocations:
         data["allocations"] = " ".join(group.allocations)
+    if group.interactive:
+        data["interactive"] = "yes"
     data["date"] = group.date
     return data
 
@@ -246,6 +272,13 @@ def _date(value: Any, where: str, key: str) -> str:
     except ValueError:
         raise UsageError(f"{where}: {key}: expected a date such as 2026-03-26, not {text[:40]!r}") from None
     return text
+
+
+def _is_yes(value: Any, where: str, key: str) -> bool:
+    text = _text(value, where, key)
+    if text not in ("yes", "no"):
+        raise UsageError(f"{where}: {key}: expected yes or no, not {text[:40]!r}")
+    return text == "yes"
 
 
 def _count(value: Any, where: str, key: str) -> int:
@@ -318,4 +351,5 @@ def _group_from_acl(name: str, acl: AclLimits, date: str) -> GroupLimits:
         min_elapse=elapse[0],
         max_elapse=elapse[1],
         range_max=longest[1],
+        interactive=option == INTERACTIVE,
     )

@@ -36,6 +36,7 @@ _MAX_EXPANDED_LENGTH = 65536  # characters of a value after --vset variables are
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"  # the ASCII dash and those that editors replace it with
 _PREFIX = re.compile(r"#PJM(?=[ \t\r\v\f]|$)")
 _DISABLED = re.compile(rf"[ \t]*#[# \t-]*PJM[ \t]*[\"']?[{_DASHES}]", re.IGNORECASE)
+_TEMPLATE_TAG = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|\{#.*#\}|<%.*%>)[ \t]*")
 _BLANK = " \t\r\v\f\0"
 _BYTE_ORDER_MARK = "\ufeff"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -59,13 +60,21 @@ def read_script_file(path: Path) -> PjmScript:
     return read_script(content.decode("utf-8", "surrogateescape"))
 
 
-def read_script(text: str) -> PjmScript:
-    """Read a script as ``pjsub`` does. Never raises."""
+def read_script(text: str, skips_template_tags: bool = False) -> PjmScript:
+    """Read a script as ``pjsub`` does. Never raises.
+
+    Args:
+        skips_template_tags: whether a line with nothing but a tag of a template, such as ``{{#job.name}}``, is passed
+            over; to ``pjsub``, which gets no templates, it would be the first command.
+    """
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
-    lines = [line[:-1] if line.endswith("\r") else line for line in lines]
     reader = _DirectiveReader()
+    returns = [number for number, line in enumerate(lines, 1) if line.endswith("\r")]
+    if returns:
+        reader.add_problem(returns[0], "carriage-return", str(len(returns)))
+    lines = [line[:-1] if line.endswith("\r") else line for line in lines]
     body_line = 0
     ignored_lines: List[int] = []
     disabled_lines: List[int] = []
@@ -75,7 +84,7 @@ def read_script(text: str) -> PjmScript:
             line = line[1:]
         if body_line == 0:
             start = line.lstrip(_BLANK)[:1]
-            if start not in ("", "#"):
+            if start not in ("", "#") and not (skips_template_tags and _TEMPLATE_TAG.fullmatch(line)):
                 body_line = number
         if "PJM" not in line and "pjm" not in line:
             continue

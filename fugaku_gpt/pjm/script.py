@@ -35,8 +35,9 @@ class Problem:
     Attributes:
         kind: ``unbalanced-quotes``, ``stray-word``, ``missing-argument``, ``line-too-long``, ``too-many-options``,
             ``unexpected-argument`` (of a flag), ``empty-item`` (of a list), ``wrong-separator`` (of a rank map),
-            ``command-substitution`` (a word that ``pjsub`` cuts at its blanks) or ``byte-order-mark``.
-        text: the word, words or line in question.
+            ``command-substitution`` (a word that ``pjsub`` cuts at its blanks), ``byte-order-mark`` or
+            ``carriage-return`` (at the first line that ends in one).
+        text: the word, words or line in question; for ``carriage-return`` the number of such lines.
     """
 
     line: int

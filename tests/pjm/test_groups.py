@@ -34,11 +34,13 @@ def test_the_packages_file_has_todays_groups() -> None:
     assert (small.min_nodes, small.max_nodes, small.max_elapse, small.range_max) == (1, 384, 72 * 3600, 144 * 3600)
     assert (large.min_nodes, large.default_nodes, large.allocations) == (385, 385, ("torus",))
     assert limits.groups["int"].min_elapse == 10 and limits.default_group == "small"
-    assert limits.successor("small-s2") == "small" and limits.successor("small") is None
+    assert limits.successor("huge_2307") == "large" and limits.successor("small") is None
+    assert "lighttransport" in (limits.report_of("small-s2") or "") and limits.report_of("small") is None
     assert (
         limits.successor("small-torus") is None and limits.has_group("eap-llio") and not limits.has_group("regular-o")
     )
-    assert limits.has_unit("rscunit_ft02") and not limits.has_unit("fx")
+    assert limits.has_unit("rscunit_ft01") and not limits.has_unit("rscunit_ft02") and not limits.has_unit("fx")
+    assert limits.groups["spot-int"].interactive and not limits.groups["spot-small"].interactive
 
 
 def test_a_limits_file_is_read_back() -> None:

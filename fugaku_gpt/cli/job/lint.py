@@ -63,10 +63,11 @@ class LintOptions:
 )
 @click.option(
     "--site",
-    type=click.Choice(("auto", "fugaku", "any")),
+    type=click.Choice(("auto", "fugaku", "fx1000", "any")),
     default="auto",
     show_default=True,
-    help="Site that the scripts are for; auto applies the rules for Fugaku to scripts that look like Fugaku's.",
+    help="Site that the scripts are for: Fugaku, another FX1000 system (Flow, Odyssey), or any; auto decides for each "
+    "script by its directives, and prints what decided it.",
 )
 @click.option("--limits", "limits_file", metavar="FILE", type=PATH, help="File of site limits, in place of Fugaku's.")
 @click.option("--explain", metavar="ID", help="Explain a rule: what it is about, why, and its source.")
@@ -114,7 +115,7 @@ def _check(files: Sequence[str], options: LintOptions) -> int:
 
     rules = select_rules(_ids(options.select), _ids(options.ignore))
     limits = _limits(options.limits_file)
-    reports, unreadable = _reports(Linter(rules, limits, options.site, options.strict), files)
+    reports, unreadable = _reports(Linter(rules, limits, options.site, options.strict, datetime.date.today()), files)
     if options.form == "sarif":
         text = as_sarif(reports, rules, limits)
     else:

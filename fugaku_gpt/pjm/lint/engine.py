@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import sys
@@ -12,8 +13,8 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.facts import Facts
-from fugaku_gpt.pjm.lint.registry import DOWNGRADE_REASONS, ERROR, Rule, all_rules, severity_of
-from fugaku_gpt.pjm.lint.sites import ANY, AUTO, FUGAKU, looks_like_fugaku
+from fugaku_gpt.pjm.lint.registry import DATED, DOWNGRADE_REASONS, ERROR, INFO, Hit, Rule, all_rules, severity_of
+from fugaku_gpt.pjm.lint.sites import ANY, AUTO, SiteChoice, choose_site
 from fugaku_gpt.pjm.script import PjmScript
 
 STDIN = "-"
@@ -50,11 +51,17 @@ class LintFinding:
 
 @dataclass(frozen=True)
 class FileReport:
-    """The findings of one file, in order of lines; ``site`` is the site that its rules were chosen for."""
+    """The findings of one file, in order of lines.
+
+    Attributes:
+        site: the site that its rules were chosen for.
+        site_reason: what in the script decided that; empty if the user did.
+    """
 
     path: str
     findings: Tuple[LintFinding, ...]
     site: str = ANY
+    site_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,35 +71,43 @@ class Linter:
     Attributes:
         rules: rules to check; default: all.
         limits: limits of the site's groups; default: those that come with the package.
-        site: ``fugaku``, ``any``, or ``auto``, which decides for each script by its directives.
+        site: ``fugaku``, ``fx1000``, ``any``, or ``auto``, which decides for each script by its directives.
         strict: whether errors that would be downgraded to warnings are shown as errors.
+        today: day by which the site's data are judged: what rests on data that are too old is shown as info, ``strict``
+            or not. None: their age does not count.
     """
 
     rules: Sequence[Rule] = field(default_factory=all_rules)
     limits: SiteLimits = field(default_factory=fugaku_limits)
     site: str = AUTO
     strict: bool = False
+    today: Optional[datetime.date] = None
 
     def check(self, text: str, path: str = "") -> FileReport:
         """Check a script. Never raises, whatever the text."""
-        script = read_script(text)
-        is_fugaku = self.site == FUGAKU or (self.site == AUTO and looks_like_fugaku(script, self.limits))
-        facts = Facts(script, self.limits, is_fugaku, "" if path == STDIN else path)
+        script = read_script(text, skips_template_tags=True)
+        choice = choose_site(script, self.limits) if self.site == AUTO else SiteChoice(self.site, "")
+        facts = Facts(script, self.limits, choice.site, "" if path == STDIN else path)
         silenced = _silenced_ids(script)
         findings: List[LintFinding] = []
         for rule in self.rules:
-            if rule.fugaku_only and not is_fugaku:
+            if not rule.applies_to(choice.site):
                 continue
             for hit in rule.check(facts):
                 if not _is_silenced(rule.id, hit.line, silenced):
-                    severity = severity_of(rule, hit, self.strict)
-                    lowered = DOWNGRADE_REASONS[hit.downgrade] if hit.downgrade and severity != ERROR else ""
-                    fix = hit.fix or rule.fix
-                    findings.append(
-                        LintFinding(rule.id, rule.title, severity, hit.line, hit.column, hit.message, fix, lowered)
-                    )
+                    findings.append(self._finding(rule, hit))
         findings.sort(key=lambda item: (item.line, item.column, item.id))
-        return FileReport(path, tuple(findings), FUGAKU if is_fugaku else ANY)
+        return FileReport(path, tuple(findings), choice.site, choice.reason)
+
+    def _finding(self, rule: Rule, hit: Hit) -> LintFinding:
+        severity = severity_of(rule, hit, self.strict)
+        lowered = DOWNGRADE_REASONS[hit.downgrade] if hit.downgrade and severity != ERROR else ""
+        date = hit.date or (self.limits.date if hit.downgrade == DATED else "")
+        if date and self.today is not None and severity != INFO and self.limits.is_stale(date, self.today):
+            severity, lowered = INFO, f"it rests on data of {date}, older than {self.limits.fresh_days} days"
+        return LintFinding(
+            rule.id, rule.title, severity, hit.line, hit.column, hit.message, hit.fix or rule.fix, lowered
+        )
 
     def check_file(self, path: str) -> FileReport:
         """Check a file, or the standard input for ``-``.
@@ -136,7 +151,7 @@ def _is_script(path: str) -> bool:
         return False
     head = _COMMAND.search(content)  # only the lines above the first command are then parsed twice
     text = (content[: head.start()] if head else content).decode("utf-8", "surrogateescape")
-    return bool(read_script(text).directives)
+    return bool(read_script(text, skips_template_tags=True).directives)
 
 
 def _silenced_ids(script: PjmScript) -> Dict[int, Set[str]]:

@@ -17,6 +17,7 @@ from fugaku_gpt.pjm.lint.launches import (
     resolve,
 )
 from fugaku_gpt.pjm.lint.shell import Body, Command, scan_commands
+from fugaku_gpt.pjm.lint.sites import FUGAKU
 from fugaku_gpt.pjm.options import parse_count, parse_elapse, parse_node, parse_size
 from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.pjm.values import Elapse, NodeShape, has_placeholder
@@ -51,14 +52,16 @@ class Facts:
     Attributes:
         script: the parsed script.
         limits: limits of the site.
-        is_fugaku: whether the script is for Fugaku.
+        site: the site that the script is for; see :mod:`fugaku_gpt.pjm.lint.sites`.
+        is_fugaku: whether that is Fugaku.
         file: name of the file, empty for standard input.
     """
 
-    def __init__(self, script: PjmScript, limits: SiteLimits, is_fugaku: bool, file: str = "") -> None:
+    def __init__(self, script: PjmScript, limits: SiteLimits, site: str, file: str = "") -> None:
         self.script = script
         self.limits = limits
-        self.is_fugaku = is_fugaku
+        self.site = site
+        self.is_fugaku = site == FUGAKU
         self.file = file
         self.resources = script.resources
         self.mpi = script.mpi

@@ -12,14 +12,23 @@ from fugaku_gpt import __version__
 from fugaku_gpt.pjm.groups import SiteLimits
 from fugaku_gpt.pjm.lint.engine import STDIN, FileReport
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, SEVERITIES, WARNING, Rule
+from fugaku_gpt.pjm.lint.sites import ANY, FUGAKU, FX1000, NO_DIRECTIVE
 from fugaku_gpt.pjm.lint.undecided import NOT_DECIDED, UNDECIDED
 
 _SARIF_LEVELS = {ERROR: "error", WARNING: "warning", INFO: "note"}
+_APPLIES_TO = {
+    FUGAKU: "scripts for Fugaku",
+    FX1000: "scripts for Fugaku and other FX1000 systems (Flow, Odyssey)",
+    ANY: "scripts for any PJM site",
+}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
-    """Format each finding as ``FILE:LINE:COLUMN: ID severity: message`` and its fix, then a summary line."""
+    """Format each finding as ``FILE:LINE:COLUMN: ID severity: message`` and its fix, then a summary line.
+
+    A script that was not checked by all rules for Fugaku gets a line with the reason.
+    """
     lines: List[str] = []
     downgraded = 0
     for report in reports:
@@ -28,20 +37,35 @@ def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
             position, message = f"{name}:{finding.line}:{finding.column}", _printable(finding.message)
             lines.append(f"{position}: {finding.id} {finding.severity}: {message}")
             lines.append(f"    fix: {_printable(finding.fix)}")
-            downgraded += bool(finding.downgraded)
+            downgraded += bool(finding.downgraded) and finding.severity == WARNING
+        if report.site != FUGAKU and report.site_reason not in ("", NO_DIRECTIVE):
+            rules = "those for FX1000 systems" if report.site == FX1000 else "those for any site"
+            reason = f"taken for another site than Fugaku ({_printable(report.site_reason)})"
+            lines.append(f"{name}: {reason}: of the rules, {rules} apply; --site fugaku applies all")
     counts = count_severities(reports)
     files = f"{len(reports)} file{'s' if len(reports) != 1 else ''}"
+    site = _site_of_all(reports)
     if not counts:
-        return f"{files} checked, nothing found\n"
+        return "\n".join([*lines, f"{files} checked, nothing found{site}"]) + "\n"
     totals = ", ".join(
         f"{counts[severity]} {severity}{'s' if counts[severity] != 1 else ''}"
         for severity in reversed(SEVERITIES)
         if counts[severity]
     )
-    lines.append(f"{totals} in {files}; limits of {limits.site} as of {limits.date}")
+    lines.append(f"{totals} in {files}; limits of {limits.site} as of {limits.date}{site}")
     if downgraded:
         lines.append(f"{downgraded} of the warnings {'is an error' if downgraded == 1 else 'are errors'} with --strict")
     return "\n".join(lines) + "\n"
+
+
+def _site_of_all(reports: Sequence[FileReport]) -> str:
+    """Describe the sites that scripts were taken for; empty if there is no script for Fugaku, or the user chose."""
+    reasons = [report.site_reason for report in reports if report.site == FUGAKU and report.site_reason]
+    if not reasons:
+        return ""
+    return (
+        f"; taken for Fugaku ({_printable(reasons[0])})" if len(reports) == 1 else f"; {len(reasons)} taken for Fugaku"
+    )
 
 
 def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
@@ -53,6 +77,7 @@ def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
             {
                 "path": _without_surrogates(report.path),
                 "site": report.site,
+                "site_reason": report.site_reason or None,
                 "findings": [
                     {
                         "id": finding.id,
@@ -111,13 +136,12 @@ def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteL
 
 def explain(rule: Rule) -> str:
     """Describe a rule in full."""
-    sites = "scripts for Fugaku" if rule.fugaku_only else "scripts for any PJM site"
     lines = [
         f"{rule.id} {rule.severity}: {rule.title}",
         "",
         f"why:     {rule.why}",
         f"fix:     {rule.fix}",
-        f"applies: {sites}",
+        f"applies: {_APPLIES_TO[rule.site]}",
         f"source:  {rule.source}",
     ]
     if rule.id in UNDECIDED:
@@ -132,10 +156,7 @@ def explain_not_decided(id: str) -> str:
 
 def rule_rows(rules: Iterable[Rule]) -> List[Dict[str, str]]:
     """Return one row for each rule."""
-    return [
-        {"id": rule.id, "severity": rule.severity, "site": "fugaku" if rule.fugaku_only else "any", "title": rule.title}
-        for rule in rules
-    ]
+    return [{"id": rule.id, "severity": rule.severity, "site": rule.site, "title": rule.title} for rule in rules]
 
 
 def count_severities(reports: Iterable[FileReport]) -> "Counter[str]":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.pjm.lint.sites import ANY, FUGAKU, FX1000
 
 if TYPE_CHECKING:
     from fugaku_gpt.pjm.lint.facts import Facts
@@ -15,6 +16,7 @@ ERROR = "error"
 WARNING = "warning"
 INFO = "info"
 SEVERITIES = (INFO, WARNING, ERROR)  # in rising order
+_SITES = (ANY, FX1000, FUGAKU)  # what holds for one holds for those after it
 
 # Why an error is shown as a warning unless --strict is given; the package's docstring describes the policy.
 DATED = "dated"
@@ -39,6 +41,7 @@ class Hit:
         fix: how to correct it; empty for the rule's own text.
         downgrade: why an error is shown as a warning, one of :data:`DOWNGRADE_REASONS`; empty if it is certain.
         severity: replaces the severity of the rule; empty for the rule's own.
+        date: date of the site's data that the match rests on, ``YYYY-MM-DD``; empty if it rests on none.
     """
 
     line: int
@@ -47,6 +50,7 @@ class Hit:
     fix: str = ""
     downgrade: str = ""
     severity: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class Rule:
         why: the effect on the job.
         fix: how to correct it.
         source: manual and section.
-        fugaku_only: whether it applies only to scripts for Fugaku.
+        site: the scripts that it applies to: ``any`` for all, ``fx1000`` for sites with nodes such as Fugaku's, or
+            ``fugaku``.
         check: function that yields the matches.
     """
 
@@ -70,8 +75,13 @@ class Rule:
     why: str
     fix: str
     source: str
-    fugaku_only: bool
+    site: str
     check: Callable[["Facts"], Iterator[Hit]]
+
+    def applies_to(self, site: str) -> bool:
+        """Whether the rule holds for scripts of a site: what holds for any holds for all, and what holds for FX1000
+        systems holds for Fugaku."""
+        return _SITES.index(self.site) <= _SITES.index(site)
 
 
 RULES: Dict[str, Rule] = {}
@@ -79,13 +89,13 @@ Check = Callable[["Facts"], Iterator[Hit]]
 
 
 def rule(
-    id: str, severity: str, title: str, *, why: str, fix: str, source: str, fugaku_only: bool = False
+    id: str, severity: str, title: str, *, why: str, fix: str, source: str, site: str = ANY
 ) -> Callable[[Check], Check]:
     """Register the decorated function as a rule's check."""
 
     def register(check: Check) -> Check:
         assert id not in RULES, f"two rules called {id}"
-        RULES[id] = Rule(id, severity, title, " ".join(why.split()), " ".join(fix.split()), source, fugaku_only, check)
+        RULES[id] = Rule(id, severity, title, " ".join(why.split()), " ".join(fix.split()), source, site, check)
         return check
 
     return register

@@ -27,6 +27,7 @@ _BRACKET_MARKS = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")
 _DOUBLE_QUOTE_MARKS = re.compile(r"[\"\\$`]")
 _REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<", "<<-")
 _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
+_LOOPS = {"for", "while", "until", "select"}
 _CLOSERS = {"fi", "done", "esac", "}"}
 _LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
 _MAX_FAILURES = 8  # searches for closing brackets up to the end of the file; the limit keeps the scan linear
@@ -57,7 +58,7 @@ class Command(NamedTuple):
 
     ``argv``: the command and its arguments. ``name``: file name of the command; empty for assignments alone.
     ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run never or
-    repeatedly. ``background``: ends in ``&``.
+    repeatedly. ``background``: ends in ``&``. ``in_loop``: inside ``for``, ``while``, ``until`` or ``select``.
     """
 
     line: int
@@ -68,6 +69,7 @@ class Command(NamedTuple):
     nested: bool
     background: bool
     name: str
+    in_loop: bool
 
 
 class Body(NamedTuple):
@@ -91,6 +93,7 @@ class _Scanner:
         self.commands: List[Command] = []
         self.enclosed_lines: Set[int] = set()
         self.depth = 0
+        self.loops = 0
         self.parens = 0
         self.failures = 0
         self.heredocs: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
@@ -221,6 +224,10 @@ class _Scanner:
             self.depth += 1
         elif word.raw in _CLOSERS:
             self.depth = max(0, self.depth - 1)
+        if word.raw in _LOOPS:
+            self.loops += 1
+        elif word.raw == "done":
+            self.loops = max(0, self.loops - 1)
         if word.raw not in _LEADERS:
             self.argv.append(word)  # `for x in ...`, `case x in`: the words that follow are not a command
         else:
@@ -241,6 +248,7 @@ class _Scanner:
                     nested,
                     background,
                     self.argv[0].text.rpartition("/")[2] if self.argv else "",
+                    self.loops > 0,
                 )  # fmt: skip
             )
         self.after_and_or = False

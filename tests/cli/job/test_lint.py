@@ -47,7 +47,7 @@ def test_findings_end_with_exit_code_three(
     assert f"{bad_script}:3:9: PJM050 error: freq=1800" in capsys.readouterr().out
     (tmp_path / "clean.sh").write_text(CLEAN)
     assert lint(tmp_path / "clean.sh", "--fail-on", "info", "--strict") == EXIT_OK
-    assert capsys.readouterr().out == "1 file checked, nothing found\n"
+    assert capsys.readouterr().out == "1 file checked, nothing found; taken for Fugaku (rscunit=rscunit_ft01)\n"
 
 
 def test_fail_on_is_the_least_severity_that_fails(bad_script: Path) -> None:

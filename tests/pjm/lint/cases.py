@@ -109,6 +109,14 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [FT + "#PJM --sparam wait-time=600\n"],
         [FT + "#PJM --interact --sparam wait-time=600\n", FT + "#PJM --bulk --sparam 0-9\n"],
     ),
+    "PJM017": (
+        ["#!/bin/bash\r\n#PJM -L node=1\r\n./a.out\r\n", FT + "./a.out\r\n"],
+        [FT + "./a.out\n", FT + "printf 'a\\r\\n'\n"],
+    ),
+    "PJM018": (
+        [FT + "#PJM -m b,e\n", ANY + "#PJM -L rscgrp=regular-o\n#PJM -m e\n"],
+        [FT + "#PJM -m b,e --mail-list a@b.jp\n", FT + "#PJM --mail-list a@b.jp\n"],
+    ),
     "PJM020": (
         [FT, ANY + "#PJM -L rscgrp=small,node=1\n", ANY + "#PJM -L freq=2000\n"],
         [
@@ -139,6 +147,19 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
     "PJM023": (
         [FT + "#PJM -x PJM_LLIO_GFSCACHE=/vol0002:/vol0003:/vol0004:/vol0005:/vol0006\n"],
         [FT + "#PJM -x PJM_LLIO_GFSCACHE=/vol0002:/vol0003:/vol0004:/vol0005\n"],
+    ),
+    "PJM024": (
+        [
+            FT + "#PJM -L rscgrp=int\n",
+            FT + "#PJM -L rscgrp=spot-int\n",
+            ANY + "#PJM -L rscgrp=interactive-o\n",
+            ANY + "#PJM -L rscunit=fx,rscgrp=fx-interactive\n",
+        ],
+        [
+            FT + "#PJM -L rscgrp=int\n#PJM --interact\n",
+            FT + "#PJM -L rscgrp=small\n",
+            ANY + "#PJM -L rscgrp=interactive-a\n",
+        ],
     ),
     "PJM030": (
         [FT + "#PJM -L node=64x64,rscgrp=small\n", FT + "#PJM -L node=384,rscgrp=large\n", FT + "#PJM -L node=385\n"],
@@ -174,13 +195,48 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=400,rscgrp=large\n",
             FT + "#PJM -L node=10:torus\n",
             FT + "#PJM -L node=8,rscgrp=small-torus\n",
+            FT + "#PJM -L node=4x4x4:torus\n",
         ],
-        [FT + "#PJM -L node=480,rscgrp=large\n", FT + "#PJM -L node=24:torus\n", FT + "#PJM -L node=10\n"],
+        [
+            FT + "#PJM -L node=2x4x6:torus\n",
+            FT + "#PJM -L node=480,rscgrp=large\n",
+            FT + "#PJM -L node=24:torus\n",
+            FT + "#PJM -L node=10\n",
+        ],
     ),
     "PJM033": ([FT, FT + "#PJM -L rscgrp=large\n"], [FT + "#PJM -L node=1\n", FT + "#PJM -L node=${N}\n"]),
     "PJM034": (
-        [FT + "#PJM -L vnode=1\n", FT + "#PJM -P vn-policy=pack\n"],
-        [FT + "#PJM -L node=1\n", ANY + "#PJM -L rscunit=ito-b,vnode=1,vnode-core=9\n"],
+        [
+            FT + "#PJM -L vnode=1\n",
+            FT + "#PJM -P vn-policy=pack\n",
+            FT + "#PJM -L gpu=1\n",
+            FT + "#PJM --omp thread=12\n",
+            ANY + "#PJM -L rscgrp=small,vnode=1\n",
+            ANY + "#PJM -L rscunit=fx,gpu=1\n",
+        ],
+        [
+            FT + "#PJM -L node=1\n",
+            ANY + "#PJM -L rscunit=fx --omp thread=12\n",
+            ANY + "#PJM -L gpu=1\n",
+            ANY + "#PJM -L rscunit=ito-b,vnode=1,vnode-core=9\n",
+        ],
+    ),
+    "PJM035": (
+        [
+            FT + "#PJM -L node=4 --mpi proc=16\ncd x\n./octotiger --config=x\n",
+            ANY + "#PJM -L rscunit=fx,node=2\nexport A=1\n./a.out | tee log\n",
+        ],
+        [
+            FT + "#PJM -L node=4 --mpi proc=16\nmpiexec ./a.out\n",
+            FT + "#PJM -L node=1\n./a.out\n",
+            FT + "#PJM -L node=4\n./run.sh\n",
+            FT + "#PJM -L node=4\npython3 launch.py\n",
+            FT + "#PJM -L node=4\n$MPIRUN ./a.out\n",
+            FT + "#PJM -L node=4\n. ./settings\n./a.out\n",
+            FT + "#PJM -L node=4\nmpi4py_start ./a.out; bash -c 'mpiexec ./b.out'\n",
+            FT + "#PJM -L node=4\necho nothing to do\n",
+            FT + "#PJM -L node=${N}\n./a.out\n",
+        ],
     ),
     "PJM040": (
         [
@@ -280,7 +336,11 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         ],
     ),
     "PJM061": (
-        [FT + "#PJM -L node=3 --mpi proc=4\n", FT + "#PJM -L node=3 --mpi proc=1\n"],
+        [
+            ANY + "#PJM -L rscgrp=regular-o,node=3 --mpi proc=4\n",
+            FT + "#PJM -L node=3 --mpi proc=4\n",
+            FT + "#PJM -L node=3 --mpi proc=1\n",
+        ],
         [FT + "#PJM -L node=3 --mpi proc=6\n", FT + "#PJM --mpi proc=7\n", FT + "#PJM -L node=1 --mpi proc=7\n"],
     ),
     "PJM062": (
@@ -323,6 +383,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=2 --mpi proc=8\nmpiexec -n 16 ./a\n",
             FT + "#PJM -L node=2 --mpi proc=8\nmpiexec -np 4 ./a\n",
             FT + "#PJM -L node=2 --mpi max-proc-per-node=4\nN=9\ntime mpirun -np $N ./a\n",
+            ANY + "#PJM -L rscunit=fx,rscgrp=fx-small,node=2 --mpi proc=4\nmpiexec -n 96 ./a\n",
         ],
         [
             FT + "#PJM -L node=2 --mpi proc=8\nmpiexec -n 8 ./a\n",
@@ -350,13 +411,46 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "export PARALLEL=$N\nexport OMP_NUM_THREADS=8\n",
         ],
     ),
+    "PJM068": (
+        [
+            FT + "for i in 1 2 3 4; do\n  mpiexec -n 4 ./a.out $i &\ndone\nwait\n",
+            FT + "mpiexec -n 4 ./a &\nmpiexec -n 4 ./b &\nwait\n",
+            FT + "mpiexec -n 4 ./a &\nmpiexec -n 4 ./b\nwait\n",
+            ANY + "#PJM -L rscunit=fx\nwhile read x; do mpiexec ./a $x & done < list\nwait\n",
+        ],
+        [
+            FT + "for i in 1 2 3 4; do\n  mpiexec -n 4 --vcoordfile v$i ./a.out &\ndone\nwait\n",
+            FT + "mpiexec -n 4 -vcoordfile v1 ./a &\nmpiexec -n 4 -vcoordfile v2 ./b &\nwait\n",
+            FT + "mpiexec -n 4 ./a &\nwait\nmpiexec -n 4 ./b\n",
+            FT + "for i in 1 2; do mpiexec ./a $i; done\n",
+            FT + "if x; then\nmpiexec ./a &\nfi\nwait\n",
+            FT + "for i in 1 2; do mpiexec $PLACE -n 4 ./a & done\nwait\n",
+        ],
+    ),
+    "PJM069": (
+        [
+            FT + "mpiexec -n 16 --vcoordfile v1 ./a.out &\n",
+            ANY + "#PJM -S\nmpiexec ./a &\necho started\n",
+        ],
+        [
+            FT + "mpiexec ./a &\nwait\n",
+            FT + "mpiexec -vcoordfile v ./server &\nmpiexec -vcoordfile w ./client\n",
+            FT + "mpiexec ./a &\nwhile kill -0 $!; do sleep 1; done\n",
+            FT + "mpiexec ./a\n",
+        ],
+    ),
     "PJM070": (
-        [FT + "mpiexec -stdout out ./a\n", FT + "mpirun -n 4 -of o -oferr e ./a\n", FT + "mpiexec --std o ./a\n"],
+        [
+            ANY + "#PJM -L rscunit=fx\nmpiexec -of o ./a\n",
+            FT + "mpiexec -stdout out ./a\n",
+            FT + "mpirun -n 4 -of o -oferr e ./a\n",
+            FT + "mpiexec --std o ./a\n",
+        ],
         [
             FT + "mpiexec -stdout-proc out ./a\n",
             FT + "mpiexec ./a -stdout out\n",
             FT + "# mpiexec -stdout out ./a\n",
-            ANY + "#PJM -L rscunit=fx\nmpiexec -of o ./a\n",
+            ANY + "#PJM -L rscgrp=a-batch\nmpiexec -of o ./a\n",
         ],
     ),
     "PJM071": (
@@ -437,6 +531,23 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
     "PJM085": (
         [FT + "#PJM -L node-mem=28Gi\n", FT + "#PJM -L node-mem=32Gi\n", FT + "#PJM -L node-mem=lots!\n"],
         [FT + "#PJM -L node-mem=23Gi\n", FT + "#PJM -L node-mem=unlimited\n", FT + "#PJM -L node-mem=${MEM}\n"],
+    ),
+    "PJM086": (
+        [
+            FT + "illio_transfer ./a.out\n",
+            FT + "llio-transfer ./a.out\n",
+            FT + "lio_transfer ./a.out\n",
+            FT + "dir_tranfser x\n",
+            FT + "mpiexce ./a.out\n",
+        ],
+        [
+            FT + "llio_transfer ./a.out\n",
+            FT + "./illio_transfer ./a.out\n",
+            FT + "mpiexec.hydra ./a\nmpirun ./a\n",
+            FT + "illio_transfer() { llio_transfer $1; }\nillio_transfer ./a.out\n",
+            FT + "echo illio_transfer\n",
+            ANY + "#PJM -L rscgrp=a-batch\nillio_transfer x\n",
+        ],
     ),
     "PJM090": (
         [
@@ -528,7 +639,12 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         ],
     ),
     "PJM099": (
-        [FT + "#PJM -L rscgrp=small-s2\n", FT + "#PJM -L rscgrp=eap-llio\n", FT + "#PJM -L rscgrp=dvsys-spack2\n"],
+        [
+            FT + "#PJM -L rscgrp=small-s2\n",
+            FT + "#PJM -L rscgrp=huge_2307-4\n",
+            FT + "#PJM -L rscgrp=eap-llio\n",
+            FT + "#PJM -L rscgrp=dvsys-spack2\n",
+        ],
         [FT + "#PJM -L rscgrp=small\n", FT + "#PJM -L rscgrp=small-torus\n", FT + "#PJM -L rscgrp=qc-hpc-ibm-a\n"],
     ),
 }
@@ -561,8 +677,10 @@ LOWERED: Dict[str, str] = {
     "PJM012": FT + "#PJM --no-check-directory\n",
     "PJM013": FT + "#PJM -N 13b\n",
     "PJM015": FT + "#PJM --restart\n#PJM --norestart\n",
+    "PJM017": FT + "./a.out\r\n",
     "PJM020": FT,
     "PJM021": FT + "#PJM -g fugaku\n",
+    "PJM024": FT + "#PJM -L rscgrp=int\n",
     "PJM030": FT + "#PJM -L node=64x64,rscgrp=small\n",
     "PJM031": FT + "#PJM -L node=400:noncont,rscgrp=large\n",
     "PJM040": FT,
@@ -570,5 +688,5 @@ LOWERED: Dict[str, str] = {
     "PJM044": FT + "#PJM -L elapse=1-12:00:00\n",
     "PJM050": FT + "#PJM -L freq=2200,eco_state=0\n",
     "PJM072": FT + "echo a > /dev/stderr\n",
-    "PJM080": FT + "#PJM --llio localtmp-size=87Gi\n",
+    "PJM080": FT + "#PJM --llio localtmp-size=88Gi\n",
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from pathlib import Path
-from typing import List
+from typing import Dict, List, Set
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,8 @@ from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.engine import Linter, find_scripts
 from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
 from fugaku_gpt.pjm.lint.registry import all_rules
-from fugaku_gpt.pjm.lint.sites import looks_like_fugaku
+from fugaku_gpt.pjm.lint.sites import ANY as ANY_SITE
+from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000, choose_site
 from tests.pjm.lint.cases import ANY, CASES, FT
 
 GOLDEN = Path(__file__).parents[2] / "jobs" / "golden"
@@ -59,36 +61,76 @@ def test_noqa_for_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("directives", "fugaku"),
+    ("directives", "site", "reason"),
     [
-        ("-L rscunit=rscunit_ft01,rscgrp=ppu2023", True),
-        ("-L rscunit=rscunit_ft02,rscgrp=dvall", True),
-        ("-L rscgrp=small", True),
-        ("-L rscgrp=eap-small", True),
-        ("-L freq=2000,rscgrp=unheard-of", True),
-        ("-L rscgrp=qc-hpc-ibm-a -x PJM_LLIO_GFSCACHE=/vol0004", True),
-        ("-L node=2", True),
-        ("-L rscgrp=${QUEUE}", True),
-        ("-L rscunit=fx,rscgrp=fx-small", False),
-        ("-L rscgrp=regular-o", False),
-        ("-L rscgrp=a-batch", False),
-        ("-L rscunit=bwmpc,rscgrp=batch,vnode=1", False),
-        ("-L rscunit=ito-b,rscgrp=ito-g-4,vnode=1", False),
-        ("-L rscgrp=small --stg-transfiles all", False),
-        ("-L node=2 --mpi use-rankdir", False),
-        ("-L gpu=1,elapse=1:00:00", False),
-        ("-L node=1 --omp thread=16", False),
+        ("-L rscunit=rscunit_ft01,rscgrp=ppu2023", FUGAKU, "rscunit=rscunit_ft01"),
+        ("-L rscunit=rscunit_ft02,rscgrp=dvall", ANY_SITE, "rscunit=rscunit_ft02"),
+        ("-L rscgrp=small", FUGAKU, "rscgrp=small"),
+        ("-L rscgrp=small-s2", FUGAKU, "rscgrp=small-s2"),
+        ("-L rscgrp=eap-small", FUGAKU, "rscgrp=eap-small"),
+        ("-L freq=2000,rscgrp=unheard-of", FUGAKU, "freq"),
+        ("-L rscgrp=qc-hpc-ibm-a -x PJM_LLIO_GFSCACHE=/vol0004", FUGAKU, "PJM_LLIO_GFSCACHE"),
+        ("-L node=2", FUGAKU, "nothing in it names a site"),
+        ("-L rscgrp=${QUEUE}", FUGAKU, "nothing in it names a site"),
+        ("-L rscunit=fx,rscgrp=fx-small", FX1000, "rscunit=fx"),
+        ("-L rscgrp=fx-small", FX1000, "rscgrp=fx-small"),
+        ("-L rscgrp=regular-o", FX1000, "rscgrp=regular-o"),
+        ("-L rscgrp=regular-a", ANY_SITE, "rscgrp=regular-a"),
+        ("-L rscgrp=a-batch", ANY_SITE, "rscgrp=a-batch"),
+        ("-L rscunit=bwmpc,rscgrp=batch,vnode=1", ANY_SITE, "rscunit=bwmpc"),
+        ("-L rscunit=ito-b,rscgrp=ito-g-4,vnode=1", ANY_SITE, "rscunit=ito-b"),
+        ("-L rscgrp=small --stg-transfiles all", ANY_SITE, "file staging, or the set-up of the K computer"),
+        ("-L node=2 --mpi use-rankdir", ANY_SITE, "file staging, or the set-up of the K computer"),
+        ("-L gpu=1,elapse=1:00:00", ANY_SITE, "gpu"),
+        ("-L node=1 --omp thread=16", ANY_SITE, "--omp"),
+        ("-L rscgrp=small,vnode=1", FUGAKU, "rscgrp=small"),
     ],
 )
-def test_the_site_is_detected_from_the_directives(directives: str, fugaku: bool) -> None:
+def test_the_site_is_chosen_by_the_directives(directives: str, site: str, reason: str) -> None:
     script = read_script(f"#!/bin/bash\n#PJM {directives}\n")
-    assert looks_like_fugaku(script, fugaku_limits()) is fugaku
+    assert choose_site(script, fugaku_limits()) == (site, reason)
+
+
+@pytest.mark.parametrize("line", ['FLAGS="-KHPC_ACE2"', "cd /opt/FJSVXosDevkit/sparc64fx", "# FX100", "make FX10"])
+def test_commands_that_name_an_older_machine_mean_another_site(line: str) -> None:
+    text = f"#!/bin/bash\n#PJM -L node=1\nls\n{line}\n"
+    assert choose_site(read_script(text), fugaku_limits()).site == ANY_SITE
+    assert choose_site(read_script(text.replace("node=1", "rscgrp=small")), fugaku_limits()).site == FUGAKU
+    assert choose_site(read_script("#PJM -L node=1\nls\necho FX1000\n"), fugaku_limits()).site == FUGAKU
+
+
+def test_what_rests_on_old_data_of_the_site_is_an_info() -> None:
+    text = FT + "#PJM -L node=385,rscgrp=small,elapse=90:00:00\n#PJM -g fugaku\n"
+    limits = fugaku_limits()
+    date = datetime.date.fromisoformat(limits.date)
+    dated = {"PJM021", "PJM030", "PJM040"}
+
+    def severities(days: int, strict: bool = False) -> Dict[str, Set[str]]:
+        linter = Linter(strict=strict, today=date + datetime.timedelta(days=days))
+        by_rule: Dict[str, Set[str]] = {}
+        for finding in linter.check(text).findings:
+            by_rule.setdefault(finding.id, set()).add(finding.severity)
+        return by_rule
+
+    fresh, stale = severities(limits.fresh_days), severities(limits.fresh_days + 1, strict=True)
+    assert {fresh[id].pop() for id in dated} == {"warning"}
+    assert {stale[id].pop() for id in dated} == {"info"}
+    assert severities(limits.fresh_days + 1)["PJM022"] == {"warning"}  # it rests on no data
+
+
+def test_a_template_is_read_through_the_tags_of_its_own_lines() -> None:
+    text = '#!/bin/bash\n{{#job.name}}\n#PJM --name "x"\n{{/job.name}}\n{% if a %}\n#PJM -L node=1\n./a.out\n'
+    assert read_script(text).body_line == 2
+    assert len(read_script(text, skips_template_tags=True).directives) == 2
+    assert "PJM001" not in ids(text)
 
 
 def test_a_script_of_another_site_is_not_checked_by_rules_of_fugaku() -> None:
     text = ANY + "#PJM -L rscgrp=regular-o,node=2000,elapse=48:00:00 --mpi proc=3000\nmpiexec -of o ./a\n"
-    assert ids(text) == []
+    assert ids(text.replace("regular-o", "a-batch")) == []
+    assert ids(text) == ["PJM061", "PJM070"]  # what holds for every FX1000 system
     assert "PJM020" in [finding.id for finding in Linter(site="fugaku").check(text, "").findings]
+    assert ids(text) == [finding.id for finding in Linter(site="fx1000").check(text, "").findings]
     assert [finding.id for finding in Linter(site="any").check(FT + "#PJM -L freq=1\n", "").findings] == []
 
 

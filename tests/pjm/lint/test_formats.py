@@ -23,7 +23,7 @@ def test_text_names_location_rule_severity_and_fix() -> None:
         "    fix: add #PJM -g GROUP, with the group of your project (`id` lists yours)",
         "dir/job.sh:3:9: PJM050 error: freq=1800 is neither 2000 nor 2200",
         "    fix: freq=2200,eco_state=2 (boost eco), freq=2000,eco_state=2 (eco) or freq=2000,eco_state=0 (normal)",
-        f"1 error, 1 warning, 1 info in 2 files; limits of fugaku as of {linter.limits.date}",
+        f"1 error, 1 warning, 1 info in 2 files; limits of fugaku as of {linter.limits.date}; 2 taken for Fugaku",
         "1 of the warnings is an error with --strict",
     ]
 
@@ -31,6 +31,20 @@ def test_text_names_location_rule_severity_and_fix() -> None:
 def test_text_without_findings() -> None:
     linter = Linter()
     assert as_text([linter.check("", "a")], linter.limits) == "1 file checked, nothing found\n"
+
+
+def test_text_names_the_site_and_what_decided_it() -> None:
+    linter = Linter(rules=[])
+
+    def text(group: str) -> str:
+        return as_text([linter.check(f"#PJM -L rscgrp={group}\n", "job.sh")], linter.limits)
+
+    assert text("small") == "1 file checked, nothing found; taken for Fugaku (rscgrp=small)\n"
+    assert "job.sh: taken for another site than Fugaku (rscgrp=regular-o)" in text("regular-o")
+    assert "those for FX1000 systems apply; --site fugaku applies all" in text("regular-o")
+    assert "(rscgrp=a-batch): of the rules, those for any site apply" in text("a-batch")
+    chosen = Linter(rules=[], site="any")
+    assert as_text([chosen.check("#PJM -S\n", "a")], chosen.limits) == "1 file checked, nothing found\n"
 
 
 def test_json_has_the_findings_and_counts() -> None:

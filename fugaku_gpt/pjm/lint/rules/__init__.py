@@ -6,6 +6,7 @@ from fugaku_gpt.pjm.lint.rules import (  # noqa: F401
     exclusive,
     grammar,
     identity,
+    launching,
     mpi,
     nodes,
     output,

@@ -6,13 +6,14 @@ import re
 from typing import Iterator, Optional
 
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
-from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, RUNS, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, INFO, RUNS, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU
 from fugaku_gpt.pjm.values import format_elapse, parse_elapse
 
 _HOUR = 3600
 _MINUTES_MEANT = 360  # a bare number up to here may well mean minutes
 _HOURS_MEANT = 72  # `10:00` up to here may well mean hours and minutes
-_SLURM_DAYS = re.compile(r"[0-9]{1,2}-[0-9]{1,2}(:[0-9]{2}){0,2}")
+_SLURM_DAYS = re.compile(r"[0-9]{1,2}-[0-9]{1,2}(:[0-9]{1,2}){0,2}")
 _SIGNALS = {"TERM", "SIGTERM", "15"}
 
 
@@ -50,15 +51,15 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
     first, last = elapse.minimum, elapse.maximum
     if group.min_elapse and first is not None and first < group.min_elapse:
         message = f"elapse={text} is {_as_time(first)}, below the least of {group.name}, {_as_time(group.min_elapse)}"
-        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif group.name.startswith("spot-"):
         return  # PJM042 reports it
     elif group.max_elapse and first is not None and first > group.max_elapse:
         message = f"elapse={text} is {_as_time(first)}, above the most of {group.name}, {_as_time(group.max_elapse)}"
-        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif elapse.is_range and group.range_max and last is not None and last > group.range_max:
         message = f"elapse={text} ends at {_as_time(last)}, above the most of {group.name}, {_as_time(group.range_max)}"
-        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
 
 
 @rule(
@@ -74,13 +75,15 @@ def ambiguous(facts: Facts) -> Iterator[Hit]:
     text, line, column = _elapse_position(facts)
     for part in text.strip().split("-") if not _SLURM_DAYS.fullmatch(text.strip()) else ():
         seconds: Optional[int] = None
+        severity = ""
         if re.fullmatch(r"[0-9]{1,6}", part) and int(part) <= _MINUTES_MEANT:
             seconds = int(part)
         elif re.fullmatch(r"[0-9]{1,4}:[0-9]{1,2}", part) and int(part.partition(":")[0]) <= _HOURS_MEANT:
             seconds = int(part.partition(":")[0]) * 60 + int(part.partition(":")[2])
+            severity = INFO  # MM:SS is how many write it on purpose
         if seconds is not None:
             message = f"elapse={text}: {part} is {_as_time(seconds)}"
-            yield Hit(line, message, column, f"write {format_elapse(seconds)} if that is meant")
+            yield Hit(line, message, column, f"write {format_elapse(seconds)} if that is meant", severity=severity)
             return
 
 
@@ -92,7 +95,7 @@ def ambiguous(facts: Facts) -> Iterator[Hit]:
     "hours (spot-int 6): [ERR.] PJM 0057.",
     fix="write elapse=4:00:00, or a range such as elapse=4:00:00-12:00:00",
     source="Fugaku user guide 1.52, pjsubCommandOptions, low priority jobs",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def spot(facts: Facts) -> Iterator[Hit]:
     elapse, group = facts.elapse, facts.group_limits
@@ -105,10 +108,10 @@ def spot(facts: Facts) -> Iterator[Hit]:
     if group.max_elapse and (first is None or first > group.max_elapse):
         verb = "starts" if elapse.is_range else "is"
         message = f"elapse={text} {verb} above the {_as_time(group.max_elapse)} of {group.name}"
-        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif elapse.is_range and last is not None and group.range_max and last > group.range_max:
         message = f"elapse={text} ends above the {_as_time(group.range_max)} of {group.name}"
-        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED)
+        yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
 
 
 @rule(
@@ -153,10 +156,14 @@ def slurm_days(facts: Facts) -> Iterator[Hit]:
         refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
         hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
         message = f"elapse={text} is a range from {_as_time(elapse.minimum)} to {_as_time(elapse.maximum or 0)}"
-        yield Hit(line, message, column, f"write {hours}:00:00 if {days} days are meant", "" if refused else RUNS)
+        yield Hit(line, message, column, f"write {hours}:00:00 if {_days(int(days))} meant", "" if refused else RUNS)
     elif elapse.is_range and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"
         yield Hit(line, message, column, "write the shorter time first")
+
+
+def _days(count: int) -> str:
+    return "1 day is" if count == 1 else f"{count} days are"
 
 
 def _slurm_seconds(text: str) -> int:

@@ -7,6 +7,7 @@ from typing import Iterator
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU
 
 _SPACK = re.compile(r"share/spack/setup-env|^spack$")
 _ENVIRONMENT_VARIABLE = re.compile(r"\$\{?(VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|PYENV_VERSION)\b(?!:?[-+])")
@@ -32,7 +33,7 @@ _PJM_COMMANDS = ("pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjs
     "the system's own are found.",
     fix="after `spack load`: export LD_LIBRARY_PATH=/lib64:$LD_LIBRARY_PATH",
     source="Fugaku user guide 1.52, EnvironmentSettings",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def spack_libraries(facts: Facts) -> Iterator[Hit]:
     if "spack" not in facts.body_text:
@@ -104,7 +105,7 @@ def unquoted_id(facts: Facts) -> Iterator[Hit]:
     why="pjrsh starts commands on other nodes of the job, which the job must have asked for.",
     fix='add #PJM -L "exepjrsh=1"',
     source="Fugaku user guide 1.52, JobExecution/HowToUseCustomResource",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def remote_shell(facts: Facts) -> Iterator[Hit]:
     if facts.resources.get("exepjrsh") is not None or "pjrsh" not in facts.body_text:

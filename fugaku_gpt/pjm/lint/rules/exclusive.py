@@ -7,6 +7,7 @@ from typing import Iterator
 
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, ERROR, INFO, UNSURE, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU
 from fugaku_gpt.pjm.options import find_option
 from fugaku_gpt.pjm.values import parse_bulk, parse_step
 
@@ -40,7 +41,7 @@ def statistics(facts: Facts) -> Iterator[Hit]:
     why="Without -s or -S nothing is written about the job's energy, power, memory and knobs once it has ended.",
     fix="add #PJM -S",
     source="Fugaku user guide 1.52, pjsubCommandOptions",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def no_statistics(facts: Facts) -> Iterator[Hit]:
     if "stats" not in facts.script.options and "stats_nodes" not in facts.script.options:
@@ -62,6 +63,21 @@ def command_line_only(facts: Facts) -> Iterator[Hit]:
         if option is not None and option.command_line_only:
             message = f"{directive.option} is for the command line of pjsub alone"
             yield Hit(directive.line, message, facts.column(directive.line, directive.option), downgrade=UNSURE)
+
+
+@rule(
+    "PJM018",
+    WARNING,
+    "mail without an address",
+    why="-m names the events that send mail; without --mail-list the mail goes to the account on the login node, where "
+    "few people read it.",
+    fix="add #PJM --mail-list ADDRESS",
+    source="Command Reference J2UL-2549, pjsub, -m and --mail-list",
+)
+def mail_without_address(facts: Facts) -> Iterator[Hit]:
+    options = facts.script.options
+    if "mail" in options and "mail_list" not in options:
+        yield Hit(facts.line_of("mail"), f"-m {printable(options['mail'])} without --mail-list")
 
 
 @rule(
@@ -137,7 +153,8 @@ def _parameters(facts: Facts, mode: str, sparam: str) -> Iterator[Hit]:
 )
 def lonely_sparam(facts: Facts) -> Iterator[Hit]:
     options = facts.script.options
-    if "sparam" in options and not any(mode in options for mode in _MODES):
-        yield Hit(
-            facts.line_of("sparam"), f"--sparam {printable(options['sparam'])} without --bulk, --step or --interact"
-        )
+    sparam = options.get("sparam")
+    if sparam is None or any(mode in options for mode in _MODES):
+        return
+    fix = "add --interact: wait-time is of interactive jobs" if "wait-time" in str(sparam) else ""
+    yield Hit(facts.line_of("sparam"), f"--sparam {printable(sparam)} without --bulk, --step or --interact", fix=fix)

@@ -50,7 +50,9 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
         if script.body_line and line > script.body_line:
             continue  # it would be ignored in any case
         text = script.lines[line - 1]
-        deliberate = text.partition("PJM")[0].count("#") > 1
+        # a second # or a tab behind it is how editors and people switch a line off
+        before = text.partition("PJM")[0]
+        deliberate = before.count("#") > 1 or before.endswith("\t")
         column = len(text) - len(text.lstrip()) + 1
         yield Hit(line, f"{printable(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
 
@@ -229,6 +231,23 @@ def no_shebang(facts: Facts) -> Iterator[Hit]:
     lines = facts.script.lines
     if lines and not lines[0].lstrip("\ufeff").startswith("#!"):
         yield Hit(1, f"the first line is {printable(lines[0])!r}, no #!: the login shell runs the script")
+
+
+@rule(
+    "PJM017",
+    ERROR,
+    "lines that end as on Windows",
+    why="The shell takes the carriage return at the end of a line for a part of its last word: `#!/bin/bash` names a "
+    "program that does not exist, and so does the last word of each command.",
+    fix="sed -i 's/\\r$//' FILE",
+    source="bash(1); seen in public scripts",
+)
+def carriage_return(facts: Facts) -> Iterator[Hit]:
+    for problem in facts.script.problems:
+        if problem.kind == "carriage-return":
+            count = int(problem.text)
+            lines = "1 line ends" if count == 1 else f"{count} lines end"
+            yield Hit(problem.line, f"{lines} in a carriage return, this being the first", downgrade=RUNS)
 
 
 def _spellings() -> "list[str]":

@@ -7,6 +7,7 @@ from typing import Iterator, Optional
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, INFO, UNSURE, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
 from fugaku_gpt.pjm.values import NAME_BYTES, has_placeholder, parse_volumes
 
 _VOLUMES = "PJM_LLIO_GFSCACHE"
@@ -64,7 +65,7 @@ def job_name(facts: Facts) -> Iterator[Hit]:
     "to submit a job. The group may also be given on the command line.",
     fix="add #PJM -g GROUP, with the group of your project (`id` lists yours)",
     source="Fugaku user guide 1.52, JobExecution/NormalJob and UsageRules",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def no_group(facts: Facts) -> Iterator[Hit]:
     if "group" not in facts.script.options and "gid" not in facts.script.options:
@@ -81,7 +82,7 @@ def no_group(facts: Facts) -> Iterator[Hit]:
     "resource groups alone.",
     fix="name the group of your project, or, with trial, a spot- resource group",
     source="Fugaku user guide 1.52, UsageRules and JobExecution/NormalJob",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def wrong_group(facts: Facts) -> Iterator[Hit]:
     owner = facts.script.options.get("group")
@@ -101,7 +102,7 @@ def wrong_group(facts: Facts) -> Iterator[Hit]:
     "refuses jobs that start on a volume which it does not name, and jobs that use Spack without /vol0004.",
     fix="add #PJM -x PJM_LLIO_GFSCACHE=/vol0004 with the volumes that the job touches, joined by colons",
     source="Fugaku user guide 1.52, LayeredStorageAndLLIO/SelectAvailableVolumes",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def volumes(facts: Facts) -> Iterator[Hit]:
     spack = next(facts.find_uses(_SPACK), None)
@@ -135,7 +136,7 @@ def volumes(facts: Facts) -> Iterator[Hit]:
     why="A job fails when one of its volumes has a fault. The fewer it names, the fewer faults are its own.",
     fix="name only the volumes that the job touches",
     source="Fugaku user guide 1.52, LayeredStorageAndLLIO/SelectAvailableVolumes",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def all_volumes(facts: Facts) -> Iterator[Hit]:
     value = facts.directive_environment.get(_VOLUMES)
@@ -181,12 +182,38 @@ def _first_placeholder(pattern: "re.Pattern[str]", text: str, defined: "set[str]
     why="The group is in no public list of today; pjsub refuses groups that do not exist (PJM 0058).",
     fix="choose a group of today: `pjacl` and the site's table list them",
     source="Fugaku user guide 1.52; user briefings of 2025",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def retired_group(facts: Facts) -> Iterator[Hit]:
+    group, limits = facts.group, facts.limits
+    successor, reporter = (limits.successor(group), limits.report_of(group)) if group else (None, None)
+    if not group or not (successor or reporter):
+        return
+    line, column = facts.position("resources.rscgrp", group)
+    message = f"the resource group {printable(group)} is in no list of today (as of {limits.date})"
+    if reporter:
+        fix = f"`pjacl --rg {group}` tells whether you may use it"
+        yield Hit(line, f"{message}, though {reporter} name it", column, fix, severity=INFO)
+    else:
+        yield Hit(line, message, column, f"use {successor}", date=limits.date)
+
+
+@rule(
+    "PJM024",
+    ERROR,
+    "a group for interactive jobs in a batch script",
+    why="Groups such as int take jobs of pjsub --interact alone: pjsub refuses the script unless the option is on its "
+    "command line.",
+    fix="name a group for batch jobs, such as small, or submit with pjsub --interact",
+    source="Fugaku user guide 1.52, JobExecution/InteractiveJob; FAQ of the supercomputer Flow, --interact",
+    site=FX1000,
+)
+def interactive_group(facts: Facts) -> Iterator[Hit]:
     group = facts.group
-    successor = facts.limits.successor(group) if group else None
-    if group and successor:
+    if not group or "interact" in facts.script.options:
+        return
+    known = facts.group_limits.interactive if facts.group_limits else False
+    if known or (not facts.is_fugaku and "interactive" in group):
         line, column = facts.position("resources.rscgrp", group)
-        message = f"the resource group {printable(group)} is in no list of today (as of {facts.limits.date})"
-        yield Hit(line, message, column, f"use {successor}")
+        message = f"the resource group {printable(group)} takes interactive jobs alone"
+        yield Hit(line, message, column, downgrade=COMMAND_LINE)

@@ -7,6 +7,7 @@ from typing import Iterator
 from fugaku_gpt.machine.fugaku import CORES
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import ERROR, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FX1000
 from fugaku_gpt.pjm.values import AXES, parse_count, parse_shape
 
 _SOURCE = "End-user's Guide J2UL-2534, 2.3.6; Command Reference J2UL-2549, pjsub, --mpi"
@@ -20,7 +21,7 @@ _SOURCE = "End-user's Guide J2UL-2534, 2.3.6; Command Reference J2UL-2549, pjsub
     "max-proc-per-node below what proc needs.",
     fix="ask for more nodes, or fewer processes",
     source=_SOURCE,
-    fugaku_only=True,
+    site=FX1000,
 )
 def too_many(facts: Facts) -> Iterator[Hit]:
     for key in ("proc", "max-proc-per-node"):
@@ -54,7 +55,7 @@ def too_many(facts: Facts) -> Iterator[Hit]:
     why="Some nodes get fewer processes than others, and wait for them.",
     fix="make proc a multiple of the nodes",
     source=_SOURCE,
-    fugaku_only=True,
+    site=FX1000,
 )
 def uneven(facts: Facts) -> Iterator[Hit]:
     proc, nodes = facts.proc, facts.nodes
@@ -74,7 +75,7 @@ def uneven(facts: Facts) -> Iterator[Hit]:
     "multiple of 4 processes on a node some lie across two groups, and are slower.",
     fix="use 1, 2 or a multiple of 4 processes on each node",
     source="MPI User's Guide J2UL-2565, tables 4.44 to 4.46",
-    fugaku_only=True,
+    site=FX1000,
 )
 def groups(facts: Facts) -> Iterator[Hit]:
     ranks_per_node = facts.ranks_per_node
@@ -99,7 +100,7 @@ def groups(facts: Facts) -> Iterator[Hit]:
     "after a colon, rank-map-bynode after an equals sign.",
     fix="rank-map-bychip:XYZ or rank-map-bynode=XYZ, with the axes of node=",
     source=_SOURCE,
-    fugaku_only=True,
+    site=FX1000,
 )
 def shapes(facts: Facts) -> Iterator[Hit]:
     node = facts.node_shape
@@ -137,7 +138,7 @@ def shapes(facts: Facts) -> Iterator[Hit]:
     "mpiexec starts all.",
     fix="align mpiexec -n with --mpi, or drop -n",
     source="End-user's Guide J2UL-2534, 2.3.6; MPI User's Guide J2UL-2565, mpiexec",
-    fugaku_only=True,
+    site=FX1000,
 )
 def other_count(facts: Facts) -> Iterator[Hit]:
     ranks = facts.ranks
@@ -168,7 +169,7 @@ def other_count(facts: Facts) -> Iterator[Hit]:
     why="With neither proc nor max-proc-per-node there is one process on each node, whatever -n says beyond it.",
     fix='add #PJM --mpi "max-proc-per-node=N", or proc=N',
     source="End-user's Guide J2UL-2534, 2.3.6, table 2.28",
-    fugaku_only=True,
+    site=FX1000,
 )
 def unstated(facts: Facts) -> Iterator[Hit]:
     if facts.launches and not facts.mpi.keys() & {"proc", "max-proc-per-node"}:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Iterator
+from typing import Iterator, Sequence, Tuple
 
 from fugaku_gpt.machine.fugaku import SHELF, TOFU_UNIT, TORUS_ABOVE
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
-from fugaku_gpt.pjm.lint.registry import DATED, ERROR, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.registry import DATED, ERROR, UNSURE, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
 from fugaku_gpt.pjm.values import parse_node
-
-_TOFU, _SHELF = math.prod(TOFU_UNIT), math.prod(SHELF)
 
 
 @rule(
@@ -21,7 +21,7 @@ _TOFU, _SHELF = math.prod(TOFU_UNIT), math.prod(SHELF)
     "ranges are data with a date; refresh them with --update-limits.",
     fix="choose the group that fits the size",
     source="Fugaku user guide 1.52, UsageRules; Command Reference J2UL-2549, messages 0054 and 0057",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def node_range(facts: Facts) -> Iterator[Hit]:
     group, nodes = facts.group_limits, facts.nodes
@@ -39,7 +39,7 @@ def node_range(facts: Facts) -> Iterator[Hit]:
             if other.max_nodes and (other.min_nodes or 1) <= nodes <= other.max_nodes
         ]
         fix = f"groups that take {nodes} nodes: {', '.join(fitting)}" if fitting else ""
-        yield Hit(line, message, column, fix, DATED)
+        yield Hit(line, message, column, fix, DATED, date=group.date)
 
 
 @rule(
@@ -50,7 +50,7 @@ def node_range(facts: Facts) -> Iterator[Hit]:
     "nodes Fugaku allocates tori alone.",
     fix="write node=XxYxZ:torus:strict, or drop :strict",
     source="Command Reference J2UL-2549, pjsub, -L node; Fugaku user guide 1.52, UsageRules",
-    fugaku_only=True,
+    site=FX1000,
 )
 def node_shape(facts: Facts) -> Iterator[Hit]:
     text = facts.resources.get("node")
@@ -77,7 +77,7 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
         yield Hit(line, message, column, "use :torus", DATED)
     elif group and node.allocation and group.allocations and node.allocation not in group.allocations:
         message = f"node={text}: the group {group.name} takes {' '.join(group.allocations)} (as of {group.date})"
-        yield Hit(line, message, column, f"use :{group.allocations[0]}", DATED)
+        yield Hit(line, message, column, f"use :{group.allocations[0]}", DATED, date=group.date)
 
 
 @rule(
@@ -88,7 +88,7 @@ def node_shape(facts: Facts) -> Iterator[Hit]:
     "is billed, not what was asked for.",
     fix="ask for a multiple of the unit",
     source="Fugaku user guide 1.52, UsageRules, definition of used computational resource",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def rounded(facts: Facts) -> Iterator[Hit]:
     node, group = facts.node_shape, facts.group_limits
@@ -96,15 +96,26 @@ def rounded(facts: Facts) -> Iterator[Hit]:
         return
     torus = node.allocation == "torus" or (group is not None and group.allocations == ("torus",))
     large = node.count > TORUS_ABOVE
-    unit = _SHELF if large or (torus and node.io == "io-exclusive") else _TOFU
-    if (torus or large) and node.count % unit:
+    sides = SHELF if large or (torus and node.io == "io-exclusive") else TOFU_UNIT
+    least = _allocated_nodes(node.dims, sides)
+    if (torus or large) and node.count != least:
         text = facts.resources["node"] or ""
         line, column = facts.position("resources.node", text)
-        least = -(-node.count // unit) * unit
-        message = (
-            f"node={text}: {node.count} nodes are no multiple of {unit}; at least {least} are allocated and billed"
-        )
+        shape = "x".join(map(str, sides))
+        message = f"node={text}: a torus consists of units of {shape}: {least} nodes for {node.count}, and billed so"
         yield Hit(line, message, column, f"ask for {least} nodes")
+
+
+def _allocated_nodes(dims: Sequence[int], unit: Tuple[int, int, int]) -> int:
+    """Return the fewest nodes of whole units that hold a shape: each side of a box is rounded up to the unit's, in the
+    orientation that wastes least; a shape of one or two axes may be folded, so its number of nodes is rounded up."""
+    if len(dims) < 3:
+        size = math.prod(unit)
+        return -(-math.prod(dims) // size) * size
+    return min(
+        math.prod(-(-side // least) * least for side, least in zip(order, unit))
+        for order in itertools.permutations(dims)
+    )
 
 
 @rule(
@@ -114,7 +125,7 @@ def rounded(facts: Facts) -> Iterator[Hit]:
     why="Without node= the job gets the group's default: one node in small, the least that the group takes in large.",
     fix='add #PJM -L "node=N"',
     source="Fugaku user guide 1.52, pjsubCommandOptions and UsageRules",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def no_node(facts: Facts) -> Iterator[Hit]:
     if "node" in facts.resources or "vnode" in facts.resources:
@@ -127,16 +138,23 @@ def no_node(facts: Facts) -> Iterator[Hit]:
 @rule(
     "PJM034",
     ERROR,
-    "virtual nodes on Fugaku",
-    why="vnode, vnode-core, vnode-mem, core-mem and -P are for PRIMERGY (x86) nodes; Fugaku's are FX.",
+    "resources that Fugaku does not have",
+    why="vnode, vnode-core, vnode-mem, core-mem and -P are for PRIMERGY (x86) nodes, gpu for nodes with GPUs, and "
+    "--omp is an addition of single sites; Fugaku's nodes are FX.",
     fix='ask for whole nodes: -L "node=N"',
     source="Command Reference J2UL-2549, pjsub, -L vnode and -P",
-    fugaku_only=True,
+    site=FX1000,
 )
 def virtual_nodes(facts: Facts) -> Iterator[Hit]:
     for key in ("vnode", "vnode-core", "vnode-mem", "core-mem"):
         if key in facts.resources:
             line, column = facts.position(f"resources.{key}")
-            yield Hit(line, f"{key}={printable(facts.resources[key])}: Fugaku has no virtual nodes", column)
+            yield Hit(line, f"{key}={printable(facts.resources[key])}: FX nodes have no virtual nodes", column)
+    if "gpu" in facts.resources:
+        line, column = facts.position("resources.gpu")
+        yield Hit(line, f"gpu={printable(facts.resources['gpu'])}: FX nodes have no GPUs", column, "remove gpu=")
+    if "omp" in facts.script.options and facts.is_fugaku:
+        fix = "export OMP_NUM_THREADS=N in the script"
+        yield Hit(facts.line_of("omp"), "pjsub of Fugaku has no option --omp", fix=fix, downgrade=UNSURE)
     if "policy" in facts.script.options:
-        yield Hit(facts.line_of("policy"), "-P is for virtual nodes, which Fugaku has not", fix="remove -P")
+        yield Hit(facts.line_of("policy"), "-P is for virtual nodes, which FX nodes have not", fix="remove -P")

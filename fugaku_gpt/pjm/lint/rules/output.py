@@ -6,7 +6,8 @@ import re
 from typing import Iterator
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
-from fugaku_gpt.pjm.lint.registry import ERROR, RUNS, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FX1000
 
 _MAX_FILES = 1000  # processes that may make files in one folder
 _DEVICES = ("/dev/stdout", "/dev/stderr")
@@ -21,7 +22,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+))")
     "./output.JOBID/0/1/stdout.1.RANK. Only the -proc forms, one file for each process, work.",
     fix="use -std-proc, -stdout-proc or -stderr-proc, with a path such as ./output.%j/%/1000r/stdout",
     source="Fugaku user guide 1.52, MPI/InputOutputRedirection",
-    fugaku_only=True,
+    site=FX1000,
 )
 def single_file(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches:
@@ -29,7 +30,9 @@ def single_file(facts: Facts) -> Iterator[Hit]:
             if not option.text.endswith("-proc"):
                 where = f" {printable(path.text)}" if path else ""
                 proc = f"{option.text}-proc"
-                yield Hit(option.line, f"{option.text}{where} is ignored", option.column, f"use {proc}{where}")
+                severity = "" if facts.is_fugaku else INFO  # other sites may have left the option on
+                message = f"{option.text}{where} is ignored"
+                yield Hit(option.line, message, option.column, f"use {proc}{where}", severity=severity)
 
 
 @rule(
@@ -40,7 +43,7 @@ def single_file(facts: Facts) -> Iterator[Hit]:
     "%/1000r puts each thousand into a folder of its own.",
     fix="write a path such as ./output.%j/%/1000r/stdout",
     source="Fugaku user guide 1.52, MPI/InputOutputRedirection; MPI User's Guide J2UL-2565, mpiexec",
-    fugaku_only=True,
+    site=FX1000,
 )
 def crowded_folder(facts: Facts) -> Iterator[Hit]:
     for launch in facts.launches:

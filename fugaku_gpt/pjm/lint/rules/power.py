@@ -7,6 +7,7 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 from fugaku_gpt.machine.fugaku import RETENTION_LIMIT
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, INFO, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU
 from fugaku_gpt.pjm.options import KNOB_VALUES
 
 _SOURCE = "Fugaku user guide 1.52, PowerControlFunction"
@@ -38,7 +39,7 @@ def _all_states() -> str:
     "run are 2000 with 0 or 2, and 2200 with 2. Until 2024 boost without eco did run.",
     fix="freq=2200,eco_state=2 (boost eco), freq=2000,eco_state=2 (eco) or freq=2000,eco_state=0 (normal)",
     source=_SOURCE + "; user briefings of April and September 2025",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def frequency(facts: Facts) -> Iterator[Hit]:
     text = facts.resources.get("freq")
@@ -62,7 +63,7 @@ def frequency(facts: Facts) -> Iterator[Hit]:
     "and 0. So the same script runs in another mode than it did, at about half the peak where eco mode has come in.",
     fix="write both",
     source=_SOURCE + "; user briefings of April and September 2025",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def half_a_mode(facts: Facts) -> Iterator[Hit]:
     for given, missing, default in (("freq", "eco_state", 2), ("eco_state", "freq", 2200)):
@@ -82,7 +83,7 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
     "products take almost twice as long as they could, and results cannot be compared over the years.",
     fix='add #PJM -L "freq=2000,eco_state=0,retention_state=0", or the mode that is meant',
     source=_SOURCE + "; user briefings of April and September 2025",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def no_knob(facts: Facts) -> Iterator[Hit]:
     if not any(knob in facts.resources for knob in KNOB_VALUES):
@@ -97,7 +98,7 @@ def no_knob(facts: Facts) -> Iterator[Hit]:
     "retention is invalid because job size is too large.",
     fix="remove retention_state=1",
     source="Fugaku user guide 1.52, JobExecution/NormalJob",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def retention_ignored(facts: Facts) -> Iterator[Hit]:
     if facts.knob("retention_state") == 1 and facts.nodes and facts.nodes > RETENTION_LIMIT:
@@ -112,7 +113,7 @@ def retention_ignored(facts: Facts) -> Iterator[Hit]:
     why="pjsub refuses values outside the table of a custom resource: [ERR.] PJM 0076.",
     fix=_all_states(),
     source=_SOURCE + "; Command Reference J2UL-2549, message 0076",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def knob_value(facts: Facts) -> Iterator[Hit]:
     allowed = {knob: values for knob, values in KNOB_VALUES.items() if knob != "freq"}
@@ -134,7 +135,7 @@ def knob_value(facts: Facts) -> Iterator[Hit]:
     "at each parallel region, and ranks that sleep, pay that each time.",
     fix="set retention_state=0, or export OMP_WAIT_POLICY=active",
     source=_SOURCE,
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def sleeping_cores(facts: Facts) -> Iterator[Hit]:
     if facts.knob("retention_state") != 1 or (facts.nodes and facts.nodes > RETENTION_LIMIT):

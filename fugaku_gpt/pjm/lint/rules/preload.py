@@ -8,6 +8,7 @@ from typing import Iterator, Optional
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.launches import Assignment
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FUGAKU
 
 _PREVIOUS_VALUE = re.compile(r"\$\{?LD_PRELOAD\b")
 _EMPTY = ("", '""', "''")
@@ -52,7 +53,7 @@ def exported(facts: Facts) -> Iterator[Hit]:
     "the XOS_MMM_L_ settings of the heap have no effect.",
     fix="choose one: tcmalloc, or the XOS_MMM_L_ settings",
     source=_LARGE_PAGES + "; that other allocators cannot be combined with libmpg is theirs, the rest is inferred",
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def tcmalloc(facts: Facts) -> Iterator[Hit]:
     preload = next(
@@ -101,7 +102,7 @@ def overwritten(facts: Facts) -> Iterator[Hit]:
     fix="XOS_MMM_L_HPAGE_TYPE=hugetlbfs, XOS_MMM_L_PAGING_POLICY=demand:demand:prepage, XOS_MMM_L_ARENA_LOCK_TYPE=1, "
     "XOS_MMM_L_MAX_ARENA_NUM=1",
     source=_LARGE_PAGES,
-    fugaku_only=True,
+    site=FUGAKU,
 )
 def fallback(facts: Facts) -> Iterator[Hit]:
     requested = facts.sole_text("XOS_MMM_L_HUGETLB_FALLBACK")

@@ -7,6 +7,7 @@ from typing import Iterator
 from fugaku_gpt.machine.fugaku import CORES
 from fugaku_gpt.pjm.lint.facts import Facts
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.sites import FX1000
 
 
 @rule(
@@ -17,7 +18,7 @@ from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
     "purpose, for more memory bandwidth or memory for each thread.",
     fix="make OMP_NUM_THREADS times the processes on each node 48",
     source="Fugaku user guide 1.52, JobExecution/SampleScripts; End-user's Guide J2UL-2534, 2.3.6",
-    fugaku_only=True,
+    site=FX1000,
 )
 def threads(facts: Facts) -> Iterator[Hit]:
     omp_threads = facts.sole_number("OMP_NUM_THREADS")
@@ -50,7 +51,7 @@ def threads(facts: Facts) -> Iterator[Hit]:
     why="Fujitsu's OpenMP takes the smaller of the two and warns (jwe1042i-w).",
     fix="set both to the same number",
     source="Fugaku user guide 1.52, JobExecution/SampleScripts; Fujitsu's language guides, jwe1042i-w",
-    fugaku_only=True,
+    site=FX1000,
 )
 def parallel(facts: Facts) -> Iterator[Hit]:
     parallel_count, omp_count = facts.sole_number("PARALLEL"), facts.sole_number("OMP_NUM_THREADS")
