@@ -7,6 +7,7 @@
     python_version: 3.9
     python: torch-1.10/bin/python3               # a relative path with a / is inside job.tarball, else from this file
     pins: torch-1.7.txt                          # requirements file for pip; relative to this file
+    architecture: aarch64                        # processors that the pins are for, as `uname -m` prints it
     launcher: mpiexec                            # mpiexec (PJM), srun (Slurm), mpirun
     launcher_options: []                         # further arguments for it
     srun_mpi: pmi2                               # MPI type for srun (see `srun --mpi=list`)
@@ -75,10 +76,10 @@ class Build:
     """
 
     repository: str = option("", "repository to clone", form=_WORD)
-    branch: str = option("", "branch of the repository", form=_WORD)
+    branch: str = option("", "branch or tag of the repository", form=_WORD)
     sources: str = option("sources", "folder of the clone on the node-local disk", form=_WORD)
-    scripts: str = option("", "folder of the build scripts in the repository", form=_WORD)
-    settings: str = option("", "settings file in that folder", form=_WORD)
+    scripts: str = option("", "folder in the repository in which the steps are run", form=_WORD)
+    settings: str = option("", "settings file in that folder, which the steps are run with; default: none", form=_WORD)
     set: Tuple[str, ...] = option((), "settings to change, each NAME=value", form=_VARIABLE)
     edit: Tuple[str, ...] = option(
         (), "edits, each FILE: a sed expression", form=(r"[\w.-]+: .+", "FILE: an expression of sed")
@@ -105,6 +106,9 @@ class Profile:
     note: str = option("", "one line for lists", form=_LINE)
     python_version: str = option("", "version of its Python", form=_VERSION)
     pins: str = option("", "requirements file with exact versions, for pip", form=_LINE)
+    architecture: str = option(
+        "", "processors that the pins are for, as `uname -m` prints it; default: any", form=(r"\w+", "such as aarch64")
+    )
     launcher: str = option(
         "", "command that starts the ranks; default: the scheduler's", choices=("", "mpiexec", "srun", "mpirun")
     )

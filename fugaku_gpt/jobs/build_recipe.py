@@ -82,9 +82,11 @@ def _compiled_build(profile: Profile) -> Build:
     build = profile.build
     if not profile.in_tarball:
         raise UsageError(f"{profile.name}: is installed by pip, not compiled: fugaku-gpt env create {profile.name}")
-    for key in ("branch", "scripts", "settings", "compiler", "prefix", "steps"):
+    for key in ("branch", "scripts", "compiler", "prefix", "steps"):
         if not getattr(build, key):
             raise ConfigError(f"{profile.name}: build.{key}: is not set, and the build's job needs it")
+    if build.set and not build.settings:
+        raise ConfigError(f"{profile.name}: build.set: changes lines of build.settings, which is not set")
     return build
 
 

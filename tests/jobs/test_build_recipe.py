@@ -103,6 +103,23 @@ def test_the_job_builds_and_leaves_a_tar_file(fork: Profile, tmp_path: Path) -> 
     assert [record.exit_code for record in exit_records(tmp_path / "job").values()] == [0]
 
 
+def test_a_build_without_a_settings_file_takes_its_settings_from_variables(fork: Profile, tmp_path: Path) -> None:
+    step = 'bash -c \'mkdir -p "$1/bin" && cp python "$1/bin/python3" && echo "$CC" > "$1/words"\' step {prefix}'
+    done = _run(replace(fork, build=replace(fork.build, settings="", set=(), edit=(), steps=(step,))), tmp_path)
+    assert done.returncode == 0, done.stdout
+    prefix = tmp_path / "disk of the node" / "torch-9"
+    assert (prefix / "words").read_text() == "/opt/tools-1/bin/fcc -Kfast\n"
+
+
+def test_the_build_of_pytorch_s_own_sources_leaves_out_what_a64fx_has_not() -> None:
+    script = build_job(resolve("a64fx-torch-2.9"), find_profile("a64fx-torch-2.9"), SETTINGS).text
+    for name in ("KLEIDIAI", "XNNPACK", "MKLDNN_ACL", "CUDA", "ROCM", "XPU"):
+        assert f"  export USE_{name}=0\n" in script
+    assert "put()" not in script and "--branch v2.9.1 " in script
+    checks, compiling = script.index("--atleast-version=0.3.31 openblas"), script.index("--no-build-isolation")
+    assert checks < compiling  # a node without the libraries says so before hours of compiling
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -176,6 +193,8 @@ def test_settings_unfit_for_a_build_job_are_refused(fork: Profile) -> None:
         build_job(fork, file, ["layout.dp=2"])
     with pytest.raises(ConfigError, match=r"build\.steps: .*No closing quotation"):
         build_job(replace(fork, build=replace(fork.build, steps=("bash 'x",))), file)
+    with pytest.raises(ConfigError, match=r"build\.set: changes lines of build\.settings, which is not set"):
+        build_job(replace(fork, build=replace(fork.build, settings="")), file)
     with pytest.raises(ConfigError, match=r"build\.branch: is not set"):
         build_job(replace(fork, build=replace(fork.build, branch="")), file)
 
