@@ -5,7 +5,8 @@ SHELL := /bin/sh
 .PHONY: help install dev demo quick slow test unit lint docs reference soak slurm test-arm test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
-PINS   ?= env/torch-2.13.txt
+# On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
+PINS   ?= env/$(if $(filter aarch64,$(shell uname -m)),aarch64-torch-2.10,torch-2.13).txt
 ## PIP_ARGS: options of pip, such as an index with CPU builds of PyTorch
 PIP_ARGS ?=
 VENV := .venv

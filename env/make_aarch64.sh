@@ -26,7 +26,8 @@ root=$(cd "$1" && pwd)
 shift
 [ $# -gt 0 ] || set -- kernels gcc-14 clang-19 training
 python=${PYTHON:-python3.11}
-packages=$scripts/aarch64-packages.txt wheels=$scripts/aarch64.txt log=$root/log.txt
+packages=$scripts/aarch64-packages.txt log=$root/log.txt
+pins=$scripts/aarch64-torch-2.10.txt wheels=$scripts/aarch64.txt # what runs need, and what those need
 skipped=
 
 fail() { # of a part: the reason, with the end of the failed command's output
@@ -42,7 +43,7 @@ digest() {
         case $1 in
             gcc-*) grep "^cross " "$packages" ;;
             clang-*) grep -E "^(cross|gcc-12) " "$packages" ;;
-            wheels | numpy) cat "$wheels" ;;
+            wheels | numpy) cat "$pins" "$wheels" ;;
         esac
         grep "^$1 " "$packages"
         cat "$0"
@@ -192,7 +193,7 @@ make_kernels() {
     make_gcc 12
     if ! is_made numpy; then
         rm -rf "$root/numpy"
-        pip_download "$root/numpy" "$(grep '^numpy==' "$wheels")"
+        pip_download "$root/numpy" "$(grep '^numpy==' "$pins")"
         made numpy
     fi
     mkdir -p "$root/bin"
@@ -208,13 +209,13 @@ make_training() {
     rm -rf "$root/wheels"
     mkdir -p "$root/wheels"
     # pip leaves the libraries of mpich's wheel out of a --target
-    sed '/^mpich==/d' "$wheels" > "$root/wheels.txt"
+    sed '/^mpich==/d' "$pins" "$wheels" > "$root/wheels.txt"
     pip_download "$root/wheels" -r "$root/wheels.txt"
     rm -rf "$root/mpich"
     # shellcheck disable=SC2086  # options are words
     "$python" -m pip download --quiet --disable-pip-version-check ${PIP_ARGS:-} --no-deps --only-binary=:all: \
         --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 \
-        --dest "$root/mpich" "$(grep '^mpich==' "$wheels")" > "$log" 2>&1 || fail "pip cannot get MPICH for Arm"
+        --dest "$root/mpich" "$(grep '^mpich==' "$pins")" > "$log" 2>&1 || fail "pip cannot get MPICH for Arm"
     "$python" -m zipfile -e "$root"/mpich/mpich-*.whl "$root/mpich" > "$log" 2>&1 || fail "MPICH's wheel cannot be unpacked"
     mkdir -p "$root/lib"
     cp -r "$root"/mpich/mpich-*.data/data/lib/. "$root/lib/" || fail "MPICH's libraries cannot be copied"

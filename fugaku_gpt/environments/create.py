@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
 from fugaku_gpt.config.profile import Profile
-from fugaku_gpt.environments.registry import is_managed
+from fugaku_gpt.environments.registry import is_managed, require_architecture
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine.checkout import checkout
@@ -68,13 +68,14 @@ def create(
         on_progress: called with lines that show how far it is.
 
     Raises:
-        UsageError: it cannot be started.
+        UsageError: it cannot be started, or its pins are for another architecture.
         RunFailed: it was started and did not end well; the message quotes pip's last lines.
     """
     if not profile.pins:
         raise UsageError(f"{profile.name}: its profile names no pins: there is nothing to make")
     if not Path(profile.pins).is_file():
         raise UsageError(f"{profile.pins}: the pins of {profile.name} are not there")
+    require_architecture(profile)
     script = _script("make_environment.sh")
     _refuse_foreign_folder(folder)
     interpreter = python or find_python(profile.python_version)

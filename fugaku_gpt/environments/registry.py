@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import platform
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +26,8 @@ class EnvironmentLocation:
 
     Attributes:
         folder: the virtual environment; for a build in a tar file, the folder that it is unpacked to.
-        state: ``yes``, ``no``, ``half`` (to be finished by `env create`), ``other`` (created with other pins), or ``by
-            a job``.
+        state: ``yes``, ``no``, ``half`` (to be finished by `env create`), ``other`` (created with other pins), ``by a
+            job``, or ``not here`` (its pins are for another architecture).
         differing_pins: for ``other``, the packages that differ, and how.
     """
 
@@ -159,6 +160,8 @@ def location_of(profile: Profile) -> EnvironmentLocation:
     """Where a resolved profile's environment is, and whether it is complete."""
     if profile.in_tarball and not Path(profile.python).is_absolute():
         return EnvironmentLocation(Path(profile.python), "by a job")
+    if profile.architecture not in ("", platform.machine()):
+        return EnvironmentLocation(Path(profile.python).parent.parent, "not here")
     if "/" not in profile.python:
         program = shutil.which(profile.python)
         return EnvironmentLocation(Path(program or profile.python), "yes" if program else "no")
@@ -207,6 +210,23 @@ def _differing_pins(profile: Profile, folder: Path) -> str:
     return ", ".join(differences + more)
 
 
+def require_architecture(profile: Profile) -> None:
+    """Refuse a profile whose pins are for another architecture than this machine's.
+
+    Raises:
+        UsageError: they are; the message lists the profiles for this one.
+    """
+    machine = platform.machine()
+    if profile.architecture in ("", machine):
+        return
+    others = [load_profile(file) for file in profile_files().values()]
+    fitting = [other.name for other in others if other.pins and other.architecture in ("", machine)]
+    raise UsageError(
+        f"{profile.name}: its pins are for {profile.architecture}, and this machine is {machine}; valid: "
+        f"{', '.join(fitting)}"
+    )
+
+
 def require_created(profile: Profile, command: str = "") -> None:
     """Refuse an environment that is not complete on this machine.
 
@@ -214,8 +234,10 @@ def require_created(profile: Profile, command: str = "") -> None:
         command: the command that creates it; default: the one for the profile's own folder.
 
     Raises:
-        UsageError: it is not created, half created, or in a tar file that was not unpacked here.
+        UsageError: it is not created, half created, for another architecture, or in a tar file that was not unpacked
+            here.
     """
+    require_architecture(profile)
     location = location_of(profile)
     if location.state == "by a job":
         raise UsageError(

@@ -66,4 +66,4 @@ def test_a_profile_of_the_repository_is_complete(name: str) -> None:
 def test_the_repository_has_a_profile_for_each_build() -> None:
     builds = ["torch-1.7", "torch-1.10", "torch-1.13", "torch-2.13"]
     for_a64fx = ["a64fx-torch-1.7", "a64fx-torch-1.10", "a64fx-torch-1.13", "a64fx-torch-2.9"]
-    assert list(FILES) == [*builds, *for_a64fx]
+    assert list(FILES) == [*builds, *for_a64fx, "aarch64-torch-2.10"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 from typing import List, Optional, Tuple
@@ -11,6 +12,7 @@ import pytest
 import fugaku_gpt
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.config.profile import Profile
+from fugaku_gpt.environments.create import create
 from fugaku_gpt.environments.registry import (
     is_profile,
     location_of,
@@ -125,6 +127,20 @@ def test_a_folder_made_for_another_build_is_not_accepted(tmp_path: Path) -> None
     assert location_of(profile).state == "other"
     (venv / ".mpi").write_text("system\n", encoding="utf-8")
     assert location_of(profile).state == "yes"
+
+
+def test_pins_for_another_architecture_are_not_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert location_of(resolve("aarch64-torch-2.10", at=tmp_path / "new")).state == "no"
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    profile = resolve("aarch64-torch-2.10")
+    assert location_of(profile).state == "not here"
+    message = r"its pins are for aarch64, and this machine is x86_64; valid: torch-1\.7, .*torch-2\.13$"
+    with pytest.raises(UsageError, match=message):
+        require_created(profile)
+    with pytest.raises(UsageError, match=message):
+        create(profile, tmp_path / "new", sys.executable, [], print)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_build_in_a_tar_file_is_made_where_that_is_unpacked(tmp_path: Path) -> None:

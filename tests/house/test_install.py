@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from typing import Dict, List
 import pytest
 import yaml
 
+from fugaku_gpt.config.profile import load_profile
+
 ROOT = Path(__file__).resolve().parents[2]
-BUILDS = sorted(path.name for path in (ROOT / "env").glob("torch-*.txt"))
+BUILDS = sorted(path.name for path in (ROOT / "env").glob("*torch-*.txt"))
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -50,7 +53,31 @@ def test_a_build_pins_all_that_the_package_needs(build: str) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_build_is_named_after_the_pytorch_version(build: str) -> None:
-    assert build.startswith("torch-" + ".".join(pins(build)["torch"].split(".")[:2]) + ".")
+    assert f"-{build}".endswith("-torch-" + ".".join(pins(build)["torch"].split(".")[:2]) + ".txt")
+
+
+@pytest.mark.parametrize(("machine", "build"), [("x86_64", "torch-2.13"), ("aarch64", "aarch64-torch-2.10")])
+def test_make_installs_the_default_build_of_the_architecture(tmp_path: Path, machine: str, build: str) -> None:
+    uname = tmp_path / "uname"
+    uname.write_text(f"#!/bin/sh\necho {machine}\n", encoding="utf-8")
+    uname.chmod(0o755)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "--eval", "pins: ; @echo $(PINS)", "pins"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f"env/{build}.txt"]
+    assert load_profile(ROOT / "env" / f"{build}.yaml").python == "../.venv/bin/python"
+
+
+def test_the_emulated_machine_takes_the_pins_of_the_default_build_on_arm() -> None:
+    emulated = pins("aarch64.txt")
+    assert not set(emulated) & set(pins("aarch64-torch-2.10.txt"))  # each package is pinned once
+    script = (ROOT / "env" / "make_aarch64.sh").read_text(encoding="utf-8")
+    assert "$scripts/aarch64-torch-2.10.txt" in script and "$scripts/aarch64.txt" in script
 
 
 def test_the_tools_are_pinned_once() -> None:
