@@ -24,7 +24,7 @@ def build_facts() -> Dict[str, Any]:
         for name, present in (
             ("MKL", torch.backends.mkl.is_available()),
             ("oneDNN", torch.backends.mkldnn.is_available()),
-            ("OpenBLAS", "openblas" in shown.lower()),
+            ("OpenBLAS", "openblas" in shown.lower() or "BLAS_INFO=open" in shown),
             ("SSL2", "ssl2" in shown.lower()),
         )
         if present

@@ -32,6 +32,12 @@ def test_the_build_is_described_by_plain_values() -> None:
         assert isinstance(facts[name], str) and facts[name]
 
 
+@pytest.mark.parametrize("settings", ["BLAS_INFO=open, BUILD_TYPE=Release", "BLAS=OpenBLAS"])
+def test_openblas_is_named_where_the_build_s_report_has_it(monkeypatch: pytest.MonkeyPatch, settings: str) -> None:
+    monkeypatch.setattr(torch.__config__, "show", lambda: f"PyTorch built with:\n  - Build settings: {settings}, ")
+    assert compat.build_facts()["blas"].endswith("OpenBLAS")
+
+
 def test_the_instruction_set_is_read_from_an_older_build_s_report() -> None:
     report = "PyTorch built with:\n  - GCC 7.3\n  - CPU capability usage: AVX2\n  - Build settings: ..."
     assert build._instruction_set(report) == "AVX2"
