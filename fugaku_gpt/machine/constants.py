@@ -6,6 +6,9 @@ rewrites the fitted half; the rest is written by hand.
 
 ``fugaku-gpt plan probe`` writes the file of the machine that it runs on. That file has an additional section
 ``probed``, on which its time model is based (``planner/trainer/seconds.py``); its constants are factors.
+
+A file with a section ``counted`` has the cycles of our own kernels (``planner/trainer/counted.py``), and names with
+``base`` the machine whose file has the rest.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import yaml
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.counted import CountedCycles, counted_from_data, counted_to_data
 from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data, round_digits
 
 LOCAL = "local"
@@ -94,6 +98,8 @@ class Machine:
         memory_unit: ``MiB`` or ``GB``.
         memory_of: ``node`` or ``rank``: whose memory the rows have.
         probed: results of ``plan probe``, for the time of our own trainer; None for other machines.
+        counted: counted cycles of our own kernels; None for other machines.
+        base: name of the machine that all but name, title and counted is of; empty for other machines.
     """
 
     name: str
@@ -105,6 +111,8 @@ class Machine:
     time: FittedModel
     memory: FittedModel
     probed: Optional[ProbeResults] = None
+    counted: Optional[CountedCycles] = None
+    base: str = ""
 
     def has_hardware(self, hardware: str) -> bool:
         """True if a row's ``hardware`` is a kind of this machine."""
@@ -145,13 +153,12 @@ def load_machine(name: str) -> Machine:
             f"machine {LOCAL}: no {path} in the current folder; make it with `fugaku-gpt plan probe --out {path}` "
             "(30 seconds, on an idle machine), or name the file: --machine FILE.yaml"
         )
-    try:
-        data = _LOADER(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path}: cannot be read as a machine file: {error}") from None
+    data = _read_file(path)
     try:
         if data["format"] != _FORMAT:
             raise UsageError(f"{path}: format {data['format']}: this version reads {_FORMAT}")
+        if "base" in data:
+            data = {**_read_file(machine_path(str(data["base"]))), **data}
         if data["memory_unit"] not in UNIT_BYTES or data["memory_of"] not in ("node", "rank"):
             raise ValueError(f"memory_unit must be one of {', '.join(UNIT_BYTES)}, memory_of node or rank")
         return Machine(
@@ -164,9 +171,18 @@ def load_machine(name: str) -> Machine:
             time=_parse_fitted_model(data["time"]),
             memory=_parse_fitted_model(data["memory"]),
             probed=probe_from_data(data["probed"]) if "probed" in data else None,
+            counted=counted_from_data(data["counted"]) if "counted" in data else None,
+            base=str(data.get("base", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {error}") from None
+
+
+def _read_file(path: Path) -> Any:
+    try:
+        return _LOADER(path.read_text(encoding="utf-8")).get_single_data()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: cannot be read as a machine file: {error}") from None
 
 
 def _parse_fitted_model(data: Mapping[str, Any]) -> FittedModel:
@@ -195,19 +211,20 @@ def _parse_fitted_model(data: Mapping[str, Any]) -> FittedModel:
 
 def machine_yaml(machine: Machine) -> str:
     """A machine as the text of its data file."""
-    data: Dict[str, Any] = {
-        "format": _FORMAT,
-        "name": machine.name,
-        "title": machine.title,
-        "hardware": dict(machine.hardware),
-        "facts": dict(machine.facts),
-        "memory_unit": machine.memory_unit,
-        "memory_of": machine.memory_of,
-        "time": _fitted_model_data(machine.time),
-        "memory": _fitted_model_data(machine.memory),
-    }
+    data: Dict[str, Any] = {"format": _FORMAT, "name": machine.name, "title": machine.title}
+    if machine.base:
+        data["base"] = machine.base
+    else:
+        data["hardware"] = dict(machine.hardware)
+        data["facts"] = dict(machine.facts)
+        data["memory_unit"] = machine.memory_unit
+        data["memory_of"] = machine.memory_of
+        data["time"] = _fitted_model_data(machine.time)
+        data["memory"] = _fitted_model_data(machine.memory)
     if machine.probed is not None:
         data["probed"] = _with_inline_rows(probe_to_data(machine.probed))
+    if machine.counted is not None:
+        data["counted"] = _with_inline_rows(counted_to_data(machine.counted))
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=116, default_flow_style=False, allow_unicode=True)
 
 

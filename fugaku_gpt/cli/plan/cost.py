@@ -14,11 +14,14 @@ from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
 _FIGURES = ("figure", "value", "low", "high", "unit")
+_COUNTED = ("component", "seconds", "share", "cores", "memory", "bound_by", "not_overlapped", "share_of_peak", "lost")
 _PHASES = ("nodes", "batch", "micro_batch", "dp", "micro_batches", "samples", "iterations")
 _positive = click.IntRange(min=1)
 _batch = click.IntRange(min=1, max=10**9)  # as in `plan topology`, which searches divisors of it
 _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
+    from fugaku_gpt.config.schema import RunConfig
+    from fugaku_gpt.machine.constants import Machine
     from fugaku_gpt.planner.training_schedule import TrainingPlan
 
     _DurationType = click.ParamType[float]
@@ -115,17 +118,28 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     The model is fitted to the machine's measured rows, which are from other trainers; for a file of `plan probe`, it is
     a model of this trainer from what was measured. Inputs that are unlike every row, and shapes beyond what was
     measured, are reported as extrapolated on standard error, and widen the intervals.
+
+    For a64fx-counted, it is a table of this trainer by counted cycles and bytes on one node, of which nothing was
+    measured: each component's seconds by its cores and by its memory, which take the longer of both, operation by
+    operation, if they overlap perfectly. What it assumes and leaves out is on standard error.
     """
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import local_run_figures, run_figures, run_to_row
 
     config = source.load(check=False)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
-    if machine.probed is not None:
+    if machine.probed is not None or machine.counted is not None:
         if hardware or build:
             raise UsageError(
-                f"--machine {machine_choice.name}: a probed machine is as it is; leave out --hardware and --torch"
+                f"--machine {machine_choice.name}: a probed or counted machine is as it is; leave out --hardware and "
+                "--torch"
             )
+    if machine.counted is not None:
+        if watts is not None:
+            raise UsageError(f"--watts: --machine {machine_choice.name} counts no energy")
+        _print_counted(config, machine, form)
+        return EXIT_OK
+    if machine.probed is not None:
         extrapolated, figures = local_run_figures(config, machine, watts)
     else:
         prediction, figures = run_figures(config, machine, run_to_row(config, machine, hardware, build), watts)
@@ -144,6 +158,43 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     for text in extrapolated:
         click.echo(f"extrapolated: {text}", err=True)
     return EXIT_OK
+
+
+def _print_counted(config: "RunConfig", machine: "Machine", form: str) -> None:
+    """Print an iteration by counted cycles; for programs, standard output has the table alone."""
+    from fugaku_gpt.planner.trainer.counted import PIPELINE, predict_counted
+
+    prediction = predict_counted(config, machine)
+    total = prediction.total
+    lines = []
+    works = [*prediction.components.items(), ("iteration", total)]
+    for name, work in works:
+        flops = prediction.flops.get(name, sum(prediction.flops.values()))
+        at_peak = flops / prediction.peak
+        lines.append(
+            {
+                "component": name,
+                "seconds": round_significant(work.overlapped),
+                "share": round(work.overlapped / total.overlapped, 4),
+                "cores": round_significant(work.cores),
+                "memory": round_significant(work.memory),
+                "bound_by": work.bound_by if work.overlapped and name != PIPELINE else None,
+                "not_overlapped": round_significant(work.not_overlapped),
+                "share_of_peak": round(at_peak / work.overlapped, 4) if flops else None,
+                "lost": round((work.overlapped - at_peak) / total.overlapped, 4),
+            }
+        )
+    click.echo(render_rows(_COUNTED, lines, form), nl=False)
+    tokens = config.training.global_batch * config.model.seq_len
+    for text in (
+        f"speed: {tokens / total.overlapped:.0f} tokens/s; {prediction.rate(total.overlapped):.2f} TFLOP/s of "
+        f"{prediction.peak / 1e12:.2f} ({prediction.notes_flops / total.overlapped / 1e12:.2f} by the notes' formula)",
+        f"share of peak: {prediction.share_of_peak(total.overlapped):.1%} where memory and cores overlap perfectly, "
+        f"{prediction.share_of_peak(total.not_overlapped):.1%} where they never do",
+    ):
+        click.echo(text, err=form != "table")
+    for text in prediction.assumptions:
+        click.echo(f"counted: {text}", err=True)
 
 
 @click.command()

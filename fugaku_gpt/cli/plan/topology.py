@@ -140,6 +140,10 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
             f"--machine {machine_choice.name}: layouts are searched with models of measured rows; see plan time for "
             "this"
         )
+    if machine.counted is not None:
+        raise UsageError(
+            f"--machine {machine_choice.name}: layouts are searched with models of measured rows; valid: {machine.base}"
+        )
     notes: List[str] = []
     base = _load_base(source, machine, notes)
     batches = batches_of(options.batches, base.training.global_batch, expressions)

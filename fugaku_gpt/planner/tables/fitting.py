@@ -167,12 +167,16 @@ def check_complete(machine: Machine) -> None:
     """Refuses a machine whose handwritten file lacks facts or constants that the models need.
 
     Raises:
-        UsageError: the file was written by ``plan probe``, or facts or constants are missing.
+        UsageError: the file was written by ``plan probe`` or has counted cycles, or facts or constants are missing.
     """
     if machine.probed is not None:
         raise UsageError(
             f"machine {machine.name}: its file is from `plan probe` and describes runs of our own trainer, not rows; "
             "`plan time RUN.yaml --machine FILE.yaml` reads it"
+        )
+    if machine.counted is not None:
+        raise UsageError(
+            f"machine {machine.name}: has counted cycles, to which no rows are fitted; valid: {machine.base}"
         )
     missing = [f"facts {name}" for name in FACTS if name not in machine.facts]
     missing += [f"time {name}" for name in TIME_CONSTANTS if name not in machine.time.values]

@@ -48,7 +48,7 @@ def predict_table(table: Sequence[Mapping[str, str]]) -> "List[Prediction | Refu
 
     Only the columns of :class:`fugaku_gpt.planner.tables.rows.ConfigRow` are read: the configuration, not measurements.
     """
-    machines = [load_machine(name) for name in machine_names()]
+    machines = [machine for machine in map(load_machine, machine_names()) if machine.counted is None]
     predictions: "List[Optional[Prediction | RefusedRow]]" = [None] * len(table)
     rows_of_machine: Dict[str, List[Tuple[int, ConfigRow]]] = {}
     for index, cells in enumerate(table):

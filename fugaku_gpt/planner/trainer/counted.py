@@ -1,0 +1,377 @@
+"""Seconds of an iteration of our own trainer on one node, from counted cycles and bytes; nothing of it is measured.
+
+Each operation of a rank (``planner/trainer/work.py``) has a time of its cores and a time of its memory:
+
+* cores: the cycles of the thread with the most work, at the node's clock. Tiles of a product's result count in full
+  where its edge cuts them, and threads wait for the one with the most tiles; likewise heads of attention. With one
+  floating-point pipe, cycles double.
+* memory: the bytes that cross between L2 cache and memory, at the bandwidth of the rank's core-memory groups. Each
+  operand crosses once, a result twice, since A64FX reads a line before it writes to it. Nothing that an operation leaves
+  in the cache is there for the next one.
+
+An operation takes the longer of both if they overlap perfectly, and their sum if they do not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Dict, Iterable, Mapping, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.formulas.flops import exact_flops, notes_flops
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
+from fugaku_gpt.layout.schedule_times import Timing, simulate
+from fugaku_gpt.layout.schedules import schedule
+from fugaku_gpt.machine.constants import Machine
+from fugaku_gpt.machine.counted import LOSS_OF_COLUMNS, CountedCycles
+from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES, peak_flops, power_knobs
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, INPUT, LINEAR, WEIGHT
+from fugaku_gpt.planner.trainer.work import Tally, count_chunk_work, count_stage_work, message_bytes
+
+PRODUCTS, ATTENTION_PART, ELEMENTWISE = "products", "attention", "elementwise"
+OPTIMISER, COMMUNICATION, PIPELINE = "optimiser", "communication", "pipeline"
+COMPONENTS = (PRODUCTS, ATTENTION_PART, ELEMENTWISE, OPTIMISER, COMMUNICATION, PIPELINE)
+_ITEM = 4  # bytes of a float32 number
+# numbers that an element of a pass reads besides its results, and its results, by the operands of kernels/source, and
+# for the last five of PyTorch's operators
+_TRAFFIC: Mapping[str, Tuple[float, float]] = {
+    "layer_norm": (1, 1),
+    "layer_norm_backward": (2, 1),
+    "gelu_erf": (1, 1),
+    "gelu_erf_backward": (2, 1),
+    "gelu_tanh": (1, 1),
+    "gelu_tanh_backward": (2, 1),
+    "loss": (0, 1),
+    LOSS_OF_COLUMNS: (1, 1),  # read for the sums, then read and written
+    "squares": (1, 0),
+    "optimiser": (1, 3),
+    "zero": (0, 1),
+    "add": (2, 1),
+    "copy": (1, 1),
+    "sum_of_rows": (1, 0),
+    "dropout": (1, 1.25),  # with a byte of the mask
+    "flags": (0, 0.25),
+}
+# products [s, s][s, d] of a head of attention, or as large, and tensors [s, d] that it reads and writes
+_ATTENTION = {ATTENTION: (2, 3, 1), ATTENTION_BACKWARD: (5, 5, 3)}
+_NOT_COUNTED = (
+    "misses of the L1 cache and waits for memory within a kernel, barriers of threads, calls of Python and PyTorch, page "
+    "faults, MPI's own work, other ranks' traffic, a clock that falls"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of operations by their cores and by their memory.
+
+    Attributes:
+        overlapped: the sum of the longer of both over the operations.
+    """
+
+    cores: float = 0.0
+    memory: float = 0.0
+    overlapped: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.cores + other.cores, self.memory + other.memory, self.overlapped + other.overlapped)
+
+    def times(self, count: float) -> "Work":
+        """The work done ``count`` times."""
+        return Work(count * self.cores, count * self.memory, count * self.overlapped)
+
+    @property
+    def not_overlapped(self) -> float:
+        """Seconds if cores and memory never work at the same time."""
+        return self.cores + self.memory
+
+    @property
+    def bound_by(self) -> str:
+        """What takes the most time: ``cores`` or ``memory``."""
+        return "cores" if self.cores >= self.memory else "memory"
+
+
+@dataclass(frozen=True)
+class CountedPrediction:
+    """An iteration by counted cycles.
+
+    Attributes:
+        components: the work by component; their ``overlapped`` add up to the iteration.
+        flops: FLOPs of an iteration by component, of all ranks; attention counts in full, causal or not.
+        notes_flops: FLOPs of an iteration by the formula of the notes.
+        peak: FLOP/s of the node.
+        assumptions: what the figures rest on, and what they leave out.
+    """
+
+    components: Mapping[str, Work]
+    flops: Mapping[str, float]
+    notes_flops: float
+    peak: float
+    assumptions: Tuple[str, ...]
+
+    @property
+    def total(self) -> Work:
+        """The work of an iteration."""
+        return sum(self.components.values(), Work())
+
+    def rate(self, seconds: float) -> float:
+        """TFLOP/s of the node where an iteration takes this long."""
+        return sum(self.flops.values()) / seconds / 1e12
+
+    def share_of_peak(self, seconds: float) -> float:
+        """Share of the node's peak where an iteration takes this long."""
+        return self.rate(seconds) * 1e12 / self.peak
+
+
+def busiest_thread_tiles(rows: int, columns: int, threads: int) -> int:
+    """Tiles of the thread with the most of them, where threads share rows and columns as in ``kernels/source/gemm.c``.
+
+    Args:
+        rows, columns: of a product's result, in tiles.
+    """
+    return min(
+        -(-rows // by_rows) * -(-columns // (threads // by_rows))
+        for by_rows in range(1, threads + 1)
+        if threads % by_rows == 0
+    )
+
+
+class OperationTimes:
+    """Times of single operations of a rank."""
+
+    def __init__(self, counted: CountedCycles, hertz: float, pipes: int, threads: int) -> None:
+        self._counted, self._cycles, self._threads = counted, counted.cycles(), threads
+        self._cycle_seconds = 2.0 / pipes / hertz
+        self._bandwidth = counted.bandwidth * threads / counted.cores_of_group
+
+    def product(self, kind: str, rows: int, inner: int, columns: int) -> Work:
+        """A product [rows, inner][inner, columns] of a layer, or of one of its gradients."""
+        counted = self._counted
+        tiles = busiest_thread_tiles(-(-rows // counted.tile_rows), -(-columns // counted.tile_columns), self._threads)
+        multiply_adds = tiles * counted.tile_rows * counted.tile_columns * inner
+        return self._work(self._core_seconds(kind, multiply_adds), self._product_bytes(rows, inner, columns))
+
+    def attention(self, kind: str, slots: int, heads: int, length: int, width: int) -> Work:
+        """Attention of ``heads`` heads on threads that could compute ``slots`` of them in the same time."""
+        products, reads, writes = _ATTENTION[kind]
+        causal = length * (length + 1) // 2 * width
+        cores = self._core_seconds(kind, slots // self._threads * products * causal)
+        return self._work(cores, (reads + 2 * writes) * self._lines(_ITEM * heads * length * width))
+
+    def elementwise(self, name: str, elements: int) -> Work:
+        """A pass over elements; operators of PyTorch, which are not counted, take the time of their memory."""
+        reads, writes = _TRAFFIC[name]
+        cores = self._core_seconds(name, -(-elements // self._threads)) if name in self._cycles else 0.0
+        return self._work(cores, (reads + 2 * writes) * self._lines(_ITEM * elements))
+
+    def message(self, operation: str, group: int, size: int) -> Work:
+        """A communication of ``group`` ranks of the node, each of which reads the others' memory with one copy.
+
+        Args:
+            size: bytes of the full tensor.
+        """
+        if group == 1:
+            return Work()
+        share = 1.0 / group
+        crossings = {
+            SEND: 1 + 2,
+            REDUCE_SCATTER: 1 + 2 * share,
+            ALL_GATHER: (1 - share) + 2 * (1 - share),
+            ALL_REDUCE: 1 + 2 * share + 3 * (1 - share),
+        }[operation]
+        return self._work(0.0, crossings * self._lines(size))
+
+    def is_counted(self, name: str) -> bool:
+        """Whether the cycles of an operation are counted."""
+        return name in self._cycles
+
+    def _core_seconds(self, operation: str, units: float) -> float:
+        if operation not in self._cycles:
+            raise UsageError(f"the machine file has no counted cycles of {operation}; make it again with its table")
+        return self._cycles[operation] * units * self._cycle_seconds
+
+    def _product_bytes(self, rows: int, inner: int, columns: int) -> float:
+        """Bytes of a product's operands between L2 cache and memory.
+
+        An operand that is read again comes from the cache if it takes at most half of it; the packed panels, which are
+        read most often, if they take at most four fifths.
+        """
+        counted = self._counted
+        cache = counted.l2_bytes * self._threads / counted.cores_of_group
+        half = cache / 2
+        left, right, result = (_ITEM * size for size in (rows * inner, inner * columns, rows * columns))
+        at_once = min(self._threads * counted.packed_columns, columns)
+        left_reads = 1 if left <= half else math.ceil(columns / at_once)
+        packed = _ITEM * at_once * min(inner, counted.depth)
+        right_crossings = 1 if packed <= 0.8 * cache else 1 + 2 + math.ceil(rows / counted.group_rows)
+        result_writes = 1 if result <= half else math.ceil(inner / counted.depth)
+        return left * left_reads + right * right_crossings + 2 * result * result_writes
+
+    def _lines(self, size: float) -> float:
+        """Bytes of the cache lines of a tensor."""
+        line = self._counted.line_bytes
+        return math.ceil(size / line) * line
+
+    def _work(self, cores: float, traffic: float) -> Work:
+        memory = traffic / self._bandwidth
+        return Work(cores, memory, max(cores, memory))
+
+
+def predict_counted(config: RunConfig, machine: Machine) -> CountedPrediction:
+    """Predict an iteration of a run on one node from counted cycles.
+
+    Raises:
+        UsageError: the machine has none, or the run is of another type than float32, on more than one node or with more
+            threads than a node has cores, or attention is not computed by our kernels.
+    """
+    counted = machine.counted
+    if counted is None:
+        raise UsageError(f"machine {machine.name}: its file has no counted cycles")
+    config = _checked_run(config, counted)
+    knobs = power_knobs(config.node, 1)
+    freq, eco = knobs["freq"], knobs["eco_state"]
+    pipes = 1 if eco in ONE_PIPE_STATES else 2
+    threads = config.node.threads_per_rank or 1
+    times = OperationTimes(counted, freq * 1e6, pipes, threads)
+    components = _component_work(config, times)
+    batch = config.training.global_batch
+    exact = exact_flops(config.model, batch, config.padded_vocab)
+    model = config.model
+    attention = 3 * 2.0 * batch * model.seq_len * 2.0 * model.seq_len * model.hidden * model.layers
+    return CountedPrediction(
+        components,
+        {**dict.fromkeys(COMPONENTS, 0.0), PRODUCTS: exact - attention, ATTENTION_PART: attention},
+        notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full"),
+        peak_flops(freq, eco),
+        _assumptions(config, machine, counted, times, (freq, eco, pipes)),
+    )
+
+
+def _checked_run(config: RunConfig, counted: CountedCycles) -> RunConfig:
+    """The run with the threads of a rank set."""
+    layout, training = config.layout, config.training
+    if config.job.nodes != 1 or layout.ranks > counted.cores:
+        raise UsageError(
+            f"job.nodes {config.job.nodes}, {layout.ranks} ranks: cycles are counted for one node; for all of them, see "
+            "`plan time` with a machine of measured rows"
+        )
+    if training.dtype != "float32":
+        raise UsageError(f"training.dtype {training.dtype}: cycles are counted of float32 kernels")
+    threads = config.node.threads_per_rank or counted.cores // layout.ranks
+    if layout.ranks * threads > counted.cores:
+        raise UsageError(f"{layout.ranks} ranks * {threads} threads: a node has {counted.cores} cores")
+    return replace(config, node=replace(config.node, threads_per_rank=threads))
+
+
+def _component_work(config: RunConfig, times: OperationTimes) -> Dict[str, Work]:
+    layout, micro_batches = config.layout, config.micro_batches
+    works = count_chunk_work(config, compiled=True)
+    passes = [
+        [_tally_work(config, times, tally) for tally in (work.forward, work.backward, work.weights)] for work in works
+    ]
+    by_stage = []
+    for stage in range(layout.pp):
+        of_stage = [chunk for work, chunk in zip(works, passes) if work.chunk.stage == stage]
+        by_stage.append(_sums([part for chunk in of_stage for part in chunk[:2]]))
+    slowest = max(by_stage, key=lambda stage: _total(stage).overlapped)
+    components = {name: work.times(micro_batches) for name, work in slowest.items()}
+    ends = [_end_work(config, times, stage) for stage in range(layout.pp)]
+    end = max(ends, key=lambda stage: _total(stage).overlapped)
+    components = _sums([components, end])
+    if layout.pp > 1:
+        send = times.message(SEND, 2, message_bytes(config)).overlapped
+        seconds = [[_total(part).overlapped for part in chunk] for chunk in passes]
+        timing = Timing([chunk[0] for chunk in seconds], [chunk[1] for chunk in seconds], send, [c[2] for c in seconds])
+        schedules = [
+            schedule(layout.schedule, stage, layout.pp, micro_batches, layout.chunks) for stage in range(layout.pp)
+        ]
+        idle = simulate(schedules, timing).makespan - micro_batches * _total(slowest).overlapped
+        components[PIPELINE] = Work(idle, 0.0, idle)
+    return components
+
+
+def _tally_work(config: RunConfig, times: OperationTimes, tally: Tally) -> Dict[str, Work]:
+    work = dict.fromkeys(COMPONENTS, Work())
+    heads = config.training.micro_batch * config.model.heads // config.layout.tp
+    for (kind, batch, rows, inner, columns), count in tally.products.items():
+        if kind in COMPILED_ATTENTION:
+            one = times.attention(kind, batch, heads, rows, inner)
+            work[ATTENTION_PART] += one.times(count)
+        elif kind in (LINEAR, INPUT, WEIGHT):
+            work[PRODUCTS] += times.product(kind, rows, inner, columns).times(batch * count)
+        else:
+            raise UsageError(
+                f"{heads} heads of a micro-batch on {config.node.threads_per_rank} threads: attention is left to "
+                "PyTorch, whose cycles are not counted; more heads on a rank: less layout.tp, or a larger "
+                "training.micro_batch"
+            )
+    for (name, elements), count in tally.passes.items():
+        counted_name = LOSS_OF_COLUMNS if name == "loss" and config.layout.tp > 1 else name
+        work[ELEMENTWISE] += times.elementwise(counted_name, elements).times(count)
+    for (operation, size), count in tally.messages.items():
+        work[COMMUNICATION] += times.message(operation, config.layout.tp, size).times(count)
+    return work
+
+
+def _end_work(config: RunConfig, times: OperationTimes, stage: int) -> Dict[str, Work]:
+    """The optimiser and the sums over ranks, once an iteration."""
+    layout, end = config.layout, count_stage_work(config, stage)
+    messages = [(operation, layout.dp, size) for operation, size in end.replicas]
+    messages += [(ALL_REDUCE, layout.tp, end.replicated_bytes)]
+    messages += [(ALL_REDUCE, 2, end.tied_bytes)] if layout.pp > 1 else []
+    work = dict.fromkeys(COMPONENTS, Work())
+    for operation, group, size in messages:
+        work[COMMUNICATION] += times.message(operation, group, size)
+    for (name, elements), count in end.passes.passes.items():
+        work[OPTIMISER] += times.elementwise(name, elements).times(count)
+    return work
+
+
+def _sums(works: "Iterable[Mapping[str, Work]]") -> Dict[str, Work]:
+    works = list(works)
+    return {name: sum((work[name] for work in works), Work()) for name in COMPONENTS}
+
+
+def _total(work: Mapping[str, Work]) -> Work:
+    return sum(work.values(), Work())
+
+
+def _assumptions(
+    config: RunConfig, machine: Machine, counted: CountedCycles, times: OperationTimes, state: Tuple[int, int, int]
+) -> Tuple[str, ...]:
+    freq, eco, pipes = state
+    threads = config.node.threads_per_rank
+    uncounted = [name for name in _TRAFFIC if not times.is_counted(name)]
+    cycles = "as counted" if pipes == 2 else "twice what is counted, in kernels that wait for loads as well"
+    bandwidth, link = counted.bandwidth / 1e9, machine.time.values["tensor_bandwidth"]
+    return (
+        f"cycles of one core by llvm-mca for code of {counted.compiler}, all loads from the L1 cache: {counted.table}",
+        f"{config.layout.ranks} ranks of {threads} threads at {freq} MHz, eco_state {eco}, {pipes} pipes: {cycles}",
+        f"memory: {bandwidth:g} GB/s for each {counted.cores_of_group} cores; lines of {counted.line_bytes} bytes are "
+        "read before they are written to; nothing stays in the L2 cache from one operation to the next",
+        f"products: tiles of {counted.tile_rows} x {counted.tile_columns} count in full at edges, and for the thread with "
+        "the most of them; share_of_peak counts attention in full, as is the custom, though its mask leaves out half",
+        f"by memory alone, as operators of PyTorch: {', '.join(uncounted)}",
+        f"communication: one copy through memory by every rank; at the {link / 1e9:.3g} GB/s of a rank to which rows of "
+        f"{machine.base} were fitted, sums between ranks take {_sent_bytes(config) / link:.4g} s",
+        f"not in the figures: {_NOT_COUNTED}",
+    )
+
+
+def _sent_bytes(config: RunConfig) -> float:
+    """Bytes that a rank sends in an iteration's sums and gathers over tensor-parallel ranks and replicas, as in rings."""
+    layout = config.layout
+    shares = {ALL_REDUCE: 2.0, REDUCE_SCATTER: 1.0, ALL_GATHER: 1.0}
+    works = count_chunk_work(config, compiled=True)
+    by_stage = []
+    for stage in range(layout.pp):
+        tallies = [tally for work in works if work.chunk.stage == stage for tally in (work.forward, work.backward)]
+        tensor = sum(
+            count * shares[operation] * size for tally in tallies for (operation, size), count in tally.messages.items()
+        )
+        replicas = sum(shares[operation] * size for operation, size in count_stage_work(config, stage).replicas)
+        by_stage.append(
+            config.micro_batches * tensor * (layout.tp - 1) / layout.tp + replicas * (layout.dp - 1) / layout.dp
+        )
+    return max(by_stage)
