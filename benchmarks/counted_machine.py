@@ -55,8 +55,8 @@ SIZES = {
     "group_rows": "MC_PANELS * MR",
     "packed_columns": "PRIVATE_PANELS * NR",
 }
-# A64FX Microarchitecture Manual 1.8: a core-memory group has 12 cores, 8 MiB of L2 cache in lines of 256 bytes, and HBM2
-# of 256 GB/s
+# A64FX Microarchitecture Manual 1.8: a core-memory group has 12 cores, 8 MiB of L2 cache in lines of 256 bytes, and
+# HBM2 of 256 GB/s
 HARDWARE = {"cores": CORES, "groups": 4, "l2_bytes": 8 * 2**20, "line_bytes": 256}
 BANDWIDTH = 256e9
 
@@ -156,9 +156,10 @@ def counted_machine(cycles: Mapping[str, float], sizes: Mapping[str, int]) -> Ma
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, default=TABLE, help="table of cycles; default: the committed one")
-    parser.add_argument("--machine", type=Path, default=Path(os.environ.get("FUGAKU_GPT_AARCH64", ROOT / ".aarch64")))
-    parser.add_argument("--write", action="store_true", help="write the machine file in place of printing it")
+    parser.add_argument("--table", type=Path, default=TABLE, help="Table of cycles; default: the committed one.")
+    emulated = Path(os.environ.get("FUGAKU_GPT_AARCH64", ROOT / ".aarch64"))
+    parser.add_argument("--machine", type=Path, default=emulated, help="Folder of the emulated machine.")
+    parser.add_argument("--write", action="store_true", help="Write the machine file in place of printing it.")
     options = parser.parse_args(arguments)
     try:
         text = machine_yaml(counted_machine(read_cycles(options.table), gemm_sizes(options.machine)))

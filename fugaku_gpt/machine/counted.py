@@ -18,8 +18,8 @@ class CountedKernel:
     """One kernel on one core, with both floating-point pipes and all loads from the L1 cache.
 
     Attributes:
-        operation: name in ``machine/probed.py`` of what it computes, or ``loss of columns``: the loss where tensor-parallel
-            ranks share the logits' columns.
+        operation: name in ``machine/probed.py`` of what it computes, or ``loss of columns``: the loss where
+            tensor-parallel ranks share the logits' columns.
         cycles: for each multiply-add of products, those of attention without what its mask leaves out; for each element
             of a pass.
         case: the kernel's name in the table.
@@ -42,7 +42,8 @@ class CountedCycles:
         bandwidth: bytes/s between a group's memory and its L2 cache.
         l2_bytes: size of that cache.
         line_bytes: size of a cache line.
-        tile_rows, tile_columns: sizes of the part of a product's result that the micro-kernel has in registers (MR, NR).
+        tile_rows, tile_columns: sizes of the part of a product's result that the micro-kernel has in registers (MR and
+            NR).
         depth: most of a product's inner dimension that is packed at a time (KC).
         group_rows: rows for which a thread reads its packed columns again (MC).
         packed_columns: most columns that a thread packs at a time.

@@ -24,7 +24,7 @@ def test_the_hardware_of_a_row_picks_the_machine() -> None:
 
 
 def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"machine abacus: unknown; valid: a100, a64fx, v100"):
+    with pytest.raises(UsageError, match=r"machine abacus: unknown; valid: a100, a64fx.*, v100"):
         load_machine("abacus")
     damaged = tmp_path / "m.yaml"
     damaged.write_text("format: 1\nname: m\n")

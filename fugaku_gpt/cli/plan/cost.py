@@ -128,12 +128,11 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
 
     config = source.load(check=False)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
-    if machine.probed is not None or machine.counted is not None:
-        if hardware or build:
-            raise UsageError(
-                f"--machine {machine_choice.name}: a probed or counted machine is as it is; leave out --hardware and "
-                "--torch"
-            )
+    if (machine.probed is not None or machine.counted is not None) and (hardware or build):
+        raise UsageError(
+            f"--machine {machine_choice.name}: a probed or counted machine is as it is; leave out --hardware and "
+            "--torch"
+        )
     if machine.counted is not None:
         if watts is not None:
             raise UsageError(f"--watts: --machine {machine_choice.name} counts no energy")

@@ -6,8 +6,8 @@ Each operation of a rank (``planner/trainer/work.py``) has a time of its cores a
   where its edge cuts them, and threads wait for the one with the most tiles; likewise heads of attention. With one
   floating-point pipe, cycles double.
 * memory: the bytes that cross between L2 cache and memory, at the bandwidth of the rank's core-memory groups. Each
-  operand crosses once, a result twice, since A64FX reads a line before it writes to it. Nothing that an operation leaves
-  in the cache is there for the next one.
+  operand crosses once, a result twice, since A64FX reads a line before it writes to it. Nothing that an operation
+  leaves in the cache is there for the next one.
 
 An operation takes the longer of both if they overlap perfectly, and their sum if they do not at all.
 """
@@ -57,8 +57,8 @@ _TRAFFIC: Mapping[str, Tuple[float, float]] = {
 # products [s, s][s, d] of a head of attention, or as large, and tensors [s, d] that it reads and writes
 _ATTENTION = {ATTENTION: (2, 3, 1), ATTENTION_BACKWARD: (5, 5, 3)}
 _NOT_COUNTED = (
-    "misses of the L1 cache and waits for memory within a kernel, barriers of threads, calls of Python and PyTorch, page "
-    "faults, MPI's own work, other ranks' traffic, a clock that falls"
+    "misses of the L1 cache and waits for memory within a kernel, barriers of threads, calls of Python and PyTorch, "
+    "page faults, MPI's own work, other ranks' traffic, a clock that falls"
 )
 
 
@@ -88,7 +88,7 @@ class Work:
 
     @property
     def bound_by(self) -> str:
-        """What takes the most time: ``cores`` or ``memory``."""
+        """The side that takes the most time: ``cores`` or ``memory``."""
         return "cores" if self.cores >= self.memory else "memory"
 
 
@@ -253,8 +253,8 @@ def _checked_run(config: RunConfig, counted: CountedCycles) -> RunConfig:
     layout, training = config.layout, config.training
     if config.job.nodes != 1 or layout.ranks > counted.cores:
         raise UsageError(
-            f"job.nodes {config.job.nodes}, {layout.ranks} ranks: cycles are counted for one node; for all of them, see "
-            "`plan time` with a machine of measured rows"
+            f"job.nodes {config.job.nodes}, {layout.ranks} ranks: cycles are counted for one node; for more, `plan "
+            "time` with a machine of measured rows"
         )
     if training.dtype != "float32":
         raise UsageError(f"training.dtype {training.dtype}: cycles are counted of float32 kernels")
@@ -350,17 +350,18 @@ def _assumptions(
         f"{config.layout.ranks} ranks of {threads} threads at {freq} MHz, eco_state {eco}, {pipes} pipes: {cycles}",
         f"memory: {bandwidth:g} GB/s for each {counted.cores_of_group} cores; lines of {counted.line_bytes} bytes are "
         "read before they are written to; nothing stays in the L2 cache from one operation to the next",
-        f"products: tiles of {counted.tile_rows} x {counted.tile_columns} count in full at edges, and for the thread with "
-        "the most of them; share_of_peak counts attention in full, as is the custom, though its mask leaves out half",
+        f"products: tiles of {counted.tile_rows} x {counted.tile_columns} count in full at edges, and for the thread "
+        "with the most of them; share_of_peak counts attention in full, as is the custom, though its mask leaves out "
+        "half",
         f"by memory alone, as operators of PyTorch: {', '.join(uncounted)}",
-        f"communication: one copy through memory by every rank; at the {link / 1e9:.3g} GB/s of a rank to which rows of "
-        f"{machine.base} were fitted, sums between ranks take {_sent_bytes(config) / link:.4g} s",
+        f"communication: one copy through memory by every rank; at the {link / 1e9:.3g} GB/s of a rank to which rows "
+        f"of {machine.base} were fitted, sums between ranks take {_sent_bytes(config) / link:.4g} s",
         f"not in the figures: {_NOT_COUNTED}",
     )
 
 
 def _sent_bytes(config: RunConfig) -> float:
-    """Bytes that a rank sends in an iteration's sums and gathers over tensor-parallel ranks and replicas, as in rings."""
+    """Bytes that a rank sends in an iteration's sums and gathers over ranks and replicas, as in rings."""
     layout = config.layout
     shares = {ALL_REDUCE: 2.0, REDUCE_SCATTER: 1.0, ALL_GATHER: 1.0}
     works = count_chunk_work(config, compiled=True)

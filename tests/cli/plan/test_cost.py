@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, List
 
 import pytest
 
 from fugaku_gpt.cli.main import run
+from fugaku_gpt.machine.constants import machine_yaml
+from tests.planner.counted import counted_machine
 from tests.support.commands import json_of
 
+ROOT = Path(__file__).resolve().parents[3]
 ON_512 = ["--preset", "1.3b", "--set", "layout.dp=128", "--set", "layout.tp=4", "--set", "job.nodes=512"]
 BATCH = ["--set", "training.global_batch=1024", "--set", "training.micro_batch=1"]
 
@@ -78,3 +82,53 @@ def test_power_gives_joules_per_token(capsys: pytest.CaptureFixture[str]) -> Non
     assert len(seconds_and_joules()) == 1
     seconds, joules = seconds_and_joules("--watts", "150", "--set", "training.global_batch=64")
     assert joules == pytest.approx(150 * seconds / (64 * 1024), rel=1e-3)
+
+
+ON_A_NODE = ["--preset", "124m", "--set", "layout.dp=4", "--set", "node.ranks_per_node=4"]
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> str:
+    """The path of a machine file with counted cycles."""
+    path = tmp_path / "counted.yaml"
+    path.write_text(machine_yaml(counted_machine()), encoding="utf-8")
+    return str(path)
+
+
+def test_counted_cycles_give_a_table_by_component(counted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["component"]: row for row in json_of(capsys, "plan", "time", *ON_A_NODE, "--machine", counted)}
+    iteration = rows.pop("iteration")
+    assert sum(row["seconds"] for row in rows.values()) == pytest.approx(iteration["seconds"], rel=1e-3)
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1, abs=1e-3)
+    assert sum(row["lost"] for row in rows.values()) == pytest.approx(iteration["lost"], abs=1e-3)
+    assert iteration["lost"] == pytest.approx(1 - iteration["share_of_peak"], abs=1e-3)
+    assert rows["products"]["bound_by"] == "cores" and rows["communication"]["bound_by"] == "memory"
+    assert run(["plan", "time", *ON_A_NODE, "--machine", counted]) == 0
+    captured = capsys.readouterr()
+    assert "share of peak: " in captured.out and "measured" not in captured.out
+    assert "counted: not in the figures: misses of the L1 cache" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["time", *ON_A_NODE, "--torch", "1.10"], "a probed or counted machine is as it is"),
+        (["time", *ON_A_NODE, "--watts", "100"], "counts no energy"),
+        (
+            ["topology", "--model", "124m", "--nodes", "1"],
+            "layouts are searched with models of measured rows; valid: a64fx",
+        ),
+        (["fit", "--rows", str(ROOT / "benchmarks" / "reference" / "measurements.csv")], "to which no rows are fitted"),
+    ],
+)
+def test_counted_cycles_serve_the_time_of_a_run_alone(
+    counted: str, capsys: pytest.CaptureFixture[str], command: "list[str]", message: str
+) -> None:
+    assert run(["plan", *command, "--machine", counted]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_machine_is_refused_with_the_valid_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "time", *ON_A_NODE, "--machine", "a64fx-guessed"]) == 2
+    error = capsys.readouterr().err
+    assert "machine a64fx-guessed: unknown; valid: a100, a64fx" in error and "or the path of a machine file" in error

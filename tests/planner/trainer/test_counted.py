@@ -1,0 +1,153 @@
+"""Tests of the time of an iteration from counted cycles and bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from fugaku_gpt.machine.constants import load_machine
+from fugaku_gpt.machine.probed import ATTENTION, LINEAR
+from fugaku_gpt.planner.trainer.counted import (
+    ATTENTION_PART,
+    COMMUNICATION,
+    COMPONENTS,
+    ELEMENTWISE,
+    OPTIMISER,
+    PIPELINE,
+    PRODUCTS,
+    CountedPrediction,
+    OperationTimes,
+    busiest_thread_tiles,
+    predict_counted,
+)
+from tests.planner.counted import PEAK_CYCLES, counted_machine
+
+MACHINE = counted_machine()
+HERTZ = 2e9
+
+
+def _run(*settings: str, preset: str = "124m") -> RunConfig:
+    return load_run_config(preset=preset, overrides=["layout.dp=4", "node.ranks_per_node=4", *settings])
+
+
+def _predict(*settings: str, preset: str = "124m") -> CountedPrediction:
+    return predict_counted(_run(*settings, preset=preset), MACHINE)
+
+
+def _times(threads: int = 12, pipes: int = 2) -> OperationTimes:
+    assert MACHINE.counted is not None
+    return OperationTimes(MACHINE.counted, HERTZ, pipes, threads)
+
+
+def test_a_product_of_full_tiles_shared_evenly_runs_at_the_counted_rate() -> None:
+    rows, inner, columns = 8 * 12, 512, 48 * 12
+    work = _times().product(LINEAR, rows, inner, columns)
+    assert work.cores == pytest.approx(rows * inner * columns / 12 * PEAK_CYCLES / HERTZ)
+    operands = 4 * (rows * inner + inner * columns + 2 * rows * columns)  # all fit into the cache
+    assert work.memory == pytest.approx(operands / 256e9)
+    assert work.overlapped == max(work.cores, work.memory) and work.not_overlapped == work.cores + work.memory
+
+
+def test_edges_of_tiles_and_idle_threads_cost_the_time_of_full_tiles() -> None:
+    full = _times().product(LINEAR, 96, 512, 576).cores
+    assert _times().product(LINEAR, 95, 512, 575).cores == full
+    assert _times().product(LINEAR, 97, 512, 576).cores > full  # one more row of tiles than the threads share evenly
+    one_tile = _times().product(LINEAR, 8, 512, 48).cores  # eleven threads wait
+    assert one_tile == pytest.approx(_times().product(LINEAR, 96, 512, 48).cores)
+    assert busiest_thread_tiles(128, 48, 12) == 512 and busiest_thread_tiles(128, 16, 12) == 172
+    assert busiest_thread_tiles(1, 1, 12) == 1 and busiest_thread_tiles(7, 5, 1) == 35
+
+
+def test_operands_that_do_not_fit_into_the_cache_cross_more_than_once() -> None:
+    small, large = _times().product(LINEAR, 1024, 768, 2304), _times().product(LINEAR, 8192, 768, 4608)
+    factor = (8192 * 4608) / (1024 * 2304)
+    assert large.cores == pytest.approx(factor * small.cores)
+    assert large.memory * 256e9 > 4 * (8192 * 768 + 768 * 4608 + 2 * 8192 * 4608)
+
+
+def test_attention_is_that_of_the_causal_half_in_rounds_of_heads() -> None:
+    one = _times().attention(ATTENTION, 12, 12, 1024, 64)
+    assert one.cores == pytest.approx(2 * 1024 * 1025 / 2 * 64 * 2 * PEAK_CYCLES / HERTZ)
+    assert _times().attention(ATTENTION, 24, 16, 1024, 64).cores == pytest.approx(2 * one.cores)
+
+
+def test_passes_cross_memory_by_their_operands_and_results() -> None:
+    elements = 3 * 2**20
+    assert _times().elementwise("layer_norm", elements).memory == pytest.approx(12 * elements / 256e9)
+    assert _times().elementwise("optimiser", elements).memory == pytest.approx(28 * elements / 256e9)
+    assert _times().elementwise("add", elements).cores == 0  # PyTorch's own is not counted
+    assert _times(24).elementwise("zero", elements).memory == pytest.approx(8 * elements / 512e9)
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+    size = 2**24
+    both = sum(_times().message(operation, 4, size).memory for operation in (REDUCE_SCATTER, ALL_GATHER))
+    assert _times().message(ALL_REDUCE, 4, size).memory == pytest.approx(both)
+    assert _times().message(ALL_REDUCE, 1, size).memory == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [(), ("layout.zero=1",), ("layout.dp=1", "layout.pp=4"), ("layout.dp=2", "layout.tp=2")]
+)
+def test_the_components_add_up_to_the_iteration(settings: "tuple[str, ...]") -> None:
+    prediction = _predict(*settings)
+    assert set(prediction.components) == set(COMPONENTS)
+    works = list(prediction.components.values())
+    total = prediction.total
+    assert total.overlapped == pytest.approx(sum(work.overlapped for work in works))
+    assert total.not_overlapped == pytest.approx(sum(work.cores + work.memory for work in works))
+    assert all(0 <= work.overlapped <= work.not_overlapped for work in works)
+    assert (prediction.components[PIPELINE].overlapped > 0) == ("layout.pp=4" in settings)
+    assert 0 < prediction.share_of_peak(total.not_overlapped) <= prediction.share_of_peak(total.overlapped) < 1
+
+
+def test_one_pipe_doubles_what_the_cores_bound_and_leaves_what_memory_bounds() -> None:
+    two, one = _predict("node.freq_mhz=2000", "node.eco_state=0"), _predict("node.freq_mhz=2000", "node.eco_state=2")
+    for name in (PRODUCTS, ATTENTION_PART, ELEMENTWISE, OPTIMISER):
+        assert one.components[name].cores == pytest.approx(2 * two.components[name].cores)
+        assert one.components[name].memory == pytest.approx(two.components[name].memory)
+    assert one.components[PRODUCTS].overlapped == pytest.approx(2 * two.components[PRODUCTS].overlapped)
+    assert one.components[COMMUNICATION] == two.components[COMMUNICATION]
+    assert one.peak == pytest.approx(two.peak / 2) and two.peak == pytest.approx(6.144e12)
+    assert "twice what is counted" in " ".join(one.assumptions)
+
+
+def test_a_faster_clock_speeds_up_the_cores_alone() -> None:
+    slow, fast = _predict("node.freq_mhz=2000", "node.eco_state=2"), _predict("node.freq_mhz=2200", "node.eco_state=2")
+    assert fast.components[PRODUCTS].cores == pytest.approx(slow.components[PRODUCTS].cores / 1.1)
+    assert fast.components[ELEMENTWISE].memory == pytest.approx(slow.components[ELEMENTWISE].memory)
+
+
+def test_products_at_the_peak_lose_only_to_edges_and_idle_threads() -> None:
+    prediction = _predict()
+    at_peak = prediction.flops[PRODUCTS] / prediction.peak
+    assert 1.0 <= prediction.components[PRODUCTS].cores / at_peak < 1.03
+
+
+def test_assumptions_state_what_is_counted_and_what_is_not() -> None:
+    text = " ".join(_predict("layout.dp=1", "layout.tp=4", preset="1.3b").assumptions)
+    for stated in ("llvm-mca", "256 GB/s for each 12 cores", "not in the figures: misses of the L1 cache", "add, copy"):
+        assert stated in text
+    assert "at the 5.28 GB/s of a rank to which rows of a64fx were fitted" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("job.nodes=2", "layout.dp=8"), "job.nodes 2, 8 ranks: cycles are counted for one node"),
+        (("training.dtype=bfloat16",), "training.dtype bfloat16: cycles are counted of float32 kernels"),
+        (("node.threads_per_rank=13",), r"4 ranks \* 13 threads: a node has 48 cores"),
+        (("layout.dp=1", "layout.tp=4"), "3 heads of a micro-batch on 12 threads: attention is left to PyTorch"),
+    ],
+)
+def test_a_run_that_is_not_counted_is_refused(settings: "tuple[str, ...]", message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _predict(*settings)
+
+
+def test_a_machine_of_measured_rows_has_no_cycles() -> None:
+    with pytest.raises(UsageError, match="machine v100: its file has no counted cycles"):
+        predict_counted(_run(), load_machine("v100"))
