@@ -197,7 +197,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "stdin": command.stdin,
         "directory": command.directory,
         "folder": str(folder),
-        "part": STAND_IN_VARIABLE,
+        "variables": sorted(set(environment) - {STAND_IN_VARIABLE}),
         "environment": [segment.environment for segment in command.segments],
         "rank_on_node": node_local_ranks(total, environment),
     }

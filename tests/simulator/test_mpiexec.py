@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.launch.launcher import MPICH, OPEN_MPI, find_launcher
+from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.mpiexec import expand_path, node_local_ranks, parse_command
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write
+from tests.support.corpus import write_byte_corpus
 
 JOB = {"PJM_JOBID": "9999", "PJM_SUBJOBID": "9999[4]", "PJM_BULKNUM": "4", "PJM_JOBNAME": "run"}
 
@@ -137,6 +142,78 @@ def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> N
     assert (code, exit_code) == ("0", "0")
     outputs = [(tmp_path / f"output.{job_id}/0/1/stdout.1.{rank}").read_text() for rank in range(2)]
     assert outputs == ["0 2 3\n", "1 2 3\n"]
+
+
+# what a rank of a simulated job has in common with one of Fugaku, by the family of the MPI behind the stand-in
+JOINED_BY = {
+    OPEN_MPI: r"PMIX_\w+|OMPI_MCA_orte_local_daemon_uri",  # the latter for Open MPI 4 only
+    MPICH: r"PMIX_RANK|PMI_(?:FD|HOSTNAME|RANK|SIZE)",  # which needs its PMI_*: `train` does not look at them
+}
+
+
+@pytest.mark.mpi
+def test_ranks_have_the_variables_of_fujitsus_mpiexec_and_those_that_join_them(
+    site: Simulator, write: Write, tmp_path: Path
+) -> None:
+    pytest.importorskip("mpi4py")
+    (tmp_path / "variables.py").write_text(
+        "import json, os\nbefore = dict(os.environ)\nfrom mpi4py import MPI\nassert MPI.COMM_WORLD.size == 2\n"
+        "print(json.dumps(before))\n"
+    )
+    body = (
+        f"export OMPI_MCA_btl=self,vader MPIR_CVAR_DEBUG_SUMMARY=0\nenv -0 > job\nmpiexec {sys.executable} variables.py"
+    )
+    job_id, code, exit_code, _ = run_job(site, write, tmp_path, body)
+    assert (code, exit_code) == ("0", "0")
+    job = dict(entry.split("=", 1) for entry in (tmp_path / "job").read_text().split("\0") if entry)
+    for rank in range(2):
+        variables = json.loads((tmp_path / f"output.{job_id}/0/1/stdout.1.{rank}").read_text())
+        assert variables["PMIX_RANK"] == variables["PLE_RANK_ON_NODE"] == str(rank)
+        assert {"OMPI_MCA_btl", "MPIR_CVAR_DEBUG_SUMMARY"} <= set(variables)  # settings of the job's own
+        added = {name for name in variables if name not in job} - {"PLE_RANK_ON_NODE", "LD_LIBRARY_PATH", "LC_CTYPE"}
+        assert not [name for name in added if not re.fullmatch(JOINED_BY[find_launcher().family], name)], added
+
+
+# A rank for which another rank's PMI_RANK, and a number of ranks of 1, stand in its variables until MPI begins.
+MISLED_PROGRAM = """
+import os, sys
+true = {name: os.environ[name] for name in ("PMI_RANK", "PMI_SIZE")}
+os.environ.update(PMI_RANK=str(1 - int(true["PMI_RANK"])), PMI_SIZE="1")
+from fugaku_gpt.launch import rank_supervisor
+supervise_rank = rank_supervisor.supervise_rank
+
+def supervise_rank_and_mend(rank):
+    os.environ.update(true)
+    print("supervised as rank", rank)
+    return supervise_rank(rank)
+
+rank_supervisor.supervise_rank = supervise_rank_and_mend
+from fugaku_gpt.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.mpi
+def test_train_takes_its_rank_from_fujitsus_variables_not_from_those_behind_them(
+    site: Simulator, write: Write, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    if find_launcher().family != MPICH:
+        pytest.skip("only MPICH gives ranks a PMI_RANK; under Open MPI they have none (see the test above)")
+    corpus = write_byte_corpus(tmp_path / "bytes")
+    (tmp_path / "misled.py").write_text(MISLED_PROGRAM)
+    settings = (
+        "model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=256", "layout.dp=2",
+        "training.iterations=2", "training.global_batch=2", "training.micro_batch=1",
+    )  # fmt: skip
+    arguments = " ".join(f"--set {setting}" for setting in settings)
+    body = f"mpiexec {sys.executable} misled.py train --data {corpus} --out run {arguments}"
+    job_id, code, exit_code, _ = run_job(site, write, tmp_path, body)
+    assert (code, exit_code) == ("0", "0")
+    outputs = [(tmp_path / f"output.{job_id}/0/1/stdout.1.{rank}").read_text() for rank in range(2)]
+    assert [output.splitlines()[0] for output in outputs] == ["supervised as rank 0", "supervised as rank 1"]
+    result = RunDirectory(tmp_path / "run").result()
+    assert result is not None and (result.status, result.iterations) == ("ok", 2)
 
 
 @pytest.mark.mpi
