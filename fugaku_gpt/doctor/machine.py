@@ -17,6 +17,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import fugaku, local
+from fugaku_gpt.machine.rank import without_launch_variables
 
 OK = "ok"
 WARN = "warn"
@@ -213,10 +214,14 @@ def check_retention(resources: Dict[str, str]) -> Check:
 
 
 def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
-    """Runs a Python program that prints JSON; returns (its facts, ""), or (None, the reason of the failure)."""
+    """Runs a Python program that prints JSON; returns (its facts, ""), or (None, the reason of the failure).
+
+    It is no rank, though this process may be one: MPI would refuse a second process with the rank of the first.
+    """
     try:
         completed = subprocess.run(
             [sys.executable, "-c", program],
+            env=without_launch_variables(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROBE_SECONDS,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import subprocess
 import sys
 from pathlib import Path
+from typing import Tuple
 
 import pytest
 
 from fugaku_gpt.doctor import machine
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN
+from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.machine import local
 
 
@@ -23,6 +27,23 @@ def test_this_machine_can_train() -> None:
     assert "all-reduce of 1 and 2 is 3" in by_name["two ranks"].seen
     assert by_name["PyTorch"].seen and by_name["MPI library"].seen
     assert all(check.mend for check in checks if check.status != OK)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("variables", [(), ("PMIX_RANK=0", "PLE_RANK_ON_NODE=0")])  # of Fujitsu's mpiexec
+def test_a_rank_that_examines_its_machine_finds_its_mpi_library(variables: Tuple[str, ...]) -> None:
+    launcher = find_launcher()
+    command = [*launcher.command_prefix(1), "env", *variables, sys.executable, "-m", "fugaku_gpt", "doctor"]
+    done = subprocess.run(
+        [*command, "machine", "--format", "json"],
+        env={**os.environ, **launcher.environment},
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=False,
+    )
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["MPI library"]["status"] == checks["two ranks"]["status"] == OK, checks
+    assert launcher.family in checks["MPI library"]["seen"] and done.returncode == 0
 
 
 def test_missing_pieces_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
