@@ -16,7 +16,8 @@ import torch
 from fugaku_gpt.comm import Communicator, open_world
 from fugaku_gpt.records.flight import flight_file, read_flight
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
+OUTLIVED = "mpirun has not noticed the killed rank"
 
 
 def refuse_gaps(world: Communicator) -> None:
@@ -47,6 +48,7 @@ def main() -> None:
             break
         time.sleep(0.01)
     time.sleep(PATIENCE_SECONDS)  # mpirun ends this rank: the other has died
+    print(OUTLIVED, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.records.flight import FORWARD, flight_file, read_flight
+from tests.comm.killed_rank import OUTLIVED
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "comm" / "killed_rank.py"
@@ -29,7 +30,6 @@ def _line_of(text: str) -> int:
 @pytest.mark.mpi
 def test_a_rank_killed_inside_a_collective_leaves_the_open_call_and_the_calling_line(tmp_path: Path) -> None:
     launcher = find_launcher()
-    start = time.monotonic()
     done = subprocess.run(
         [*launcher.command_prefix(2), sys.executable, "-m", "tests.comm.killed_rank", str(tmp_path)],
         cwd=ROOT,
@@ -39,8 +39,8 @@ def test_a_rank_killed_inside_a_collective_leaves_the_open_call_and_the_calling_
         timeout=600,
         check=False,
     )
-    assert done.returncode != 0 and "AssertionError" not in done.stdout.decode()
-    assert time.monotonic() - start < 60, "mpirun has not noticed the killed rank"
+    output = done.stdout.decode()
+    assert done.returncode != 0 and "AssertionError" not in output and OUTLIVED not in output, output
     killed, witness = (read_flight(flight_file(tmp_path, rank)) for rank in (0, 1))
     assert (killed.rank, witness.rank, killed.head.ranks) == (0, 1, 2)
     barrier, last = killed.calls  # and none of the refused calls
