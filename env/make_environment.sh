@@ -1,7 +1,8 @@
 #!/bin/sh
 # Create an environment, or continue an unfinished one: env/make_environment.sh PYTHON FOLDER PINS MARK [PIP_ARGUMENT...]
 # FOLDER/.installed-MARK is there once it is complete. With MPI=system in the environment, mpi4py is made to fit the MPI
-# on PATH, and the MPI of the pins is left out. Used by the Makefile and by `fugaku-gpt env create`.
+# on PATH, and the MPI of the pins is left out; with MPI4PY=source, too, mpi4py is compiled even where its wheel fits.
+# Used by the Makefile and by `fugaku-gpt env create`.
 set -u
 # Settings of the caller's shell for another Python must not change where packages are found or installed.
 unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER
@@ -44,14 +45,23 @@ echo "installing $(grep -c == "$folder/pins.txt") packages"
 echo "installing fugaku_gpt itself, as it is in $checkout"
 "$venv_python" -m pip install --disable-pip-version-check "$@" --no-deps --editable "$checkout" || pip_failed
 
-# The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
-if [ "${MPI:-wheel}" = system ] && ! "$venv_python" "$scripts/two_ranks.py" > /dev/null 2>&1; then
+# pip finds what it has compiled by the Python and the version of mpi4py, not by the MPI: each MPI has its own cache.
+compile_mpi4py() {
     echo "compiling mpi4py for the MPI on PATH"
     command -v mpicc > /dev/null ||
         fail "MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers"
+    build=$({ mpicc -show && mpirun --version && echo "${CFLAGS:-}"; } 2>&1 | cksum | tr ' ' -)
+    if cache=$("$venv_python" -m pip cache dir 2> /dev/null); then set -- "$@" --cache-dir "$cache/mpi4py-$build"; fi
     "$venv_python" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
         "$(grep '^mpi4py==' "$pins")" || pip_failed
-    "$venv_python" "$scripts/two_ranks.py" || fail "two ranks of the mpirun on PATH do not meet"
+}
+# The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
+if [ "${MPI:-wheel}" = system ]; then
+    meet() { "$venv_python" "$scripts/two_ranks.py"; }
+    if [ "${MPI4PY:-wheel}" = source ] || ! meet > /dev/null 2>&1; then
+        compile_mpi4py "$@"
+        meet || fail "two ranks of the mpirun on PATH do not meet"
+    fi
 fi
 # Nothing needs our own kernels: a machine that cannot compile them gets its environment too, with a message.
 "$venv_python" -m fugaku_gpt env kernels > /dev/null ||

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import List
 
+import psutil
 import pytest
+import yaml
 
 from fugaku_gpt.environments.check import OK, check_environment
 from fugaku_gpt.environments.create import create, find_python
 from fugaku_gpt.environments.registry import location_of, require_created, resolve
 from fugaku_gpt.errors import RunFailed, UsageError
-from tests.environments.wheels import write_backend, write_wheel
+from tests.environments.wheels import write_backend, write_mpi4py_source, write_open_mpi, write_wheel
 
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON_VERSION = ".".join(map(str, sys.version_info[:2]))
 
 
@@ -51,6 +56,44 @@ def test_an_incomplete_environment_is_marked_and_finished_by_the_same_command(tm
     assert any("kernels: not usable, see above: PyTorch's own will be used" in line for line in lines)
     rows = {row.subject: row for row in check_environment(profile, "")}
     assert [rows[subject].status for subject in ("Python", "packages", "fugaku_gpt")] == [OK] * 3
+
+
+@pytest.mark.slow
+def test_mpi4py_is_compiled_anew_for_another_mpi_on_path(tmp_path: Path) -> None:
+    """Though pip has kept what it compiled for the first: its cache is looked up by the version alone."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_backend(wheels)
+    # of this Python's packages, those that the check of two ranks needs: kernels are not compiled with them
+    (tmp_path / "packages").mkdir()
+    for package in (psutil, yaml):
+        (tmp_path / "packages" / package.__name__).symlink_to(Path(str(package.__file__)).parent)
+    write_wheel(wheels, "tiny", "1.2", {"tiny.pth": f"{tmp_path / 'packages'}\n"})
+    write_mpi4py_source(wheels, "9.9")
+    (tmp_path / "pins.txt").write_text("tiny==1.2\nmpi4py==9.9\n", encoding="utf-8")
+    outputs = []
+    for folder, version in (("first", "4.1.4"), ("second", "5.0.1")):
+        programs = tmp_path / f"{folder}-mpi"
+        write_open_mpi(programs, version)
+        done = subprocess.run(
+            [
+                *(str(ROOT / "env" / "make_environment.sh"), sys.executable, str(tmp_path / folder)),
+                *(str(tmp_path / "pins.txt"), "mine", "--no-index", "--find-links", str(wheels)),
+            ],
+            env={
+                **os.environ,
+                "MPI": "system",
+                "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+                "PIP_CACHE_DIR": str(tmp_path / "cache"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 and (tmp_path / folder / ".installed-mine").exists(), done.stdout
+        outputs.append(done.stdout)
+    assert "compiling mpi4py for the MPI on PATH" in outputs[1]
 
 
 def test_an_environment_that_cannot_be_created_is_refused_before_anything_is_written(tmp_path: Path) -> None:
