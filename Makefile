@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test unit lint docs reference soak slurm test-arm test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test unit lint docs reference soak soak-openmpi slurm test-arm test-openmpi test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -111,6 +111,34 @@ test-arm: dev ## run kernels, commands and training on an emulated Arm machine
 	@PYTHON=$(BIN)/python PIP_ARGS="$(PIP_ARGS)" env/make_aarch64.sh $(AARCH64) || [ $$? = 3 ]
 	@test ! -x $(AARCH64)/bin/python || FUGAKU_GPT_AARCH64=$(AARCH64) $(BIN)/python -m pytest -q -n 2 $(or $(TESTS),tests/aarch64)
 
+# Open MPI 4, on which Fujitsu's MPI is built. As on Fugaku, mpi4py is compiled by its mpicc; without optimisation, which
+# takes many times as long.
+OPENMPI := .venv-openmpi
+OPENMPI_TESTS = tests/comm tests/launch tests/simulator/test_mpiexec.py tests/doctor/test_machine.py \
+  tests/cli/test_train.py 'tests/test_mpi.py::test_every_rank_passes_the_mpi_tests[2]'
+test-openmpi: ## run tests of ranks on Debian's Open MPI 4.1 (root installs it), with parity on 2 ranks
+	@$(MAKE) --no-print-directory openmpi $(if $(TESTS),,TESTS="$(OPENMPI_TESTS)")
+soak-openmpi: ## run every test that starts ranks on Debian's Open MPI 4.1, with parity on 1, 2, 4 and 8 ranks
+	@$(MAKE) --no-print-directory openmpi $(if $(TESTS),,TESTS="tests -m mpi")
+
+.PHONY: openmpi
+openmpi:
+	@env/install_packages.sh "Open MPI" "mpirun mpicc" "openmpi-bin libopenmpi-dev"
+	@mpirun --version 2>&1 | grep -q "(Open MPI)" || { \
+	  echo "=== SKIPPED: tests on Open MPI: no mpirun of Open MPI is the first on PATH ==="; exit 0; }; \
+	$(MAKE) --no-print-directory $(OPENMPI)/.tools && \
+	echo "=== tests on $$(mpirun --version | head -n 1), mpi4py compiled ===" && \
+	$(OPENMPI)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+
+$(OPENMPI)/.tools: $(OPENMPI)/.installed-openmpi env/dev.txt
+	@grep -E '^(pytest|pytest-xdist|hypothesis)==' env/dev.txt > $(OPENMPI)/tools.txt
+	@$(OPENMPI)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r $(OPENMPI)/tools.txt
+	@touch $@
+$(OPENMPI)/.installed-openmpi: override MPI := system
+$(OPENMPI)/.installed-openmpi: setup.py setup.cfg pyproject.toml $(PINS) $(KERNELS)
+	@echo "installing into $(OPENMPI) with $(PYTHON), for $$(mpirun --version | head -n 1)"
+	@MPI4PY=source CFLAGS=-O0 $(MAKE_ENVIRONMENT) $(PYTHON) $(OPENMPI) $(PINS) openmpi --quiet $(PIP_ARGS)
+
 test-matrix: dev ## run those tests on every build that installs here, read the checkpoints of each in each, and print a table
 	@$(MAKE) --no-print-directory old BUILD=1.7 OLD=.venv-torch17 OLD_TESTS=
 	@$(MAKE) --no-print-directory old BUILD=1.10 OLD=.venv-torch110 OLD_TESTS=
@@ -130,4 +158,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD)
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) .venv-torch17 .venv-torch110 .venv-torch113 build/docs runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-torch17 .venv-torch110 .venv-torch113 build/docs runs/demo runs/demo-data *.egg-info
