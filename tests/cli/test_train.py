@@ -17,7 +17,7 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import EXIT_RESUME
-from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.launch.launcher import OPEN_MPI, find_launcher
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.corpus import write_byte_corpus
 
@@ -262,10 +262,13 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
 def test_a_run_that_is_stopped_can_be_resumed(
     corpus: Path, tmp_path: Path, signal_number: Optional[int], own_launcher: bool, reason: str
 ) -> None:
-    """A signal to the launcher, the package's or MPI's, stops the run, and so does the time limit."""
+    """A signal to the launcher, the package's or MPI's, stops the run, and so does the time limit. Open MPI's mpirun
+    kills ranks a second after SIGTERM, whatever they do, and forwards SIGUSR1."""
+    launcher = find_launcher()
+    if launcher.family == OPEN_MPI and signal_number == signal.SIGTERM:
+        signal_number, reason = signal.SIGUSR1, reason.replace("SIGTERM", "SIGUSR1")
     out = tmp_path / "run"
     arguments = train_arguments(corpus, out, "layout.dp=2", "training.iterations=100000", "training.eval_interval=null")
-    launcher = find_launcher()
     train = [sys.executable, "-m", "fugaku_gpt", *arguments]
     if signal_number is None:
         train += ["--set", "job.elapse=120", "--set", "job.stop_margin=119"]
@@ -364,6 +367,14 @@ def test_ranks_are_started_from_a_launch_of_one(corpus: Path, tmp_path: Path, va
     arguments = [*train_arguments(corpus, tmp_path / "run", "layout.tp=2"), "--ranks", "2"]
     completed = _start_process(arguments, **variables)
     assert completed.returncode == 0, completed.stdout + completed.stderr
+    environment = RunDirectory(tmp_path / "run").environment()
+    assert environment is not None and [rank["rank"] for rank in environment["ranks"]] == [0, 1]
+
+
+@pytest.mark.mpi
+def test_ranks_are_started_by_the_one_rank_of_a_real_launch(corpus: Path, tmp_path: Path) -> None:
+    completed = _mpirun(1, [*train_arguments(corpus, tmp_path / "run", "layout.tp=2"), "--ranks", "2"])
+    assert completed.returncode == 0, completed.stdout
     environment = RunDirectory(tmp_path / "run").environment()
     assert environment is not None and [rank["rank"] for rank in environment["ranks"]] == [0, 1]
 
