@@ -126,7 +126,7 @@ openmpi:
 	@env/install_packages.sh "Open MPI" "mpirun mpicc" "openmpi-bin libopenmpi-dev"
 	@mpirun --version 2>&1 | grep -q "(Open MPI)" || { \
 	  echo "=== SKIPPED: tests on Open MPI: no mpirun of Open MPI is the first on PATH ==="; exit 0; }; \
-	$(MAKE) --no-print-directory $(OPENMPI)/.tools && \
+	$(MAKE) -s --no-print-directory $(OPENMPI)/.tools && \
 	echo "=== tests on $$(mpirun --version | head -n 1), mpi4py compiled ===" && \
 	$(OPENMPI)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
