@@ -21,6 +21,9 @@ PROCESSORS = {
     "sve256": "max,sve-default-vector-length=32",
     "sve128": "max,sve-default-vector-length=16",
     "neon": "max,sve=off",
+    "neoverse-v1": "max,sve-default-vector-length=32",
+    "bf16-sve128": "max,sve-default-vector-length=16",
+    "bf16-neon": "max,sve=off",
 }
 # options by which the kernels are compiled for them, as kernels/build.py chooses them
 TARGETS = {
@@ -28,6 +31,10 @@ TARGETS = {
     "sve256": ("-march=armv8.2-a+sve", "-msve-vector-bits=256"),
     "sve128": ("-march=armv8.2-a+sve", "-msve-vector-bits=128"),
     "neon": (),
+    # with instructions for bfloat16: Graviton 3; what -mcpu=native finds on Grace; a processor without SVE
+    "neoverse-v1": ("-mcpu=neoverse-v1", "-msve-vector-bits=256"),
+    "bf16-sve128": ("-march=armv8.6-a+sve", "-msve-vector-bits=128"),
+    "bf16-neon": ("-march=armv8.6-a",),
 }
 
 

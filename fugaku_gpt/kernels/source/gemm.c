@@ -4,11 +4,11 @@
    The structure is that of Goto and van de Geijn (Anatomy of high-performance matrix multiplication, 2008), with the
    names of BLIS (Van Zee and van de Geijn 2015): blocks of both matrices are packed into the order in which they are read.
    The micro-kernel holds MR x NR accumulators in registers and reads one panel of a [KC, MR], usually from the L1 cache,
-   and one panel of b [KC, NR] from the L2 cache, which holds MC_PANELS panels of a and JR_PANELS panels of b. KC is so
-   large that a panel of a almost fills the L1 cache, because loading and storing the accumulators costs more.
+   and one panel of b [KC, NR] from the L2 cache, which holds MC_PANELS panels of a and JR_PANELS panels of b
+   (gemm_sizes.h). KC is as large as the caches permit, because loading and storing the accumulators costs more.
 
-   If the rows of a are contiguous, a is not packed but read in place, and each thread packs panels of b for its own
-   columns. Otherwise all threads pack the panels of b together and each packs the panels of a for its own rows: data that
+   If the rows of a are contiguous, a is not packed but read in place (unless they would evict each other from the L1
+   cache), and each thread packs panels of b for its own columns. Otherwise all threads pack the panels of b together and each packs the panels of a for its own rows: data that
    one thread has written is slow to access for a thread that shares no cache with it. The next block to pack comes from
    memory, which takes longer than the packing itself: micro-kernels prefetch it one cache line at a time, since their own
    panels would otherwise queue behind many requests.
@@ -24,7 +24,8 @@ typedef struct {
     const float *bias;
     void *c;
     int64_t c_row;
-    int type, c_type, accumulates, a_in_place; /* a_in_place: a is read without packing */
+    int type, c_type, accumulates;
+    int has_private_b, a_in_place; /* each thread packs panels of b for itself; a is read without packing */
     float *sums; /* accumulators of c where it is rounded after several blocks of k: [m, columns] */
     int64_t sums_row;
     float *packed_a, *packed_b; /* panels */
@@ -164,7 +165,7 @@ static void gemm_row_panels(const Gemm *p, KBlock kb, PanelRange range, const fl
         const int64_t next_end = min_int64(min_int64(last + MC_PANELS, range.last) * MR, p->m);
         Prefetch a_next = {0};
         pack_a(&p->a, p->a_in_place, row, kb.first, end - row, kb.k, p->packed_a);
-        if (!p->a_in_place) a_next = prefetch_of(&p->a, end, kb.first, next_end - end, kb.k);
+        if (!p->a_in_place || PREFETCHES_A_IN_PLACE) a_next = prefetch_of(&p->a, end, kb.first, next_end - end, kb.k);
         for (int64_t jr = 0; jr < panels; jr += most) {
             poll_mpi();
             macro_kernel(p, kb, p->packed_a, panel_group, last, packed_b + jr * B_PANEL, range.column_first + jr,
@@ -227,7 +228,7 @@ static int64_t b_workspace_floats(int64_t n, int threads) { return packed_column
 EXPORT int64_t gemm_workspace_floats(int64_t m, int64_t n, int64_t k, int type, int c_type, int threads)
 {
     const int64_t sums = defers_rounding(k, type, c_type) ? min_int64(m, ACC_ROWS) * packed_columns(n, threads) : 0;
-    return a_workspace_floats(threads) + b_workspace_floats(n, threads) + sums + LANES;
+    return a_workspace_floats(threads) + b_workspace_floats(n, threads) + sums + PANEL_ALIGNMENT;
 }
 
 /* Whether this library multiplies matrices of a type. */
@@ -255,7 +256,7 @@ EXPORT void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, 
     const int64_t size = type == BFLOAT16 ? 2 : 4, c_size = c_type == BFLOAT16 ? 2 : 4;
     const int defers = defers_rounding(k, type, c_type);
     const int64_t step = defers ? ACC_ROWS : m;
-    float *packed_a = (float *)round_up((int64_t)work, 4 * LANES), *packed_b = packed_a + a_workspace_floats(threads);
+    float *packed_a = (float *)round_up((int64_t)work, 4 * PANEL_ALIGNMENT), *packed_b = packed_a + a_workspace_floats(threads);
     float *sums = defers ? packed_b + b_workspace_floats(n, threads) : 0;
 #pragma omp parallel num_threads(threads)
     for (int64_t row = 0; row < m; row += step) {
@@ -263,10 +264,11 @@ EXPORT void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, 
         const Matrix local_a = {(const char *)a + row * a_row * size, a_row, a_column, size};
         const Matrix local_b = {b, b_row, b_column, size};
         void *local_c = (char *)c + row * c_row * c_size;
-        Gemm p = {local_a, local_b,     min_int64(step, m - row),      n,    k, bias,     local_c, c_row, type,
-                  c_type,  accumulates, is_packed_layout(&local_a, k), sums, 0, packed_a, packed_b};
+        const int has_private_b = is_packed_layout(&local_a, k);
+        Gemm p = {local_a,       local_b, min_int64(step, m - row), n, k, bias, local_c, c_row, type, c_type, accumulates,
+                  has_private_b, has_private_b && !rows_share_sets(&local_a), sums, 0, packed_a, packed_b};
         p.packed_a += thread * MC_PANELS * A_PANEL;
-        if (p.a_in_place) {
+        if (p.has_private_b) {
             p.packed_b += thread * PRIVATE_PANELS * B_PANEL;
             p.sums_row = PRIVATE_PANELS * NR;
             if (defers) p.sums += thread * min_int64(m, ACC_ROWS) * p.sums_row;

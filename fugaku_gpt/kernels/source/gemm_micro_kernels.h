@@ -7,25 +7,43 @@
 /* SVE with vectors of a fixed length has 32 registers, of which 24 hold sums and 3 a row of b. GCC 12 and 14 would load
    later units early, and need more: this keeps instructions in the order of the source. A64FX executes them out of
    order: the model of LLVM 19 sees 99 % of its peak. */
-#if defined(__ARM_FEATURE_SVE_BITS) && LANES > 4 && !defined(__clang__)
-#include <arm_sve.h>
+#if defined(HAS_SVE_VECTORS) && !defined(__clang__)
 #define IN_SOURCE_ORDER __asm__ volatile("")
 #endif
 
-/* sum[lane] += x * y[lane], in units */
+/* sum[lane] += x * y[lane], in units. Arm's instruction for pairs rounds to odd, and denormal numbers are 0 to it. */
 INLINE vec multiply_add(vec sum, float x, vec y, const int type)
 {
 #ifdef HAS_BF16_DOT
     if (type == BFLOAT16) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(x), (__m512bh)y);
+#elif defined(HAS_BF16_GEMM) && defined(HAS_SVE_VECTORS)
+    if (type == BFLOAT16)
+        return (sve_vec)svbfdot_f32((sve_vec)sum, svreinterpret_bf16_f32(svdup_n_f32(x)),
+                                    svreinterpret_bf16_f32((sve_vec)y));
+#elif defined(HAS_BF16_GEMM)
+    if (type == BFLOAT16)
+        return vbfdotq_f32(sum, vreinterpretq_bf16_f32(vdupq_n_f32(x)), vreinterpretq_bf16_f32(y));
 #endif
     (void)type;
 #ifdef IN_SOURCE_ORDER
     /* by name: GCC may choose the instruction that overwrites x instead, and then moves and spills sums */
-    const vec factor = x - (vec){0};
-    __asm__("fmla %0.s, %1/m, %2.s, %3.s" : "+w"(sum) : "Upl"(svptrue_b32()), "w"(factor), "w"(y));
+    __asm__("fmla %0.s, %1/m, %2.s, %3.s" : "+w"(sum) : "Upl"(svptrue_b32()), "w"(svdup_n_f32(x)), "w"(y));
     return sum;
 #else
     return sum + x * y;
+#endif
+}
+
+/* Stores numbers rounded to bfloat16. */
+INLINE void store_rounded(uint16_t *to, vec x)
+{
+#if defined(HAS_BF16_GEMM) && defined(HAS_SVE_VECTORS)
+    const svbool_t all = svptrue_b32();
+    svst1h_u32(all, to, svreinterpret_u32_bf16(svcvt_bf16_f32_x(all, (sve_vec)x)));
+#elif defined(HAS_BF16_GEMM) && defined(__aarch64__)
+    vst1_bf16((bfloat16_t *)to, vcvt_bf16_f32(x));
+#else
+    store_bfloat16(to, x);
 #endif
 }
 
@@ -51,6 +69,9 @@ INLINE Prefetch prefetch_of(const Matrix *side, int64_t row, int64_t column, int
                       (by_rows ? side->row_stride : side->column_stride) * side->item_size,
                       (by_rows ? columns : rows) * side->item_size, 0};
 }
+
+/* Vectors of a row of c between those that are prefetched: all, or the first and the last, between which are no lines. */
+#define C_PREFETCH_STEP (4 * NR <= CACHE_LINE ? NR_VECTORS - 1 : 1)
 
 /* Prefetches one more cache line. */
 INLINE void prefetch_next(Prefetch *next)
@@ -117,7 +138,8 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
     for (int64_t first = 0, row = 0; first < units; first += PREFETCH_INTERVAL, row++) {
         if ((accumulates || !rounds) && row < MR) {
 #pragma GCC unroll 4
-            for (int v = 0; v < NR_VECTORS; v++) __builtin_prefetch(c.sums + row * c.sums_stride + v * LANES, 1);
+            for (int v = 0; v < NR_VECTORS; v += C_PREFETCH_STEP)
+                __builtin_prefetch(c.sums + row * c.sums_stride + v * LANES, 1);
         }
         prefetch_next(next);
         const int64_t end = min_int64(first + PREFETCH_INTERVAL, units);
@@ -145,7 +167,7 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
             vec total = sums[i][v];
             if (accumulates) total += *(const unaligned_vec *)(c.sums + i * c.sums_stride + v * LANES);
             if (rounds)
-                store_bfloat16(c.rounded + i * c.rounded_stride + v * LANES, total);
+                store_rounded(c.rounded + i * c.rounded_stride + v * LANES, total);
             else
                 *(unaligned_vec *)(c.sums + i * c.sums_stride + v * LANES) = total;
         }
@@ -172,14 +194,14 @@ typedef void MicroKernel(int64_t units, const float *a, int64_t a_row, const flo
         {set_rows_##name, set_columns_##name}, { add_rows_##name, add_columns_##name }                                 \
     }
 MICRO_KERNELS(32, FLOAT32, 0)
-#ifdef HAS_BF16_DOT
+#ifdef HAS_BF16_GEMM
 MICRO_KERNELS(16, BFLOAT16, 0)
 MICRO_KERNELS(16_rounded, BFLOAT16, 1)
 #endif
 /* [type][rounds][accumulates][whether the columns of a panel of a are contiguous; otherwise its rows are, `row` apart] */
 static MicroKernel *const KERNELS[2][2][2][2] = {
     {KERNEL_NAMES(32)},
-#ifdef HAS_BF16_DOT
+#ifdef HAS_BF16_GEMM
     {KERNEL_NAMES(16), KERNEL_NAMES(16_rounded)},
 #endif
 };

@@ -58,7 +58,8 @@ INLINE void pack_panels(const char *x, int64_t stride, int64_t size, int64_t k, 
     const int64_t full_panels = count / width, rest = count % width;
     for (int64_t j = 0; j < units; j++) {
         for (int64_t row = in_unit * (j + PREFETCH_ROWS); row < min_int64(in_unit * (j + PREFETCH_ROWS + 1), k); row++)
-            for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(x + row * stride * size + byte);
+            for (int64_t byte = 0; byte < count * size; byte += CACHE_LINE)
+                __builtin_prefetch(x + row * stride * size + byte);
         for (int64_t p = 0; p < full_panels; p++)
             pack_unit(x + p * width * size, stride, size, j, k, width, to + p * panel + j * width);
         if (rest) {
@@ -74,6 +75,24 @@ INLINE int is_packed_layout(const Matrix *a, int64_t k)
 {
     return a->column_stride == 1 && (int64_t)a->x % 4 == 0 && a->row_stride * a->item_size % 4 == 0 &&
            k * a->item_size % 4 == 0;
+}
+
+/* Whether more rows of a panel of a map to the same set of the L1 cache than half of its ways, if they are read in place:
+   they would evict each other before all of a line is read. */
+INLINE int rows_share_sets(const Matrix *a)
+{
+#ifdef L1_WAYS
+    for (int i = 0; i < MR; i++) {
+        int sharing = 0;
+        for (int other = 0; other < MR; other++) {
+            const int64_t distance = (i - other) * a->row_stride * a->item_size & (L1_WAY_BYTES - 1);
+            sharing += distance < CACHE_LINE || distance > L1_WAY_BYTES - CACHE_LINE;
+        }
+        if (sharing > L1_WAYS / 2) return 1;
+    }
+#endif
+    (void)a;
+    return 0;
 }
 
 /* Packs panels of a: `count` rows from `row`, `k` elements from `column`; if a is read in place, only the last panel
