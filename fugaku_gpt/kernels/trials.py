@@ -17,6 +17,7 @@ _EPSILON = {FLOAT32: 2.0**-23, BFLOAT16: 2.0**-7}  # distance of 1 from the next
 _NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16"}
 _ROUNDINGS = 16.0  # by which a result may be off, of numbers as large as the largest expected one
 _COLUMNS = 203  # several vectors of any processor, and a rest
+_COLLIDING_STRIDE = 2**14  # elements between rows that map to the same sets of a cache: such rows are not read in place
 _erf = np.vectorize(math.erf)
 
 
@@ -209,8 +210,8 @@ def _gelu(library: Library, kind: int, threads: int) -> Iterator[Trial]:
 
 
 def _gemm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
-    """Products with each side as it lies, and turned; more than one pass of any type, an odd number of elements, more
-    than a strip; of whole numbers, whose sums are not rounded."""
+    """Products with each side as it lies, and turned; more than one pass of any type, an odd number of elements, and an
+    even one; more than a strip; of whole numbers, whose sums are not rounded."""
     if not library.supports_gemm(kind):
         return
     rows, columns, inner = 20, 110, 1601
@@ -220,13 +221,13 @@ def _gemm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
 
     def product(sides: Sequence[np.ndarray], out: np.ndarray, bias_address: object, accumulate: int) -> np.ndarray:
         out_kind = BFLOAT16 if out.dtype == np.uint16 else FLOAT32
-        floats = library.gemm_workspace_floats(rows, columns, inner, kind, out_kind, threads)
+        floats = library.gemm_workspace_floats(rows, columns, sides[0].shape[1], kind, out_kind, threads)
         work = np.zeros(floats, np.float32)
         arguments: List[int] = []
         for side in sides:
             arguments += [_address(side), *(stride // side.itemsize for stride in side.strides)]
         result = (bias_address, _address(out), columns, out_kind, accumulate)
-        library.gemm(*arguments, kind, *result, rows, columns, inner, _address(work), threads)
+        library.gemm(*arguments, kind, *result, rows, columns, sides[0].shape[1], _address(work), threads)
         return out
 
     for left_name, left in (("", x), (" turned", np.ascontiguousarray(x.T).T)):
@@ -237,6 +238,10 @@ def _gemm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
                 yield _trial(name, kind, out, expected + bias)
             out = product((left, right), np.ones((rows, columns), np.float32), None, 1)
             yield _trial(f"accumulated {name}", kind, out, expected + 1.0)
+    spaced = np.zeros((rows, _COLLIDING_STRIDE), x.dtype)
+    spaced[:, :inner] = x
+    out = product((spaced[:, : inner - 1], y.T[: inner - 1]), np.zeros((rows, columns), np.float32), None, 0)
+    yield _trial("product (left with gaps between its rows)", kind, out, _wide(x[:, :-1]) @ _wide(y[:, :-1]).T)
 
 
 def _reductions(library: Library, threads: int) -> Iterator[Trial]:

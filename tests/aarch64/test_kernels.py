@@ -26,6 +26,21 @@ else:
     for line in failures(library, 2):
         print("wrong:", line)
 """
+# Prints by how many bytes the planner's formula exceeds the workspace of products of a few sizes, of 1 and 12 threads.
+WORKSPACE = """
+import ctypes, sys
+from pathlib import Path
+ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+from fugaku_gpt.kernels import load_library
+from fugaku_gpt.kernels.matmul_tiling import gemm_workspace_bytes
+library = load_library(Path(sys.argv[1]))
+for rows, inner, columns in ((64, 64, 64), (2048, 3072, 768), (512, 768, 50304), (50304, 512, 768)):
+    for kind in (0, 1):
+        for threads in (1, 12):
+            deferred = columns if kind and inner > 1024 else 0
+            floats = library.gemm_workspace_floats(rows, columns, inner, kind, kind, threads)
+            print(gemm_workspace_bytes(columns, deferred, threads) - 4 * floats)
+"""
 pytestmark = pytest.mark.slow
 
 LANES = {"sve512": 16, "sve256": 8, "sve128": 4, "neon": 4, "neoverse-v1": 8, "bf16-sve128": 4, "bf16-neon": 4}
@@ -146,6 +161,14 @@ def _try(name: str, library: Path, processor: str) -> "list[str]":
 def test_each_kernel_computes_correct_results(name: str, target: str, scratch: Path) -> None:
     lines = _try(name, _library(name, target, scratch), target)
     assert lines == [f"lanes {LANES[target]} bfloat16 products {target in WITH_BFLOAT16_PRODUCTS}"]
+
+
+@pytest.mark.parametrize("target", ["sve512", "neoverse-v1", "bf16-neon"])
+def test_the_workspace_formula_covers_that_of_products(target: str, scratch: Path) -> None:
+    library = str(_library("gcc-12", target, scratch))
+    numpy = str(folder() / "numpy")
+    lines = output(run_emulated(["-c", WORKSPACE, library, _runtime("gcc-12")], target, packages=numpy))
+    assert len(lines) == 16 and all(int(line) >= 0 for line in lines), lines
 
 
 @pytest.mark.parametrize("target", ["sve512", "sve128", "neon"])

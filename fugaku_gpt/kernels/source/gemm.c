@@ -1,20 +1,23 @@
-/* GEMM with float32 accumulators: c [m, n] = a [m, k] b [k, n], of float32 numbers, or of pairs of bfloat16 numbers on
-   processors that multiply such pairs; results may be rounded to bfloat16 at the end.
+/* GEMM with float32 accumulators: c [m, n] = a [m, k] b [k, n], of float32 numbers, or of bfloat16 numbers on
+   processors that multiply pairs of them or small matrices; results may be rounded to bfloat16 at the end.
 
    The structure is that of Goto and van de Geijn (Anatomy of high-performance matrix multiplication, 2008), with the
-   names of BLIS (Van Zee and van de Geijn 2015): blocks of both matrices are packed into the order in which they are read.
-   The micro-kernel holds MR x NR accumulators in registers and reads one panel of a [KC, MR], usually from the L1 cache,
-   and one panel of b [KC, NR] from the L2 cache, which holds MC_PANELS panels of a and JR_PANELS panels of b
-   (gemm_sizes.h). KC is as large as the caches permit, because loading and storing the accumulators costs more.
+   names of BLIS (Van Zee and van de Geijn 2015): blocks of both matrices are packed into the order in which they are
+   read. The micro-kernel holds MR x NR accumulators in registers and reads one panel of a [KC, MR], usually from the
+   L1 cache, and one panel of b [KC, NR] from the L2 cache, which holds MC_PANELS panels of a and JR_PANELS panels of
+   b (gemm_sizes.h). KC is as large as the caches permit, because loading and storing the accumulators costs more.
 
    If the rows of a are contiguous, a is not packed but read in place (unless they would evict each other from the L1
-   cache), and each thread packs panels of b for its own columns. Otherwise all threads pack the panels of b together and each packs the panels of a for its own rows: data that
-   one thread has written is slow to access for a thread that shares no cache with it. The next block to pack comes from
-   memory, which takes longer than the packing itself: micro-kernels prefetch it one cache line at a time, since their own
-   panels would otherwise queue behind many requests.
+   cache), and each thread packs panels of b for its own columns. Otherwise all threads pack the panels of b together
+   and each packs the panels of a for its own rows: data that one thread has written is slow to access for a thread
+   that shares no cache with it. The next block to pack comes from memory, which takes longer than the packing
+   itself: micro-kernels prefetch it one cache line at a time, since their own panels would otherwise queue behind
+   many requests.
 
-   The unit of multiplication has 32 bits: a float32 number, or two bfloat16 numbers that are adjacent along the inner
-   dimension. Both are copied as floats. Every sum has the same order for any number of threads. */
+   The unit of multiplication has 32 bits: a float32 number, or two bfloat16 numbers that are adjacent along the
+   inner dimension. Both are copied as floats. Where the processor multiplies matrices of bfloat16 numbers, panels
+   consist of quads, four numbers of each row of a or column of b, and a is always packed. Every sum has the same
+   order for any number of threads. */
 #include "gemm_micro_kernels.h"
 #include "progress.h"
 
@@ -137,10 +140,20 @@ static int64_t kc_of(const Gemm *p)
     return round_up((p->k + k_blocks - 1) / k_blocks, 2 * LANES);
 }
 
+/* Units of `k` bfloat16 numbers. */
+INLINE int64_t bfloat16_units(int64_t k)
+{
+#ifdef HAS_BF16_MATRIX_PRODUCTS
+    return (k + 3) / 4 * 2; /* of full quads */
+#else
+    return (k + 1) / 2;
+#endif
+}
+
 static KBlock k_block_of(const Gemm *p, int64_t first)
 {
     const int64_t k = min_int64(kc_of(p), p->k - first);
-    return (KBlock){first, k, p->type == BFLOAT16 ? (k + 1) / 2 : k, p->accumulates || first > 0,
+    return (KBlock){first, k, p->type == BFLOAT16 ? bfloat16_units(k) : k, p->accumulates || first > 0,
                     p->c_type == BFLOAT16 && first + k == p->k};
 }
 
@@ -165,7 +178,8 @@ static void gemm_row_panels(const Gemm *p, KBlock kb, PanelRange range, const fl
         const int64_t next_end = min_int64(min_int64(last + MC_PANELS, range.last) * MR, p->m);
         Prefetch a_next = {0};
         pack_a(&p->a, p->a_in_place, row, kb.first, end - row, kb.k, p->packed_a);
-        if (!p->a_in_place || PREFETCHES_A_IN_PLACE) a_next = prefetch_of(&p->a, end, kb.first, next_end - end, kb.k);
+        if (!p->a_in_place || PREFETCHES_A_IN_PLACE)
+            a_next = prefetch_of(&p->a, end, kb.first, next_end - end, kb.k);
         for (int64_t jr = 0; jr < panels; jr += most) {
             poll_mpi();
             macro_kernel(p, kb, p->packed_a, panel_group, last, packed_b + jr * B_PANEL, range.column_first + jr,
@@ -266,7 +280,7 @@ EXPORT void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, 
         void *local_c = (char *)c + row * c_row * c_size;
         const int has_private_b = is_packed_layout(&local_a, k);
         Gemm p = {local_a,       local_b, min_int64(step, m - row), n, k, bias, local_c, c_row, type, c_type, accumulates,
-                  has_private_b, has_private_b && !rows_share_sets(&local_a), sums, 0, packed_a, packed_b};
+                  has_private_b, has_private_b && can_read_in_place(&local_a), sums, 0, packed_a, packed_b};
         p.packed_a += thread * MC_PANELS * A_PANEL;
         if (p.has_private_b) {
             p.packed_b += thread * PRIVATE_PANELS * B_PANEL;

@@ -4,28 +4,26 @@
 
 #include "gemm_packing.h"
 
-/* SVE with vectors of a fixed length has 32 registers, of which 24 hold sums and 3 a row of b. GCC 12 and 14 would load
-   later units early, and need more: this keeps instructions in the order of the source. A64FX executes them out of
-   order: the model of LLVM 19 sees 99 % of its peak. */
+/* Arm has 32 registers, of which 24 hold sums and 3 or more a row of b. GCC 12 and 14 would load later units early, and
+   spill: this keeps instructions in the order of the source. By the model of LLVM 19, A64FX then reaches 99 % of its
+   peak, and so do Neoverse V1 and V2. */
+#if defined(__aarch64__) && !defined(__clang__)
+#define KEEP_ORDER __asm__ volatile("")
+#else
+#define KEEP_ORDER ((void)0)
+#endif
 #if defined(HAS_SVE_VECTORS) && !defined(__clang__)
-#define IN_SOURCE_ORDER __asm__ volatile("")
+#define MULTIPLIES_PAIRS_OF_UNITS 1
 #endif
 
-/* sum[lane] += x * y[lane], in units. Arm's instruction for pairs rounds to odd, and denormal numbers are 0 to it. */
+/* sum[lane] += x * y[lane], in units. */
 INLINE vec multiply_add(vec sum, float x, vec y, const int type)
 {
 #ifdef HAS_BF16_DOT
     if (type == BFLOAT16) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(x), (__m512bh)y);
-#elif defined(HAS_BF16_GEMM) && defined(HAS_SVE_VECTORS)
-    if (type == BFLOAT16)
-        return (sve_vec)svbfdot_f32((sve_vec)sum, svreinterpret_bf16_f32(svdup_n_f32(x)),
-                                    svreinterpret_bf16_f32((sve_vec)y));
-#elif defined(HAS_BF16_GEMM)
-    if (type == BFLOAT16)
-        return vbfdotq_f32(sum, vreinterpretq_bf16_f32(vdupq_n_f32(x)), vreinterpretq_bf16_f32(y));
 #endif
     (void)type;
-#ifdef IN_SOURCE_ORDER
+#ifdef MULTIPLIES_PAIRS_OF_UNITS
     /* by name: GCC may choose the instruction that overwrites x instead, and then moves and spills sums */
     __asm__("fmla %0.s, %1/m, %2.s, %3.s" : "+w"(sum) : "Upl"(svptrue_b32()), "w"(svdup_n_f32(x)), "w"(y));
     return sum;
@@ -37,10 +35,10 @@ INLINE vec multiply_add(vec sum, float x, vec y, const int type)
 /* Stores numbers rounded to bfloat16. */
 INLINE void store_rounded(uint16_t *to, vec x)
 {
-#if defined(HAS_BF16_GEMM) && defined(HAS_SVE_VECTORS)
+#if defined(HAS_BF16_MATRIX_PRODUCTS) && defined(HAS_SVE_VECTORS)
     const svbool_t all = svptrue_b32();
     svst1h_u32(all, to, svreinterpret_u32_bf16(svcvt_bf16_f32_x(all, (sve_vec)x)));
-#elif defined(HAS_BF16_GEMM) && defined(__aarch64__)
+#elif defined(HAS_BF16_MATRIX_PRODUCTS)
     vst1_bf16((bfloat16_t *)to, vcvt_bf16_f32(x));
 #else
     store_bfloat16(to, x);
@@ -85,14 +83,14 @@ INLINE void prefetch_next(Prefetch *next)
     next->rows--;
 }
 
-#ifdef IN_SOURCE_ORDER
-/* Adds the products of units [j, end) of a panel of a, whose unit (i, j) is at i a_row + j a_column, and a panel of b, two
-   at a time; returns the unit that is left over, or `end`. One of both strides is a constant 1. */
+#ifdef MULTIPLIES_PAIRS_OF_UNITS
+/* Adds the products of units [j, end) of a panel of a, whose unit (i, j) is at i a_row + j a_column, and a panel of b,
+   two at a time; returns the unit that is left over, or `end`. One of both strides is a constant 1. */
 INLINE int64_t add_pairs_of_units(vec sums[MR][NR_VECTORS], const int type, int64_t j, int64_t end, const float *a,
                                   const int64_t a_row, const int64_t a_column, const float *b)
 {
-    /* A pointer for each row, from which the compiler does not derive the others: each unit is then loaded into all lanes
-       by one instruction, which has no register as an offset. */
+    /* A pointer for each row, from which the compiler does not derive the others: each unit is then loaded into all
+       lanes by one instruction, which has no register as an offset. */
     const int pointers = a_column == 1 ? MR : 1;
     const float *rows[MR], *b_unit = b + j * NR;
 #pragma GCC unroll 16
@@ -108,7 +106,7 @@ INLINE int64_t add_pairs_of_units(vec sums[MR][NR_VECTORS], const int type, int6
                 const float a_unit = pointers == 1 ? rows[0][u * a_column + i] : rows[i][u];
 #pragma GCC unroll 4
                 for (int v = 0; v < NR_VECTORS; v++) sums[i][v] = multiply_add(sums[i][v], a_unit, b_row[v], type);
-                IN_SOURCE_ORDER;
+                KEEP_ORDER;
             }
         }
 #pragma GCC unroll 16
@@ -144,7 +142,7 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
         prefetch_next(next);
         const int64_t end = min_int64(first + PREFETCH_INTERVAL, units);
         int64_t begin = first;
-#ifdef IN_SOURCE_ORDER
+#ifdef MULTIPLIES_PAIRS_OF_UNITS
         begin = add_pairs_of_units(sums, type, first, end, a, a_row, a_column, b);
 #endif
 #pragma GCC unroll 2
@@ -157,6 +155,7 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
                 const float a_unit = a[i * a_row + j * a_column];
 #pragma GCC unroll 4
                 for (int v = 0; v < NR_VECTORS; v++) sums[i][v] = multiply_add(sums[i][v], a_unit, b_row[v], type);
+                KEEP_ORDER;
             }
         }
     }
@@ -173,6 +172,81 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
         }
     }
 }
+
+#ifdef HAS_BF16_MATRIX_PRODUCTS
+/* A vector of 128-bit segments. */
+#ifdef HAS_SVE_VECTORS
+INLINE vec in_all_segments(const float *x) { return (sve_vec)svld1rq_f32(svptrue_b32(), x); }
+
+/* Adds to each segment, [2, 2], the product of x [2, 4] and the transpose of y [2, 4]. The instruction rounds to odd, and
+   denormal numbers are 0 to it. */
+INLINE vec multiply_add_matrices(vec sum, vec x, vec y)
+{
+    return (sve_vec)svbfmmla_f32((sve_vec)sum, svreinterpret_bf16_f32((sve_vec)x), svreinterpret_bf16_f32((sve_vec)y));
+}
+
+/* The first rows of all segments of x and y, or the second ones. */
+INLINE vec rows_of_segments(vec x, vec y, const int second)
+{
+    const svfloat64_t u = svreinterpret_f64_f32((sve_vec)x), v = svreinterpret_f64_f32((sve_vec)y);
+    return (sve_vec)svreinterpret_f32_f64(second ? svuzp2_f64(u, v) : svuzp1_f64(u, v));
+}
+#else
+INLINE vec in_all_segments(const float *x) { return vld1q_f32(x); }
+
+INLINE vec multiply_add_matrices(vec sum, vec x, vec y)
+{
+    return vbfmmlaq_f32(sum, vreinterpretq_bf16_f32(x), vreinterpretq_bf16_f32(y));
+}
+
+INLINE vec rows_of_segments(vec x, vec y, const int second)
+{
+    const float64x2_t u = vreinterpretq_f64_f32(x), v = vreinterpretq_f64_f32(y);
+    return vreinterpretq_f32_f64(second ? vuzp2q_f64(u, v) : vuzp1q_f64(u, v));
+}
+#endif
+
+/* As `micro_kernel` for bfloat16 numbers in panels of quads. A sum holds two rows and LANES / 2 columns of c. */
+INLINE void matrix_micro_kernel(const int rounds, const int accumulates, int64_t units, const float *a, const float *b,
+                                const float *start, OutputTile c, Prefetch *next)
+{
+    vec sums[MR / 2][2 * NR_VECTORS] = {{{0}}};
+    for (int64_t first = 0, row = 0; first < units; first += PREFETCH_INTERVAL, row++) {
+        if ((accumulates || !rounds) && row < MR) {
+#pragma GCC unroll 4
+            for (int v = 0; v < NR_VECTORS; v += C_PREFETCH_STEP)
+                __builtin_prefetch(c.sums + row * c.sums_stride + v * LANES, 1);
+        }
+        prefetch_next(next);
+        const int64_t end = min_int64(first + PREFETCH_INTERVAL, units);
+        for (int64_t j = first; j < end; j += 2) { /* the units of a quad */
+            vec a_rows[MR / 2];
+#pragma GCC unroll 8
+            for (int i = 0; i < MR / 2; i++) a_rows[i] = in_all_segments(a + j * MR + 4 * i);
+#pragma GCC unroll 8
+            for (int v = 0; v < 2 * NR_VECTORS; v++) {
+                const vec b_columns = *(const unaligned_vec *)(b + j * NR + v * LANES);
+#pragma GCC unroll 8
+                for (int i = 0; i < MR / 2; i++) sums[i][v] = multiply_add_matrices(sums[i][v], a_rows[i], b_columns);
+                KEEP_ORDER;
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NR_VECTORS; v++) {
+            vec total = rows_of_segments(sums[i / 2][2 * v], sums[i / 2][2 * v + 1], i % 2);
+            if (start) total += *(const unaligned_vec *)(start + v * LANES);
+            if (accumulates) total += *(const unaligned_vec *)(c.sums + i * c.sums_stride + v * LANES);
+            if (rounds)
+                store_rounded(c.rounded + i * c.rounded_stride + v * LANES, total);
+            else
+                *(unaligned_vec *)(c.sums + i * c.sums_stride + v * LANES) = total;
+        }
+    }
+}
+#endif
 
 typedef void MicroKernel(int64_t units, const float *a, int64_t a_row, const float *b, const float *start, OutputTile c,
                          Prefetch *next);
@@ -194,9 +268,28 @@ typedef void MicroKernel(int64_t units, const float *a, int64_t a_row, const flo
         {set_rows_##name, set_columns_##name}, { add_rows_##name, add_columns_##name }                                 \
     }
 MICRO_KERNELS(32, FLOAT32, 0)
-#ifdef HAS_BF16_GEMM
+#ifdef HAS_BF16_DOT
 MICRO_KERNELS(16, BFLOAT16, 0)
 MICRO_KERNELS(16_rounded, BFLOAT16, 1)
+#define HAS_BF16_GEMM 1
+#elif defined(HAS_BF16_MATRIX_PRODUCTS)
+#define MATRIX_MICRO_KERNEL(name, rounds, accumulates)                                                                 \
+    static void name(int64_t units, const float *a, int64_t row, const float *b, const float *start, OutputTile c,     \
+                     Prefetch *next)                                                                                   \
+    {                                                                                                                  \
+        (void)row;                                                                                                     \
+        matrix_micro_kernel(rounds, accumulates, units, a, b, start, c, next);                                         \
+    }
+MATRIX_MICRO_KERNEL(set_columns_16, 0, 0)
+MATRIX_MICRO_KERNEL(add_columns_16, 0, 1)
+MATRIX_MICRO_KERNEL(set_columns_16_rounded, 1, 0)
+MATRIX_MICRO_KERNEL(add_columns_16_rounded, 1, 1)
+/* a is always packed, the same way whether its rows or columns are contiguous */
+#define set_rows_16 set_columns_16
+#define add_rows_16 add_columns_16
+#define set_rows_16_rounded set_columns_16_rounded
+#define add_rows_16_rounded add_columns_16_rounded
+#define HAS_BF16_GEMM 1
 #endif
 /* [type][rounds][accumulates][whether the columns of a panel of a are contiguous; otherwise its rows are, `row` apart] */
 static MicroKernel *const KERNELS[2][2][2][2] = {

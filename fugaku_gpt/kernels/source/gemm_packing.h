@@ -70,6 +70,58 @@ INLINE void pack_panels(const char *x, int64_t stride, int64_t size, int64_t k, 
     }
 }
 
+#ifdef HAS_BF16_MATRIX_PRODUCTS
+/* Interleaves `count` elements of four rows into groups of four. */
+INLINE void interleave_quads(const uint16_t *const *rows, const int64_t count, uint16_t *to)
+{
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const uint16x8x4_t block = {
+            {vld1q_u16(rows[0] + i), vld1q_u16(rows[1] + i), vld1q_u16(rows[2] + i), vld1q_u16(rows[3] + i)}};
+        vst4q_u16(to + 4 * i, block);
+    }
+    for (; i < count; i++)
+        for (int row = 0; row < 4; row++) to[4 * i + row] = rows[row][i];
+}
+
+/* Packs `count` vectors of `k` bfloat16 numbers, rows of a or columns of b, into adjacent panels
+   [panels, quads, width, 4], `panel` floats apart, padded with zeros. Either `stride`, from one vector to the next, or
+   `k_stride`, from one number of a vector to the next, is 1. */
+INLINE void pack_quads(const uint16_t *x, int64_t stride, int64_t k_stride, int64_t count, int64_t k,
+                       const int64_t width, float *to, int64_t panel)
+{
+    static const uint16_t zeros[NR > MR ? NR : MR];
+    const int64_t quads = (k + 3) / 4;
+    for (int64_t first = 0; first < count; first += width) {
+        const int64_t columns = min_int64(width, count - first);
+        uint16_t *packed = (uint16_t *)(to + first / width * panel);
+        for (int64_t q = 0; columns < width && q < quads; q++)
+            memset(packed + 4 * (q * width + columns), 0, 8 * (width - columns));
+        for (int64_t i = 0; k_stride == 1 && i < columns; i++) {
+            const uint16_t *vector = x + (first + i) * stride;
+            for (int64_t q = 0; q < k / 4; q++) memcpy(packed + 4 * (q * width + i), vector + 4 * q, 8);
+            if (k % 4) copy_padded(vector + k / 4 * 4, k % 4, 2, (float *)(packed + 4 * (k / 4 * width + i)), 2);
+        }
+    }
+    if (k_stride == 1) return;
+    for (int64_t q = 0; q < quads; q++) {
+        for (int64_t row = 4 * q + PREFETCH_ROWS; row < min_int64(4 * q + PREFETCH_ROWS + 4, k); row++)
+            for (int64_t byte = 0; byte < 2 * count; byte += CACHE_LINE)
+                __builtin_prefetch((const char *)(x + row * k_stride) + byte);
+        for (int64_t first = 0; first < count; first += width) {
+            const uint16_t *rows[4];
+            for (int row = 0; row < 4; row++)
+                rows[row] = 4 * q + row < k ? x + (4 * q + row) * k_stride + first : zeros;
+            uint16_t *packed = (uint16_t *)(to + first / width * panel) + 4 * q * width;
+            if (first + width <= count)
+                interleave_quads(rows, width, packed);
+            else
+                interleave_quads(rows, count - first, packed);
+        }
+    }
+}
+#endif
+
 /* Whether the rows of a, of [k] elements, can be read in place: they are contiguous and consist of full units. */
 INLINE int is_packed_layout(const Matrix *a, int64_t k)
 {
@@ -77,8 +129,8 @@ INLINE int is_packed_layout(const Matrix *a, int64_t k)
            k * a->item_size % 4 == 0;
 }
 
-/* Whether more rows of a panel of a map to the same set of the L1 cache than half of its ways, if they are read in place:
-   they would evict each other before all of a line is read. */
+/* Whether more rows of a panel of a map to the same set of the L1 cache than half of its ways, if they are read in
+   place: they would evict each other before all of a line is read. */
 INLINE int rows_share_sets(const Matrix *a)
 {
 #ifdef L1_WAYS
@@ -95,11 +147,26 @@ INLINE int rows_share_sets(const Matrix *a)
     return 0;
 }
 
+/* Whether a, whose rows are contiguous, is read in place. */
+INLINE int can_read_in_place(const Matrix *a)
+{
+#ifdef HAS_BF16_MATRIX_PRODUCTS
+    if (a->item_size == 2) return 0; /* its quads need another order */
+#endif
+    return !rows_share_sets(a);
+}
+
 /* Packs panels of a: `count` rows from `row`, `k` elements from `column`; if a is read in place, only the last panel
    where it lacks rows. */
 static void pack_a(const Matrix *a, int a_in_place, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
 {
     const int64_t units = a->item_size == 4 ? k : (k + 1) / 2;
+#ifdef HAS_BF16_MATRIX_PRODUCTS
+    if (a->item_size == 2) {
+        pack_quads(element(a, row, column), a->row_stride, a->column_stride, count, k, MR, to, A_PANEL);
+        return;
+    }
+#endif
     if (a->column_stride != 1) {
         pack_panels(element(a, row, column), a->column_stride, a->item_size, k, count, MR, to, A_PANEL);
         return;
@@ -166,6 +233,12 @@ static void pack_b_transposed(const Matrix *b, int64_t row, int64_t column, int6
 /* Packs panels of b: `count` columns from `column`, `k` elements from `row`. */
 static void pack_b(const Matrix *b, int64_t row, int64_t column, int64_t count, int64_t k, float *to)
 {
+#ifdef HAS_BF16_MATRIX_PRODUCTS
+    if (b->item_size == 2) {
+        pack_quads(element(b, row, column), b->column_stride, b->row_stride, count, k, NR, to, B_PANEL);
+        return;
+    }
+#endif
     if (b->column_stride == 1)
         pack_panels(element(b, row, column), b->row_stride, b->item_size, k, count, NR, to, B_PANEL);
     else

@@ -9,14 +9,16 @@
 #define HAS_SVE_VECTORS 1
 #include <arm_sve.h>
 typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE_BITS)));
-#elif defined(__aarch64__)
+#endif
+#ifdef __aarch64__
 #include <arm_neon.h>
 #endif
 
-/* The processor multiplies bfloat16 numbers. (With SVE, those that do by NEON's instructions do by SVE's, too; GCC 12 has
-   no other macro for them.) */
-#if defined(HAS_BF16_DOT) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define HAS_BF16_GEMM 1
+/* The processor multiplies matrices [2, 4] and [4, 2] of bfloat16 numbers in each 128 bits: by the models of Neoverse V1
+   and V2 in the time of products of pairs, which are half as many. (With SVE, processors that do so by NEON's instructions
+   do by SVE's, too; GCC 12 has no other macro.) */
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_BF16_MATRIX_PRODUCTS 1
 #endif
 
 #if defined(__AVX512F__) || defined(__aarch64__) /* 32 registers */
@@ -54,16 +56,22 @@ typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE
 #else
 /* Processors whose cores have 32 or 64 KiB of L1 cache and at least 1 MiB of L2 cache each, with 512-bit vectors, or in
    proportion with shorter ones: Zen 4, Sapphire Rapids, Neoverse V1 and V2. With 16 lanes a panel of a takes 24.6 KB of
-   the L1 cache, and 16 of a and 2 of b take 688 KB of the L2 cache. Measured on Zen 4. */
+   the L1 cache, and 16 of a and 2 of b take 688 KB of the L2 cache. Measured on Zen 4. On Arm as many columns are packed
+   with shorter vectors: that is more panels. */
+#ifdef __aarch64__
+#define PANELS_OF_16_LANES (16 / LANES)
+#else
+#define PANELS_OF_16_LANES 1
+#endif
 #define CACHE_LINE 64
 #define L1_BYTES 32768
 #define L2_BYTES 1048576
 #define L2_THREADS 1
 #define KC 768
-#define JR_PANELS 2
+#define JR_PANELS (2 * PANELS_OF_16_LANES)
 #define MC_PANELS 16
-#define NC_PANELS 64
-#define PRIVATE_PANELS 16
+#define NC_PANELS (64 * PANELS_OF_16_LANES)
+#define PRIVATE_PANELS (16 * PANELS_OF_16_LANES)
 #define PREFETCHES_A_IN_PLACE 0
 #endif
 /* KC: units of the inner dimension of a panel. JR_PANELS: panels of b that stay in the L2 cache at depth KC; twice as
@@ -81,7 +89,7 @@ typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE
 
 _Static_assert(4 * A_PANEL <= L1_BYTES, "a panel of a fits into the L1 cache");
 _Static_assert(4 * L2_THREADS * (MC_PANELS * A_PANEL + JR_PANELS * B_PANEL) <= L2_BYTES / 5 * 4,
-               "the panels that all threads use at a time leave a fifth of the L2 cache they share to c and to prefetching");
-_Static_assert(JR_PANELS <= PRIVATE_PANELS && JR_PANELS <= NC_PANELS, "as many panels of b are packed as are used at a time");
+               "the panels that threads use at a time leave a fifth of their L2 cache to c and to prefetching");
+_Static_assert(JR_PANELS <= PRIVATE_PANELS && JR_PANELS <= NC_PANELS, "the panels of b that are used are packed");
 
 #endif
