@@ -90,6 +90,10 @@ typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE
 _Static_assert(4 * A_PANEL <= L1_BYTES, "a panel of a fits into the L1 cache");
 _Static_assert(4 * L2_THREADS * (MC_PANELS * A_PANEL + JR_PANELS * B_PANEL) <= L2_BYTES / 5 * 4,
                "the panels that threads use at a time leave a fifth of their L2 cache to c and to prefetching");
+#if L2_THREADS > 1
+_Static_assert(4 * (NC_PANELS * B_PANEL + L2_THREADS * MC_PANELS * A_PANEL) <= L2_BYTES / 5 * 4,
+               "the panels of b that threads pack together stay in the L2 cache that they share");
+#endif
 _Static_assert(JR_PANELS <= PRIVATE_PANELS && JR_PANELS <= NC_PANELS, "the panels of b that are used are packed");
 
 #endif
