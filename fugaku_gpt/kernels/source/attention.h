@@ -126,6 +126,20 @@ INLINE void softmax_backward_row(float *restrict p, float *restrict g, int64_t v
     if (keep_mask) apply_mask(p, keep_mask, valid);
 }
 
+/* Rows of a block of scores: query i sees the first seen + i of its keys. */
+typedef struct {
+    int64_t count, seen;
+    const uint8_t *keep_mask; /* flags of dropout of the first query, or null */
+    int64_t mask_row;         /* flags from one query to the next */
+} Block;
+
+INLINE int64_t valid_keys(const Block *block, int64_t i) { return min_int64(KEYS, block->seen + i); }
+
+INLINE const uint8_t *mask_of(const Block *block, int64_t i)
+{
+    return block->keep_mask ? block->keep_mask + i * block->mask_row : 0;
+}
+
 /* The two implementations. keep_mask: [length, length] flags of dropout, or null; probabilities that stay are scaled by
    factor. log_sums: [length]. work: float32_workspace_floats() or bfloat16_workspace_floats() float32 numbers. */
 int64_t float32_workspace_floats(const Shape *s);

@@ -9,6 +9,9 @@ INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, fl
     for (int64_t j = s->width; j < s->padded; j++) y[j] = 0.0f;
 }
 
+#ifdef __ARM_FEATURE_SVE_BITS
+#include "attention_sve.h"
+#else
 /* c[rows, ATTENTION_NR] = or += a[rows, k] b[k, ATTENTION_NR]; a's element (i, j) is at i * a_row + j * a_column. */
 INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
                          int64_t b_row, float *c, int64_t c_row, int accumulates)
@@ -78,6 +81,36 @@ static void transpose(const float *restrict x, int64_t padded, float *restrict y
             for (int64_t lane = i; lane < i + LANES; lane++) y[j * KEYS + lane] = x[lane * padded + j];
 }
 
+INLINE void gemm_scores(const Block *block, int64_t width, const float *a, const float *b, float *c)
+{
+    gemm_rows(block->count, KEYS, width, a, b, c, 0);
+}
+
+INLINE void gemm_over_keys(const Block *block, int64_t n, const float *a, const float *b, float *c)
+{
+    gemm_rows(block->count, n, KEYS, a, b, c, 1);
+}
+
+INLINE void gemm_over_queries(const Block *block, int64_t n, const float *a, const float *b, float *c)
+{
+    gemm_add_columns(KEYS, n, block->count, a, b, c);
+}
+
+INLINE void online_softmax(const Block *block, float *scores, float *tops, float *sums, float *out, int64_t padded)
+{
+    for (int64_t i = 0; i < block->count; i++)
+        online_softmax_row(scores + i * KEYS, valid_keys(block, i), mask_of(block, i), tops + i, sums + i,
+                           out + i * padded, padded);
+}
+
+INLINE void softmax_backward(const Block *block, float *p, float *g, const float *log_sums, const float *sums)
+{
+    for (int64_t i = 0; i < block->count; i++)
+        softmax_backward_row(p + i * KEYS, g + i * KEYS, valid_keys(block, i), mask_of(block, i), log_sums[i],
+                             sums[i]);
+}
+#endif
+
 /* Loads the keys or values of a block; zeros follow the last. */
 static void load_keys(const Shape *s, const void *qkv, int64_t sample, int64_t head, int64_t first, int which, float *y)
 {
@@ -87,6 +120,13 @@ static void load_keys(const Shape *s, const void *qkv, int64_t sample, int64_t h
         else
             memset(y, 0, s->padded * sizeof *y);
     }
+}
+
+/* Queries from position low on beside keys from position first on. keep_mask: of the head. */
+INLINE Block block_of(const Shape *s, int64_t low, int64_t count, int64_t first, const uint8_t *keep_mask)
+{
+    Block block = {count, low + 1 - first, keep_mask ? keep_mask + low * s->length + first : 0, s->length};
+    return block;
 }
 
 static int64_t forward_workspace_floats(const Shape *s)
@@ -118,14 +158,10 @@ void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t he
         memset(out, 0, count * padded * sizeof *out);
         for (int64_t first = 0; first < low + count; first += KEYS) {
             const int64_t from = max_int64(0, first - low); /* queries before it see none of these keys */
-            gemm_rows(count - from, KEYS, padded, queries + from * padded, keys + first * padded, scores, 0);
-            for (int64_t i = from; i < count; i++) {
-                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
-                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
-                online_softmax_row(scores + (i - from) * KEYS, valid, mask_row, tops + i, sums + i, out + i * padded,
-                                   padded);
-            }
-            gemm_rows(count - from, padded, KEYS, scores, values + first * padded, out + from * padded, 1);
+            const Block seen = block_of(s, low + from, count - from, first, keep_mask);
+            gemm_scores(&seen, padded, queries + from * padded, keys + first * padded, scores);
+            online_softmax(&seen, scores, tops + from, sums + from, out + from * padded, padded);
+            gemm_over_keys(&seen, padded, scores, values + first * padded, out + from * padded);
         }
         for (int64_t i = 0; i < count; i++) {
             store_scaled(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
@@ -172,17 +208,13 @@ void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t h
         memset(keys_grad, 0, 2 * block_elements * sizeof *keys_grad); /* and values_grad */
         for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) {
             const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low;
-            gemm_rows(count, KEYS, padded, queries + low * padded, keys_transposed, scores, 0);
-            gemm_rows(count, KEYS, padded, out_grad + low * padded, values_transposed, scores_grad, 0);
-            for (int64_t i = 0; i < count; i++) {
-                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
-                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
-                softmax_backward_row(scores + i * KEYS, scores_grad + i * KEYS, valid, mask_row, log_sums[low + i],
-                                     sums[low + i]);
-            }
-            gemm_add_columns(KEYS, padded, count, scores, out_grad + low * padded, values_grad);
-            gemm_add_columns(KEYS, padded, count, scores_grad, queries + low * padded, keys_grad);
-            gemm_rows(count, padded, KEYS, scores_grad, keys, queries_grad + low * padded, 1);
+            const Block seen = block_of(s, low, count, first, keep_mask);
+            gemm_scores(&seen, padded, queries + low * padded, keys_transposed, scores);
+            gemm_scores(&seen, padded, out_grad + low * padded, values_transposed, scores_grad);
+            softmax_backward(&seen, scores, scores_grad, log_sums + low, sums + low);
+            gemm_over_queries(&seen, padded, scores, out_grad + low * padded, values_grad);
+            gemm_over_queries(&seen, padded, scores_grad, queries + low * padded, keys_grad);
+            gemm_over_keys(&seen, padded, scores_grad, keys, queries_grad + low * padded);
         }
         for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
             const int64_t at = (t - first) * padded;
