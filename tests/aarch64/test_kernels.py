@@ -125,6 +125,84 @@ for name, is_tanh, expected in (
     print(name, float(error[np.abs(wide) < 5].max() * 2**24))
 """
 
+# Attention by blocks that end anywhere, with and without dropout, against its definition in float64; and its
+# exponentials of arguments of every size. With logarithms of 0 in place of the sums', the gradients by values are 2 to
+# the power of the last query's scores, which are products of two numbers.
+ATTENTION = """
+import ctypes, math, sys
+from pathlib import Path
+import numpy as np
+ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+from fugaku_gpt.kernels import load_library
+library = load_library(Path(sys.argv[1]))
+random = np.random.default_rng(1)
+address = lambda x: None if x is None else x.ctypes.data
+swap = lambda x: x.swapaxes(-1, -2)
+
+def arguments(length, heads, width, factor):
+    work = np.full(library.attention_workspace_floats(length, width), np.nan, np.float32)
+    return work, (1, 1, length, heads, width, 0, factor, address(work), 1)
+
+def attention(qkv, y_grad, flags, factor):
+    "The output [length, width], and the gradient of qkv [length, 3, width], of one head."
+    length, width = y_grad.shape
+    y, log_sums, qkv_grad = np.zeros_like(y_grad), np.zeros(length, np.float32), np.zeros_like(qkv)
+    work, shape = arguments(length, 1, width, factor)
+    library.attention_forward(address(qkv), address(y), address(log_sums), address(flags), *shape)
+    operands = (qkv, y, y_grad, log_sums, flags, qkv_grad)
+    library.attention_backward(*map(address, operands), *shape)
+    return y, qkv_grad
+
+def reference(qkv, y_grad, flags, factor):
+    q, k, v = qkv.astype(np.float64).transpose(1, 0, 2)
+    scores = q @ k.T / math.sqrt(q.shape[1]) + np.triu(np.full((len(q), len(q)), -np.inf), 1)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    stays = 1.0 if flags is None else flags * factor
+    p_grad = stays * (y_grad @ v.T)
+    scores_grad = p * (p_grad - (p_grad * p).sum(-1, keepdims=True)) / math.sqrt(q.shape[1])
+    return (p * stays) @ v, np.stack([scores_grad @ k, scores_grad.T @ q, (p * stays).T @ y_grad], 1)
+
+worst = 0.0
+for length in (1, 2, 63, 65, 97, 150, 193):
+    for width, has_dropout in ((8, True), (40, False), (64, True), (64, False)):
+        qkv = random.standard_normal((length, 3, width)).astype(np.float32)
+        y_grad = random.standard_normal((length, width)).astype(np.float32)
+        flags = (random.random((length, length)) < 0.8).astype(np.uint8) if has_dropout else None
+        factor = 1.25 if has_dropout else 1.0
+        for actual, expected in zip(attention(qkv, y_grad, flags, factor), reference(qkv, y_grad, flags, factor)):
+            error = np.abs(actual - expected).max() / (1.0 + np.abs(expected).max())
+            worst = max(worst, float(error)) if error == error else math.inf
+print("attention", worst * 2**24)
+
+qkv[100, 1] = np.nan
+y, _ = attention(qkv, y_grad, None, 1.0)
+print("nan", bool(np.isnan(y[100:]).all()), bool(np.isnan(y[:96]).any()))
+
+# keys of 48 heads: exponents of all sizes, the range in which results become denormal, and what lies below
+length, heads = 64, 48
+sizes = np.float32(2.0) ** random.integers(-126, 6, length * heads) * random.uniform(1, 2, length * heads)
+keys = -sizes.reshape(length, heads).astype(np.float32)
+keys[:, 8:24] = random.uniform(-87.5, 0.0, (length, 16))
+keys[:, 24:32] = random.uniform(0.0, 40.0, (length, 8))
+keys[:, 32:40] = random.uniform(-89.0, -86.0, (length, 8))
+keys[:, 40:] = -(np.float32(2.0) ** random.integers(7, 120, (length, 8)))
+keys[0, 40:] = -np.inf
+qkv = np.zeros((length, 3, heads, 1), np.float32)
+qkv[:, 0], qkv[:, 1, :, 0] = 1.0, keys
+y_grad = np.zeros((length, heads, 1), np.float32)
+y_grad[-1] = 1.0
+gradient, zeros = np.zeros_like(qkv), np.zeros((heads, length), np.float32)
+work, shape = arguments(length, heads, 1, 1.0)
+library.attention_backward(*map(address, (qkv, np.zeros_like(y_grad), y_grad, zeros, None, gradient)), *shape)
+powers = gradient[:, 2, :, 0]
+scores = np.float32(1.44269504088896341) * keys
+seen = scores >= -126
+expected = np.exp2(scores[seen].astype(np.float64))
+print("exponentials", float((np.abs(powers[seen] - expected) / np.spacing(expected.astype(np.float32))).max()))
+print("below", int((~seen).sum()), bool((powers[~seen] == 0.0).all()))
+"""
+
 _libraries: Dict[Tuple[str, str], Path] = {}
 
 
@@ -181,6 +259,21 @@ def test_quotients_and_roots_are_right_for_numbers_of_every_size(target: str, sc
     assert all(float(value) <= 2.5 for name, (value, *_) in figures if name == "adamw"), lines
     assert figures[2][1] == ["-1.0", "-1.0", "0.0", "nan"], lines
     assert all(float(value) <= 40.0 for name, (value, *_) in figures if name.startswith("gelu")), lines
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", COMPILERS)
+def test_attention_is_right_where_blocks_end_and_for_scores_of_every_size(
+    name: str, target: str, scratch: Path
+) -> None:
+    library, numpy = str(_library(name, target, scratch)), str(folder() / "numpy")
+    lines = output(run_emulated(["-c", ATTENTION, library, _runtime(name)], target, packages=numpy))
+    figures = [(line.split()[0], line.split()[1:]) for line in lines]
+    assert [figure for figure, _ in figures] == ["attention", "nan", "exponentials", "below"], lines
+    assert float(figures[0][1][0]) <= 64.0, lines  # roundings of the largest numbers
+    assert figures[1][1] == ["True", "False"], lines
+    assert float(figures[2][1][0]) <= 1.5, lines
+    assert int(figures[3][1][0]) > 400 and figures[3][1][1] == "True", lines
 
 
 @pytest.mark.parametrize(
