@@ -1,0 +1,203 @@
+/* Calls one kernel in one thread on A64FX, emulated: a64fx.py traces the instructions between `begin` and `end`.
+
+   Arguments: the name of a case, then its numbers. Operands are what a step has: random numbers of the normal
+   distribution's spread. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+/* The kernels, as in fugaku_gpt/kernels/source. */
+void adamw(float *parameters, const float *gradients, float *first, float *second, uint16_t *rounded, int64_t n,
+           float gradient_scale, float decay, float beta1, float complement1, float beta2, float complement2,
+           float step_size, float eps, int threads);
+double sum_of_squares(const float *x, int64_t n, int threads);
+void gelu(const void *x, void *y, int64_t n, int type, int approximate, int threads);
+void gelu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int type, int approximate, int threads);
+void layer_norm(const void *x, const float *weight, const float *bias, void *y, float *means, float *scales, int64_t n,
+                int64_t width, int type, float eps, float *work, int threads);
+void layer_norm_gradient(const void *x, const float *weight, const float *means, const float *scales,
+                         const void *y_grad, void *x_grad, float *weight_grad, float *bias_grad, int64_t n,
+                         int64_t width, int type, float *work, int threads);
+void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t row, int type, float *largest, float *sums,
+               int threads);
+void loss_gradient(void *logits, int64_t n, int64_t columns, int64_t row, int type, const float *log_sums, float scale,
+                   int threads);
+void loss_full_rows(void *logits, int64_t n, int64_t columns, int64_t row, int type, float *log_sums, float scale,
+                    int wants_gradient, int threads);
+void accumulate(float *sums, const uint16_t *x, int64_t n, int threads);
+void sum_of_rows(const uint16_t *x, int64_t n, int64_t width, float *sums, int threads);
+int64_t gemm_workspace_floats(int64_t m, int64_t n, int64_t k, int type, int c_type, int threads);
+void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column, int type,
+          const float *bias, void *c, int64_t c_row, int c_type, int accumulates, int64_t m, int64_t n, int64_t k,
+          float *work, int threads);
+int64_t attention_workspace_floats(int64_t length, int64_t width);
+void attention_forward(const void *qkv, void *y, float *log_sums, const uint8_t *keep_mask, int64_t shards,
+                       int64_t samples, int64_t local_length, int64_t heads, int64_t width, int type, float factor,
+                       float *work, int threads);
+void attention_backward(const void *qkv, const void *y, const void *y_grad, const float *log_sums,
+                        const uint8_t *keep_mask, void *qkv_grad, int64_t shards, int64_t samples,
+                        int64_t local_length, int64_t heads, int64_t width, int type, float factor, float *work,
+                        int threads);
+
+/* A team of one thread in place of the OpenMP runtime, whose own instructions are no part of a kernel. */
+void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
+{
+    (void)threads, (void)flags;
+    body(data);
+}
+void GOMP_barrier(void) {}
+int omp_get_thread_num(void) { return 0; }
+int omp_get_num_threads(void) { return 1; }
+
+/* progress.c's */
+void (*progress_callback)(void) = 0;
+void call_progress_if_due(void) {}
+
+__attribute__((noinline)) void begin(void) { __asm__ volatile("nop" ::: "memory"); }
+__attribute__((noinline)) void end(void) { __asm__ volatile("nop" ::: "memory"); }
+
+/* The same numbers over and over, which are made quickly. */
+static float *random_floats(int64_t n)
+{
+    enum { PERIOD = 4099 };
+    static uint32_t state = 1;
+    float *x = aligned_alloc(256, (size_t)(n * 4 + 511) / 256 * 256);
+    for (int64_t i = 0; i < n && i < PERIOD; i++) {
+        float sum = -2.0f;
+        for (int j = 0; j < 4; j++) {
+            state = state * 1664525u + 1013904223u;
+            sum += (float)(state >> 8) * 0x1p-24f;
+        }
+        x[i] = 1.7f * sum;
+    }
+    for (int64_t i = PERIOD; i < n; i += PERIOD)
+        memcpy(x + i, x, (size_t)(n - i < PERIOD ? n - i : PERIOD) * sizeof *x);
+    return x;
+}
+
+static uint16_t *random_bfloat16(int64_t n)
+{
+    uint32_t *x = (uint32_t *)random_floats((n + 1) / 2);
+    for (int64_t i = 0; i < (n + 1) / 2; i++) x[i] = x[i] >> 16 | (x[i] & 0xffff0000u);
+    return (uint16_t *)x;
+}
+
+static void run_attention(int64_t length, int64_t width, int backward)
+{
+    const int64_t n = length * width;
+    float *qkv = random_floats(3 * n), *y = random_floats(n), *log_sums = random_floats(length);
+    float *y_grad = random_floats(n), *qkv_grad = random_floats(3 * n);
+    float *work = random_floats(attention_workspace_floats(length, width));
+    if (!backward) begin();
+    attention_forward(qkv, y, log_sums, 0, 1, 1, length, 1, width, FLOAT32, 1.0f, work, 1);
+    if (!backward) return;
+    begin();
+    attention_backward(qkv, y, y_grad, log_sums, 0, qkv_grad, 1, 1, length, 1, width, FLOAT32, 1.0f, work, 1);
+}
+
+/* [m, k] x [k, n]; the layouts of a layer's forward pass, of its input's gradient, and of its weight's gradient. */
+static void run_gemm(const char *layout, int64_t m, int64_t n, int64_t k)
+{
+    float *a = random_floats(m * k), *b = random_floats(k * n), *c = random_floats(m * n);
+    float *work = random_floats(gemm_workspace_floats(m, n, k, FLOAT32, FLOAT32, 1));
+    const int is_weight = !strcmp(layout, "tn"), b_transposed = !strcmp(layout, "nt");
+    begin();
+    gemm(a, is_weight ? 1 : k, is_weight ? m : 1, b, b_transposed ? 1 : n, b_transposed ? k : 1, FLOAT32, 0, c, n,
+         FLOAT32, is_weight, m, n, k, work, 1);
+}
+
+static void run_layer_norm(int64_t rows, int64_t width, int type, int backward)
+{
+    void *x = type == BFLOAT16 ? (void *)random_bfloat16(rows * width) : random_floats(rows * width);
+    void *y = type == BFLOAT16 ? (void *)random_bfloat16(rows * width) : random_floats(rows * width);
+    float *weight = random_floats(width), *bias = random_floats(width), *means = random_floats(rows);
+    float *scales = random_floats(rows), *work = random_floats(6 * width);
+    begin();
+    if (backward)
+        layer_norm_gradient(x, weight, means, scales, y, x, weight, bias, rows, width, type, work, 1);
+    else
+        layer_norm(x, weight, bias, y, means, scales, rows, width, type, 1e-5f, work, 1);
+}
+
+static void run_gelu(int64_t n, int type, int approximate, int backward)
+{
+    void *x = type == BFLOAT16 ? (void *)random_bfloat16(n) : random_floats(n);
+    void *y = type == BFLOAT16 ? (void *)random_bfloat16(n) : random_floats(n);
+    begin();
+    if (backward)
+        gelu_gradient(x, y, x, n, type, approximate, 1);
+    else
+        gelu(x, y, n, type, approximate, 1);
+}
+
+static void run_loss(const char *name, int64_t rows, int64_t columns, int type)
+{
+    void *logits = type == BFLOAT16 ? (void *)random_bfloat16(rows * columns) : random_floats(rows * columns);
+    float *log_sums = random_floats(rows), *largest = random_floats(rows);
+    begin();
+    if (!strcmp(name, "loss_sums"))
+        loss_sums(logits, rows, columns, columns, type, largest, log_sums, 1);
+    else if (!strcmp(name, "loss_gradient"))
+        loss_gradient(logits, rows, columns, columns, type, log_sums, 1e-3f, 1);
+    else
+        loss_full_rows(logits, rows, columns, columns, type, log_sums, 1e-3f, 1, 1);
+}
+
+static void run_adamw(int64_t n, int rounds)
+{
+    float *parameters = random_floats(n), *gradients = random_floats(n), *first = random_floats(n);
+    float *second = random_floats(n);
+    uint16_t *rounded = random_bfloat16(n);
+    for (int64_t i = 0; i < n; i++) second[i] *= second[i];
+    begin();
+    adamw(parameters, gradients, first, second, rounds ? rounded : 0, n, 0.5f, 0.9999f, 0.9f, 0.1f, 0.95f, 0.05f, 3e-4f,
+          1e-8f, 1);
+}
+
+static int has_prefix(const char *name, const char *prefix) { return !strncmp(name, prefix, strlen(prefix)); }
+
+int main(int argc, char **argv)
+{
+    int64_t number[4] = {0};
+    const char *name = argc > 1 ? argv[1] : "";
+    for (int i = 0; i < 4 && i + 2 < argc; i++) number[i] = atoll(argv[i + 2]);
+    if (!strcmp(name, "attention_forward") || !strcmp(name, "attention_backward"))
+        run_attention(number[0], number[1], !strcmp(name, "attention_backward"));
+    else if (has_prefix(name, "gemm_"))
+        run_gemm(name + strlen("gemm_"), number[0], number[1], number[2]);
+    else if (!strcmp(name, "layer_norm"))
+        run_layer_norm(number[0], number[1], (int)number[2], 0);
+    else if (!strcmp(name, "layer_norm_gradient"))
+        run_layer_norm(number[0], number[1], (int)number[2], 1);
+    else if (!strcmp(name, "gelu"))
+        run_gelu(number[0], (int)number[1], (int)number[2], 0);
+    else if (!strcmp(name, "gelu_gradient"))
+        run_gelu(number[0], (int)number[1], (int)number[2], 1);
+    else if (has_prefix(name, "loss_"))
+        run_loss(name, number[0], number[1], (int)number[2]);
+    else if (!strcmp(name, "adamw"))
+        run_adamw(number[0], (int)number[1]);
+    else if (!strcmp(name, "sum_of_squares")) {
+        float *x = random_floats(number[0]);
+        begin();
+        if (sum_of_squares(x, number[0], 1) < 0.0) return 1;
+    } else if (!strcmp(name, "accumulate")) {
+        float *sums = random_floats(number[0]);
+        uint16_t *x = random_bfloat16(number[0]);
+        begin();
+        accumulate(sums, x, number[0], 1);
+    } else if (!strcmp(name, "sum_of_rows")) {
+        float *sums = random_floats(number[1]);
+        uint16_t *x = random_bfloat16(number[0] * number[1]);
+        begin();
+        sum_of_rows(x, number[0], number[1], sums, 1);
+    } else {
+        fprintf(stderr, "%s: no such kernel\n", name);
+        return 2;
+    }
+    end();
+    return 0;
+}
