@@ -102,55 +102,106 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
     }
 }
 
-#ifdef __ARM_FEATURE_SVE
-/* Long computations of one number are loops of stages, with results in the L1 cache between them: A64FX looks 128
-   instructions ahead, fewer than one iteration of such a loop would have, and each waits 9 cycles for the one before. */
-#define IN_STAGES 1
+#if defined(__ARM_FEATURE_SVE) && defined(__has_include)
+#if __has_include(<arm_sve.h>)
+/* Vectors of any length, in loops written for A64FX. Its instruction window of 128 must hold so many iterations that their
+   chains of operations, of 9 cycles each, overlap: long computations are loops of stages, with results in the L1 cache
+   between them, and sums have several accumulators. A division or square root by instructions takes it 98 cycles for one
+   vector, in which the pipe does nothing else (model of LLVM 19), so they are Newton's method. */
+#define HAS_SVE 1
+#include <arm_sve.h>
 
-/* Quotients and roots by Newton's method: by instructions, A64FX takes 98 cycles for one of a vector, and the pipe does
-   nothing else meanwhile (model of LLVM 19). The first guess is taken from the bits of a number, whose exponent it
-   negates or halves; each step cubes its relative error of 0.12 or 0.035. */
-
-/* x / y for normal or infinite y > 0. */
-INLINE float divide(float x, float y)
+/* Numbers at + 0, 1, ... of x in float32; those that p lacks are 0. */
+INLINE svfloat32_t load_vector(svbool_t p, const void *x, int64_t at, int type)
 {
-    const float quarter = 0.25f * y; /* the reciprocals of the largest numbers would be denormal */
-    uint32_t bits;
-    float inverse;
-    memcpy(&bits, &quarter, 4);
-    bits = 0x7ef311c7u - bits;
-    memcpy(&inverse, &bits, 4);
-    for (int step = 0; step < 2; step++) {
-        const float error = 1.0f - quarter * inverse;
-        inverse += inverse * (error * error + error);
-    }
-    inverse *= 0.25f;
-    const float quotient = x * inverse;
-    return y > FLT_MAX ? 0.0f * x : quotient + (x - quotient * y) * inverse;
+    if (type != BFLOAT16) return svld1_f32(p, (const float *)x + at);
+    return svreinterpret_f32_u32(svlsl_n_u32_x(svptrue_b32(), svld1uh_u32(p, (const uint16_t *)x + at), 16));
 }
 
-/* The square root of x >= 0; NaN stays NaN. */
-INLINE float square_root(float x)
+/* Rounds as to_bfloat16 does. */
+INLINE void store_vector_bfloat16(svbool_t p, uint16_t *to, svfloat32_t x)
 {
-    const int is_small = x < 0x1p-96f; /* the guess needs a normal number */
-    const float v = is_small ? x * 0x1p96f : x;
-    uint32_t bits;
-    float inverse;
-    memcpy(&bits, &v, 4);
-    bits = 0x5f375a86u - (bits >> 1);
-    memcpy(&inverse, &bits, 4);
-    for (int step = 0; step < 2; step++) {
-        const float error = 1.0f - v * inverse * inverse;
-        inverse += inverse * (error * (0.375f * error + 0.5f));
-    }
-    float root = v * inverse;
-    root += (v - root * root) * (0.5f * inverse);
-    root *= is_small ? 0x1p-48f : 1.0f;
-    return x > 0.0f && x <= FLT_MAX ? root : x;
+    const svbool_t all = svptrue_b32();
+    const svuint32_t bits = svreinterpret_u32_f32(x);
+    const svuint32_t odd = svand_n_u32_x(all, svlsr_n_u32_x(all, bits, 16), 1);
+    const svuint32_t rounded = svlsr_n_u32_x(all, svadd_u32_x(all, svadd_n_u32_x(all, bits, 0x7fff), odd), 16);
+    svst1h_u32(p, to, svsel_u32(svcmpuo_f32(all, x, x), svdup_n_u32(0x7fc0), rounded));
 }
-#else
-INLINE float divide(float x, float y) { return x / y; }
-INLINE float square_root(float x) { return sqrtf(x); }
+
+INLINE void store_vector(svbool_t p, svfloat32_t x, void *y, int64_t at, int type)
+{
+    if (type == BFLOAT16)
+        store_vector_bfloat16(p, (uint16_t *)y + at, x);
+    else
+        svst1_f32(p, (float *)y + at, x);
+}
+
+INLINE svfloat32_t add_centered(svbool_t p, svfloat32_t sum, svfloat32_t x, float center, const int squares)
+{
+    const int is_zero = __builtin_constant_p(center) && center == 0.0f;
+    const svfloat32_t centered = is_zero ? x : svsub_n_f32_x(p, x, center);
+    return squares ? svmla_f32_m(p, sum, centered, centered) : svadd_f32_m(p, sum, centered);
+}
+
+/* The sum of n numbers of x from `at` on, less `center` each, or of the squares of these differences. */
+INLINE float vector_sum(const void *x, int64_t at, int64_t n, int type, float center, const int squares)
+{
+    const svbool_t all = svptrue_b32();
+    const int64_t step = svcntw(), end = at + n;
+    svfloat32_t first = svdup_n_f32(0.0f), second = first, third = first, fourth = first;
+    for (; at + 4 * step <= end; at += 4 * step) {
+        first = add_centered(all, first, load_vector(all, x, at, type), center, squares);
+        second = add_centered(all, second, load_vector(all, x, at + step, type), center, squares);
+        third = add_centered(all, third, load_vector(all, x, at + 2 * step, type), center, squares);
+        fourth = add_centered(all, fourth, load_vector(all, x, at + 3 * step, type), center, squares);
+    }
+    for (; at < end; at += step) {
+        const svbool_t p = svwhilelt_b32_s64(at, end);
+        first = add_centered(p, first, load_vector(p, x, at, type), center, squares);
+    }
+    return svaddv_f32(all, svadd_f32_x(all, svadd_f32_x(all, first, second), svadd_f32_x(all, third, fourth)));
+}
+
+/* 1 / x for positive numbers up to 2^126, and for infinity; the error of the first guess of 8 bits is squared twice. */
+INLINE svfloat32_t vector_inverse(svfloat32_t x)
+{
+    const svbool_t all = svptrue_b32();
+    svfloat32_t inverse = svrecpe_f32(x);
+    inverse = svmul_f32_x(all, inverse, svrecps_f32(x, inverse));
+    return svmul_f32_x(all, inverse, svrecps_f32(x, inverse));
+}
+
+/* For y = 2^x or exp(x): n is x in steps of 1/64 of a power of two, plus a number that leaves its steps in the last bits,
+   of which FEXPA makes 2^n; `rest` is x - n, at most half a step, for which y is 2^n (1 + rest (c1 + c2 rest)), fitted
+   for the smallest error (7e-9 before rounding). */
+#define EXPA_SHIFT 0x1.803f8p17f
+INLINE svfloat32_t expa(svfloat32_t n, svfloat32_t rest, const float c1, const float c2)
+{
+    const svbool_t all = svptrue_b32();
+    const svfloat32_t power = svexpa_f32(svreinterpret_u32_f32(n));
+    const svfloat32_t more = svmul_f32_x(all, rest, svmla_f32_x(all, svdup_n_f32(c1), rest, svdup_n_f32(c2)));
+    return svmla_f32_x(all, power, power, more);
+}
+
+/* 2^(x factor) for products in [-126, 126]; their last bits count too. */
+INLINE svfloat32_t vector_exp2(svfloat32_t x, svfloat32_t factor)
+{
+    const svbool_t all = svptrue_b32();
+    const svfloat32_t n = svmla_f32_x(all, svdup_n_f32(EXPA_SHIFT), x, factor);
+    const svfloat32_t rest = svnmls_f32_x(all, svsub_n_f32_x(all, n, EXPA_SHIFT), x, factor);
+    return expa(n, rest, 0.69314972f, 0.24022651f);
+}
+
+/* exp(x) for x <= 87; 0 where it would be denormal. NaN stays NaN. */
+INLINE svfloat32_t vector_exp(svfloat32_t x)
+{
+    const svbool_t all = svptrue_b32();
+    const svfloat32_t n = svmla_n_f32_x(all, svdup_n_f32(EXPA_SHIFT), x, 1.44269504f);
+    const svfloat32_t rest = svmls_n_f32_x(all, x, svsub_n_f32_x(all, n, EXPA_SHIFT), 0.693147181f);
+    const svfloat32_t y = expa(n, rest, 1.0000037f, 0.5f);
+    return svdup_n_f32_m(y, svcmplt_n_f32(all, x, -87.3365448f), 0.0f);
+}
+#endif
 #endif
 
 /* 2^x for x in [-126, 126], split into an integer, which becomes the exponent, and a fraction in [-0.5, 0.5], whose power

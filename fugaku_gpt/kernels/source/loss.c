@@ -8,9 +8,89 @@
 #define LOG2_E 1.44269504088896341f
 #define BLOCK 1024 /* columns with a float32 sum; these sums are added in float64 */
 
+#ifdef HAS_SVE
+INLINE float sve_row_max(const void *x, int64_t at, int64_t columns, const int type)
+{
+    const svbool_t all = svptrue_b32();
+    const int64_t step = svcntw(), end = at + columns;
+    svfloat32_t max = svdup_n_f32(-FLT_MAX), second = max; /* NaN is not the larger of two numbers */
+    for (; at + 2 * step <= end; at += 2 * step) {
+        max = svmaxnm_f32_x(all, max, load_vector(all, x, at, type));
+        second = svmaxnm_f32_x(all, second, load_vector(all, x, at + step, type));
+    }
+    for (; at < end; at += step) {
+        const svbool_t p = svwhilelt_b32_s64(at, end);
+        max = svmaxnm_f32_m(p, max, load_vector(p, x, at, type));
+    }
+    return svmaxnmv_f32(all, svmaxnm_f32_x(all, max, second));
+}
+
+/* The sum of exp(x - max); with `keeps` these numbers take the place of x. */
+INLINE float sve_row_exp_sum(void *x, int64_t at, int64_t columns, const int type, float max, const int keeps)
+{
+    const svbool_t all = svptrue_b32();
+    double total = 0.0;
+    for (int64_t first = 0; first < columns; first += BLOCK) {
+        const int64_t last = at + min_int64(columns, first + BLOCK);
+        svfloat32_t sum = svdup_n_f32(0.0f);
+        for (int64_t j = at + first; j < last; j += svcntw()) {
+            const svbool_t p = svwhilelt_b32_s64(j, last);
+            const svfloat32_t y = vector_exp(svsub_n_f32_x(all, load_vector(p, x, j, type), max));
+            if (keeps) store_vector(p, y, x, j, type);
+            sum = svadd_f32_m(p, sum, y);
+        }
+        total += svaddv_f32(all, sum);
+    }
+    return (float)total;
+}
+
+INLINE void sve_scaled_softmax_row(void *x, int64_t at, int64_t columns, const int type, float log_sum, float scale)
+{
+    const svbool_t all = svptrue_b32();
+    for (int64_t j = at; j < at + columns; j += svcntw()) {
+        const svbool_t p = svwhilelt_b32_s64(j, at + columns);
+        const svfloat32_t exponent = svsub_n_f32_x(all, load_vector(p, x, j, type), log_sum);
+        const svfloat32_t y = vector_exp(svmin_n_f32_x(all, exponent, 87.0f));
+        store_vector(p, svmul_n_f32_x(all, y, scale), x, j, type);
+    }
+}
+
+static float row_max(const void *x, int64_t at, int64_t columns, int type)
+{
+    return type == BFLOAT16 ? sve_row_max(x, at, columns, BFLOAT16) : sve_row_max(x, at, columns, FLOAT32);
+}
+
+/* The sum of exp(x - max). */
+static float row_exp_sum(const void *x, int64_t at, int64_t columns, int type, float max)
+{
+    return type == BFLOAT16 ? sve_row_exp_sum((void *)x, at, columns, BFLOAT16, max, 0)
+                            : sve_row_exp_sum((void *)x, at, columns, FLOAT32, max, 0);
+}
+
+/* x = scale exp(x - log_sum) */
+static void scaled_softmax_row(void *x, int64_t at, int64_t columns, int type, float log_sum, float scale)
+{
+    if (type == BFLOAT16)
+        sve_scaled_softmax_row(x, at, columns, BFLOAT16, log_sum, scale);
+    else
+        sve_scaled_softmax_row(x, at, columns, FLOAT32, log_sum, scale);
+}
+
+/* Returns the logarithm of the sum of exp(x) and makes x its softmax times scale, with one exponential for each. */
+static float softmax_row(float *x, int64_t columns, float scale)
+{
+    const float max = sve_row_max(x, 0, columns, FLOAT32);
+    const float sum = sve_row_exp_sum(x, 0, columns, FLOAT32, max, 1), factor = scale / sum;
+    for (int64_t j = 0; j < columns; j += svcntw()) {
+        const svbool_t p = svwhilelt_b32_s64(j, columns);
+        svst1_f32(p, x + j, svmul_n_f32_x(p, svld1_f32(p, x + j), factor));
+    }
+    return max + logf(sum);
+}
+#else
 /* Up to BLOCK numbers of a row as float32: where they lie, or widened into a buffer. (GCC 12 and 14 compile a reduction
    over 16-bit numbers wrongly for SVE vectors of fixed length: the second accumulator is read from the first one's
-   place.) */
+   place. That code is not used with SVE where the compiler has its intrinsics.) */
 INLINE const float *block_of(const void *x, int64_t at, int64_t count, int type, float *buffer)
 {
     if (type != BFLOAT16) return (const float *)x + at;
@@ -60,6 +140,7 @@ static void scaled_softmax_row(void *x, int64_t at, int64_t columns, int type, f
         for (int64_t j = 0; j < columns; j++) row[j] = exp2_flushed((row[j] - log_sum) * LOG2_E) * scale;
     }
 }
+#endif
 
 /* The maximum of each of n rows of logits, which start every `row` elements (-FLT_MAX for empty rows), and the sum of
    exp(logit - maximum). */
@@ -87,6 +168,12 @@ EXPORT void loss_full_rows(void *logits, int64_t n, int64_t columns, int64_t row
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i++) {
+#ifdef HAS_SVE
+        if (type != BFLOAT16 && wants_gradient) {
+            log_sums[i] = softmax_row((float *)logits + i * row, columns, scale);
+            continue;
+        }
+#endif
         const float max = row_max(logits, i * row, columns, type);
         log_sums[i] = max + logf(row_exp_sum(logits, i * row, columns, type, max));
         if (wants_gradient) scaled_softmax_row(logits, i * row, columns, type, log_sums[i], scale);
