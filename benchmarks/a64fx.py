@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/a64fx.py attention_forward gelu_erf  # some
     .venv/bin/python benchmarks/a64fx.py --compiler clang-19         # another compiler than gcc-12
     .venv/bin/python benchmarks/a64fx.py --source TREE/fugaku_gpt/kernels/source gelu_erf
-    .venv/bin/python benchmarks/a64fx.py --write                     # a64fx.csv and docs/performance/a64fx.md
+    .venv/bin/python benchmarks/a64fx.py --write gelu_erf            # its rows of a64fx.csv and of the documentation
 
 It needs the emulated machine (``make test-arm``), in ``.aarch64`` or where ``$FUGAKU_GPT_AARCH64`` says. Nothing is
 timed, and the same sources give the same table everywhere.
@@ -194,25 +194,29 @@ def committed_shares() -> Dict[str, float]:
     return {row[0]: float(row[5]) for row in rows if not row[1]}
 
 
-def _write(counts: Dict[str, Counted]) -> None:
-    rows = rows_of(counts)
-    TABLE.write_text("\n".join([_COLUMNS, *map(",".join, rows)]) + "\n", encoding="utf-8")
+def _write(rows: List[List[str]]) -> None:
+    """Write rows into the table and the documentation's page, in place of those of the same kernels."""
+    old = [line.split(",") for line in TABLE.read_text(encoding="utf-8").splitlines()[1:]] if TABLE.exists() else []
+    counted = {row[0] for row in rows}
+    merged = rows + [row for row in old if row[0] not in counted and row[0] in CASES]
+    merged.sort(key=lambda row: list(CASES).index(row[0]))
+    TABLE.write_text("\n".join([_COLUMNS, *map(",".join, merged)]) + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     begin, end = text.index(_MARKS[0]) + len(_MARKS[0]), text.index(_MARKS[1])
-    PAGE.write_text(f"{text[:begin]}\n\n{_markdown(counts)}\n{text[end:]}", encoding="utf-8")
+    PAGE.write_text(f"{text[:begin]}\n\n{_markdown(merged)}\n{text[end:]}", encoding="utf-8")
 
 
-def _markdown(counts: Dict[str, Counted]) -> str:
+def _markdown(rows: List[List[str]]) -> str:
     """Returns the tables of the documentation."""
-    lines = ["| kernel | unit | cycles of a vector of 16 units | bound | share |", "|---|---|---:|---:|---:|"]
-    for name, counted in counts.items():
-        case = counted.case
-        bound = "multiply-adds" if case.flop else "memory"
-        cycles = f"{16 * counted.cycles:.2f} | {16 * case.bound_cycles:.2f}, {bound}"
-        lines.append(f"| `{name}` | {case.unit} | {cycles} | {100 * counted.share:.1f} % |")
+    lines = ["| kernel | unit | cycles of 16 units | bound, cycles | share |", "|---|---|---:|---:|---:|"]
+    for name, loop, unit, cycles, bound, share, *_ in rows:
+        if not loop:
+            limit = "multiply-adds" if CASES[name].flop else "memory"
+            figures = f"{16 * float(cycles):.2f} | {16 * float(bound):.2f}, {limit} | {100 * float(share):.1f} %"
+            lines.append(f"| `{name}` | {unit} | {figures} |")
     lines += ["", "| kernel: loop | time | cycles of an iteration | flop a cycle | of the peak | spills, div, dup |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
-    for name, loop, _, cycles, _, share, flop, time_share, *flags in rows_of(counts):
+    for name, loop, _, cycles, _, share, flop, time_share, *flags in rows:
         if loop:
             figures = f"{100 * float(time_share):.0f} % | {cycles} | {flop} | {100 * float(share):.1f} %"
             lines.append(f"| `{name}: {loop}` | {figures} | {', '.join(flags)} |")
@@ -237,29 +241,22 @@ def main() -> None:
     parser.add_argument("--compiler", default="gcc-12", choices=["gcc-12", "gcc-14", "clang-19"])
     parser.add_argument("--source", type=Path, default=build.SOURCE, help="folder of the kernels' sources")
     parser.add_argument("--machine", type=Path, help="folder of the emulated machine")
-    parser.add_argument("--write", action="store_true", help="write the table and the documentation's page")
+    parser.add_argument("--write", action="store_true", help="write a64fx.csv and docs/performance/a64fx.md")
     options = parser.parse_args()
     unknown = [name for name in options.kernels if name not in CASES]
     if unknown:
         parser.error(f"{unknown[0]}: no such kernel; valid: {', '.join(CASES)}")
-    if options.write and options.kernels:
-        parser.error("--write writes the whole table: name no kernels")
+    if options.write and (options.compiler, options.source) != ("gcc-12", build.SOURCE):
+        parser.error("--write writes what gcc-12 makes of this tree's kernels: no --compiler and no --source")
     machine = machine_of(options.machine)
-    counts: Dict[str, Counted] = {}
+    print(_COLUMNS.replace(",", " "))
     for name in options.kernels or CASES:
-        counts.update(count_kernels(machine, [name], options.compiler, options.source))
-        for row in rows_of({name: counts[name]}):
-            print(
-                " ".join(f"{cell:>12}" if column else f"{cell:28}" for column, cell in enumerate(_printed(row))),
-                flush=True,
-            )
-    if options.write:
-        _write(counts)
-
-
-def _printed(row: List[str]) -> List[str]:
-    """A row with its loop in place of the kernel's name."""
-    return [f"  {row[1]}" if row[1] else row[0], *row[2:]]
+        rows = rows_of(count_kernels(machine, [name], options.compiler, options.source))
+        for row in rows:
+            cells = [f"  {row[1]}" if row[1] else row[0], *row[2:]]
+            print(f"{cells[0]:28}", " ".join(f"{cell:>12}" for cell in cells[1:]), flush=True)
+        if options.write:
+            _write(rows)
 
 
 if __name__ == "__main__":

@@ -142,30 +142,17 @@ EXPORT void adamw(float *restrict parameters, const float *restrict gradients, f
 #pragma omp for schedule(static) nowait
         for (int64_t chunk = 0; chunk < n; chunk += CHUNK) {
             const int64_t count = min_int64(CHUNK, n - chunk);
-            float *chunk_parameters = parameters + chunk, *chunk_first = first + chunk, *chunk_second = second + chunk;
 #ifdef HAS_SVE
-            uint16_t *chunk_rounded = rounded ? rounded + chunk : 0;
-            step_chunk(step, chunk_parameters, gradients + chunk, chunk_first, chunk_second, chunk_rounded, count);
+            step_chunk(step, parameters + chunk, gradients + chunk, first + chunk, second + chunk,
+                       rounded ? rounded + chunk : 0, count);
 #else
             uint16_t rounded_chunk[CHUNK] __attribute__((aligned(16)));
-            step_chunk(step, chunk_parameters, gradients + chunk, chunk_first, chunk_second, rounded_chunk, count);
+            step_chunk(step, parameters + chunk, gradients + chunk, first + chunk, second + chunk, rounded_chunk, count);
             if (rounded) stream_store(rounded_chunk, rounded + chunk, count);
 #endif
         }
         if (rounded) stream_fence();
     }
-}
-
-INLINE float block_squares(const float *x, int64_t n)
-{
-#ifdef HAS_SVE
-    return vector_sum(x, 0, n, FLOAT32, 0.0f, 1);
-#else
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
-    return sum;
-#endif
 }
 
 /* The sum of squares of x [n]: float32 sums of blocks are added in float64 into PARTIAL_SUMS sums; the same for any
@@ -180,7 +167,14 @@ EXPORT double sum_of_squares(const float *x, int64_t n, int threads)
         const int64_t last = (p + 1) * elements_per_sum < n ? (p + 1) * elements_per_sum : n;
         for (int64_t block = p * elements_per_sum; block < last; block += BLOCK) {
             const int64_t end = block + BLOCK < last ? block + BLOCK : last;
-            partial_sum += block_squares(x + block, end - block);
+#ifdef HAS_SVE
+            const float sum = vector_sum(x, block, end - block, FLOAT32, 0.0f, 1);
+#else
+            float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = block; i < end; i++) sum += x[i] * x[i];
+#endif
+            partial_sum += sum;
         }
         partial_sums[p] = partial_sum;
     }

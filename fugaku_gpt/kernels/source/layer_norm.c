@@ -71,9 +71,27 @@ INLINE void sve_gradient_row(const void *x, const void *y_grad, void *x_grad, in
         store_vector(p, svmul_n_f32_x(all, rest, scale), x_grad, at + j, type);
     }
 }
-#endif
 
-#ifndef HAS_SVE
+/* y = LayerNorm of the row of x from `at` on; writes its mean and its scale. */
+INLINE void normalize_row(const void *x, int64_t at, const float *weight, const float *bias, void *y, float *mean,
+                          float *scale, int64_t width, int type, float eps)
+{
+    if (type == BFLOAT16)
+        normalize_sve_row(x, at, weight, bias, y, mean, scale, width, BFLOAT16, eps);
+    else
+        normalize_sve_row(x, at, weight, bias, y, mean, scale, width, FLOAT32, eps);
+}
+
+/* x_grad of the row from `at` on; the row's gradients of weight and bias are added to the sums [width]. */
+INLINE void gradient_row(const void *x, const void *y_grad, void *x_grad, int64_t at, const float *weight,
+                         float *weight_sums, float *bias_sums, int64_t width, int type, float mean, float scale)
+{
+    if (type == BFLOAT16)
+        sve_gradient_row(x, y_grad, x_grad, at, weight, weight_sums, bias_sums, width, BFLOAT16, mean, scale);
+    else
+        sve_gradient_row(x, y_grad, x_grad, at, weight, weight_sums, bias_sums, width, FLOAT32, mean, scale);
+}
+#else
 /* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
 INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
 {
@@ -94,28 +112,6 @@ INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
 }
 #endif
 
-/* y = LayerNorm of the row of x from `at` on; writes its mean and its scale. row: [width] */
-INLINE void normalize_row(const void *x, int64_t at, const float *weight, const float *bias, void *y, float *mean_out,
-                          float *scale_out, int64_t width, int type, float eps, float *row)
-{
-#ifdef HAS_SVE
-    (void)row;
-    if (type == BFLOAT16)
-        normalize_sve_row(x, at, weight, bias, y, mean_out, scale_out, width, BFLOAT16, eps);
-    else
-        normalize_sve_row(x, at, weight, bias, y, mean_out, scale_out, width, FLOAT32, eps);
-#else
-    load_scaled(x, at, type, 1.0f, row, width);
-    const float mean = row_sum(row, width, 0.0f, 0) / (float)width;
-    const float scale = 1.0f / sqrtf(row_sum(row, width, mean, 1) / (float)width + eps);
-#pragma omp simd
-    for (int64_t j = 0; j < width; j++) row[j] = (row[j] - mean) * scale * weight[j] + bias[j];
-    store_scaled(row, 1.0f, y, at, type, width);
-    *mean_out = mean;
-    *scale_out = scale;
-#endif
-}
-
 /* y [n, width] = LayerNorm of x, with weight and bias [width]; means and scales (1 / deviation) [n] are for the gradient.
    work: width float32 numbers per thread. */
 EXPORT void layer_norm(const void *x, const float *weight, const float *bias, void *y, float *means, float *scales,
@@ -125,9 +121,21 @@ EXPORT void layer_norm(const void *x, const float *weight, const float *bias, vo
 #pragma omp parallel num_threads(threads)
     {
         float *row = work + __atomic_fetch_add(&thread_count, 1, __ATOMIC_RELAXED) * width;
+        (void)row; /* SVE has no use for it */
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n; i++) {
-            normalize_row(x, i * width, weight, bias, y, means + i, scales + i, width, type, eps, row);
+#ifdef HAS_SVE
+            normalize_row(x, i * width, weight, bias, y, means + i, scales + i, width, type, eps);
+#else
+            load_scaled(x, i * width, type, 1.0f, row, width);
+            const float mean = row_sum(row, width, 0.0f, 0) / (float)width;
+            const float scale = 1.0f / sqrtf(row_sum(row, width, mean, 1) / (float)width + eps);
+#pragma omp simd
+            for (int64_t j = 0; j < width; j++) row[j] = (row[j] - mean) * scale * weight[j] + bias[j];
+            store_scaled(row, 1.0f, y, i * width, type, width);
+            means[i] = mean;
+            scales[i] = scale;
+#endif
         }
     }
 }
@@ -139,42 +147,6 @@ static void add_and_clear(float *restrict sums, float *restrict block_weight_sum
         sums[j] += block_weight_sums[j];
         block_weight_sums[j] = 0.0f;
     }
-}
-
-/* x_grad of the row from `at` on; the row's gradients of weight and bias are added to block_weight_sums and
-   block_bias_sums [width]. row, grad: [width] */
-INLINE void gradient_row(const void *x, const void *y_grad, void *x_grad, int64_t at, const float *weight,
-                         float *block_weight_sums, float *block_bias_sums, int64_t width, int type, float mean,
-                         float scale, float *restrict row, float *restrict grad)
-{
-#ifdef HAS_SVE
-    (void)row, (void)grad;
-    if (type == BFLOAT16)
-        sve_gradient_row(x, y_grad, x_grad, at, weight, block_weight_sums, block_bias_sums, width, BFLOAT16, mean,
-                         scale);
-    else
-        sve_gradient_row(x, y_grad, x_grad, at, weight, block_weight_sums, block_bias_sums, width, FLOAT32, mean,
-                         scale);
-#else
-    float sum = 0.0f, projection = 0.0f;
-    load_scaled(x, at, type, 1.0f, row, width);
-    load_scaled(y_grad, at, type, 1.0f, grad, width);
-#pragma omp simd reduction(+ : sum, projection)
-    for (int64_t j = 0; j < width; j++) {
-        const float normal = (row[j] - mean) * scale, gradient = grad[j], weighted = gradient * weight[j];
-        block_weight_sums[j] += gradient * normal;
-        block_bias_sums[j] += gradient;
-        row[j] = normal;
-        grad[j] = weighted;
-        sum += weighted;
-        projection += weighted * normal;
-    }
-    sum /= (float)width;
-    projection /= (float)width;
-#pragma omp simd
-    for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * projection) * scale;
-    store_scaled(row, 1.0f, x_grad, at, type, width);
-#endif
 }
 
 /* Writes x_grad [n, width], and weight_grad and bias_grad [width], from y_grad. work: 6 width float32 numbers per
@@ -194,8 +166,29 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
         const int64_t end = (partition + 1) * rows_per_partition < n ? (partition + 1) * rows_per_partition : n;
         for (int64_t i = partition * rows_per_partition; i < end; i++) {
             const float mean = means[i], scale = scales[i];
+#ifdef HAS_SVE
             gradient_row(x, y_grad, x_grad, i * width, weight, block_weight_sums, block_bias_sums, width, type, mean,
-                         scale, row, grad);
+                         scale);
+#else
+            float sum = 0.0f, projection = 0.0f;
+            load_scaled(x, i * width, type, 1.0f, row, width);
+            load_scaled(y_grad, i * width, type, 1.0f, grad, width);
+#pragma omp simd reduction(+ : sum, projection)
+            for (int64_t j = 0; j < width; j++) {
+                const float normal = (row[j] - mean) * scale, gradient = grad[j], weighted = gradient * weight[j];
+                block_weight_sums[j] += gradient * normal;
+                block_bias_sums[j] += gradient;
+                row[j] = normal;
+                grad[j] = weighted;
+                sum += weighted;
+                projection += weighted * normal;
+            }
+            sum /= (float)width;
+            projection /= (float)width;
+#pragma omp simd
+            for (int64_t j = 0; j < width; j++) row[j] = (grad[j] - sum - row[j] * projection) * scale;
+            store_scaled(row, 1.0f, x_grad, i * width, type, width);
+#endif
             if ((i - partition * rows_per_partition) % ROW_BLOCK == ROW_BLOCK - 1)
                 add_and_clear(sums, block_weight_sums, 2 * width);
         }
