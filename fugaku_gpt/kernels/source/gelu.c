@@ -38,7 +38,7 @@ INLINE void exact_parts(svbool_t p, svfloat32_t x, float *gaussian, float *inver
     svst1_f32(p, inverse, vector_inverse(svmla_n_f32_x(all, svdup_n_f32(1.0f), size, 0.345f)));
 }
 
-/* Second stage. With the tail at -|x|, GELU(x) is max(x, 0) - |x| tail, and its derivative at -|x| the tail less
+/* Second stage. With the tail at -|x|, GELU(x) is max(x, -0) - |x| tail, and its derivative at -|x| the tail less
    |x| times the density. */
 INLINE svfloat32_t exact_result(svbool_t p, svfloat32_t x, const float *gaussian, const float *inverse,
                                 svfloat32_t grad, const int has_grad)
@@ -50,7 +50,7 @@ INLINE svfloat32_t exact_result(svbool_t p, svfloat32_t x, const float *gaussian
     TAIL_OTHERS(NEXT)
 #undef NEXT
     const svfloat32_t tail = svmul_f32_x(all, y, svmul_f32_x(all, v, density));
-    if (!has_grad) return svmls_f32_x(all, svmax_n_f32_x(all, x, 0.0f), size, tail);
+    if (!has_grad) return svmls_f32_x(all, svmax_n_f32_x(all, x, -0.0f), size, tail);
     const svfloat32_t slope = svmls_n_f32_x(all, tail, svmul_f32_x(all, size, density), 0.3989422804f);
     const svbool_t is_negative = svcmplt_n_f32(all, x, 0.0f);
     return svmul_f32_x(all, grad, svsel_f32(is_negative, slope, svsubr_n_f32_x(all, slope, 1.0f)));
