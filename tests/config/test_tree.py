@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.config.tree import MAX_DEPTH, Scalar, flatten, parse_override, parse_yaml
+from fugaku_gpt.config.tree import MAX_DEPTH, Scalar, Tree, _compose, flatten, parse_override, parse_yaml
 from fugaku_gpt.errors import ConfigError
 
 
@@ -22,6 +25,23 @@ def test_scalars_keep_their_text_their_quotes_and_their_line() -> None:
             "d": [Scalar("0777", False, "x.yaml:4"), Scalar("1_000", True, "x.yaml:4")],
         },
     }
+
+
+@given(st.text("aZ09_.+-:#,[]{}'\"&*!|>%@ ", max_size=6))
+@example("1e-4")
+@example("0x1F")
+@example("2026-01-31")
+@example("a...")
+def test_a_value_of_the_command_line_is_what_yaml_makes_of_it(text: str) -> None:
+    def outcome(parse: Callable[[str], Tree]) -> object:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            return str(error)
+
+    assert outcome(lambda value: parse_override(f"a={value}")[1]) == outcome(
+        lambda value: _compose(value, f"--set a={value}")
+    )
 
 
 def test_sections_and_dotted_keys_are_the_same_keys() -> None:
