@@ -14,6 +14,7 @@ from typing import Any, Iterator, List, Optional
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fugaku_gpt.machine.garbage_collection import gc_paused
 from tests.support.imports import needs_training
 
 # A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that send it need it.
@@ -41,6 +42,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
     file = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
     is_imported = file.name == "conftest.py" or file.name.startswith("test_")
     return True if is_imported and file.is_file() and needs_training(file) else None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collects tests without collecting garbage: that would traverse all objects of PyTorch and of all tests each time.
+    They are never traversed later, either."""
+    with gc_paused():
+        yield
 
 
 def _ranks_chain(item: pytest.Item) -> Optional[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Any, Dict
 
 import pytest
 import torch
@@ -12,12 +12,16 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.model import GPT, build_model
 from tests.support.text import ByteSamples
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
-
 INNER = {"erf": "gelu", "tanh": "gelu_new"}
 
 
-def with_our_weights(model: GPT, gelu: str) -> torch.nn.Module:
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    """The library, which takes seconds to import: only where a test of this file runs, not where it is collected."""
+    return pytest.importorskip("transformers", reason="transformers is not installed: make dev")
+
+
+def with_our_weights(transformers: Any, model: GPT, gelu: str) -> torch.nn.Module:
     """A GPT2LMHeadModel with the weights of ours; its Conv1D layers hold [inputs, outputs]."""
     shape = model.config
     settings = transformers.GPT2Config(
@@ -59,7 +63,7 @@ def with_our_weights(model: GPT, gelu: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("seq_len", [64, 512])
 @pytest.mark.parametrize("gelu", ["tanh", "erf"])
-def test_logits_are_equal(gelu: str, seq_len: int) -> None:
+def test_logits_are_equal(transformers: Any, gelu: str, seq_len: int) -> None:
     settings = [
         "model.layers=3",
         "model.hidden=64",
@@ -73,6 +77,6 @@ def test_logits_are_equal(gelu: str, seq_len: int) -> None:
     tokens = torch.from_numpy(ByteSamples(seq_len).batch(0, 2)[:, :-1])
     with torch.no_grad():
         ours = model.logits(tokens)[..., :257]
-        theirs = with_our_weights(model, gelu)(tokens).logits
+        theirs = with_our_weights(transformers, model, gelu)(tokens).logits
     assert float(ours.std()) > 0.5
     assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import FrozenSet, Iterator, Optional
+from typing import FrozenSet, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = frozenset({"torch", "mpi4py"})
@@ -39,13 +39,12 @@ def imported_names(path: Path) -> FrozenSet[str]:
     return frozenset(names)
 
 
-def _files_of(name: str) -> Iterator[Path]:
+@functools.lru_cache(maxsize=None)
+def _files_of(name: str) -> Tuple[Path, ...]:
     """The files of the repository that run when a dotted name is imported: the module, and the packages above it."""
     components = name.split(".")
-    for length in range(1, len(components) + 1):
-        file = _module_file("/".join(components[:length]))
-        if file is not None:
-            yield file
+    files = (_module_file("/".join(components[:length])) for length in range(1, len(components) + 1))
+    return tuple(file for file in files if file is not None)
 
 
 @functools.lru_cache(maxsize=None)

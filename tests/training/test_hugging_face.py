@@ -17,7 +17,11 @@ from fugaku_gpt.training.trainer import Trainer
 from tests.support.text import VOCABULARY, ByteSamples
 from tests.support.tiny import tiny_config
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    """The library, which takes seconds to import: only where a test of this file runs, not where it is collected."""
+    return pytest.importorskip("transformers", reason="transformers is not installed: make dev")
 
 
 def their_loss(model: Any, first: int, count: int) -> float:
@@ -28,7 +32,7 @@ def their_loss(model: Any, first: int, count: int) -> float:
     return float(torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1)))
 
 
-def test_losses_after_import_and_after_export_equal_those_of_transformers(tmp_path: Path) -> None:
+def test_losses_after_import_and_after_export_equal_those_of_transformers(transformers: Any, tmp_path: Path) -> None:
     torch.manual_seed(2)
     shape = {"vocab_size": VOCABULARY, "n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 4}
     theirs = transformers.GPT2LMHeadModel(
