@@ -79,11 +79,11 @@ def start(argv: List[str], until: str, threads: int) -> Start:
 
 
 def measure(python: str, folder: Path, options: argparse.Namespace, threads: int) -> List[Dict[str, Start]]:
-    """Measures the turns on one build, after one warm-up turn, which reads the files of the libraries."""
+    """Measures the turns on one build, after warm-up turns, the first of which reads the files of the libraries."""
     data, turns = str(folder / "data"), []
     settings = ["training.iterations=1", "checkpoint.at_end=false", f"node.threads_per_rank={threads}"]
     arguments = [word for setting in [*settings, *options.settings] for word in ("--set", setting)]
-    for turn in range(options.turns + 1):
+    for turn in range(1 - options.warm_ups, options.turns + 1):
         out = str(folder / f"run-{len(list(folder.iterdir()))}")
         commands = {
             "torch": ([python, "-c", f"import torch; print('{DONE}', flush=True)"], DONE),
@@ -98,7 +98,7 @@ def measure(python: str, folder: Path, options: argparse.Namespace, threads: int
         print(
             f"turn {turn}/{options.turns}: {starts['floor'].wall:.2f} s, {starts['train'].wall:.2f} s", file=sys.stderr
         )
-        if turn:
+        if turn > 0:
             turns.append(starts)
     return turns
 
@@ -106,7 +106,8 @@ def measure(python: str, folder: Path, options: argparse.Namespace, threads: int
 def main(arguments: Optional[List[str]] = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after the warm-up turns.")
+    parser.add_argument("--warm-ups", type=int, default=1, help="Number of warm-up turns; 0 only to try the program.")
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="Setting of a run."
     )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from fugaku_gpt.launch.processes import MARK, end_marked_processes
+from fugaku_gpt.machine.garbage_collection import gc_paused
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 600.0
@@ -161,7 +162,8 @@ def _serve(path: str, setup: Callable[[], Work], rank: int) -> None:
         return str(getattr(sys.modules.get("torch"), "__version__", "no torch"))
 
     try:
-        work = setup()
+        with gc_paused():
+            work = setup()
     except Lacking as error:
         answer(lacks=str(error), torch=version())
         return

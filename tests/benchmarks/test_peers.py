@@ -77,7 +77,7 @@ def test_the_optimizer_is_compared_with_memory_bandwidth(capfd: pytest.CaptureFi
 
 @pytest.mark.slow
 def test_a_start_is_timed_to_the_first_step() -> None:
-    command = [sys.executable, str(BENCHMARKS / "startup.py"), "--turns", "1"]
+    command = [sys.executable, str(BENCHMARKS / "startup.py"), "--turns", "1", "--warm-ups", "0"]
     done = subprocess.run(command, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     rows = [line.split() for line in done.stdout.decode().splitlines()[3:]]
