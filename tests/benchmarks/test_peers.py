@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from typing import List
@@ -10,7 +11,9 @@ import pytest
 
 from tests.benchmarks.programs import BENCHMARKS, printed_lines, refusal
 
-from scaling import mixes, replicas  # isort: skip  # a module of benchmarks/
+from peers import config_of, table  # isort: skip  # modules of benchmarks/
+from scaling import mixes, replicas  # isort: skip
+from turns import Unit  # isort: skip
 
 SMALL = ["model.layers=4", "model.hidden=16", "model.heads=2", "model.vocab_size=64"]
 
@@ -22,15 +25,41 @@ def lines_of(capfd: pytest.CaptureFixture[str], program: str, *arguments: str) -
     )
 
 
+NAMES = ["ddp=2", "dp=2,zero=1", "pp=2,schedule=interleaved,chunks=2"]
+
+
+def assert_is_table_of_pairs(lines: List[str], names: List[str]) -> None:
+    """Asserts that a table has a line for each contestant and, below them, one for each pair."""
+    contestants, pairs = lines[: len(names)], lines[len(names) :]
+    assert [line.split()[0] for line in contestants] == names
+    assert all(" 2 x 1 " in line for line in contestants)
+    assert contestants[0].split()[-1] == "-"  # gloo does not report what it hides
+    compared_pairs = [(line.split()[0], line.split()[-1]) for line in pairs]
+    assert compared_pairs == [(other, name) for second, other in enumerate(names) for name in names[:second]]
+
+
 @pytest.mark.mpi
 def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
-    names = ["ddp=2", "dp=2,zero=1", "pp=2,schedule=interleaved,chunks=2"]
-    lines = lines_of(capfd, "peers", *names, "--preset", "tiny", "--shape", "16x1", "--turns", "1")
-    assert [line.split()[0] for line in lines[2:5]] == names
-    assert all(" 2 x 1 " in line for line in lines[2:5])
-    assert [line.split()[-1] for line in lines[2:5]][0] == "-"  # gloo does not report what it hides
-    compared_pairs = [(line.split()[0], line.split()[-1]) for line in lines[5:]]
-    assert compared_pairs == [(names[1], names[0]), (names[2], names[0]), (names[2], names[1])]
+    lines = lines_of(capfd, "peers", *NAMES[::2], "--preset", "tiny", "--shape", "16x1", "--turns", "1")
+    assert_is_table_of_pairs(lines[2:], NAMES[::2])
+
+
+def test_three_peers_are_three_pairs_of_which_each_is_compared_within_the_turns() -> None:
+    options = argparse.Namespace(preset="tiny", shape="16x1", micro_batches=4, bf16=False, settings=SMALL)
+    configs = {name: config_of(name, options) for name in NAMES}
+    seconds, hidden = ((4.0, 2.0, 1.0), (8.0, 2.0, 4.0)), (None, 0.5, 0.25)
+    turns = [
+        {
+            name: Unit(taken, {"loss": 1.0, "hidden": share}, [2**20])
+            for name, taken, share in zip(NAMES, seconds_of_turn, hidden)
+        }
+        for seconds_of_turn in seconds
+    ]
+    lines = table(configs, turns, 2)[1:]
+    assert_is_table_of_pairs(lines, NAMES)
+    # the contestants with two replicas have twice the tokens of the pipeline
+    assert " has 3.000 (2.000-4.000) x " in lines[3]
+    assert " has 1.500 (1.000-2.000) x " in lines[4] and " has 0.625 (0.250-1.000) x " in lines[5]
 
 
 def test_an_invalid_layout_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
