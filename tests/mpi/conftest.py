@@ -8,19 +8,13 @@ from typing import Any, Callable, Iterator, List
 
 import pytest
 
-from fugaku_gpt.comm import Communicator, open_world
+from fugaku_gpt.comm import Communicator
 from fugaku_gpt.comm.pending import Pending
 
 RANKS_VARIABLE = "FUGAKU_GPT_TEST_RANKS"
 
 if RANKS_VARIABLE not in os.environ:
     collect_ignore_glob = ["test_*.py"]
-
-
-@pytest.fixture(scope="session")
-def world() -> Communicator:
-    """The communicator of all ranks of this test run."""
-    return open_world()
 
 
 @pytest.fixture(autouse=True)

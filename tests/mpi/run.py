@@ -1,22 +1,42 @@
-"""Runs the tests of this folder on every rank of an ``mpirun``; rank 0 prints, and the first failure ends all ranks."""
+"""Runs the tests of this folder on every rank of an ``mpirun``; rank 0 prints, and the first failure ends all ranks.
+
+    mpirun -n 4 python -m tests.mpi.run [options of pytest]    # the tests for four ranks
+    mpirun -n 8 python -m tests.mpi.run --all [options]        # one suite after the other, on 8, 6, 4, 3, 2 and 1 ranks
+
+Starting a rank takes as long as many tests. So with ``--all`` the first ranks of eight run the suites of fewer ranks,
+too, while the others wait, and references that one rank has trained serve all suites. At the end the ranks leave with
+parameters in flight (see ``leave_early.py``).
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, open_world
+from tests.mpi.leave_early import train_and_leave
+from tests.mpi.suites import LEAVING, SUITES, heading
+
+FOLDER = Path(__file__).parent
+_PAUSE_SECONDS = 0.05
 
 
-class EndAllRanks:
-    """Prints a failed test and aborts all ranks, which would else wait in a collective for the rank that failed."""
+class OnRanks:
+    """The communicator of the tests. Prints a failed test and aborts all ranks, which would else wait in a collective
+    for the rank that failed."""
 
     def __init__(self, world: Communicator) -> None:
         self._world = world
+
+    @pytest.fixture(scope="session")
+    def world(self) -> Communicator:
+        """The communicator of all ranks of this suite."""
+        return self._world
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -25,17 +45,44 @@ class EndAllRanks:
             self._world.abort(1)
 
 
-def main() -> int:
+def run_suite(world: Communicator, tests: str, *options: str) -> int:
     """Runs pytest on this rank; returns its exit code."""
-    torch.set_num_threads(1)  # there are more ranks than cores here
-    world = open_world()
     os.environ["FUGAKU_GPT_TEST_RANKS"] = str(world.size)
+    # without the plug-in that collects garbage several times at the end: every rank would, and they are many
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:logging", "-W", "ignore"]
+    print(heading(world.size), flush=True)
+    return int(pytest.main([*arguments, str(FOLDER / tests), *options], plugins=[OnRanks(world)]))
+
+
+def run_all(everyone: Communicator, *options: str) -> int:
+    """Runs all suites, and leaves; returns the first exit code of pytest that is not 0."""
+    for ranks, tests in SUITES.items():
+        world = everyone.split(0 if everyone.rank < ranks else None, everyone.rank, "world")
+        code = run_suite(world, tests, *options) if everyone.rank < ranks else 0
+        if code != 0:
+            everyone.abort(1)  # the other ranks wait
+            return code
+        waiting = everyone.start_all_reduce(torch.zeros(1))
+        while not waiting.done():
+            time.sleep(_PAUSE_SECONDS)  # for minutes: polling as often as within a step would cost the others time
+    if everyone.rank == 0:
+        print(LEAVING, file=sys.stderr, flush=True)
+    half = everyone.size // 2
+    train_and_leave(everyone.split(everyone.rank // half, everyone.rank, "world"), by_nodes=everyone.rank >= half)
+    return 0
+
+
+def main() -> int:
+    """Runs the suite for the number of ranks, or all suites; returns the exit code."""
+    torch.set_num_threads(1)  # there are more ranks than cores here
+    world, options = open_world(), sys.argv[1:]
     if world.rank != 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    # without the plug-in that collects garbage several times at the end: every rank would, and they are many
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:logging", "-W", "ignore"]
-    options += [str(Path(__file__).parent), *sys.argv[1:]]
-    return int(pytest.main(options, plugins=[EndAllRanks(world)]))
+    if options[:1] != ["--all"]:
+        return run_suite(world, SUITES.get(world.size, ""), *options)
+    if world.size != max(SUITES):
+        sys.exit(f"--all takes {max(SUITES)} ranks, not {world.size}")
+    return run_all(world, *options[1:])
 
 
 if __name__ == "__main__":

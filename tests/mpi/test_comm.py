@@ -14,7 +14,6 @@ import torch
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, FlightRecorder, ProcessGrid
-from fugaku_gpt.comm.mpi import MPI
 from fugaku_gpt.comm.pending import OUTSTANDING, BackgroundProgress
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.data.random_samples import RandomSamples
@@ -40,7 +39,7 @@ def test_sum_max_and_min_are_in_place_and_equal_everywhere(world: Communicator) 
 
 
 def test_messages_past_the_largest_count_are_split(world: Communicator) -> None:
-    narrow = Communicator(MPI.COMM_WORLD, "narrow", max_elements=7)
+    narrow = Communicator(world._handle, "narrow", max_elements=7)
     tensor = torch.arange(50, dtype=torch.float64) * (world.rank + 1)
     narrow.all_reduce(tensor)
     assert torch.equal(tensor, torch.arange(50, dtype=torch.float64) * sum(range(1, world.size + 1)))
@@ -103,7 +102,7 @@ def test_a_grid_of_the_wrong_size_is_refused(world: Communicator) -> None:
 def test_calls_that_disagree_are_named_before_they_are_made(world: Communicator) -> None:
     if world.size == 1:
         pytest.skip("a group of one makes no calls")
-    checked = Communicator(MPI.COMM_WORLD, "checked", shares_cores=True, checks=True)
+    checked = Communicator(world._handle, "checked", shares_cores=True, checks=True)
     tensor = torch.ones(6)
     checked.all_reduce(tensor)
     assert float(tensor[0]) == world.size
@@ -130,7 +129,7 @@ def test_calls_that_disagree_are_named_before_they_are_made(world: Communicator)
 def test_the_flight_recorder_names_communicator_call_and_line(world: Communicator, tmp_path: Path) -> None:
     if world.size == 1:
         pytest.skip("a group of one makes no calls")
-    recorded = Communicator(MPI.COMM_WORLD, "world", FlightRecorder(tmp_path, world.rank, world.size))
+    recorded = Communicator(world._handle, "world", FlightRecorder(tmp_path, world.rank, world.size))
     tp = recorded.split(0, recorded.rank, "tp")
     tp.all_reduce(torch.zeros(4, 2))
     recorded.barrier()
