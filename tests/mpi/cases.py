@@ -11,7 +11,12 @@ from fugaku_gpt.config import RunConfig
 from tests.support.tiny import tiny_config
 
 Settings = Tuple[str, ...]
-BASE = ("model.layers=4", "training.warmup_iterations=1", "training.decay_iterations=5")
+BASE = (
+    "model.layers=4",
+    "training.warmup_iterations=1",
+    "training.decay_iterations=5",
+    "training.bucket_mib=0.03",  # still several buckets of each stage, the last one short
+)
 MEANINGS: Dict[str, Settings] = {
     "zero": ("layout.zero=1",),
     "sp": ("layout.sequence_parallel=true",),
@@ -34,57 +39,62 @@ MEANINGS: Dict[str, Settings] = {
     "constant": ("training.lr_schedule=constant",),
     "wsd": ("training.lr_schedule=wsd", "training.decay_fraction=0.5"),
     "no-attention-dropout": ("model.attention_dropout=0",),
+    "two-layers": ("model.layers=2",),
 }
 _PREFIXES = {
+    "micro": "training.micro_batch",
     "layers": "training.recompute_layers",
     "budget": "training.recompute_budget_mib",
     **{key: f"layout.{key}" for key in ("dp", "tp", "pp", "order", "split", "chunks")},
 }
 # settings of a layout, which the reference run on one rank does not have
-_OF_LAYOUTS = ("layout.", "training.recompute", "training.gradient_dtype")
+_OF_LAYOUTS = ("layout.", "training.recompute", "training.gradient_dtype", "training.micro_batch")
 
+# Every operator of every micro-batch takes the same time, however small. So layouts whose features show in two layers
+# have two, and those that show with fewer micro-batches have micro-batches of 2 or 4 samples; the others have 4 layers
+# and micro-batches of one sample.
 # cases that are trained in float64 and in float32
 WIDE: List[str] = [
     "",
     "selective interleaved chunks=4",
     "full zero",
     "dp=2",
-    "dp=2 zero full",
+    "dp=2 zero full two-layers",
     "dp=2 selective constant",
-    "tp=2",
-    "tp=2 selective",
-    "tp=2 sp",
-    "tp=2 sp selective",
-    "tp=2 sp full layers=1 no-attention-dropout",
-    "pp=2 full",
-    "pp=2 gpipe split=[3,1] full",
+    "tp=2 micro=2",
+    "tp=2 selective two-layers micro=2",
+    "tp=2 sp two-layers",
+    "tp=2 sp selective two-layers micro=2",
+    "tp=2 sp full layers=1 no-attention-dropout two-layers micro=2",
+    "pp=2 full micro=2",
+    "pp=2 gpipe split=[3,1] full micro=2",
     "pp=2 interleaved selective",
-    "pp=2 interleaved split=[1,2,1,0] full layers=1",
+    "pp=2 interleaved split=[1,2,1,0] full layers=1 micro=2",
     "pp=2 zero-bubble",
-    "dp=4",
+    "dp=4 two-layers",
     "dp=4 zero node-first",
-    "tp=4",
-    "tp=4 sp full",
+    "tp=4 two-layers micro=2",
+    "tp=4 sp full two-layers micro=4",
     "pp=4",
     "pp=4 gpipe",
     "pp=4 zero-bubble full",
-    "dp=2 tp=2 zero sp full",
+    "dp=2 tp=2 zero sp full two-layers micro=2",
     "dp=2 pp=2 zero interleaved selective order=pp,dp,tp",
     "dp=2 pp=2 zero selective batch-ramp rollback linear",
-    "tp=2 pp=2 order=dp,pp,tp",
-    "tp=2 pp=2 sp interleaved full",
-    "tp=2 pp=2 sp gpipe selective",
-    "dp=8 node-first",
-    "dp=2 tp=4 zero sp selective",
+    "tp=2 pp=2 order=dp,pp,tp micro=2",
+    "tp=2 pp=2 sp interleaved full micro=2",
+    "tp=2 pp=2 sp gpipe selective micro=2",
+    "dp=8 node-first two-layers",
+    "dp=2 tp=4 zero sp selective two-layers micro=2",
     "dp=2 pp=4 zero",
-    "tp=2 pp=4",
-    "tp=4 pp=2 sp full",
-    "dp=2 tp=2 pp=2",
-    "dp=2 tp=2 pp=2 order=dp,tp,pp zero sp interleaved selective length-ramp rollback",
+    "tp=2 pp=4 micro=2",
+    "tp=4 pp=2 sp full two-layers micro=2",
+    "dp=2 tp=2 pp=2 two-layers",
+    "dp=2 tp=2 pp=2 order=dp,tp,pp zero sp interleaved selective length-ramp rollback micro=2",
     "dp=2 tp=2 pp=2 order=pp,tp,dp zero sp full layers=1 batch-ramp length-ramp leave-samples leave-step rollback",
     "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp gpipe split=[3,1] selective budget=0.47 batch-ramp rollback wsd",
     "dp=2 tp=2 pp=2 order=pp,tp,dp zero gpipe split=[3,1] selective layers=1 length-ramp leave-samples leave-step "
-    "rollback linear",
+    "rollback linear micro=2",
     "dp=2 tp=2 pp=2 order=pp,dp,tp zero sp zero-bubble split=[3,1] selective layers=1 batch-ramp leave-samples "
     "leave-step rollback wsd",
     "dp=4 pp=2 zero node-first zero-bubble split=[3,1] full budget=0.45 length-ramp linear",
@@ -104,27 +114,28 @@ NARROW: List[str] = [
     "float16",
     "dp=2 zero bfloat16",
     "dp=2 zero float16 sums=bfloat16",
-    "tp=2 sp bfloat16",
-    "tp=2 sp float16",
+    "tp=2 sp bfloat16 two-layers micro=2",
+    "tp=2 sp float16 two-layers micro=2",
     "pp=2 interleaved selective bfloat16",
-    "pp=2 interleaved full bfloat16",
-    "pp=2 interleaved float16",
-    "pp=2 zero-bubble full bfloat16",
+    "pp=2 interleaved full bfloat16 micro=2",
+    "pp=2 interleaved float16 micro=2",
+    "pp=2 zero-bubble full bfloat16 micro=2",
     "dp=2 pp=2 float16",
     "dp=2 pp=2 zero bfloat16 sums=bfloat16",
-    "dp=2 tp=2 zero sp float16 sums=bfloat16",
-    "tp=2 pp=2 gpipe bfloat16",
-    "tp=2 pp=2 sp interleaved full bfloat16",
+    "dp=2 tp=2 zero sp float16 sums=bfloat16 two-layers micro=2",
+    "tp=2 pp=2 gpipe bfloat16 micro=2",
+    "tp=2 pp=2 sp interleaved full bfloat16 micro=2",
     "dp=2 tp=2 order=pp,dp,tp interleaved selective layers=1 bfloat16 sums=bfloat16 length-ramp leave-samples "
-    "leave-step rollback wsd",
-    "dp=2 tp=2 pp=2 zero sp bfloat16",
-    "dp=2 tp=2 pp=2 sp zero-bubble bfloat16 sums=bfloat16",
+    "leave-step rollback wsd micro=2",
+    "dp=2 tp=2 pp=2 zero sp bfloat16 two-layers",
+    "dp=2 tp=2 pp=2 sp zero-bubble bfloat16 sums=bfloat16 two-layers",
     "dp=4 pp=2 zero node-first zero-bubble selective float16 sums=bfloat16 constant",
-    "dp=2 tp=2 pp=2 order=pp,tp,dp gpipe split=[3,1] selective layers=1 bfloat16 sums=bfloat16 leave-samples constant",
+    "dp=2 tp=2 pp=2 order=pp,tp,dp gpipe split=[3,1] selective layers=1 bfloat16 sums=bfloat16 leave-samples constant "
+    "micro=2",
     "dp=2 tp=2 pp=2 zero sp gpipe split=[3,1] full budget=0.1 bfloat16 sums=bfloat16 batch-ramp length-ramp "
     "leave-samples",
     "dp=2 tp=2 pp=2 order=tp,dp,pp zero sp interleaved full layers=1 float16 sums=bfloat16 length-ramp leave-samples "
-    "leave-step rollback wsd",
+    "leave-step rollback wsd micro=2",
     "dp=4 tp=2 zero sp selective float16 batch-ramp leave-samples leave-step rollback linear",
     "dp=4 pp=2 order=pp,tp,dp zero node-first full budget=0.06 float16 sums=bfloat16 batch-ramp length-ramp",
     "dp=4 pp=2 order=dp,pp,tp zero node-first gpipe split=[3,1] selective layers=1 float16 sums=bfloat16 batch-ramp "

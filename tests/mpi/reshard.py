@@ -30,7 +30,7 @@ from tests.mpi.trained import full_tensors
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
-RUN = ("model.layers=4", "training.dtype=float64", "training.eps=1e-5")
+RUN = ("model.layers=4", "training.micro_batch=2", "training.dtype=float64", "training.eps=1e-5")
 BEFORE = 3  # iterations before the checkpoint
 TOLERANCE = 1e-12
 # (ranks, settings); the vocabulary is padded otherwise where tp is another

@@ -31,16 +31,21 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
     (1, 1, 1, "layout.zero=1"),
     (2, 1, 1, "layout.zero=0"),
     (2, 1, 1, "layout.zero=1 training.dtype=bfloat16"),
-    (1, 2, 1, "training.recompute=full"),
-    (1, 2, 1, "layout.sequence_parallel=true training.recompute=selective"),
+    (1, 2, 1, "training.recompute=full training.micro_batch=2"),
+    (1, 2, 1, "layout.sequence_parallel=true training.recompute=selective training.micro_batch=2"),
     (1, 1, 2, "layout.schedule=gpipe layout.split=[3,1]"),
     (1, 1, 2, "layout.schedule=interleaved layout.chunks=2"),
     (4, 1, 1, f"layout.zero=1 {RAMPS}"),
     (4, 1, 1, f"layout.zero=1 {BY_NODES}"),
     (4, 1, 1, f"layout.zero=0 {BY_NODES} job.rank_map=bynode"),
     (2, 2, 1, f"{BY_NODES} layout.order=tp,pp,dp"),  # each replica on another node
-    (2, 2, 1, "layout.zero=1 layout.sequence_parallel=true training.recompute=full"),
-    (1, 2, 2, "layout.sequence_parallel=true training.recompute=full training.recompute_layers=1"),
+    (2, 2, 1, "layout.zero=1 layout.sequence_parallel=true training.recompute=full training.micro_batch=2"),
+    (
+        1,
+        2,
+        2,
+        "layout.sequence_parallel=true training.recompute=full training.recompute_layers=1 training.micro_batch=2",
+    ),
     (2, 1, 2, "layout.zero=1 layout.schedule=interleaved layout.chunks=2 layout.order=dp,pp,tp"),
     (1, 1, 4, "layout.schedule=1f1b training.dtype=float64"),
     (2, 2, 2, "layout.zero=1 layout.sequence_parallel=true training.recompute=full layout.order=pp,tp,dp"),
@@ -96,7 +101,13 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: Tuple[i
     dp, tp, pp, more = layout
     if dp * tp * pp != world.size:
         pytest.skip("another number of ranks")
-    settings = [f"layout.dp={dp}", f"layout.tp={tp}", f"layout.pp={pp}", "model.layers=4", *more.split()]
+    settings = [
+        f"layout.dp={dp}",
+        f"layout.tp={tp}",
+        f"layout.pp={pp}",
+        f"model.layers={2 if pp == 1 else 4}",
+        *more.split(),
+    ]
     settings += [f"training.iterations={STEPS}", f"job.nodes={world.size // 2 if BY_NODES in more else 1}"]
     config = tiny_config(*settings)
     plan = plan_of(config)

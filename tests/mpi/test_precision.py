@@ -21,7 +21,8 @@ BOUND = {
     "bfloat16": {"loss": 1.5e-3, "validation": 1.5e-3, "norm": 1e-2, "weights": 0.2},
     "float16": {"loss": 5e-4, "validation": 5e-4, "norm": 5e-3, "weights": 0.05},
 }
-RUN = (*BASE, "training.lr=5e-3")
+LEARNING_RATE = "training.lr=5e-3"
+RUN = (*BASE, LEARNING_RATE)
 
 
 def trainer(world: Communicator, layout: Tuple[str, ...], *settings: str) -> Trainer:
@@ -75,7 +76,7 @@ def test_messages_of_16_bits_arrive_unchanged(world: Communicator) -> None:
 
 @pytest.mark.parametrize("case", NARROW)
 def test_layouts_in_16_bits_stay_close_to_a_single_rank_and_to_float32(world: Communicator, case: str) -> None:
-    config = config_of(case, *RUN)
+    config = config_of(case, LEARNING_RATE)
     if config.layout.ranks != world.size:
         pytest.skip("another number of ranks")
     ours, dtype = train(trained.trainer_of(world, config)), config.training.dtype
