@@ -5,25 +5,6 @@
 
 #include "attention.h"
 
-#include <arm_sve.h>
-
-typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE_BITS)));
-
-/* 2^x for x < 128; 0 below -126, where results are denormal. NaN stays NaN. The sum of x and 1.5 2^17 + 127 ends in the
-   nearest multiple of 1/64, with the exponent's bias: fexpa makes its power, correctly rounded, of these bits. That of
-   the remainder, at most 1/128, is a polynomial fitted for the smallest relative error (7e-9 before rounding). */
-INLINE svfloat32_t exp2_vector(svfloat32_t x)
-{
-    const svbool_t all = svptrue_b32();
-    const svfloat32_t shift = svdup_f32(0x1.8p17f + 127.0f);
-    const svfloat32_t shifted = svadd_x(all, x, shift);
-    const svfloat32_t rest = svsub_x(all, x, svsub_x(all, shifted, shift));
-    const svfloat32_t power = svexpa(svreinterpret_u32(shifted)), part = svmul_x(all, power, rest);
-    const svfloat32_t slope = svmad_x(all, rest, svdup_f32(2.4022651e-1f), svdup_f32(6.9314975e-1f));
-    const svfloat32_t y = svmla_x(all, power, part, slope);
-    return svdup_f32_m(y, svcmplt(all, x, -126.0f), 0.0f);
-}
-
 /* Of pairs of vectors, the sums or the larger numbers of their lanes' pairs. NaN is the largest. */
 INLINE void reduce_pairs(sve_vec *rows, const int count, const int adds)
 {
@@ -68,7 +49,7 @@ static void online_softmax_group(float *scores, int64_t rows, float *tops, float
     }
     memset(partial + rows * LANES, 0, (LANES - rows) * LANES * sizeof *partial);
     const svfloat32_t top = svld1(all, tops), new_top = svmax_x(all, top, reduce_rows(partial, 0));
-    const svfloat32_t correction = exp2_vector(svsub_x(all, top, new_top));
+    const svfloat32_t correction = vector_exp2(svsub_x(all, top, new_top));
     svst1(all, tops, new_top);
     for (int64_t i = 0; i < rows; i++) {
         float *row = scores + i * KEYS;
@@ -76,7 +57,7 @@ static void online_softmax_group(float *scores, int64_t rows, float *tops, float
         svfloat32_t sum = svdup_f32(0.0f);
 #pragma GCC unroll 16
         for (int j = 0; j < KEYS; j += LANES) {
-            const svfloat32_t p = exp2_vector(svsub_x(all, svld1(all, row + j), shift));
+            const svfloat32_t p = vector_exp2(svsub_x(all, svld1(all, row + j), shift));
             svst1(all, row + j, p);
             sum = svadd_x(all, sum, p);
         }
@@ -98,7 +79,7 @@ INLINE void softmax_backward_vectors(float *p, float *g, float log_sum, float su
     const svbool_t all = svptrue_b32();
 #pragma GCC unroll 16
     for (int j = 0; j < KEYS; j += LANES) {
-        const svfloat32_t power = exp2_vector(svsub_x(all, svld1(all, p + j), svdup_f32(log_sum)));
+        const svfloat32_t power = vector_exp2(svsub_x(all, svld1(all, p + j), svdup_f32(log_sum)));
         svst1(all, p + j, power);
         svst1(all, g + j, svmul_x(all, svsub_x(all, svld1(all, g + j), svdup_f32(sum)), power));
     }

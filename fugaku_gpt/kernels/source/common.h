@@ -110,6 +110,9 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
    vector, in which the pipe does nothing else (model of LLVM 19), so they are Newton's method. */
 #define HAS_SVE 1
 #include <arm_sve.h>
+#ifdef __ARM_FEATURE_SVE_BITS
+typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE_BITS)));
+#endif
 
 /* Numbers at + 0, 1, ... of x in float32; those that p lacks are 0. */
 INLINE svfloat32_t load_vector(svbool_t p, const void *x, int64_t at, int type)
@@ -183,8 +186,17 @@ INLINE svfloat32_t expa(svfloat32_t n, svfloat32_t rest, const float c1, const f
     return svmla_f32_x(all, power, power, more);
 }
 
+/* 2^x for x < 128; 0 below -126, where it would be denormal. NaN stays NaN. */
+INLINE svfloat32_t vector_exp2(svfloat32_t x)
+{
+    const svbool_t all = svptrue_b32();
+    const svfloat32_t n = svadd_n_f32_x(all, x, EXPA_SHIFT);
+    const svfloat32_t rest = svsub_f32_x(all, x, svsub_n_f32_x(all, n, EXPA_SHIFT));
+    return svdup_n_f32_m(expa(n, rest, 0.69314972f, 0.24022651f), svcmplt_n_f32(all, x, -126.0f), 0.0f);
+}
+
 /* 2^(x factor) for products in [-126, 126]; their last bits count too. */
-INLINE svfloat32_t vector_exp2(svfloat32_t x, svfloat32_t factor)
+INLINE svfloat32_t vector_exp2_of_product(svfloat32_t x, svfloat32_t factor)
 {
     const svbool_t all = svptrue_b32();
     const svfloat32_t n = svmla_f32_x(all, svdup_n_f32(EXPA_SHIFT), x, factor);

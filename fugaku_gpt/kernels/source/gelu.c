@@ -34,7 +34,7 @@ INLINE void exact_parts(svbool_t p, svfloat32_t x, float *gaussian, float *inver
     const svbool_t all = svptrue_b32();
     const svfloat32_t size = exact_size(x);
     const svfloat32_t factor = svdup_n_f32(-0.72134752f); /* log2(e) / 2 */
-    svst1_f32(p, gaussian, vector_exp2(svmul_f32_x(all, size, size), factor));
+    svst1_f32(p, gaussian, vector_exp2_of_product(svmul_f32_x(all, size, size), factor));
     svst1_f32(p, inverse, vector_inverse(svmla_n_f32_x(all, svdup_n_f32(1.0f), size, 0.345f)));
 }
 
@@ -68,7 +68,7 @@ INLINE void tanh_parts(svbool_t p, svfloat32_t x, float *gaussian)
     const svbool_t all = svptrue_b32();
     x = tanh_clamp(x);
     const svfloat32_t square = svmul_f32_x(all, x, x), least = svdup_n_f32(-2.302208198f); /* times log2(e) */
-    svst1_f32(p, gaussian, vector_exp2(x, svmla_n_f32_x(all, least, square, -2.302208198f * 0.044715f)));
+    svst1_f32(p, gaussian, vector_exp2_of_product(x, svmla_n_f32_x(all, least, square, -2.302208198f * 0.044715f)));
 }
 
 /* Second stage: (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)). */

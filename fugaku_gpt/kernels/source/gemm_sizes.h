@@ -7,8 +7,6 @@
 /* Vectors are SVE's. (Of 128 bits they are NEON's.) */
 #if defined(__ARM_FEATURE_SVE_BITS) && LANES > 4
 #define HAS_SVE_VECTORS 1
-#include <arm_sve.h>
-typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE_BITS)));
 #endif
 #ifdef __aarch64__
 #include <arm_neon.h>
