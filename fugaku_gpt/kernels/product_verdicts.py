@@ -1,0 +1,254 @@
+"""Measured verdicts on how layers' products are computed fastest, in a file beside the library of kernels.
+
+There are up to three ways: PyTorch's product, oneDNN's where this build can call it directly, and our own. ``ops``
+measures them with :mod:`fugaku_gpt.ops.product_timing`, in the process of ``env kernels`` or at the start of a run.
+A verdict counts only for the stamp that it was measured with: processor, library, build of PyTorch and settings of its
+libraries. It follows from the recorded ratios alone, so that all who read one file decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.kernels.build import library_file
+from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.versioned_json import read_versioned_json
+
+PYTORCH, ONEDNN, COMPILED = "pytorch", "onednn", "compiled"  # ways to compute a product
+MEASURED_DTYPES = ("float32", "bfloat16")  # number types of training whose products are measured
+# A way other than the build's own must be as many times as fast: less is within what repeats of a measurement differ by
+MIN_SPEEDUP = 1.03
+MIN_TURNS = 3  # fewer are no measurement
+_VERSION = 1
+_MAX_BYTES = 2**20
+_MEND = "remove it; products are then measured again"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a measurement depends on besides number type and threads.
+
+    Attributes:
+        processor: name of the processor.
+        library: name of the kernels' library and a hash of its content.
+        torch: version of PyTorch and a hash of its commit, libraries and compiler options.
+        settings: environment variables that choose the code of PyTorch's libraries, as NAME=value.
+    """
+
+    processor: str
+    library: str
+    torch: str
+    settings: str
+
+    def differences_from(self, other: "Stamp") -> str:
+        """What differs, in one line: this stamp's values first; empty if nothing does."""
+        pairs = ((name, value, getattr(other, name)) for name, value in asdict(self).items())
+        return "; ".join(
+            f"{name} {value or 'none'}, not {present or 'none'}" for name, value, present in pairs if value != present
+        )
+
+
+@dataclass(frozen=True)
+class ProductTimes:
+    """The times of one product [rows, inner] x [inner, columns].
+
+    Attributes:
+        kind: ``forward``, ``gradient of inputs`` or ``gradient of weights``.
+        rows, inner, columns: its size.
+        seconds: PyTorch's median over the turns.
+        speedups: other way → the median over the turns of PyTorch's time divided by this way's in the same turn.
+    """
+
+    kind: str
+    rows: int
+    inner: int
+    columns: int
+    seconds: float
+    speedups: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ProductVerdict:
+    """The times of a layer's products, and which way follows from them.
+
+    Attributes:
+        dtype: number type of training.
+        threads: threads of each product.
+        turns: turns in which every product was computed in every way; with fewer than ``MIN_TURNS`` PyTorch's is used.
+        products: the products; empty without turns.
+    """
+
+    dtype: str
+    threads: int
+    turns: int
+    products: Tuple[ProductTimes, ...] = ()
+
+    def speedup(self, way: str) -> Optional[float]:
+        """PyTorch's time for all products divided by a way's; None if that way was not measured."""
+        if self.turns < MIN_TURNS or not self.products or any(way not in p.speedups for p in self.products):
+            return None
+        seconds = sum(product.seconds for product in self.products)
+        return seconds / sum(product.seconds / product.speedups[way] for product in self.products)
+
+    @property
+    def uses_onednn(self) -> bool:
+        """Whether oneDNN computes the products that ours do not."""
+        speedup = self.speedup(ONEDNN)
+        return speedup is not None and speedup >= MIN_SPEEDUP
+
+    @property
+    def compiled_speedup(self) -> Optional[float]:
+        """The time of the better way of the build divided by ours; None if ours were not measured."""
+        speedup = self.speedup(COMPILED)
+        if speedup is None:
+            return None
+        return speedup / ((self.speedup(ONEDNN) or 1.0) if self.uses_onednn else 1.0)
+
+    @property
+    def uses_compiled(self) -> bool:
+        """Whether ours compute the products."""
+        speedup = self.compiled_speedup
+        return speedup is not None and speedup >= MIN_SPEEDUP
+
+    def describe(self) -> str:
+        """The measured figures in one line, such as ``ours 1.12 times as fast as PyTorch's, 2 threads``."""
+        conditions = f"{self.dtype}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self.turns < MIN_TURNS:
+            return f"too slow here to be measured in the time for it ({conditions})"
+        rival = "oneDNN's" if self.uses_onednn else "PyTorch's"
+        figures = []
+        if self.compiled_speedup is not None:
+            figures.append(f"ours {self.compiled_speedup:.2f} times as fast as {rival}")
+        onednn = self.speedup(ONEDNN)
+        if onednn is not None:
+            figures.append(f"oneDNN's {onednn:.2f} times as fast as PyTorch's")
+        return f"measured: {', '.join(figures) or 'there is no other way'} ({conditions})"
+
+
+Verdicts = Dict[Tuple[str, int], ProductVerdict]  # (number type, threads) → verdict
+
+
+def verdict_file(prefix: Optional[Path] = None) -> Path:
+    """The file of the verdicts for the library of :func:`fugaku_gpt.kernels.build.library_file`, beside it."""
+    library = library_file(prefix)
+    return library.with_name(f"{library.stem}-products.json")
+
+
+def read_verdicts(file: Path, stamp: Stamp) -> Tuple[Verdicts, str]:
+    """Read the verdicts of a file that count for a stamp; returns them and, if there are none, why not, in one line.
+
+    A file that is damaged, of another version or too long is refused with that reason, as if there were none: products
+    are then measured again.
+    """
+    try:
+        if file.exists() and file.stat().st_size > _MAX_BYTES:
+            return {}, f"{file}: not the verdicts on products: longer than {_MAX_BYTES} bytes; {_MEND}"
+        content = read_versioned_json(file, "the verdicts on products", (_VERSION,), _parse, mend=_MEND)
+    except UsageError as error:
+        return {}, str(error)
+    except OSError as error:
+        return {}, f"{file}: cannot be read: {error.strerror}"
+    if content is None:
+        return {}, "products have not been measured for this processor"
+    measured_with, verdicts = content
+    differences = measured_with.differences_from(stamp)
+    if differences:
+        return {}, f"products were measured with {differences}"
+    return verdicts, ""
+
+
+def add_verdicts(file: Path, stamp: Stamp, measured: Sequence[ProductVerdict], replace: bool) -> Tuple[Verdicts, str]:
+    """Add verdicts to the file of a stamp; returns all that are in force then, and why they could not be written, or
+    an empty text.
+
+    What was measured with another stamp is dropped. Where another process has written a verdict meanwhile, that one
+    stays in force, so that processes that start together decide alike; with ``replace`` it is replaced. A folder that
+    cannot be written is no error: the verdicts are in force for the caller alone.
+    """
+    in_file, _ = read_verdicts(file, stamp)
+    verdicts = {(verdict.dtype, verdict.threads): verdict for verdict in measured}
+    verdicts = {**in_file, **verdicts} if replace else {**verdicts, **in_file}
+    rows = [_row(verdict) for _, verdict in sorted(verdicts.items())]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(file, {"version": _VERSION, "stamp": asdict(stamp), "verdicts": rows})
+    except OSError as error:
+        return verdicts, f"{file}: cannot be written: {error.strerror or error}"
+    return verdicts, ""
+
+
+def verdict_values(verdict: ProductVerdict) -> Dict[str, Any]:
+    """A verdict as JSON values, for messages between ranks; :func:`parse_verdict` is the inverse."""
+    return asdict(verdict)
+
+
+def parse_verdict(values: Mapping[str, Any]) -> ProductVerdict:
+    """The verdict of JSON values.
+
+    Raises:
+        ValueError: a number is not one that a measurement can have.
+        KeyError, TypeError: a field is missing, or of another type.
+    """
+    dtype, threads, turns = values["dtype"], values["threads"], values["turns"]
+    if dtype not in MEASURED_DTYPES:
+        raise ValueError(f"dtype {dtype!r}")
+    if not _is_count(threads) or threads < 1 or not _is_count(turns):
+        raise ValueError(f"threads {threads!r}, turns {turns!r}")
+    return ProductVerdict(dtype, threads, turns, tuple(_parse_product(product) for product in values["products"]))
+
+
+def read_settings() -> str:
+    """The environment variables that choose the code of PyTorch's libraries, sorted, as one line; those that set a
+    number of threads are left out, since the threads in use are known."""
+    names = sorted(
+        name for name in os.environ if name.startswith(_SETTING_PREFIXES) and not name.endswith("_NUM_THREADS")
+    )
+    return " ".join(f"{name}={os.environ[name]}" for name in names)
+
+
+_SETTING_PREFIXES = ("ATEN_CPU_", "DNNL_", "ONEDNN_", "MKL_", "OPENBLAS_", "TORCH_MKLDNN_")
+
+
+def _parse(values: Dict[str, Any]) -> Tuple[Stamp, Verdicts]:
+    stamp = Stamp(**{name: str(value) for name, value in values["stamp"].items()})
+    verdicts: Verdicts = {}
+    for row in values["verdicts"]:
+        verdict = parse_verdict(row)
+        if row["used"] != _used(verdict):
+            raise ValueError(f"used: {row['used']}, but the ratios say {_used(verdict)}")
+        verdicts[verdict.dtype, verdict.threads] = verdict
+    return stamp, verdicts
+
+
+def _parse_product(values: Mapping[str, Any]) -> ProductTimes:
+    sizes = [values[name] for name in ("rows", "inner", "columns")]
+    if not all(map(_is_count, sizes)):
+        raise ValueError(f"the size {sizes}")
+    speedups = {str(way): _positive(ratio) for way, ratio in values["speedups"].items()}
+    return ProductTimes(str(values["kind"]), *sizes, _positive(values["seconds"]), speedups)
+
+
+def _row(verdict: ProductVerdict) -> Dict[str, Any]:
+    """A verdict in the file: its ratio and what follows from it come first, for those who read the file."""
+    ratios = {"compiled": verdict.compiled_speedup, "onednn": verdict.speedup(ONEDNN)}
+    return {"used": _used(verdict), "ratios": ratios, **verdict_values(verdict)}
+
+
+def _used(verdict: ProductVerdict) -> List[str]:
+    """The ways that follow from the ratios, by the products that they compute: ours, and those that ours leave."""
+    return [*([COMPILED] if verdict.uses_compiled else []), ONEDNN if verdict.uses_onednn else PYTORCH]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _positive(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+        return float(value)
+    raise ValueError(f"{value!r} is not a time, nor a ratio of times")
