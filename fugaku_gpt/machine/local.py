@@ -28,6 +28,26 @@ def usable_cores() -> List[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def group_by_numa_node(cores: Sequence[int]) -> List[List[int]]:
+    """Group cores by their NUMA node; one group if the system does not report nodes."""
+    groups: Dict[int, List[int]] = {}
+    for core in cores:
+        node = _numa_node_of(core)
+        groups.setdefault(-1 if node is None else node, []).append(core)
+    return [groups[node] for node in sorted(groups)]
+
+
+def numa_nodes_of(cores: Sequence[int]) -> List[int]:
+    """Return the NUMA nodes of some cores; empty if the system does not report nodes."""
+    return sorted({node for node in map(_numa_node_of, cores) if node is not None})
+
+
+def _numa_node_of(core: int) -> Optional[int]:
+    for path in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*"):
+        return int(path.name[4:])
+    return None
+
+
 def memory_limit() -> int:
     """Bytes of memory that the processes of this node may use: the machine's, or the control group's if that is
     less."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.machine.local import group_by_numa_node, numa_nodes_of
 
 _MPOL_BIND = 2  # MPOL_BIND of linux/mempolicy.h
 _POLICY_FLAGS = 0xE000  # mode flags that MPOL_BIND may come with
@@ -63,20 +63,6 @@ def cores_for_rank(rank: int, ranks: int, threads: int, groups: Sequence[Sequenc
     return flat[rank * threads : (rank + 1) * threads]
 
 
-def group_by_numa_node(cores: Sequence[int]) -> List[List[int]]:
-    """Group cores by their NUMA node; one group if the system does not report nodes."""
-    groups: Dict[int, List[int]] = {}
-    for core in cores:
-        node = _numa_node_of(core)
-        groups.setdefault(-1 if node is None else node, []).append(core)
-    return [groups[node] for node in sorted(groups)]
-
-
-def numa_nodes_of(cores: Sequence[int]) -> List[int]:
-    """Return the NUMA nodes of some cores; empty if the system does not report nodes."""
-    return sorted({node for node in map(_numa_node_of, cores) if node is not None})
-
-
 def set_memory_nodes(nodes: Sequence[int]) -> bool:
     """Have this process's new pages come from these NUMA nodes only; False if the kernel refuses."""
     number = _SET_MEMPOLICY.get(platform.machine())
@@ -101,9 +87,3 @@ def memory_nodes() -> List[int]:
     if failed or policy.value & ~_POLICY_FLAGS != _MPOL_BIND:
         return []
     return [node for node in range(_MASK_BITS) if mask[node // 64] >> (node % 64) & 1]
-
-
-def _numa_node_of(core: int) -> Optional[int]:
-    for path in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*"):
-        return int(path.name[4:])
-    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,19 @@ def test_a_preloaded_library_is_seen_in_the_process(tmp_path: object) -> None:
 def _libraries() -> "list[str]":
     with open("/proc/self/maps", encoding="utf-8") as stream:
         return [line.split()[-1] for line in stream if ".so" in line]
+
+
+def test_the_cores_of_this_machine_are_in_some_group() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert sorted(core for group in local.group_by_numa_node(cores) for core in group) == cores
+    nodes = {
+        path.parent.name for core in cores for path in Path("/sys/devices/system/node").glob(f"node[0-9]*/cpu{core}")
+    }
+    assert [f"node{node}" for node in local.numa_nodes_of(cores)] == sorted(nodes, key=lambda name: int(name[4:]))
+
+
+def test_cores_are_grouped_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {0: 1, 1: 0, 2: 1, 3: None}
+    monkeypatch.setattr(local, "_numa_node_of", nodes.get)
+    assert local.group_by_numa_node([0, 1, 2, 3]) == [[3], [1], [0, 2]]
+    assert local.numa_nodes_of([0, 1, 2, 3]) == [0, 1] and local.numa_nodes_of([3]) == []

@@ -6,15 +6,13 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 from typing import List
 
 import pytest
 
-from fugaku_gpt.training import binding
-from fugaku_gpt.training.binding import cores_for_rank, group_by_numa_node, numa_nodes_of
+from fugaku_gpt.machine.local import numa_nodes_of
+from fugaku_gpt.training.binding import cores_for_rank
 
-NODES = Path("/sys/devices/system/node")
 A64FX = [list(range(12 + 12 * group, 24 + 12 * group)) for group in range(4)]
 
 
@@ -30,20 +28,6 @@ def test_no_core_is_given_twice_and_small_ranks_stay_within_a_group(threads: int
     assert len({core for cores in given for core in cores}) == ranks * threads
     if 12 % threads == 0:
         assert all(any(set(cores) <= set(group) for group in A64FX) for cores in given)
-
-
-def test_the_cores_of_this_machine_are_in_some_group() -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    assert sorted(core for group in group_by_numa_node(cores) for core in group) == cores
-    nodes = {path.parent.name for core in cores for path in NODES.glob(f"node[0-9]*/cpu{core}")}
-    assert [f"node{node}" for node in numa_nodes_of(cores)] == sorted(nodes, key=lambda name: int(name[4:]))
-
-
-def test_cores_are_grouped_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {0: 1, 1: 0, 2: 1, 3: None}
-    monkeypatch.setattr(binding, "_numa_node_of", nodes.get)
-    assert group_by_numa_node([0, 1, 2, 3]) == [[3], [1], [0, 2]]
-    assert numa_nodes_of([0, 1, 2, 3]) == [0, 1] and numa_nodes_of([3]) == []
 
 
 def test_a_bound_process_reports_the_binding() -> None:
