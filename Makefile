@@ -21,8 +21,9 @@ BIN  := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(MPI)
 DEV       := $(VENV)/.dev
 DOCS_VENV := .venv-docs
-# the sources of the kernels of each environment, and the module that compiles them
-KERNELS   := fugaku_gpt/kernels/build.py $(wildcard fugaku_gpt/kernels/source/*)
+# the sources of the kernels of each environment, and the modules that compile them and measure products
+KERNELS   := fugaku_gpt/kernels/build.py fugaku_gpt/kernels/product_verdicts.py fugaku_gpt/ops/product_timing.py \
+             $(wildcard fugaku_gpt/kernels/source/*)
 # The only way to create an environment, here and in `fugaku-gpt env create`.
 MAKE_ENVIRONMENT = MPI=$(MPI) env/make_environment.sh
 

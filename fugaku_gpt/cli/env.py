@@ -195,12 +195,15 @@ def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Op
 @click.option(
     "--compiler", metavar="COMMAND", help="C compiler; default: cc, gcc, clang and fcc, as far as they are on PATH."
 )
-@click.option("--again", is_flag=True, help="Compile again, even if they are compiled already.")
+@click.option("--again", is_flag=True, help="Compile and measure again, even if that is done already.")
 def kernels(compiler: Optional[str], again: bool) -> int:
     """Compile the kernels of fugaku_gpt for this processor, into the environment of this Python, and try each of them.
 
     They are optional: without them, those of PyTorch are used. To compile them for another environment, use its Python:
     FOLDER/bin/python -m fugaku_gpt env kernels
+
+    Then products of layers are timed in each way that there is (PyTorch's, oneDNN's, our own), and the verdict is
+    written beside the library. Runs on this kind of processor use what was faster (node.compiled_products).
 
     Exit codes: 0 they can be used, or cannot be tried without PyTorch, 2 usage, or they cannot be compiled, 3 they
     can be compiled but not used.
@@ -230,7 +233,23 @@ def kernels(compiler: Optional[str], again: bool) -> int:
         if check is not None
         else "kernels: not tried: this Python has no PyTorch, whose threads they use"
     )
+    if check is not None:
+        _print_products(again)
     return EXIT_OK
+
+
+def _print_products(again: bool) -> None:
+    """Print which products of layers are faster, after measuring those that have not been."""
+    from fugaku_gpt.kernels.product_check import measure_products
+
+    measured = measure_products(again=again)
+    for verdict in measured.verdicts:
+        click.echo(f"products of layers by {verdict.name_ways()}; {verdict.describe()}")
+    if measured.verdicts and not measured.problem:
+        click.echo(f"products of layers: verdicts are in {_relative(measured.file)}")
+    elif measured.problem:
+        consequence = "runs measure them at their start" if measured.verdicts else "PyTorch's own are used"
+        click.echo(f"note: {consequence}: {measured.problem}", err=True)
 
 
 def _write_recipe(

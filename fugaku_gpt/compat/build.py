@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Dict
 
 import torch
@@ -36,6 +37,11 @@ def build_facts() -> Dict[str, Any]:
         "fused_adamw": fused_adamw(torch.float32) is not None,
         "torch_threads": torch.get_num_threads(),
     }
+
+
+def build_fingerprint() -> str:
+    """The version and a hash of the build's own report: commit, libraries, compiler's options, instruction set."""
+    return f"{torch.__version__} {hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16]}"
 
 
 def _instruction_set(shown: str) -> str:

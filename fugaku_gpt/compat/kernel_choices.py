@@ -18,14 +18,16 @@ class KernelChoices:
             agreed on yet.
         products_by_onednn: float32 products of layers are oneDNN's; None: not agreed on yet.
         compiled: our own compiled kernels are used; None: not agreed on yet.
-        compiled_products: layers' products are theirs too, where they may be; None: not agreed on yet.
+        compiled_products: type of a product → it is theirs too, where they have such products; none: not agreed on yet.
+        products_reason: why layers' products are computed as they are, in one line.
     """
 
     in_float32: Dict[torch.dtype, FrozenSet[str]] = field(default_factory=dict)
     gelu_by_erf: Optional[bool] = None
     products_by_onednn: Optional[bool] = None
     compiled: Optional[bool] = None
-    compiled_products: Optional[bool] = None
+    compiled_products: Dict[torch.dtype, bool] = field(default_factory=dict)
+    products_reason: str = ""
 
 
 RANK_CONSENSUS = KernelChoices()

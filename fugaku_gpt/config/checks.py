@@ -96,6 +96,10 @@ def _check_layout(config: RunConfig, report_problem: ReportProblem) -> None:
             f"must divide model.seq_len {config.model.seq_len} with layout.sequence_parallel; "
             f"valid: {_divisors(config.model.seq_len)}",
         )
+    if node.compiled_products == "on" and not node.compiled_kernels:
+        report_problem(
+            "node.compiled_products", "on", "needs our own kernels: set node.compiled_kernels to true, or this to auto"
+        )
     product = f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks"
     if node.ranks_per_node is None:
         if layout.ranks % job.nodes:

@@ -346,6 +346,12 @@ class NodeConfig:
     compiled_kernels: bool = option(
         True, "use our own kernels where they are compiled for the processor (fugaku-gpt env kernels)"
     )
+    compiled_products: str = option(
+        "auto",
+        "products of layers by our own kernels: auto where they were measured to be faster, on wherever there are any, "
+        "off nowhere",
+        choices=("auto", "on", "off"),
+    )
     tcmalloc: bool = as_knob(
         option(False, "preload tcmalloc into the ranks with LD_PRELOAD"),
         NodeKnob(short_form=lambda value: "LD_PRELOAD=libtcmalloc.so"),

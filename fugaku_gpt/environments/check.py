@@ -46,6 +46,8 @@ try:
     build["bfloat16_without_kernel"] = compat.operations_without_kernel(torch.bfloat16)
     facts["build"] = build
     facts["kernels"] = {{"compiled": kernels.library_file().exists(), "problem": ops.native_kernels_problem()}}
+    from fugaku_gpt.ops.product_choice import describe_recorded
+    facts["products"] = describe_recorded()
 except Exception as error:
     facts["build_error"] = "%s: %s" % (type(error).__name__, error)
 try:
@@ -147,6 +149,7 @@ def compare_with_profile(
     else:
         rows += _build_rows(expected, build, threads, flags, mend)
         rows.append(_kernels_row(facts, profile.python))
+        rows += _product_rows(facts, profile.python)
     mpi = facts.get("mpi")
     if mpi is None:
         rows.append(
@@ -211,6 +214,19 @@ def _kernels_row(facts: Mapping[str, Any], python: str) -> EnvironmentCheck:
         return EnvironmentCheck("kernels", "compiled", "compiled", OK)
     mend += " --again" if kernels["compiled"] else ""
     return EnvironmentCheck("kernels", "compiled", f"PyTorch's own are used: {kernels['problem']}", OPTIONAL, mend)
+
+
+def _product_rows(facts: Mapping[str, Any], python: str) -> List[EnvironmentCheck]:
+    """The rows of what was measured about products of layers; no profile says what it should be."""
+    lines, reason = facts.get("products") or ((), "")
+    rows = [EnvironmentCheck("products of layers", "-", str(line), UNSTATED) for line in lines]
+    if reason:
+        rows.append(
+            EnvironmentCheck(
+                "products of layers", "measured", reason, OPTIONAL, f"{shlex.quote(python)} -m fugaku_gpt env kernels"
+            )
+        )
+    return rows
 
 
 def _row(subject: str, expected: str, actual: str, same: bool, mend: str) -> EnvironmentCheck:

@@ -21,9 +21,10 @@ from fugaku_gpt.versioned_json import read_versioned_json
 
 PYTORCH, ONEDNN, COMPILED = "pytorch", "onednn", "compiled"  # ways to compute a product
 MEASURED_DTYPES = ("float32", "bfloat16")  # number types of training whose products are measured
+# The verdicts in a file follow from these two: other values are another version of it.
 # A way other than the build's own must be as many times as fast: less is within what repeats of a measurement differ by
 MIN_SPEEDUP = 1.03
-MIN_TURNS = 3  # fewer are no measurement
+MIN_TURNS = 5  # fewer are no measurement
 _VERSION = 1
 _MAX_BYTES = 2**20
 _MEND = "remove it; products are then measured again"
@@ -31,7 +32,7 @@ _MEND = "remove it; products are then measured again"
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a measurement depends on besides number type and threads.
+    """The conditions of a measurement, besides number type and threads.
 
     Attributes:
         processor: name of the processor.
@@ -46,7 +47,7 @@ class Stamp:
     settings: str
 
     def differences_from(self, other: "Stamp") -> str:
-        """What differs, in one line: this stamp's values first; empty if nothing does."""
+        """Return the differences in one line, this stamp's values first; empty if there are none."""
         pairs = ((name, value, getattr(other, name)) for name, value in asdict(self).items())
         return "; ".join(
             f"{name} {value or 'none'}, not {present or 'none'}" for name, value, present in pairs if value != present
@@ -61,7 +62,8 @@ class ProductTimes:
         kind: ``forward``, ``gradient of inputs`` or ``gradient of weights``.
         rows, inner, columns: its size.
         seconds: PyTorch's median over the turns.
-        speedups: other way → the median over the turns of PyTorch's time divided by this way's in the same turn.
+        speedups: other way → PyTorch's time divided by this way's: the median over the turns of that ratio in a turn,
+            or the ratio of the fastest times, whichever is smaller. Where other work disturbs, a win must show in both.
     """
 
     kind: str
@@ -115,11 +117,16 @@ class ProductVerdict:
         speedup = self.compiled_speedup
         return speedup is not None and speedup >= MIN_SPEEDUP
 
+    def name_ways(self) -> str:
+        """The ways that are used, such as ``our own kernels``: those for large products first."""
+        names = {PYTORCH: "PyTorch", ONEDNN: "oneDNN", COMPILED: "our own kernels"}
+        return names[_used(self)[0]]
+
     def describe(self) -> str:
         """The measured figures in one line, such as ``ours 1.12 times as fast as PyTorch's, 2 threads``."""
         conditions = f"{self.dtype}, {self.threads} thread{'s' if self.threads > 1 else ''}"
         if self.turns < MIN_TURNS:
-            return f"too slow here to be measured in the time for it ({conditions})"
+            return f"too slow, or too busy, to be measured in the time for it ({conditions})"
         rival = "oneDNN's" if self.uses_onednn else "PyTorch's"
         figures = []
         if self.compiled_speedup is not None:
@@ -182,13 +189,8 @@ def add_verdicts(file: Path, stamp: Stamp, measured: Sequence[ProductVerdict], r
     return verdicts, ""
 
 
-def verdict_values(verdict: ProductVerdict) -> Dict[str, Any]:
-    """A verdict as JSON values, for messages between ranks; :func:`parse_verdict` is the inverse."""
-    return asdict(verdict)
-
-
 def parse_verdict(values: Mapping[str, Any]) -> ProductVerdict:
-    """The verdict of JSON values.
+    """The verdict of JSON values, as ``dataclasses.asdict`` makes them.
 
     Raises:
         ValueError: a number is not one that a measurement can have.
@@ -226,17 +228,17 @@ def _parse(values: Dict[str, Any]) -> Tuple[Stamp, Verdicts]:
 
 
 def _parse_product(values: Mapping[str, Any]) -> ProductTimes:
-    sizes = [values[name] for name in ("rows", "inner", "columns")]
-    if not all(map(_is_count, sizes)):
-        raise ValueError(f"the size {sizes}")
+    rows, inner, columns = values["rows"], values["inner"], values["columns"]
+    if not all(map(_is_count, (rows, inner, columns))):
+        raise ValueError(f"the size {rows!r}, {inner!r}, {columns!r}")
     speedups = {str(way): _positive(ratio) for way, ratio in values["speedups"].items()}
-    return ProductTimes(str(values["kind"]), *sizes, _positive(values["seconds"]), speedups)
+    return ProductTimes(str(values["kind"]), rows, inner, columns, _positive(values["seconds"]), speedups)
 
 
 def _row(verdict: ProductVerdict) -> Dict[str, Any]:
     """A verdict in the file: its ratio and what follows from it come first, for those who read the file."""
     ratios = {"compiled": verdict.compiled_speedup, "onednn": verdict.speedup(ONEDNN)}
-    return {"used": _used(verdict), "ratios": ratios, **verdict_values(verdict)}
+    return {"used": _used(verdict), "ratios": ratios, **asdict(verdict)}
 
 
 def _used(verdict: ProductVerdict) -> List[str]:

@@ -1,4 +1,4 @@
-"""Products of two matrices: by native kernels where these are faster (``native``), by oneDNN for some float32 products,
+"""Products of two matrices: by native kernels (``native``) or by oneDNN where these were measured to be faster,
 otherwise by PyTorch."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import has_kernel, probe_input
 from fugaku_gpt.kernels.matmul_tiling import cast_rows
-from fugaku_gpt.machine.local import processor_name, vector_flags
 from fugaku_gpt.ops import native
 from fugaku_gpt.ops.in_float32 import or_in_float32
+from fugaku_gpt.ops.product_choice import recorded_verdict
 from fugaku_gpt.ops.tensor_pool import pooled_empty
 
 _MIN_ONEDNN_ROWS = 128
@@ -122,7 +122,7 @@ def _matmul_in_dtype(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _may_use_native_matmul(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether the native kernel might multiply [..., inner] and a matrix, which saves the reshape for a closer look."""
-    return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled() and native.uses_native_matmul()
+    return y.dim() == 2 and x.numel() > 0 and not torch.is_grad_enabled() and native.uses_native_matmul(x.dtype)
 
 
 def _native_matmul(
@@ -190,9 +190,12 @@ def _onednn_matmul(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.T
 
 def uses_onednn_matmul() -> bool:
     """Whether oneDNN computes float32 products of layers: as the ranks agreed, or before that, whether this build can
-    call it and would otherwise use MKL's kernels on a processor that is not Intel's (seen: MKL 5 to 25 % slower there
-    with AVX-512, mostly faster without; in older builds less than half as fast, with it or without)."""
-    return _onednn_is_better() if RANK_CONSENSUS.products_by_onednn is None else RANK_CONSENSUS.products_by_onednn
+    call it and the verdict in the file beside the kernels' library says that it is faster (``product_choice``)."""
+    return (
+        _onednn_is_recorded_as_faster()
+        if RANK_CONSENSUS.products_by_onednn is None
+        else RANK_CONSENSUS.products_by_onednn
+    )
 
 
 def choose_onednn_matmul(by_onednn: bool) -> None:
@@ -200,12 +203,9 @@ def choose_onednn_matmul(by_onednn: bool) -> None:
     RANK_CONSENSUS.products_by_onednn = by_onednn
 
 
-@functools.lru_cache(maxsize=None)
-def _onednn_is_better() -> bool:
-    if not torch.backends.mkl.is_available() or "intel" in processor_name().lower() or not has_onednn():
-        return False
-    # MKL of the builds whose oneDNN takes tensors of its own has good kernels for Intel's processors alone
-    return ("avx2" if _onednn() is _onednn_with_opaque_tensors else "avx512f") in vector_flags()
+def _onednn_is_recorded_as_faster() -> bool:
+    verdict, _ = recorded_verdict("float32", torch.get_num_threads())
+    return verdict is not None and verdict.uses_onednn and has_onednn()
 
 
 def has_onednn() -> bool:

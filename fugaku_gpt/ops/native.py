@@ -14,7 +14,7 @@ from fugaku_gpt.kernels.attention_tiling import enough_heads_for_threads
 from fugaku_gpt.kernels.check import problem_of
 from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
 from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS
-from fugaku_gpt.machine.local import processor_name, vector_flags
+from fugaku_gpt.ops.product_choice import recorded_verdict
 from fugaku_gpt.ops.tensor_pool import pooled_empty, private_memory
 
 _NATIVE_TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -194,27 +194,25 @@ def sum_of_rows(x: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def uses_native_matmul() -> bool:
-    """Whether the native GEMM computes layers' products of large enough matrices, in float32 and bfloat16: as the ranks
-    agreed, or before that, whether it is faster on this processor (seen, with AVX-512 on a processor that is not
-    Intel's: 5 to 20 % faster than MKL; in bfloat16 as fast as oneDNN or up to 5 % faster, 15 % when accumulating in
-    float32; slower without AVX-512)."""
+def uses_native_matmul(dtype: torch.dtype) -> bool:
+    """Whether the native GEMM computes layers' products of large enough matrices of a type: as the ranks agreed, or
+    before that, whether the verdict in the file beside the library says so (``product_choice``)."""
     if not uses_native_kernels():
         return False
-    return _native_matmul_is_better() if RANK_CONSENSUS.compiled_products is None else RANK_CONSENSUS.compiled_products
+    agreed = RANK_CONSENSUS.compiled_products.get(dtype)
+    return _is_recorded_as_faster(dtype) if agreed is None else agreed
 
 
-def choose_native_matmul(use: bool) -> None:
-    """Choose whether the native GEMM computes layers' products; see :class:`KernelChoices`."""
-    RANK_CONSENSUS.compiled_products = use
+def choose_native_matmul(use: bool, dtype: torch.dtype) -> None:
+    """Choose whether the native GEMM computes layers' products of a type; see :class:`KernelChoices`."""
+    RANK_CONSENSUS.compiled_products[dtype] = use
 
 
-@functools.lru_cache(maxsize=None)
-def _native_matmul_is_better() -> bool:
-    if "intel" in processor_name().lower() or "avx512f" not in vector_flags():
+def _is_recorded_as_faster(dtype: torch.dtype) -> bool:
+    if not supports_native_matmul(dtype):
         return False
-    library = _library()  # a compiler may not support all that the processor has
-    return library.lanes() == 16 and all(map(library.supports_gemm, _NATIVE_TYPES.values()))
+    verdict, _ = recorded_verdict(str(dtype).split(".")[-1], torch.get_num_threads())
+    return verdict is not None and verdict.uses_compiled
 
 
 def has_native_matmul(
@@ -233,7 +231,7 @@ def has_native_matmul(
         types = (torch.float32,) if accumulate else (torch.float32, x.dtype)
         if out.dtype not in types or out.shape != (rows, columns) or out.stride(1) != 1:
             return False
-    return uses_native_matmul() and _supports_gemm(_NATIVE_TYPES[x.dtype])
+    return uses_native_matmul(x.dtype) and _supports_gemm(_NATIVE_TYPES[x.dtype])
 
 
 def supports_native_matmul(dtype: torch.dtype) -> bool:
@@ -283,6 +281,12 @@ def _workspace_address(floats: int) -> int:
         _workspace = b""  # not beside the new one
         _workspace = (ctypes.c_char * (4 * floats)).from_buffer(private_memory(4 * floats))
     return ctypes.addressof(_workspace)
+
+
+def release_workspace() -> None:
+    """Free the workspace; the next product or LayerNorm allocates it again."""
+    global _workspace
+    _workspace = b""
 
 
 _workspace: Any = b""

@@ -64,6 +64,10 @@ class TensorPool:
         """Bytes of blocks that no tensor uses."""
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
+    def release(self) -> None:
+        """Free all blocks that no tensor uses."""
+        self._free.clear()
+
     def _release_unused(self) -> None:
         for size, last in self._last_use.items():
             if last < self._requests - _UNUSED_REQUESTS:
@@ -94,6 +98,11 @@ def use_tensor_pool(use: bool) -> None:
 def uses_tensor_pool() -> bool:
     """Whether large tensors get memory from the pool."""
     return _is_enabled and _FROM_BUFFER is not None
+
+
+def release_tensor_pool() -> None:
+    """Free the blocks of the pool that no tensor uses."""
+    _POOL.release()
 
 
 def pooled_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 import fugaku_gpt
 from fugaku_gpt import compat, ops
 from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts
+from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.errors import UsageError
@@ -24,6 +25,7 @@ from fugaku_gpt.machine.checkout import git_commit
 from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
 from fugaku_gpt.records.text import spans
 from fugaku_gpt.training.binding import memory_nodes
+from fugaku_gpt.training.products import agree_on_products, describe_products, has_float32_matmul, product_dtypes
 
 T = TypeVar("T")
 
@@ -51,8 +53,8 @@ def agree_on_kernels(
     """Make every rank use the same kernels, so that all round alike; collective.
 
     All ranks compute the same operations in float32 for lack of a good kernel. Our own compiled kernels are used if all
-    ranks have them. Otherwise GELU is computed from the error function if PyTorch's own is slow on any rank. Calling
-    this again changes nothing.
+    ranks have them. Otherwise GELU is computed from the error function if PyTorch's own is slow on any rank. For
+    layers' products see :func:`~fugaku_gpt.training.products.agree_on_products`. Calling this again changes nothing.
 
     Args:
         earlier_kernels: the kernels that an earlier start of this run used (:func:`kernels_in_use`), the same on every
@@ -75,40 +77,24 @@ def agree_on_kernels(
         if earlier
         else compat.float32_operations(dtype),
         "gelu_by_erf": not own_gelu and (earlier["gelu_by_erf"] if has_earlier_gelu else _uses_gelu_by_erf(config)),
-        "onednn": _can_use_onednn(config, earlier),
         "compiled": compiled,
-        "compiled_products": _can_use_native_matmul(config, earlier),
     }
     rank_choices = world.gather_json(local_choices) or []
     agreed: Dict[str, Any] = world.broadcast_json(
         {
             "in_float32": sorted({name for choices in rank_choices for name in choices["in_float32"]}),
             "gelu_by_erf": any(choices["gelu_by_erf"] for choices in rank_choices),
-            "onednn": bool(rank_choices) and all(choices["onednn"] for choices in rank_choices),
             "compiled": bool(rank_choices) and all(choices["compiled"] for choices in rank_choices),
-            "compiled_products": bool(rank_choices) and all(choices["compiled_products"] for choices in rank_choices),
         }
     )
     ops.choose_native_kernels(agreed["compiled"])
-    ops.choose_native_matmul(agreed["compiled_products"])
     if config.training.dtype in SIXTEEN_BIT_DTYPES:
         compat.choose_float32_operations(agreed["in_float32"], dtype)
     if config.model.gelu == "erf":
         ops.choose_gelu_by_erf(agreed["gelu_by_erf"])
-    if _has_float32_matmul(config.training.dtype, agreed["in_float32"]):
-        ops.choose_onednn_matmul(agreed["onednn"])
+    with mmap_large_allocations():  # the tensors of a measurement
+        agree_on_products(config, world, earlier)
     return kernels_in_use(config)
-
-
-def _can_use_native_matmul(config: RunConfig, earlier: Mapping[str, Any]) -> bool:
-    """True if this rank can compute layers' products by our own kernels. The choice of an earlier start counts only if
-    this processor has them too: the run may have been resumed on another kind of processor."""
-    if not config.node.compiled_kernels:
-        return False
-    if earlier:
-        dtype = torch.bfloat16 if config.training.dtype == "bfloat16" else torch.float32
-        return bool(earlier.get("compiled_products", False)) and ops.supports_native_matmul(dtype)
-    return ops.uses_native_matmul()
 
 
 def _uses_gelu_by_erf(config: RunConfig) -> bool:
@@ -116,20 +102,7 @@ def _uses_gelu_by_erf(config: RunConfig) -> bool:
 
 
 def _uses_onednn(config: RunConfig) -> bool:
-    dtype = config.training.dtype
-    return _has_float32_matmul(dtype, compat.float32_operations(getattr(torch, dtype))) and ops.uses_onednn_matmul()
-
-
-def _can_use_onednn(config: RunConfig, earlier: Mapping[str, Any]) -> bool:
-    """True if this rank can compute float32 products by oneDNN, whether or not it has any: another rank's timing may
-    ask for them. The choice of an earlier start counts only if it had such products."""
-    if earlier and _has_float32_matmul(config.training.dtype, earlier["in_float32"]):
-        return bool(earlier.get("onednn", False)) and ops.has_onednn()
-    return config.training.dtype != "float64" and ops.uses_onednn_matmul()
-
-
-def _has_float32_matmul(dtype: str, in_float32: Sequence[str]) -> bool:
-    return dtype == "float32" or not {"linear", "matmul"}.isdisjoint(in_float32)
+    return has_float32_matmul(config) and ops.uses_onednn_matmul()
 
 
 def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
@@ -148,7 +121,7 @@ def kernels_in_use(config: RunConfig) -> Dict[str, Any]:
         "gelu_by_erf": _uses_gelu_by_erf(config),
         "onednn": _uses_onednn(config),
         "compiled": ops.uses_native_kernels(),
-        "compiled_products": ops.uses_native_matmul(),
+        "compiled_products": any(map(ops.uses_native_matmul, product_dtypes(config)[:1])),
     }
 
 
@@ -246,6 +219,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "numpy": np.__version__,
         "build": compat.build_facts(),
         "precision": kernels_in_use(config),
+        "products_reason": RANK_CONSENSUS.products_reason,
         "replica_sums": grid.sum_facts,
         "notes": _notes(config, ranks),
         "mpi": mpi_facts(),
@@ -269,6 +243,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
         f"fused AdamW {_yes_or_no(build['fused_adamw'])}",
         *_describe_precision(environment["precision"]),
+        *describe_products(environment["precision"], environment["products_reason"]),
         *_describe_sums(environment["replica_sums"]),
         *(f"note: {note}" for note in environment["notes"]),
         f"processor {environment['processor']} ({extensions}), "
@@ -316,10 +291,6 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
         )
     if precision["compiled"]:
         lines.append("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels, but for float64 and float16")
-    if precision["compiled_products"] and dtype in ("float32", "bfloat16"):
-        lines.append("products of layers that are large enough too: libraries have slower ones for this processor")
-    if precision["onednn"]:
-        lines.append("products of layers by oneDNN: MKL has slower kernels for processors that are not Intel's")
     return lines
 
 

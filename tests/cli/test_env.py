@@ -6,11 +6,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import List
 
 import pytest
 
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.kernels import build
+from fugaku_gpt.kernels import build, check, product_check
+from fugaku_gpt.kernels.product_check import MeasuredProducts
+from fugaku_gpt.kernels.product_verdicts import ProductTimes, ProductVerdict
 
 CURRENT_PYTHON_PROFILE = f"name: here\npython: {sys.executable}\n"
 
@@ -42,7 +45,20 @@ def _compiler() -> str:
     return compiler
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> List[MeasuredProducts]:
+    """Replaces measuring, by which this environment's verdicts would change; a test appends what is to be printed."""
+    answers: List[MeasuredProducts] = []
+
+    def answer(again: bool) -> MeasuredProducts:
+        return answers[-1] if answers else MeasuredProducts(Path("products.json"), measured_anew=str(again))
+
+    monkeypatch.setattr(product_check, "measure_products", answer)
+    return answers
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("measured")
 def test_kernels_are_compiled_and_tried_once_and_again_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +111,34 @@ def test_a_target_that_the_compiler_refuses_is_reported(
     assert notes and all(note.endswith("=native: x.c: error: no processor") or "-m" in note for note in notes)
     assert captured.out.splitlines()[0].startswith(f"kernels: compiled by {compiler}, in ")
     assert captured.out.splitlines()[1] == "kernels: not tried: this Python has no PyTorch, whose threads they use"
+
+
+@pytest.mark.usefixtures("one_function")
+def test_the_products_that_were_measured_are_listed_with_their_ratios(
+    measured: List[MeasuredProducts],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(check, "check_library", lambda file: "")
+    times = ProductTimes("forward", 512, 768, 3072, 0.01, {"compiled": 1.25})
+    verdict, file = ProductVerdict("float32", 12, 9, (times,)), tmp_path / "lib" / "products.json"
+    text = "products of layers by our own kernels; measured: ours 1.25 times as fast as PyTorch's (float32, 12 threads)"
+    measured.append(MeasuredProducts(file, (verdict,)))
+    assert run(["env", "kernels", "--compiler", _compiler()]) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[-2:] == [text, "products of layers: verdicts are in lib/products.json"]
+    measured.append(MeasuredProducts(file, (verdict,), problem=f"{file}: cannot be written: Read-only file system"))
+    assert run(["env", "kernels"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1] == text
+    note = f"note: runs measure them at their start: {file}: cannot be written: Read-only file system\n"
+    assert captured.err == note
+    measured.append(MeasuredProducts(file, problem="measurements of products ended by SIGILL"))
+    assert run(["env", "kernels"]) == 0  # the kernels can be used all the same
+    captured = capsys.readouterr()
+    assert captured.err == "note: PyTorch's own are used: measurements of products ended by SIGILL\n"
+    assert captured.out.splitlines()[-1] == "kernels: each computes correct results here"
 
 
 def test_kernels_without_a_compiler_are_exit_code_2(

@@ -211,3 +211,19 @@ def test_a_python_that_dies_is_a_row_and_not_an_error(tmp_path: Path) -> None:
     os.remove(dying)
     (row,) = check_environment(Profile("dying", python=str(dying)), "make it")
     assert row.status == MISSING and "is not there" in row.actual
+
+
+def test_what_was_measured_of_products_is_reported_and_not_judged() -> None:
+    lines = ["PyTorch; measured: ours 0.8 times as fast", "our own kernels; measured: ours 1.2 times as fast"]
+    profile = replace(PROFILE, python="/my env/python")
+    rows = compare_with_profile(profile, {**REPORT, "products": (lines, "")}, 3, {}, FLAGS, "make it")
+    assert [row.actual for row in rows if row.subject == "products of layers"] == lines
+    assert all(row.status == UNSTATED for row in rows if row.subject == "products of layers")
+    rows = compare_with_profile(profile, {**REPORT, "products": ((), "not measured")}, 3, {}, FLAGS, "make it")
+    (row,) = [row for row in rows if row.subject == "products of layers"]
+    assert (row.actual, row.status, row.mend) == (
+        "not measured",
+        OPTIONAL,
+        "'/my env/python' -m fugaku_gpt env kernels",
+    )
+    assert not row.is_wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, List
 
 import pytest
@@ -15,6 +16,7 @@ from fugaku_gpt.kernels import matmul_tiling as sizes
 from fugaku_gpt.ops import gemm, tensor_pool
 from tests.ops.inputs import random
 from tests.ops.wrong import refuses
+from tests.support.product_verdicts import product_verdict, use_verdict_file
 
 OPERATORS = [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors]
 EPS = torch.finfo(torch.float32).eps
@@ -36,7 +38,7 @@ def onednn(request: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     monkeypatch.setattr(gemm, "_onednn", lambda: operator)
     monkeypatch.setattr(gemm, "_onednn_matmul", recording_matmul)
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", True)
-    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", {torch.float32: False})
     return requested_shapes
 
 
@@ -198,39 +200,23 @@ def test_products_that_do_not_suit_onednn_are_left_to_pytorch(
     assert not onednn
 
 
-@pytest.mark.parametrize(
-    ("processor", "flags", "mkl", "better", "better_with_opaque_tensors"),
-    [
-        ("AMD EPYC 9654", ["avx512f", "avx2"], True, True, True),
-        ("AMD EPYC 7742", ["avx2"], True, False, True),
-        ("AMD Opteron", [], True, False, False),
-        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], True, False, False),
-        ("AMD EPYC 9654", ["avx512f", "avx2"], False, False, False),
-        ("Fujitsu A64FX", ["sve", "asimd"], False, False, False),
-    ],
-)
-@pytest.mark.parametrize("operator", [gemm._onednn_with_plain_tensors, gemm._onednn_with_opaque_tensors])
-def test_onednn_is_used_where_mkl_would_use_other_kernels_and_never_where_it_is_missing(
-    operator: Any,
-    processor: str,
-    flags: List[str],
-    mkl: bool,
-    better: bool,
-    better_with_opaque_tensors: bool,
-    monkeypatch: pytest.MonkeyPatch,
+def test_onednn_is_used_where_it_was_measured_to_be_faster_unless_agreed_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    better = better_with_opaque_tensors if operator is gemm._onednn_with_opaque_tensors else better
-    monkeypatch.setattr(gemm, "_onednn", lambda: operator)
-    monkeypatch.setattr(gemm, "processor_name", lambda: processor)
-    monkeypatch.setattr(gemm, "vector_flags", lambda: flags)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    threads = torch.get_num_threads()
     monkeypatch.setattr(gemm, "has_onednn", lambda: True)
-    assert gemm._onednn_is_better.__wrapped__() is better
+    for speedup, is_faster in ((1.2, True), (1.01, False), (0.6, False)):
+        monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
+        use_verdict_file(monkeypatch, tmp_path / "products.json", product_verdict("float32", threads, onednn=speedup))
+        assert ops.uses_onednn_matmul() is is_faster
+        ops.choose_onednn_matmul(not is_faster)  # as an earlier start of the run did, on whatever machine
+        assert ops.uses_onednn_matmul() is not is_faster
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
-    ops.choose_onednn_matmul(True)  # as an earlier start of the run did, on whatever machine
-    assert ops.uses_onednn_matmul()
+    use_verdict_file(monkeypatch, tmp_path / "products.json")
+    assert not ops.uses_onednn_matmul()  # nothing has been measured
+    use_verdict_file(monkeypatch, tmp_path / "products.json", product_verdict("float32", threads, onednn=1.2))
     monkeypatch.setattr(gemm, "has_onednn", lambda: False)
-    assert not gemm._onednn_is_better.__wrapped__()
+    assert not ops.uses_onednn_matmul()
 
 
 def _takes_no_operands() -> Any:

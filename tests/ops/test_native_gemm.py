@@ -17,6 +17,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels.library import BFLOAT16
 from fugaku_gpt.ops import native
+from tests.support.product_verdicts import product_verdict, use_verdict_file
 
 pytestmark = pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
 
@@ -42,7 +43,7 @@ def requested_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[List[Any]]:
     monkeypatch.setattr(native, "MIN_DIMENSION", 4)
     monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", True)
-    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", True)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", dict.fromkeys(DTYPES, True))
     yield shapes
 
 
@@ -218,11 +219,11 @@ def test_operands_that_do_not_suit_the_kernels_are_left_to_pytorch(
         monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 20 * 30 * 24 + 1)
         assert not native.has_native_matmul(x, y)
         monkeypatch.setattr(native, "MIN_MULTIPLY_ADDS", 1)
-        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
-        assert not native.has_native_matmul(x, y) and not ops.uses_native_matmul()
-        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", True)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", dict.fromkeys(DTYPES, False))
+        assert not native.has_native_matmul(x, y) and not ops.uses_native_matmul(x.dtype)
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", dict.fromkeys(DTYPES, True))
         monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
-        assert not native.has_native_matmul(x, y) and not ops.uses_native_matmul()
+        assert not native.has_native_matmul(x, y) and not ops.uses_native_matmul(x.dtype)
         monkeypatch.setattr(RANK_CONSENSUS, "compiled", True)
     assert not native.has_native_matmul(x, y)  # autograd watches
     with torch.no_grad():
@@ -233,37 +234,28 @@ def test_operands_that_do_not_suit_the_kernels_are_left_to_pytorch(
     assert leaf.grad is not None and not requested_shapes
 
 
-class Compiled:
-    """A stub of a compiled library that reports its lanes and its types."""
-
-    def __init__(self, lanes: int, pairs: bool) -> None:
-        self.lanes = lambda: lanes
-        self.supports_gemm = lambda kind: pairs or kind != BFLOAT16
-
-
-@pytest.mark.parametrize(
-    ("processor", "flags", "better"),
-    [
-        ("AMD EPYC 9654", ["avx512f", "avx2"], True),
-        ("AMD EPYC 7742", ["avx2"], False),
-        ("Intel(R) Xeon(R) Platinum 8480+", ["avx512f", "avx2"], False),
-        ("Fujitsu A64FX", ["sve", "asimd"], False),
-    ],
-)
 def test_the_kernels_compute_products_where_they_were_measured_to_be_faster_unless_agreed_otherwise(
-    processor: str, flags: List[str], better: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "processor_name", lambda: processor)
-    monkeypatch.setattr(native, "vector_flags", lambda: flags)
-    monkeypatch.setattr(native, "_native_matmul_is_better", native._native_matmul_is_better.__wrapped__)
-    monkeypatch.setattr(native, "_library", lambda: Compiled(16, True))
-    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", None)
-    assert ops.uses_native_matmul() is better
-    for lacking in (Compiled(8, True), Compiled(16, False)):  # of the same processor, by another compiler
-        monkeypatch.setattr(native, "_library", lambda library=lacking: library)
-        assert not ops.uses_native_matmul()
-    ops.choose_native_matmul(not better)
-    assert ops.uses_native_matmul() is not better
+    file, threads = tmp_path / "products.json", torch.get_num_threads()
+    for speedups, is_faster in (
+        ({"compiled": 1.2}, True),
+        ({"compiled": 1.02}, False),
+        ({"compiled": 0.7}, False),
+        ({"compiled": 1.2, "onednn": 1.18}, False),  # oneDNN would be used otherwise, and is as fast
+        ({"compiled": 1.2, "onednn": 1.02}, True),
+        ({"onednn": 1.2}, False),
+    ):
+        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", {})
+        use_verdict_file(monkeypatch, file, product_verdict("float32", threads, **speedups))
+        assert ops.uses_native_matmul(torch.float32) is is_faster
+        assert not ops.uses_native_matmul(torch.bfloat16)  # which has not been measured
+        ops.choose_native_matmul(not is_faster, torch.float32)
+        assert ops.uses_native_matmul(torch.float32) is not is_faster
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", {})
+    for unsuitable in (product_verdict("float32", threads + 1, compiled=1.2), product_verdict("float32", threads, 2)):
+        use_verdict_file(monkeypatch, file, unsuitable)
+        assert not ops.uses_native_matmul(torch.float32)
 
 
 def test_bfloat16_numbers_are_multiplied_where_the_processor_has_such_products() -> None:

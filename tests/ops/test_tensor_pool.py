@@ -52,6 +52,17 @@ def test_a_freed_block_is_the_next_of_equal_size() -> None:
     assert pool.empty((1024, 1024), torch.bfloat16).data_ptr() == address  # as many bytes
 
 
+@needs_frombuffer
+def test_a_released_pool_keeps_what_is_in_use_alone() -> None:
+    pool = TensorPool()
+    first, other = pool.empty(LARGE, torch.float32), pool.empty(LARGE, torch.float32).fill_(3.0)
+    del first
+    pool.release()
+    assert pool.free_bytes() == 0 and float(other.min()) == 3.0
+    del other
+    assert pool.free_bytes() == 2 * MIB
+
+
 @pytest.mark.parametrize("shape", [(10, 10), (), (0, 5)])
 def test_small_tensors_are_pytorch_s_own(shape: "tuple[int, ...]") -> None:
     pool = TensorPool()
@@ -163,7 +174,8 @@ kind, by_our_own = getattr(torch, sys.argv[1]), sys.argv[2] == "ours"
 if not ops.has_native_kernels() or by_our_own and not native._library().supports_gemm(native._NATIVE_TYPES[kind]):
     print("no such kernels of our own")
     sys.exit()
-ops.choose_native_matmul(by_our_own)  # on any processor
+for dtype in (kind, torch.float32):
+    ops.choose_native_matmul(by_our_own, dtype)  # on any processor
 ops.choose_onednn_matmul(False)  # whose results are where it likes
 settings = [
     "model.layers=3", "model.hidden=512", "model.heads=8", "model.seq_len=1024", "model.vocab_size=256",

@@ -134,7 +134,7 @@ def test_the_onednn_operators_of_this_build_count_as_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", True)
-    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", {torch.float32: False})
     x, weight, bias, sums = torch.ones(256, 512), torch.ones(5000, 512), torch.ones(5000), torch.ones(512, 5000)
 
     def products() -> None:

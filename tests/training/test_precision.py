@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
@@ -14,14 +15,16 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.ops import activation, gemm, native
+from fugaku_gpt.ops import activation, native
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.training import startup
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.trainer import Step, Trainer
+from tests.support.product_verdicts import product_verdict, use_verdict_file
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 from tests.training.trainers import tiny_trainer
+from tests.training.two_ranks import TwoRanks
 
 SIXTEEN_BITS = ["bfloat16", "float16"]
 STEPS = 8
@@ -221,16 +224,17 @@ def test_a_dtype_that_the_build_cannot_train_in_is_refused_and_operations_in_flo
 
 @pytest.mark.parametrize("kernels", ["true", "false"], ids="compiled kernels {}".format)
 def test_a_resume_uses_the_kernels_of_the_first_start_whatever_is_measured(
-    kernels: str, monkeypatch: pytest.MonkeyPatch
+    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verdict = product_verdict("bfloat16", torch.get_num_threads(), onednn=0.9, compiled=1.2)
+    use_verdict_file(monkeypatch, tmp_path / "products.json", verdict)
     config, alone = tiny_config("training.dtype=bfloat16", f"node.compiled_kernels={kernels}"), Communicator.alone()
     own = {
         "compiled": kernels == "true" and ops.has_native_kernels(),
-        "compiled_products": kernels == "true" and ops.uses_native_matmul(),
+        "compiled_products": kernels == "true" and ops.supports_native_matmul(torch.bfloat16),
     }
     monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
-    monkeypatch.setattr(gemm, "_onednn_is_better", lambda: False)
     monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation != "linear")
     monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", None)
@@ -290,15 +294,6 @@ def test_the_report_names_gelu_once() -> None:
     assert line.endswith("for lack of a good kernel: linear")
 
 
-class TwoRanks(Communicator):
-    """The first of two ranks; a test sets the values that the other rank gathers."""
-
-    other: Dict[str, Any]
-
-    def gather_json(self, value: Any) -> List[Any]:
-        return [value, {**value, **self.other}]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_a_gelu_that_is_slow_on_any_rank_is_replaced_on_all_ranks_and_reported(
     dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -330,31 +325,6 @@ def test_creating_a_trainer_agrees_on_kernels(monkeypatch: pytest.MonkeyPatch) -
     assert list(RANK_CONSENSUS.in_float32) == [torch.float16]
 
 
-def test_products_are_onednn_s_on_all_ranks_or_on_none_and_a_resume_does_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ops, "has_onednn", lambda: True)
-    config = tiny_config()
-
-    def begin(better: bool, other: Dict[str, Any], saved: Any = None) -> bool:
-        monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
-        monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
-        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        kernels = startup.agree_on_kernels(config, TwoRanks.alone(), saved)
-        assert kernels["onednn"] == ops.uses_onednn_matmul()
-        return ops.uses_onednn_matmul()
-
-    assert begin(True, {}) and not begin(False, {}) and not begin(True, {"onednn": False})
-    saved_kernels = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False}
-    assert not begin(True, {}, saved_kernels)  # from a checkpoint older than this choice
-    assert begin(False, {}, {**saved_kernels, "onednn": True}) and not begin(
-        True, {}, {**saved_kernels, "onednn": False}
-    )
-    assert not begin(False, {"onednn": False}, {**saved_kernels, "onednn": True})
-    monkeypatch.setattr(ops, "has_onednn", lambda: False)
-    assert not begin(False, {}, {**saved_kernels, "onednn": True})
-
-
 def test_compiled_kernels_are_used_on_all_ranks_or_on_none_and_a_resume_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -381,58 +351,3 @@ def test_compiled_kernels_are_used_on_all_ranks_or_on_none_and_a_resume_does_the
         True, {}, {**saved_kernels, "compiled": False}
     )
     assert not begin(False, {}, {**saved_kernels, "compiled": True})
-
-
-@pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
-def test_products_are_compiled_on_all_ranks_or_on_none_and_a_resume_does_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def begin(better: bool, other: Dict[str, Any], saved: Any = None, *settings: str) -> bool:
-        monkeypatch.setattr(RANK_CONSENSUS, "compiled", None)
-        monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", None)
-        monkeypatch.setattr(native, "_native_matmul_is_better", lambda: better)
-        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        kernels = startup.agree_on_kernels(tiny_config(*settings), TwoRanks.alone(), saved)
-        assert kernels["compiled_products"] == ops.uses_native_matmul()
-        facts = startup.collect_environment(tiny_config(*settings), ProcessGrid.alone(), startup.prepare_process(1))
-        lines = [line for line in startup.describe_environment(facts) if "products of layers that are large" in line]
-        assert len(lines) == kernels["compiled_products"]
-        return bool(kernels["compiled_products"])
-
-    assert begin(True, {}) and not begin(False, {}) and not begin(True, {"compiled_products": False})
-    assert not begin(True, {"compiled": False}) and not begin(True, {}, None, "node.compiled_kernels=false")
-    saved_kernels = {"dtype": "float32", "in_float32": [], "gelu_by_erf": False, "onednn": False, "compiled": True}
-    assert not begin(True, {}, saved_kernels)  # from a checkpoint older than compiled products
-    assert begin(False, {}, {**saved_kernels, "compiled_products": True})
-    assert not begin(True, {}, {**saved_kernels, "compiled_products": False})
-
-
-def test_products_of_16_bits_are_onednn_s_if_they_are_slow_on_any_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ops, "has_onednn", lambda: True)
-    monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: True)
-    config = tiny_config("training.dtype=bfloat16")
-
-    def begin(slow: List[str], other: Dict[str, Any], saved: Any = None, better: bool = True) -> Any:
-        monkeypatch.setattr(RANK_CONSENSUS, "in_float32", {})
-        monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", None)
-        monkeypatch.setattr(gemm, "_onednn_is_better", lambda: better)
-        monkeypatch.setattr(probes, "_is_fast", lambda operation, dtype: operation not in slow)
-        monkeypatch.setattr(TwoRanks, "other", other, raising=False)
-        kernels = startup.agree_on_kernels(config, TwoRanks.alone(), saved)
-        # without products in float32 nothing is agreed on: a run in float32 in this process may choose otherwise
-        assert RANK_CONSENSUS.products_by_onednn is (
-            kernels["onednn"] if {"linear", "matmul"} & set(kernels["in_float32"]) else None
-        )
-        return kernels["onednn"]
-
-    assert not begin([], {}) and not begin(["gelu"], {})
-    assert begin(["linear"], {}) and begin(["gelu", "matmul"], {}) and begin([], {"in_float32": ["matmul"]})
-    assert not begin(["linear"], {"onednn": False}) and not begin(["linear"], {}, better=False)
-    saved_kernels = {"dtype": "bfloat16", "gelu_by_erf": False}
-    assert begin([], {}, {**saved_kernels, "in_float32": ["linear"], "onednn": True}, better=False)
-    assert not begin([], {}, {**saved_kernels, "in_float32": ["linear"], "onednn": False})
-    # there were none at the first start, and there must be some in this build
-    monkeypatch.setattr(probes, "_is_precise", lambda operation, dtype: operation != "linear")
-    assert begin([], {}, {**saved_kernels, "in_float32": [], "onednn": False})

@@ -208,7 +208,9 @@ def _packed_panel_bytes(config: RunConfig, threads: int) -> int:
     model, t = config.model, config.layout.tp
     tokens, h = config.training.micro_batch * model.seq_len, model.hidden
     widest = max(3 * h // t, model.ffn_size // t, config.padded_vocab // t)
-    if not may_use_native_kernels(config) or min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:
+    if config.node.compiled_products == "off" or not may_use_native_kernels(config):
+        return 0
+    if min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:
         return 0
     return gemm_workspace_bytes(widest, h if config.training.dtype in SIXTEEN_BIT_DTYPES else 0, threads)
 

@@ -77,6 +77,9 @@ def test_workspace_of_a_layer_is_that_of_the_backward_pass(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     # an earlier test may have chosen this build's GELU by a disturbed measurement
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", False)
+    # whatever was measured here, and without reading that file within the measurement
+    monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", False)
+    monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", {torch.float32: False})
     config = load_run_config(
         overrides=[
             "model.layers=1",
@@ -240,3 +243,4 @@ def test_memory_of_compiled_products_counts_where_they_can_be_used(dtype: str, l
     assert (
         base(has_native_matmul=False) == base("model.seq_len=32") == without
     )  # another machine, and rows that are too few
+    assert base("node.compiled_products=off") == without
