@@ -32,6 +32,8 @@ from typing import Callable, List, Optional, Type
 
 import psutil
 
+from fugaku_gpt.machine.system import this_system
+
 MAX_OTHER_LOAD = 0.05
 MAX_LOAD_AROUND = 0.15
 MAX_STOLEN = 0.02
@@ -134,7 +136,7 @@ def unknown_quantities(noise: Noise) -> List[str]:
     return [quantity for field, quantity in quantities if getattr(noise, field) is None]
 
 
-def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> CounterReading:
+def read_counters() -> CounterReading:
     """Reads the counters."""
     times = psutil.cpu_times()
     stolen = getattr(times, "steal", None)
@@ -151,8 +153,8 @@ def read_counters(system: Path = Path("/sys"), processes: Path = Path("/proc")) 
         major_faults=sum(usage.ru_majflt for usage in usages),
         yields=sum(usage.ru_nvcsw for usage in usages),
         switches=sum(usage.ru_nivcsw for usage in usages),
-        throttled=_summed_counters(system, _THROTTLE_COUNTERS),
-        swapped_in=_swapped_in(processes / "vmstat"),
+        throttled=_summed_counters(_THROTTLE_COUNTERS),
+        swapped_in=_swapped_in(),
     )
 
 
@@ -226,12 +228,12 @@ class NoiseWatch:
         )
 
 
-def clock_mhz(system: Path = Path("/sys")) -> Optional[float]:
+def clock_mhz() -> Optional[float]:
     """Mean current clock of the cores; None where the kernel does not report it.
 
     /proc/cpuinfo of a virtual machine shows the clock that its host had when the machine was created.
     """
-    clocks = [int(text) for text in map(_text, system.glob(_CLOCK_FILES)) if text.isdigit()]
+    clocks = [int(text) for text in map(_text, this_system().path("sys").glob(_CLOCK_FILES)) if text.isdigit()]
     return sum(clocks) / len(clocks) / 1000 if clocks else None
 
 
@@ -244,16 +246,16 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
     return last - first if first is not None and last is not None else None
 
 
-def _summed_counters(system: Path, pattern: str) -> Optional[int]:
-    counts = [int(text) for text in map(_text, system.glob(pattern)) if text.isdigit()]
+def _summed_counters(pattern: str) -> Optional[int]:
+    counts = [int(text) for text in map(_text, this_system().path("sys").glob(pattern)) if text.isdigit()]
     return sum(counts) if counts else None
 
 
-def _swapped_in(file: Path) -> Optional[int]:
-    for line in _text(file).splitlines():
+def _swapped_in() -> Optional[int]:
+    for line in (this_system().read("proc/vmstat") or "").splitlines():
         name, _, count = line.partition(" ")
         if name == "pswpin" and count.isdigit():
-            return int(count) * resource.getpagesize()
+            return int(count) * this_system().page_bytes()
     return None
 
 

@@ -18,6 +18,7 @@ from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import fugaku, local
 from fugaku_gpt.machine.rank import without_launch_variables
+from fugaku_gpt.machine.system import this_system
 
 OK = "ok"
 WARN = "warn"
@@ -56,7 +57,7 @@ def check_machine() -> List[Check]:
         check_cores(),
         check_memory(local.memory_limit()),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        check_shared_memory(Path("/dev/shm")),
+        check_shared_memory(this_system().path("dev/shm")),
         check_tcmalloc(local.find_tcmalloc()),
         check_package("tokenizers", WARN, "only `data prepare` needs it: pip install tokenizers"),
         check_clock(local.clock_mhz()),
@@ -133,12 +134,12 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
 
 def check_cores() -> Check:
     """Checks how many of the machine's cores this process may use, and the quota of its control group."""
-    usable, total = len(local.usable_cores()), os.cpu_count() or 1
+    usable, total = len(local.usable_cores()), len(local.online_cores())
     processor = local.processor_name()
     seen = f"{usable} of {total} usable, {processor} ({' '.join(local.vector_flags())})"
     if processor == local.A64FX:  # its two to four assistant cores are the system's: no job has them
         total = min(total, fugaku.CORES)
-    share = cpu_share(_read("/sys/fs/cgroup/cpu.max"))
+    share = cpu_share(this_system().read("sys/fs/cgroup/cpu.max") or "")
     if share is not None and share < usable:
         return Check("cores", WARN, f"{seen}, but a quota of {share:g} cores", "raise the container's CPU limit")
     if usable < total:
@@ -237,10 +238,3 @@ def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
     except (ValueError, IndexError):
         return None, "printed no facts"
     return (facts, "") if isinstance(facts, dict) else (None, "printed no facts")
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:  # absent outside a control group: the limit is unknown
-        return ""

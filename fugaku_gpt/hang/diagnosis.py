@@ -17,6 +17,7 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.hang.against_plan import compare_with_plan
 from fugaku_gpt.hang.history import EXTRA_CALL, LEFT_OUT, ORDER, Deviation, find_deviation
 from fugaku_gpt.layout.operations import RECEIVE, SEND
+from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Flight, Head, RecordedCall, read_flight
 from fugaku_gpt.records.text import spans
 
@@ -504,10 +505,10 @@ def _are_the_cause(ranks: Sequence[int]) -> str:
 def _process_letter(head: Head) -> str:
     """State letter of the rank's process from /proc; "" if it is gone, or if its id now belongs to another process."""
     try:
-        text = Path(f"/proc/{head.process}/stat").read_text(encoding="utf-8", errors="replace")
+        text = this_system().path(f"proc/{head.process}/stat").read_text(encoding="utf-8", errors="replace")
         boot = next(
             int(line.split()[1])
-            for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+            for line in this_system().path("proc/stat").read_text(encoding="utf-8").splitlines()
             if line.startswith("btime")
         )
     except (OSError, StopIteration):

@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import itertools
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.files import write_bytes_atomically
 
 SOURCE = Path(__file__).parent / "source"
@@ -72,14 +72,11 @@ def library_file(prefix: Optional[Path] = None) -> Path:
     Args:
         prefix: prefix of the environment; default: this Python's.
     """
-    kind = hashlib.sha256(repr((platform.machine(), _OPTIONS, _targets())).encode())
+    kind = hashlib.sha256(repr((this_system().architecture(), _OPTIONS, _targets())).encode())
     for file in sorted(SOURCE.iterdir()):
         if file.suffix in (".c", ".h"):
             kind.update(file.read_bytes())
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux, or hidden: the name tells the machine's family alone
-        text = ""
+    text = this_system().read("proc/cpuinfo") or ""  # hidden: the name tells the machine's family alone
     for line in sorted(set(_PROCESSOR.findall(text))):
         kind.update(line.encode())
     return (prefix or Path(sys.prefix)) / "lib" / "fugaku_gpt" / f"kernels-{kind.hexdigest()[:16]}.so"
@@ -168,7 +165,7 @@ def _install(contents: bytes, library: Path) -> None:
 
 def _targets() -> List[Sequence[str]]:
     """Options by which compilers choose this processor's instructions, the best first."""
-    if platform.machine() != "aarch64":
+    if this_system().architecture() != "aarch64":
         # an assembler may be older than the compiler
         return [("-march=native",), ("-march=native", "-mno-avx512bf16"), ()]
     length = sve_vector_bytes()
@@ -184,7 +181,7 @@ def sve_vector_bytes() -> int:
     The kernel is asked for the process's own length: the default in ``/proc/sys/abi/sve_default_vector_length`` may be
     another one, and a container or an emulator may not show it.
     """
-    if platform.machine() != "aarch64":
+    if this_system().architecture() != "aarch64":
         return 0
     answer: int = ctypes.CDLL(None).prctl(_PR_SVE_GET_VL, 0, 0, 0, 0)
     return max(0, answer) & _PR_SVE_VL_LEN_MASK

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, List, Optional
 
 from fugaku_gpt.kernels.build import library_file, sve_vector_bytes
+from fugaku_gpt.machine.system import this_system
 
 FLOAT32, BFLOAT16 = 0, 1  # of a tensor's elements; as in common.h
 
@@ -142,10 +143,7 @@ def load_library(file: Optional[Path] = None) -> Library:
 def _openmp_runtimes() -> List[str]:
     """Files of the OpenMP runtimes in this process; where PyTorch has brought one, that alone: threads of another would
     come on top of its own."""
-    try:
-        text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
+    text = this_system().read("proc/self/maps") or ""
     mapped = {line.split(maxsplit=5)[-1] for line in text.splitlines() if "/" in line}
     runtimes = sorted(file for file in mapped if _OPENMP.search(file))
     return [file for file in runtimes if "/torch/lib/" in file or "/torch.libs/" in file] or runtimes

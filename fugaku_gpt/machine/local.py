@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import resource
 from dataclasses import dataclass
@@ -14,18 +13,19 @@ import psutil
 
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
-from fugaku_gpt.machine.memory import control_groups
+from fugaku_gpt.machine.memory import control_groups, machine_memory
+from fugaku_gpt.machine.system import this_system
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
 A64FX = "Fujitsu A64FX"  # as processor_name() calls it
 _ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "libmpg")  # libmpg: large pages of A64FX
-_LIBRARY_DIRS = ("/usr/lib", "/usr/lib64", "/lib64", "/usr/local/lib", "/usr/local/lib64")
+_LIBRARY_DIRS = ("usr/lib", "usr/lib64", "lib64", "usr/local/lib", "usr/local/lib64")
 _VECTOR_FLAGS = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sve2", "sve", "asimd")
 
 
 def usable_cores() -> List[int]:
     """Numbers of the cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0))
+    return this_system().affinity()
 
 
 def group_by_numa_node(cores: Sequence[int]) -> List[List[int]]:
@@ -43,21 +43,26 @@ def numa_nodes_of(cores: Sequence[int]) -> List[int]:
 
 
 def _numa_node_of(core: int) -> Optional[int]:
-    for path in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*"):
+    for path in this_system().path(f"sys/devices/system/cpu/cpu{core}").glob("node[0-9]*"):
         return int(path.name[4:])
     return None
+
+
+def online_cores() -> List[int]:
+    """Numbers of the cores of this machine that are switched on, whoever may use them."""
+    return this_system().read_numbers("sys/devices/system/cpu/online") or list(range(os.cpu_count() or 1))
 
 
 def memory_limit() -> int:
     """Bytes of memory that the processes of this node may use: the machine's, or the control group's if that is
     less."""
-    return min([int(psutil.virtual_memory().total), *(group.limit for group in control_groups())])
+    return min([machine_memory()[0], *(group.limit for group in control_groups())])
 
 
 def node_used_bytes() -> int:
     """Memory in use on this node: all processes and the system, without caches. The tables' Mem column."""
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)
+    total, available = machine_memory()
+    return total - available
 
 
 def resident_bytes() -> int:
@@ -68,26 +73,26 @@ def resident_bytes() -> int:
 def out_of_memory_kills() -> int:
     """Number of processes that the kernel has killed for memory on this machine, or in this control group if it counts
     them."""
-    groups = _read("/sys/fs/cgroup/memory.events") or ""
+    groups = this_system().read("sys/fs/cgroup/memory.events") or ""
     counted = re.search(r"^oom_kill (\d+)$", groups, re.MULTILINE)
-    machine = re.search(r"^oom_kill (\d+)$", _read("/proc/vmstat") or "", re.MULTILINE)
+    machine = re.search(r"^oom_kill (\d+)$", this_system().read("proc/vmstat") or "", re.MULTILINE)
     return max(int(match[1]) if match else 0 for match in (counted, machine))
 
 
 def processor_name() -> str:
     """The processor's model name, or its architecture if the system has no name."""
-    text = _read("/proc/cpuinfo") or ""
+    text = this_system().read("proc/cpuinfo") or ""
     # Arm's number of Fujitsu, and Fujitsu's of A64FX. They go first: some systems call every Arm processor alike.
     is_fujitsu = re.search(r"^CPU implementer\s*:\s*0x46$", text, re.MULTILINE)
     if is_fujitsu and re.search(r"^CPU part\s*:\s*0x001$", text, re.MULTILINE):
         return A64FX
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.machine()
+    return match[1].strip() if match else this_system().architecture()
 
 
 def vector_flags() -> List[str]:
     """The relevant vector extensions that the processor reports."""
-    text = _read("/proc/cpuinfo") or ""
+    text = this_system().read("proc/cpuinfo") or ""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     reported = set(match[1].split()) if match else set()
     return [flag for flag in _VECTOR_FLAGS if flag in reported]
@@ -95,8 +100,8 @@ def vector_flags() -> List[str]:
 
 def find_tcmalloc() -> Optional[Path]:
     """The tcmalloc library to preload, or None if none is installed; the minimal one (no profiler) is preferred."""
-    roots = [Path(directory) for directory in _LIBRARY_DIRS]
-    roots += [child for root in roots for child in root.glob(f"{platform.machine()}-linux-gnu*")]
+    roots = [this_system().path(directory) for directory in _LIBRARY_DIRS]
+    roots += [child for root in roots for child in root.glob(f"{this_system().architecture()}-linux-gnu*")]
     for pattern in ("libtcmalloc_minimal.so*", "libtcmalloc.so*"):
         for root in roots:
             libraries = sorted(root.glob(pattern))
@@ -107,7 +112,7 @@ def find_tcmalloc() -> Optional[Path]:
 
 def allocator_in_use() -> str:
     """Name of the file of the allocator mapped into this process, or ``libc``."""
-    for line in (_read("/proc/self/maps") or "").splitlines():
+    for line in (this_system().read("proc/self/maps") or "").splitlines():
         name = line.rpartition("/")[2]
         if any(allocator in name for allocator in _ALLOCATORS):
             return name
@@ -133,7 +138,7 @@ def clock_mhz() -> Optional[int]:
     limits = set()
     for core in usable_cores():
         for bound in ("scaling_min_freq", "scaling_max_freq"):
-            limits.add(_read(f"/sys/devices/system/cpu/cpu{core}/cpufreq/{bound}"))
+            limits.add(this_system().read(f"sys/devices/system/cpu/cpu{core}/cpufreq/{bound}"))
     text = limits.pop() if len(limits) == 1 else None
     return int(text) // 1000 if text and text.isdigit() else None
 
@@ -207,11 +212,4 @@ _READ_BACK: Dict[str, Callable[[Any], List[Toggle]]] = {
 
 def _mapped_files() -> Set[str]:
     """Names of the files that are mapped into this process."""
-    return {line.rpartition("/")[2] for line in (_read("/proc/self/maps") or "").splitlines()}
-
-
-def _read(path: str) -> Optional[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # absent on this kernel, or not readable: the fact is unknown
-        return None
+    return {line.rpartition("/")[2] for line in (this_system().read("proc/self/maps") or "").splitlines()}

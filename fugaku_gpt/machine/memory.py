@@ -6,14 +6,13 @@ memory guard reads them many times a second.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
-_GROUPS = Path("/sys/fs/cgroup")
+from fugaku_gpt.machine.system import this_system
+
 _SMALLEST_MARGIN, _LARGEST_MARGIN, _MARGIN_SHARE = 64 * 2**20, 512 * 2**20, 0.01
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,11 @@ class ControlGroup:
         return usage - _fields(self.statistics, " ").get(self.inactive, 0)
 
 
-def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> List[ControlGroup]:
+def control_groups() -> List[ControlGroup]:
     """Control groups with a limit that contain this process, nested ones included."""
     groups: Dict[Path, ControlGroup] = {}
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:  # a system without control groups
-        lines = []
-    for line in lines:
+    root = this_system().path("sys/fs/cgroup")
+    for line in (this_system().read("proc/self/cgroup") or "").splitlines():  # none: a system without control groups
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             names = ("memory.max", "memory.current", "inactive_file")
@@ -75,9 +71,15 @@ def control_groups(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) 
 
 def machine_use() -> MemoryUse:
     """Memory in use of the machine, including swap space: the kernel kills processes when neither is left."""
-    facts = {name: value * 1024 for name, value in _fields(Path("/proc/meminfo"), ":").items()}
+    facts = {name: value * 1024 for name, value in _fields(this_system().path("proc/meminfo"), ":").items()}
     limit = facts["MemTotal"] + facts.get("SwapTotal", 0)
     return MemoryUse(limit - facts["MemAvailable"] - facts.get("SwapFree", 0), limit, "this machine")
+
+
+def machine_memory() -> Tuple[int, int]:
+    """Bytes of this machine's memory, and those of them that processes may still take, without swap space."""
+    facts = _fields(this_system().path("proc/meminfo"), ":")
+    return facts["MemTotal"] * 1024, facts["MemAvailable"] * 1024
 
 
 def guard_margin(limit: int) -> int:
@@ -88,10 +90,11 @@ def guard_margin(limit: int) -> int:
 def private_and_shared_bytes(process: int) -> Tuple[int, int]:
     """(private, possibly shared) resident bytes of a process; (0, 0) if it has ended."""
     try:
-        pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()
+        pages = this_system().path(f"proc/{process}/statm").read_text(encoding="ascii").split()
     except OSError:
         return 0, 0
-    resident, shared = int(pages[1]) * _PAGE, int(pages[2]) * _PAGE
+    page_bytes = this_system().page_bytes()
+    resident, shared = int(pages[1]) * page_bytes, int(pages[2]) * page_bytes
     return resident - shared, shared
 
 

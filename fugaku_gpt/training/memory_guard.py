@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional
 
 from fugaku_gpt.comm import Communicator
@@ -20,6 +19,7 @@ from fugaku_gpt.config.values import size_bytes
 from fugaku_gpt.errors import EXIT_RUN_FAILED
 from fugaku_gpt.machine.local import resident_bytes
 from fugaku_gpt.machine.memory import MemoryUse, NodeMemory, guard_margin
+from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import OUT_OF_MEMORY, Result, RunDirectory, failure_lines
 
 _MIB = 2**20
@@ -121,7 +121,7 @@ class MemoryGuard:
 
 def peak_resident_bytes() -> int:
     """Return the peak resident memory of this process in bytes; 0 if the system does not report it."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (this_system().read("proc/self/status") or "").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0

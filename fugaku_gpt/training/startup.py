@@ -23,8 +23,8 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.checkout import git_commit
 from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
+from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.text import spans
-from fugaku_gpt.training.binding import memory_nodes
 from fugaku_gpt.training.products import agree_on_products, describe_products, has_float32_matmul, product_dtypes
 
 T = TypeVar("T")
@@ -203,7 +203,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "host": socket.gethostname(),
         "process": os.getpid(),
         "affinity": local.usable_cores(),
-        "memory_nodes": memory_nodes(),
+        "memory_nodes": this_system().memory_nodes(),
         **process,
     }
     if _lacks_native_kernels(config) and ops.native_kernels_problem():
@@ -225,7 +225,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "mpi": mpi_facts(),
         "processor": local.processor_name(),
         "vector_extensions": local.vector_flags(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release()} {this_system().architecture()}",
         "memory_limit_bytes": local.memory_limit(),
         "toggles": [asdict(t) for t in local.read_back_toggles(node)],
         "ranks": ranks,

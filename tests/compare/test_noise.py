@@ -14,6 +14,7 @@ from fugaku_gpt.compare.noise import (
     read_counters,
     unknown_quantities,
 )
+from fugaku_gpt.machine.system import System, use_system
 
 START = CounterReading(100.0, 100.0, 1.0, 50.0, 1000, 10, 100, 10, 7, 0)
 
@@ -77,14 +78,17 @@ def test_counters_of_this_machine_and_of_files(tmp_path: Path) -> None:
     counters = read_counters()
     assert counters.busy > 0 and counters.idle >= 0 and counters.own > 0 and counters.minor_faults > 0
     for core, (count, clock) in enumerate(((3, 2_000_000), (4, 2_200_000))):
-        core_directory = tmp_path / "devices" / "system" / "cpu" / f"cpu{core}"
+        core_directory = tmp_path / "sys" / "devices" / "system" / "cpu" / f"cpu{core}"
         (core_directory / "thermal_throttle").mkdir(parents=True)
         (core_directory / "cpufreq").mkdir()
         (core_directory / "thermal_throttle" / "core_throttle_count").write_text(f"{count}\n")
         (core_directory / "cpufreq" / "scaling_cur_freq").write_text(f"{clock}\n")
-    (tmp_path / "vmstat").write_text("pgfault 9\npswpin 2\n")
-    read = read_counters(tmp_path, tmp_path)
-    assert read.throttled == 7 and read.swapped_in is not None and read.swapped_in >= 2 * 4096
-    assert clock_mhz(tmp_path) == 2100.0
-    empty = read_counters(tmp_path / "none", tmp_path / "none")
-    assert empty.throttled is None and empty.swapped_in is None and clock_mhz(tmp_path / "none") is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "vmstat").write_text("pgfault 9\npswpin 2\n")
+    with use_system(System(tmp_path)):
+        read = read_counters()
+        assert read.throttled == 7 and read.swapped_in is not None and read.swapped_in >= 2 * 4096
+        assert clock_mhz() == 2100.0
+    with use_system(System(tmp_path / "none")):
+        empty = read_counters()
+        assert empty.throttled is None and empty.swapped_in is None and clock_mhz() is None

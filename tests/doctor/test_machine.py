@@ -15,7 +15,8 @@ import pytest
 from fugaku_gpt.doctor import machine
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN
 from fugaku_gpt.launch.launcher import find_launcher
-from fugaku_gpt.machine import local
+from fugaku_gpt.machine.system import use_system
+from tests.support.recorded import a64fx_node
 
 
 @pytest.mark.mpi
@@ -77,23 +78,27 @@ def test_a_launcher_of_another_mpi_is_detected(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("processor", "cores", "online", "status"),
+    ("cores", "assistants", "status"),
     [
-        (local.A64FX, range(12, 60), 50, OK),  # two assistant cores
-        (local.A64FX, range(12, 60), 52, OK),  # four, on nodes that serve files
-        (local.A64FX, range(12, 24), 50, WARN),
-        ("AMD EPYC", range(48), 50, WARN),
+        (range(12, 60), 2, OK),
+        (range(12, 60), 4, OK),  # on nodes that serve files
+        (range(12, 24), 2, WARN),
     ],
 )
-def test_assistant_cores_of_a64fx_are_no_lack(
-    monkeypatch: pytest.MonkeyPatch, processor: str, cores: range, online: int, status: str
-) -> None:
-    monkeypatch.setattr(local, "usable_cores", lambda: list(cores))
-    monkeypatch.setattr(local, "processor_name", lambda: processor)
-    monkeypatch.setattr(os, "cpu_count", lambda: online)
-    monkeypatch.setattr(machine, "_read", lambda file: "")
-    check = machine.check_cores()
-    assert check.status == status and check.seen.startswith(f"{len(cores)} of {online} usable, {processor}")
+def test_assistant_cores_of_a64fx_are_no_lack(tmp_path: Path, cores: range, assistants: int, status: str) -> None:
+    with use_system(a64fx_node(tmp_path, cores, assistants)):
+        check = machine.check_cores()
+    assert check.status == status
+    assert check.seen.startswith(f"{len(cores)} of {48 + assistants} usable, Fujitsu A64FX (sve asimd)")
+
+
+def test_cores_that_an_affinity_mask_excludes_are_a_lack(tmp_path: Path) -> None:
+    """On any other processor every core that is switched on is for jobs."""
+    system = a64fx_node(tmp_path)
+    (tmp_path / "proc" / "cpuinfo").write_text("model name\t: AMD EPYC\nflags\t: avx2 fma\n")
+    with use_system(system):
+        check = machine.check_cores()
+    assert check.status == WARN and check.seen.startswith("48 of 50 usable, AMD EPYC")
 
 
 def test_limits() -> None:

@@ -12,6 +12,7 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels import build, compile_kernels, library_file
 from fugaku_gpt.kernels.build import CompiledLibrary
+from fugaku_gpt.machine.system import System
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_the_length_of_sve_vectors_is_that_of_this_process(
             assert (option, rest) == (51, (0, 0, 0, 0))
             return answer
 
-    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(System, "architecture", lambda self: "aarch64")
     monkeypatch.setattr(build.ctypes, "CDLL", lambda name: Libc)
     assert build.sve_vector_bytes() == length
     options = [target for target in build._targets() if f"-msve-vector-bits={8 * length}" in target]
@@ -175,5 +176,5 @@ def test_the_length_of_sve_vectors_is_that_of_this_process(
 
 
 def test_another_processor_has_no_sve_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(System, "architecture", lambda self: "x86_64")
     assert build.sve_vector_bytes() == 0

@@ -11,6 +11,7 @@ import pytest
 
 from fugaku_gpt.config import NodeConfig
 from fugaku_gpt.machine import local
+from fugaku_gpt.machine.system import System, use_system
 
 
 def test_facts_are_plausible() -> None:
@@ -36,11 +37,11 @@ def test_facts_are_plausible() -> None:
         ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9B14\n", "AMD EPYC 9B14"),
     ],
 )  # fmt: skip
-def test_the_processor_is_named_by_its_model_or_its_maker(
-    monkeypatch: pytest.MonkeyPatch, text: str, name: str
-) -> None:
-    monkeypatch.setattr(local, "_read", lambda file: text)
-    assert local.processor_name() == name
+def test_the_processor_is_named_by_its_model_or_its_maker(tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(text)
+    with use_system(System(tmp_path)):
+        assert local.processor_name() == name
 
 
 def test_power_knobs_are_read_from_the_resources_that_pjm_granted(monkeypatch: pytest.MonkeyPatch) -> None:

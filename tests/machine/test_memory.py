@@ -10,6 +10,7 @@ import pytest
 
 from fugaku_gpt.machine.local import memory_limit
 from fugaku_gpt.machine.memory import NodeMemory, control_groups, machine_use, private_and_shared_bytes
+from fugaku_gpt.machine.system import System, use_system
 
 MIB = 2**20
 
@@ -33,15 +34,20 @@ def write(folder: Path, files: Dict[str, str]) -> None:
 def test_the_limits_around_a_process_are_read(
     tmp_path: Path, line: str, limit: str, usage: str, inactive: str, none: str
 ) -> None:
-    top = tmp_path / "groups" / ("memory" if "memory" in line else "")
+    top = tmp_path / "sys" / "fs" / "cgroup" / ("memory" if "memory" in line else "")
     write(top / "job_7" / "step_0", {limit: none, usage: "5", "memory.stat": f"{inactive} 0"})
     job = {limit: str(900 * MIB), usage: str(500 * MIB), "memory.stat": f"cache 7\n{inactive} {100 * MIB}"}
     for name, text in job.items():
         (top / "job_7" / name).write_text(text + "\n", encoding="ascii")
-    (tmp_path / "own").write_text(f"1:name=systemd:/\n{line}\n", encoding="ascii")
-    (group,) = control_groups(tmp_path / "groups", tmp_path / "own")
-    assert (group.limit, group.used()) == (900 * MIB, 400 * MIB)
-    assert control_groups(tmp_path / "none", tmp_path / "none") == []
+    meminfo = "MemTotal: 8388608 kB\nMemAvailable: 8388608 kB"
+    write(tmp_path / "proc", {"meminfo": meminfo})
+    write(tmp_path / "proc" / "self", {"cgroup": f"1:name=systemd:/\n{line}"})
+    with use_system(System(tmp_path)):
+        (group,) = control_groups()
+        assert (group.limit, group.used()) == (900 * MIB, 400 * MIB)
+    write(tmp_path / "none" / "proc", {"meminfo": meminfo})
+    with use_system(System(tmp_path / "none")):
+        assert control_groups() == []
 
 
 def test_use_of_the_machine_includes_that_of_a_process() -> None:

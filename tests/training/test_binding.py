@@ -46,8 +46,9 @@ def test_memory_is_reported_as_bound_if_the_kernel_confirms_it(refuses: bool) ->
         pytest.skip("this kernel does not let a process bind its memory")
     program = (
         "from fugaku_gpt.comm import Communicator, ProcessGrid\nfrom fugaku_gpt.config import load_run_config\n"
-        "from fugaku_gpt.training import binding\nfrom fugaku_gpt.training.startup import collect_environment\n"
-        f"binding._SET_MEMPOLICY = {{}} if {refuses} else binding._SET_MEMPOLICY\n"
+        "from fugaku_gpt.machine import system\nfrom fugaku_gpt.training import binding\n"
+        "from fugaku_gpt.training.startup import collect_environment\n"
+        f"system._SET_MEMPOLICY = {{}} if {refuses} else system._SET_MEMPOLICY\n"
         "process = binding.bind(Communicator.alone(), 'memory', 1)\n"
         "rank = collect_environment(load_run_config(), ProcessGrid.alone(), process)['ranks'][0]\n"
         "print(rank['bound'], rank['memory_nodes'])"

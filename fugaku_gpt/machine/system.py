@@ -1,0 +1,114 @@
+"""What the operating system reports of this node: its files under ``/proc`` and ``/sys``, and answers of system calls.
+
+All code that depends on them asks :func:`this_system`, so that its decisions can be tried for a node of another kind:
+:func:`use_system` puts a recorded one in the place of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from pathlib import Path
+from typing import Iterable, Iterator, List, Optional, Sequence
+
+_MPOL_BIND = 2  # MPOL_BIND of linux/mempolicy.h
+_POLICY_FLAGS = 0xE000  # mode flags that MPOL_BIND may come with
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
+_MASK_BITS = 1024  # of the node mask that the kernel is given
+
+
+class System:
+    """The system that this process runs on.
+
+    Args:
+        root: folder that has ``proc`` and ``sys``.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def path(self, name: str) -> Path:
+        """The path of a file of the kernel by its name below the root, such as ``proc/meminfo``."""
+        return self._root / name
+
+    def read(self, name: str) -> Optional[str]:
+        """The text of a file of the kernel without white space around it; None where it is absent or not readable."""
+        try:
+            return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:  # absent on this kernel, or not readable: the fact is unknown
+            return None
+
+    def read_numbers(self, name: str) -> List[int]:
+        """The numbers in a file of the kernel that lists cores or nodes, such as ``0-1,12-59``; empty where it is
+        absent."""
+        numbers: List[int] = []
+        for span in filter(None, (self.read(name) or "").split(",")):
+            first, _, last = span.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+        return numbers
+
+    def architecture(self) -> str:
+        """Name of the processor's architecture, such as ``aarch64``."""
+        return platform.machine()
+
+    def page_bytes(self) -> int:
+        """Bytes of a page of memory."""
+        return int(os.sysconf("SC_PAGE_SIZE"))
+
+    def affinity(self) -> List[int]:
+        """Numbers of the cores that this thread may run on."""
+        return sorted(os.sched_getaffinity(0))
+
+    def set_affinity(self, cores: Iterable[int]) -> None:
+        """Let this thread, and those that it starts, run on these cores only.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        os.sched_setaffinity(0, cores)
+
+    def set_memory_nodes(self, nodes: Sequence[int]) -> bool:
+        """Have this process's new pages come from these NUMA nodes only; False if the kernel refuses."""
+        number = _SET_MEMPOLICY.get(self.architecture())
+        if number is None:
+            return False
+        mask = (ctypes.c_ulong * (_MASK_BITS // 64))()
+        for node in nodes:
+            mask[node // 64] |= 1 << (node % 64)
+        libc = ctypes.CDLL(None, use_errno=True)
+        return int(libc.syscall(ctypes.c_long(number), ctypes.c_int(_MPOL_BIND), mask, ctypes.c_ulong(_MASK_BITS))) == 0
+
+    def memory_nodes(self) -> List[int]:
+        """The NUMA nodes to which the kernel has bound this process's new pages, whoever asked for it; empty if the
+        memory is not bound."""
+        number = _GET_MEMPOLICY.get(self.architecture())
+        if number is None:
+            return []
+        policy, mask = ctypes.c_int(), (ctypes.c_ulong * (_MASK_BITS // 64))()
+        libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(_MASK_BITS)
+        failed = libc.syscall(ctypes.c_long(number), ctypes.byref(policy), mask, size, None, ctypes.c_ulong(0))
+        if failed or policy.value & ~_POLICY_FLAGS != _MPOL_BIND:
+            return []
+        return [node for node in range(_MASK_BITS) if mask[node // 64] >> (node % 64) & 1]
+
+
+_system = System()
+
+
+def this_system() -> System:
+    """The system that this process runs on, or the one in its place."""
+    return _system
+
+
+@contextlib.contextmanager
+def use_system(system: System) -> Iterator[System]:
+    """Have all code of this process see another system while the context is open."""
+    global _system
+    former, _system = _system, system
+    try:
+        yield system
+    finally:
+        _system = former
