@@ -15,7 +15,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.machine.garbage_collection import gc_paused
-from fugaku_gpt.machine.local import usable_cores
+from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
 
@@ -121,7 +121,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
 
 
 def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], resume: str, force_data: bool) -> None:
-    threads = config.node.threads_per_rank or max(1, len(usable_cores()) // config.ranks_per_node)
+    threads = config.node.threads_per_rank or threads_of_rank(config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
     announce = None
     if launched is not None:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
-import psutil
-
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
-from fugaku_gpt.machine.memory import control_groups, machine_memory
+from fugaku_gpt.machine.memory import control_groups, machine_memory, private_and_shared_bytes
 from fugaku_gpt.machine.system import this_system
 
 SIMULATED = "FUGAKU_GPT_SIMULATOR"  # set in jobs of `fugaku-gpt sim`
@@ -26,6 +24,46 @@ _VECTOR_FLAGS = ("avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma", "sve2", "s
 def usable_cores() -> List[int]:
     """Numbers of the cores that this process may run on."""
     return this_system().affinity()
+
+
+def threads_of_rank(ranks_per_node: int) -> int:
+    """Threads of a rank for which no number is set: an equal share of the cores of this node's ranks, at least 1.
+
+    A launcher may have bound this rank to fewer cores, which then are its own: on Fugaku each of four ranks has the 12
+    of a core-memory group.
+    """
+    own, launcher = set(usable_cores()), set(this_system().launcher_affinity())
+    cores = own
+    if launcher > own:
+        cores = launcher
+    elif launcher and launcher != own:  # a daemon with cores of its own, such as A64FX's assistant cores
+        cores = set(online_cores())
+    allowed = _cores_of_control_group()  # a launcher may run outside of the group that limits the ranks
+    cores = (cores & allowed or cores) if allowed else cores
+    return max(1, min(len(own), len(cores) // ranks_per_node))
+
+
+def _cores_of_control_group() -> Set[int]:
+    """The cores that the control group of this process may use; empty where it does not say."""
+    for line in (this_system().read("proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, name = "sys/fs/cgroup", "cpuset.cpus.effective"
+        elif "cpuset" in controllers.split(","):
+            top, name = "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"
+        else:
+            continue
+        folders = [folder for folder in path.split("/") if folder and folder != ".."]
+        for depth in range(len(folders), -1, -1):  # where a group leaves it to the group around it, it has no such file
+            cores = this_system().read_numbers("/".join([top, *folders[:depth], name]))
+            if cores:
+                return set(cores)
+    return set()
+
+
+def online_cores() -> List[int]:
+    """Numbers of the cores of this machine that are switched on, whoever may use them."""
+    return this_system().read_numbers("sys/devices/system/cpu/online") or list(range(os.cpu_count() or 1))
 
 
 def group_by_numa_node(cores: Sequence[int]) -> List[List[int]]:
@@ -48,11 +86,6 @@ def _numa_node_of(core: int) -> Optional[int]:
     return None
 
 
-def online_cores() -> List[int]:
-    """Numbers of the cores of this machine that are switched on, whoever may use them."""
-    return this_system().read_numbers("sys/devices/system/cpu/online") or list(range(os.cpu_count() or 1))
-
-
 def memory_limit() -> int:
     """Bytes of memory that the processes of this node may use: the machine's, or the control group's if that is
     less."""
@@ -66,8 +99,8 @@ def node_used_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process."""
-    return int(psutil.Process().memory_info().rss)
+    """Resident memory of this process, with that in large pages."""
+    return sum(private_and_shared_bytes(os.getpid()))
 
 
 def out_of_memory_kills() -> int:

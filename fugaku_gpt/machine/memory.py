@@ -6,6 +6,7 @@ memory guard reads them many times a second.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -88,14 +89,43 @@ def guard_margin(limit: int) -> int:
 
 
 def private_and_shared_bytes(process: int) -> Tuple[int, int]:
-    """(private, possibly shared) resident bytes of a process; (0, 0) if it has ended."""
+    """(private, possibly shared) resident bytes of a process; (0, 0) if it has ended.
+
+    Large pages of hugetlbfs, which Fujitsu's library gives every heap by default, are private: the kernel leaves them
+    out of a process's resident pages.
+    """
     try:
         pages = this_system().path(f"proc/{process}/statm").read_text(encoding="ascii").split()
     except OSError:
         return 0, 0
     page_bytes = this_system().page_bytes()
     resident, shared = int(pages[1]) * page_bytes, int(pages[2]) * page_bytes
-    return resident - shared, shared
+    return resident - shared + hugetlb_bytes(process), shared
+
+
+def hugetlb_bytes(process: int) -> int:
+    """Bytes of a process in large pages of hugetlbfs; 0 if it has ended, or where the kernel does not report them."""
+    text = this_system().read(f"proc/{process}/status") or ""
+    reported = re.search(r"^HugetlbPages:\s*(\d+) kB$", text, re.MULTILINE)
+    return int(reported[1]) * 1024 if reported else 0
+
+
+def numa_node_use(nodes: Sequence[int]) -> Optional[MemoryUse]:
+    """Memory in use of some NUMA nodes together, without pages of files, which the kernel reclaims; None where the
+    system does not report it."""
+    used = limit = 0
+    for node in nodes:
+        text = this_system().read(f"sys/devices/system/node/node{node}/meminfo") or ""
+        kib = {name: int(number) for name, number in re.findall(r"^Node \d+ (\S+):\s*(\d+)", text, re.MULTILINE)}
+        if not {"MemTotal", "MemFree"} <= set(kib):
+            return None
+        free = sum(kib.get(name, 0) for name in ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable"))
+        limit += kib["MemTotal"] * 1024
+        used += (kib["MemTotal"] - free) * 1024
+    if not nodes:
+        return None
+    names = f"NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
+    return MemoryUse(used, limit, f"{names}, to which memory is bound")
 
 
 class NodeMemory:
@@ -110,11 +140,16 @@ class NodeMemory:
         self._processes = list(processes)
         self._limit = limit
         self._groups = control_groups()
+        # no page of this process comes from another node once these are full, whatever is free there
+        self._memory_nodes = this_system().memory_nodes()
 
     def uses(self) -> List[MemoryUse]:
         """The memory in use under each limit; the limit with the least free memory is first."""
         uses = [machine_use()]
         uses += [MemoryUse(group.used(), group.limit, "its control group") for group in self._groups]
+        own_nodes = numa_node_use(self._memory_nodes)
+        if own_nodes is not None:
+            uses.append(own_nodes)
         if self._limit is not None:
             sizes = [private_and_shared_bytes(process) for process in self._processes]
             used = sum(own for own, _ in sizes) + max((shared for _, shared in sizes), default=0)

@@ -1,4 +1,4 @@
-"""What the operating system reports of this node: its files under ``/proc`` and ``/sys``, and answers of system calls.
+"""Reads what the operating system reports of this node: files under ``/proc`` and ``/sys``, answers of system calls.
 
 All code that depends on them asks :func:`this_system`, so that its decisions can be tried for a node of another kind:
 :func:`use_system` puts a recorded one in the place of this one.
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Iterable, Iterator, List, Optional, Sequence
 
@@ -44,11 +45,7 @@ class System:
     def read_numbers(self, name: str) -> List[int]:
         """The numbers in a file of the kernel that lists cores or nodes, such as ``0-1,12-59``; empty where it is
         absent."""
-        numbers: List[int] = []
-        for span in filter(None, (self.read(name) or "").split(",")):
-            first, _, last = span.partition("-")
-            numbers += range(int(first), int(last or first) + 1)
-        return numbers
+        return _numbers(self.read(name) or "")
 
     def architecture(self) -> str:
         """Name of the processor's architecture, such as ``aarch64``."""
@@ -61,6 +58,12 @@ class System:
     def affinity(self) -> List[int]:
         """Numbers of the cores that this thread may run on."""
         return sorted(os.sched_getaffinity(0))
+
+    def launcher_affinity(self) -> List[int]:
+        """Numbers of the cores that the process that started this one may run on; empty where that is not reported."""
+        text = self.read(f"proc/{os.getppid()}/status") or ""
+        allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", text, re.MULTILINE)
+        return _numbers(allowed[1]) if allowed else []
 
     def set_affinity(self, cores: Iterable[int]) -> None:
         """Let this thread, and those that it starts, run on these cores only.
@@ -93,6 +96,14 @@ class System:
         if failed or policy.value & ~_POLICY_FLAGS != _MPOL_BIND:
             return []
         return [node for node in range(_MASK_BITS) if mask[node // 64] >> (node % 64) & 1]
+
+
+def _numbers(text: str) -> List[int]:
+    numbers: List[int] = []
+    for span in filter(None, text.split(",")):
+        first, _, last = span.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 _system = System()

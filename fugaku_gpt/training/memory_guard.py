@@ -18,7 +18,7 @@ from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.config.values import size_bytes
 from fugaku_gpt.errors import EXIT_RUN_FAILED
 from fugaku_gpt.machine.local import resident_bytes
-from fugaku_gpt.machine.memory import MemoryUse, NodeMemory, guard_margin
+from fugaku_gpt.machine.memory import MemoryUse, NodeMemory, guard_margin, hugetlb_bytes
 from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import OUT_OF_MEMORY, Result, RunDirectory, failure_lines
 
@@ -122,8 +122,8 @@ class MemoryGuard:
 def peak_resident_bytes() -> int:
     """Return the peak resident memory of this process in bytes; 0 if the system does not report it."""
     for line in (this_system().read("proc/self/status") or "").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+        if line.startswith("VmHWM:"):  # without large pages, of which no peak is reported
+            return int(line.split()[1]) * 1024 + hugetlb_bytes(os.getpid())
     return 0
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
@@ -9,6 +13,9 @@ import pytest
 
 from fugaku_gpt.comm import world
 from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.machine.system import use_system
+from tests.support.recorded import CORE_MEMORY_GROUPS, a64fx_node
 
 
 class Node:
@@ -35,16 +42,41 @@ class Node:
             values[0] = 1 + max(max(mask) for mask in self.masks)
 
 
-@pytest.mark.parametrize("online", [48, 50, 52, 60])  # with and without assistant cores, which have numbers below 12
+@pytest.mark.parametrize("assistants", [0, 2, 4])
 @pytest.mark.parametrize(("threads", "crowded"), [(12, False), (13, True)])
 def test_a_full_a64fx_node_is_crowded_only_by_more_threads_than_cores(
-    threads: int, crowded: bool, online: int, monkeypatch: pytest.MonkeyPatch
+    threads: int, crowded: bool, assistants: int, tmp_path: Path
 ) -> None:
-    masks = [range(12 + 12 * rank, 24 + 12 * rank) for rank in range(4)]  # cores 12 to 59
-    monkeypatch.setattr("os.cpu_count", lambda: online)
-    monkeypatch.setattr(world, "usable_cores", lambda: list(masks[0]))
+    masks = list(CORE_MEMORY_GROUPS.values())
     node: Any = Node(masks)
-    assert world._shares_cores(node, threads) is crowded
+    with use_system(a64fx_node(tmp_path, masks[0], assistants)):
+        assert world._shares_cores(node, threads) is crowded
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from fugaku_gpt.comm import open_world
+from fugaku_gpt.comm.mpi import MPI
+from fugaku_gpt.machine.system import use_system
+from tests.support.recorded import a64fx_node
+rank = MPI.COMM_WORLD.Get_rank()
+cores = range(12, 60) if sys.argv[2] == "unbound" else range(12 + 24 * rank, 36 + 24 * rank)
+with use_system(a64fx_node(Path(sys.argv[1]) / str(rank), cores)):
+    modes = [open_world(threads=threads)._shares_cores for threads in (24, 25)]
+sys.stdout.write(f"modes {modes}\\n")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("binding", ["bound", "unbound"])
+def test_ranks_of_a_full_a64fx_node_wait_without_sleeping(binding: str, tmp_path: Path) -> None:
+    """Two ranks of 24 threads fill the node, whether or not each has cores of its own; one more thread is too many."""
+    launcher = find_launcher()
+    command = [*launcher.command_prefix(2), sys.executable, "-c", _PROGRAM, str(tmp_path), binding]
+    environment = {**os.environ, **launcher.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines() == ["modes [False, True]"] * 2
 
 
 def test_cores_that_ranks_share_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

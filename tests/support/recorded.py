@@ -8,6 +8,7 @@ names of control groups, that assistant cores are NUMA node 0, and sizes in use.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence
 
@@ -28,6 +29,7 @@ class RecordedSystem(System):
         super().__init__(root)
         self._cores, self._architecture, self._page_bytes = sorted(cores), architecture, page_bytes
         self._memory_nodes: List[int] = []
+        self.launcher_cores = list(range(12, 60))  # of the process that started this one
 
     def architecture(self) -> str:
         return "aarch64"
@@ -37,6 +39,9 @@ class RecordedSystem(System):
 
     def affinity(self) -> List[int]:
         return list(self._cores)
+
+    def launcher_affinity(self) -> List[int]:
+        return self.launcher_cores
 
     def set_affinity(self, cores: Iterable[int]) -> None:
         self._cores = sorted(cores)
@@ -74,8 +79,8 @@ def a64fx_node(
         "proc/meminfo": _meminfo(33_230_848, 30_100_000),
         "proc/vmstat": "pgfault 9\npswpin 0\noom_kill 0",
         # 20480 pages of 64 KiB, 5120 of which may be shared
-        "proc/self/statm": "40960 20480 5120 64 0 30000 0",
-        "proc/self/status": f"VmHWM:\t 1572864 kB\nVmRSS:\t 1310720 kB\nHugetlbPages:\t {hugetlb_kib} kB\n"
+        f"proc/{os.getpid()}/statm": "40960 20480 5120 64 0 30000 0",
+        f"proc/{os.getpid()}/status": f"VmHWM:\t 1572864 kB\nVmRSS:\t 1310720 kB\nHugetlbPages:\t {hugetlb_kib} kB\n"
         f"Cpus_allowed_list:\t{own}\nMems_allowed_list:\t4-7",
         "proc/self/maps": "400000-410000 r-xp 00000000 00:13 1 /usr/bin/python3\n"
         + ("410000-420000 r-xp 00000000 00:13 2 /opt/FJSVxos/lib64/libmpg.so.1\n" if hugetlb_kib else ""),
@@ -100,6 +105,7 @@ def a64fx_node(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="ascii")
     (root / "dev/shm").mkdir(parents=True)
+    (root / "proc/self").joinpath("status").symlink_to(root / f"proc/{os.getpid()}/status")
     return RecordedSystem(root, own_cores)
 
 
@@ -111,16 +117,15 @@ def _meminfo(total: int, available: int) -> str:
 
 
 def _control_groups(version: str) -> Dict[str, str]:
-    """The files of the control groups that limit a job to its memory and the compute cores."""
+    """The files of the control groups that limit a job's memory and cores."""
     if version == "version 1":
-        memory, cores = f"sys/fs/cgroup/memory/{_GROUP}", f"sys/fs/cgroup/cpuset/{_GROUP}"
+        memory = f"sys/fs/cgroup/memory/{_GROUP}"
         return {
-            "proc/self/cgroup": f"9:memory:/{_GROUP}\n4:cpuset:/{_GROUP}\n1:name=systemd:/",
+            "proc/self/cgroup": f"9:memory:/{_GROUP}\n4:cpuset:/{_GROUP}/rank\n1:name=systemd:/",
             f"{memory}/memory.limit_in_bytes": str(JOB_BYTES),
             f"{memory}/memory.usage_in_bytes": str(2**30),
             f"{memory}/memory.stat": "total_inactive_file 0",
-            f"{cores}/cpuset.cpus": "12-59",
-            f"{cores}/cpuset.effective_cpus": "12-59",
+            f"sys/fs/cgroup/cpuset/{_GROUP}/cpuset.effective_cpus": "12-59",
         }
     if version == "version 2":
         return {

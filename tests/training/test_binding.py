@@ -6,12 +6,16 @@ import os
 import platform
 import subprocess
 import sys
-from typing import List
+from pathlib import Path
+from typing import List, Optional
 
 import pytest
 
+from fugaku_gpt.comm import Communicator
 from fugaku_gpt.machine.local import numa_nodes_of
-from fugaku_gpt.training.binding import cores_for_rank
+from fugaku_gpt.machine.system import use_system
+from fugaku_gpt.training.binding import bind, cores_for_rank
+from tests.support.recorded import a64fx_node
 
 A64FX = [list(range(12 + 12 * group, 24 + 12 * group)) for group in range(4)]
 
@@ -81,3 +85,23 @@ def test_more_threads_than_cores_are_not_bound() -> None:
         "print(bind(Communicator.alone(), 'cores', 100000)['bound'], [])"
     )
     assert run(program)[0].startswith("no: 1 ranks * 100000 threads are more than")
+
+
+@pytest.mark.parametrize(
+    ("policy", "threads", "cores", "nodes", "bound"),
+    [
+        ("memory", 48, list(range(12, 60)), [4, 5, 6, 7], "cores and memory"),
+        ("memory", 12, list(range(12, 24)), [4], "cores and memory"),
+        ("memory", 24, list(range(12, 36)), [4, 5], "cores and memory"),
+        ("cores", 12, list(range(12, 24)), [], "cores"),
+        ("none", 12, list(range(12, 60)), [], None),
+        ("cores", 49, list(range(12, 60)), [], "no: 1 ranks * 49 threads are more than 48 cores"),
+    ],
+)
+def test_a_rank_on_an_a64fx_node_is_bound_to_core_memory_groups(
+    tmp_path: Path, policy: str, threads: int, cores: List[int], nodes: List[int], bound: Optional[str]
+) -> None:
+    system = a64fx_node(tmp_path)
+    with use_system(system):
+        assert bind(Communicator.alone(), policy, threads).get("bound") == bound
+    assert (system.affinity(), system.memory_nodes()) == (cores, nodes)
