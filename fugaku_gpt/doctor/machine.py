@@ -54,12 +54,19 @@ def check_machine() -> List[Check]:
         check_mpi(),
         check_launcher(),
         check_ranks(),
+        *check_node(),
+    ]
+
+
+def check_node() -> List[Check]:
+    """The checks of what the system gives to processes on this node; they start no process."""
+    return [
         check_cores(),
         check_memory(local.memory_limit()),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         check_shared_memory(this_system().path("dev/shm")),
         check_tcmalloc(local.find_tcmalloc()),
-        check_package("tokenizers", WARN, "only `data prepare` needs it: pip install tokenizers"),
+        check_package("tokenizers", OK, "only `data prepare` needs it: pip install tokenizers"),
         check_clock(local.clock_mhz()),
         check_retention(local.job_resources()),
     ]
@@ -105,6 +112,8 @@ def check_launcher() -> Check:
     try:
         launcher = find_launcher()
     except UsageError as error:
+        if _is_in_pjm_job():
+            return Check("mpirun", OK, f"none of ours: {_PJM_STARTS_RANKS}")
         first, *more = str(error).splitlines()
         return Check("mpirun", FAIL, first, more[-1] if more else "")
     return Check("mpirun", OK, f"{launcher.family} {launcher.version} at {launcher.path}")
@@ -116,6 +125,8 @@ def check_ranks(seconds: float = PROBE_SECONDS) -> Check:
     try:
         launcher = find_launcher()
     except UsageError:
+        if _is_in_pjm_job():
+            return Check(name, OK, "not tried: `fugaku-gpt doctor node --job pjm` measures with the ranks of a job")
         return Check(name, FAIL, "no mpirun to start them", "see mpirun")
     lines: List[str] = []
     argv = [*launcher.command_prefix(2), sys.executable, "-c", _SUM_PROBE]
@@ -192,6 +203,9 @@ def check_shared_memory(directory: Path) -> Check:
 
 def check_tcmalloc(library: Optional[Path]) -> Check:
     """Checks the allocator for ``node.tcmalloc``."""
+    if library is None and local.processor_name() == local.A64FX:
+        seen = "not among the system's libraries: a profile of env/ names that of its build"
+        return Check("tcmalloc", OK, seen)
     if library is None:
         mend = "runs with node.tcmalloc will be recorded as `not applied`; on Debian: apt install libtcmalloc-minimal4"
         return Check("tcmalloc", WARN, "not installed", mend)
@@ -212,6 +226,13 @@ def check_retention(resources: Dict[str, str]) -> Check:
         seen = "no control here: node.retention_state will be recorded as `not applied`"
         return Check("retention_state", OK, seen)
     return Check("retention_state", OK, f"{state}, as granted to this job")
+
+
+_PJM_STARTS_RANKS = "the mpiexec of this PJM job starts its ranks"
+
+
+def _is_in_pjm_job() -> bool:
+    return bool(os.environ.get("PJM_JOBID"))
 
 
 def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:

@@ -77,6 +77,21 @@ def test_a_launcher_of_another_mpi_is_detected(monkeypatch: pytest.MonkeyPatch, 
     assert check.status == FAIL and "each rank is alone" in check.seen and "one family" in check.mend
 
 
+def test_the_mpiexec_of_a_pjm_job_is_no_lack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is neither MPICH's nor Open MPI's, and starts the ranks of its job only."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
+    mpiexec.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("PJM_JOBID", raising=False)
+    assert [check().status for check in (machine.check_launcher, machine.check_ranks)] == [FAIL, FAIL]
+    monkeypatch.setenv("PJM_JOBID", "7")
+    launcher, ranks = machine.check_launcher(), machine.check_ranks()
+    assert (launcher.status, ranks.status) == (OK, OK)
+    assert "the mpiexec of this PJM job" in launcher.seen and "doctor node --job pjm" in ranks.seen
+
+
 @pytest.mark.parametrize(
     ("cores", "assistants", "status"),
     [
@@ -118,3 +133,21 @@ def test_controls_that_are_absent_are_normal() -> None:
     assert machine.check_retention({"retention_state": "0"}).seen == "0, as granted to this job"
     assert machine.check_tcmalloc(None).status == WARN
     assert machine.check_tcmalloc(Path("/usr/lib/libtcmalloc.so.4")).status == OK
+
+
+@pytest.mark.parametrize("control_groups", ["version 1", "version 2", "none"])
+def test_nothing_is_wrong_with_a_healthy_a64fx_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_groups: str
+) -> None:
+    """Neither tcmalloc nor tokenizers belong to its system, and no run there needs them."""
+    monkeypatch.setattr(machine.metadata, "version", _not_installed)
+    monkeypatch.setenv("PJM_CUSTOM_RESOURCES", "freq=2000,eco_state=0,retention_state=1")
+    with use_system(a64fx_node(tmp_path, control_groups=control_groups)):
+        checks = {check.name: check for check in machine.check_node()}
+    assert [check for check in checks.values() if check.status != OK] == []
+    assert checks["clock"].seen == "fixed to 2000 MHz" and checks["memory"].seen.endswith(" in use")
+    assert checks["tokenizers"].seen == "not installed"
+
+
+def _not_installed(name: str) -> str:
+    raise machine.metadata.PackageNotFoundError(name)
