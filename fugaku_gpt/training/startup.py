@@ -198,11 +198,13 @@ def mmap_large_allocations() -> Iterator[None]:
 def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str, Any]) -> Dict[str, Any]:
     """Collect what is running on every rank, for ``environment.json``; collective. Empty on ranks other than 0."""
     world = grid.world
+    cores = local.usable_cores()
     rank_facts = {
         "rank": world.rank,
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "affinity": local.usable_cores(),
+        "affinity": cores,
+        "numa_nodes": local.numa_nodes_of(cores),
         "memory_nodes": this_system().memory_nodes(),
         **process,
     }
@@ -255,7 +257,8 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
     for rank in ranks[:_RANKS_SHOWN]:
         lines.append(
             f"rank {rank['rank']} on {rank['host']}: {rank['threads']} threads on cores {spans(rank['affinity'])}"
-            + (f", memory of nodes {spans(rank['memory_nodes'])}" if rank.get("memory_nodes") else "")
+            + (f" of {_nodes_text(rank['numa_nodes'])}" if rank.get("numa_nodes") else "")
+            + (f", memory of {_nodes_text(rank['memory_nodes'])} only" if rank.get("memory_nodes") else "")
             + (f" (bound: {rank['bound']})" if rank.get("bound") else "")
         )
     if len(ranks) > _RANKS_SHOWN:
@@ -329,6 +332,10 @@ def _notes(config: RunConfig, ranks: Sequence[Mapping[str, Any]]) -> List[str]:
 
 
 _RANKS_SHOWN = 8
+
+
+def _nodes_text(nodes: Sequence[int]) -> str:
+    return f"NUMA node{'s' * (len(nodes) > 1)} {spans(nodes)}"
 
 
 def _yes_or_no(value: bool) -> str:

@@ -110,7 +110,8 @@ def test_the_block_names_builds_threads_cores_mpi_and_toggles() -> None:
         f"kernels for {facts['build']['instruction_set']}",
         f"processor {facts['processor']}",
         f"MPI {mpi['library']}, standard {mpi['standard']}, threads: {mpi['thread_level']}, mpi4py {mpi['mpi4py']}",
-        f"rank 0 on {first['host']}: 1 threads on cores {spans(first['affinity'])}",
+        f"rank 0 on {first['host']}: 1 threads on cores {spans(first['affinity'])}"
+        + (f" of NUMA node {first['numa_nodes'][0]}" if len(first["numa_nodes"]) == 1 else ""),
         "denormals flushed ",
         "toggle freq_mhz=1: NOT applied (seen: ",
         "toggle tcmalloc=True: ",
