@@ -60,6 +60,12 @@ class Library:
         self._gemm_workspace_floats.argtypes, self._gemm_workspace_floats.restype = [*[_INT64] * 3, *[_INT] * 3], _INT64
         self._supports_gemm = loaded.supports_gemm
         self._supports_gemm.argtypes, self._supports_gemm.restype = [_INT], _INT
+        self.triad = loaded.triad
+        self.triad.argtypes, self.triad.restype = [*[_ADDRESS] * 3, _INT64, _FLOAT, _INT64], None
+        self.chained_additions = loaded.chained_additions
+        self.chained_additions.argtypes, self.chained_additions.restype = [_INT64], _INT64
+        self.multiply_adds = loaded.multiply_adds
+        self.multiply_adds.argtypes, self.multiply_adds.restype = [_INT64, _FLOAT, _ADDRESS], _INT64
         self._lanes = loaded.lanes
         self._lanes.argtypes, self._lanes.restype = [], _INT
         self.gemm = loaded.gemm
