@@ -39,6 +39,7 @@ from fugaku_gpt.records import (
     flight,
     index,
     job,
+    node_report,
     operators,
     run,
     sweep,
@@ -85,6 +86,7 @@ RECORD_FORMATS = (
     RecordFormat("Prepared corpus", "`manifest.json`, `tokenizer.json`, `.bin` and `.idx`", prepared_corpus),
     RecordFormat("Token files", "`<prefix>.bin`, `<prefix>.idx`", indexed),
     RecordFormat("Live comparison", "`comparison.json`, `pair-<number>/`", comparison_pairs),
+    RecordFormat("Report of nodes", "`node-report.json`, `node-report.txt`, `measurements.json`", node_report),
     RecordFormat("Imported log", "`imported.json`, `metrics.jsonl`", imported),
     RecordFormat(
         "Probed machine",

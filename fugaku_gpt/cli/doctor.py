@@ -9,6 +9,7 @@ from typing import Any, Dict, List
 
 import click
 
+from fugaku_gpt.cli.node import node
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
@@ -39,6 +40,7 @@ def doctor() -> None:
     """Check whether this machine can train; with RUN_DIR, report what happened to that run.
 
     For a run that hangs, or hung before it was ended, `doctor hang` reports which rank waits for which, and the cause.
+    `doctor node` measures this machine, or the nodes of a job.
 
     Exit codes: 0 this machine can train, or the run is reported, 1 a check of the machine failed, 2 usage.
     """
@@ -94,6 +96,9 @@ def hang(run_directory: Path, form: str) -> None:
         click.echo("\n".join(report_lines(report)))
     if report.hang is not None and report.hang.culprits:
         raise click.exceptions.Exit(EXIT_FINDINGS)
+
+
+doctor.add_command(node)
 
 
 def _report_json(report: HangReport) -> Dict[str, Any]:

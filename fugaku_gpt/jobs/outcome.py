@@ -41,6 +41,7 @@ from fugaku_gpt.records.job import (
     exit_records,
     read_history,
 )
+from fugaku_gpt.records.node_report import REPORT_FILE
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 
@@ -261,6 +262,8 @@ def _find_cause(evidence: _Evidence) -> Cause:
 
 
 def _ended_well(evidence: _Evidence, result: Optional[Result]) -> Cause:
+    if result is None and (evidence.run.path / REPORT_FILE).exists():  # its ranks measured nodes, and trained nothing
+        return Cause(runs.OK, "", "", NEVER)
     if result is None:
         cause = _joined("exit code 0, but no result was recorded", failure_reason(evidence.tail()))
         return Cause(runs.FAILED, cause, "look at `fugaku-gpt job logs`", NEVER)

@@ -107,19 +107,26 @@ def render_from_files(config: RunConfig) -> JobScript:
     Raises:
         ConfigError: see :func:`render_job`; also if a file is not valid or cannot be read.
     """
-    profile = this_python()
-    if config.job.profile:
-        file = Path(config.job.profile)
-        profile = load_profile(file)
-        if not config.job.tarball:
-            profile = with_absolute_paths(profile, file.parent)
     template = None
     if config.job.template:
         try:
             template = Path(config.job.template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"job.template: {config.job.template}: cannot be read: {error}") from None
-    return render_job(config, profile, template)
+    return render_job(config, profile_of(config), template)
+
+
+def profile_of(config: RunConfig) -> Profile:
+    """Return the profile that ``job.profile`` names, or that of this Python.
+
+    Raises:
+        ConfigError: it is not valid.
+    """
+    if not config.job.profile:
+        return this_python()
+    file = Path(config.job.profile)
+    profile = load_profile(file)
+    return profile if config.job.tarball else with_absolute_paths(profile, file.parent)
 
 
 def job_name(config: RunConfig) -> str:
