@@ -183,7 +183,7 @@ def with_groups(limits: SiteLimits, groups: Iterable[GroupLimits], source: str) 
     merged = dict(limits.groups)
     dates = [limits.date]
     for group in groups:
-        updates = {key: value for key, value in vars(group).items() if value not in (None, (), False)}
+        updates = {key: value for key, value in vars(group).items() if value not in (None, ())}
         merged[group.name] = replace(merged.get(group.name, group), **updates)
         dates.append(group.date)
     return replace(limits, groups=merged, date=max(dates), source=f"{source}; {limits.source}".rstrip("; "))

@@ -87,7 +87,7 @@ WIDE: List[str] = [
     "dp=8 node-first two-layers",
     "dp=2 tp=4 zero sp selective two-layers micro=2",
     "dp=2 pp=4 zero",
-    "tp=2 pp=4 micro=2",
+    "tp=2 pp=4",
     "tp=4 pp=2 sp full two-layers micro=2",
     "dp=2 tp=2 pp=2 two-layers",
     "dp=2 tp=2 pp=2 order=dp,tp,pp zero sp interleaved selective length-ramp rollback micro=2",

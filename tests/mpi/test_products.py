@@ -31,6 +31,8 @@ def begin(world: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Arguments: the speedup in this rank's file (None: there is no file), the processor of this rank.
     """
 
+    before = dict(vars(RANK_CONSENSUS))
+
     def start(speedup: Optional[float], processor: str = "") -> Any:
         vars(RANK_CONSENSUS).update(vars(KernelChoices()))
         stamp = replace(product_choice.current_stamp.__wrapped__(), processor=processor)
@@ -44,6 +46,7 @@ def begin(world: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return kernels["compiled_products"], RANK_CONSENSUS.products_reason
 
     yield start
+    vars(RANK_CONSENSUS).update(before)
     product_choice.forget_recorded()
 
 

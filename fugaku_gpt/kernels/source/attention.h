@@ -11,11 +11,6 @@
 #define QUERIES 96
 #define KEYS 64
 
-/* SVE's own instructions work on vectors of LANES numbers: not where NEON's make up for an unknown length. */
-#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 32 * LANES
-#define HAS_SVE_VECTORS 1
-#endif
-
 #define LOG2_E 1.44269504088896341f
 
 /* The factor of queries: probabilities are then powers of two of scores. Both passes must round it alike. */

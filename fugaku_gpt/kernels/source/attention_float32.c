@@ -9,7 +9,7 @@ INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, fl
     for (int64_t j = s->width; j < s->padded; j++) y[j] = 0.0f;
 }
 
-#ifdef HAS_SVE_VECTORS
+#ifdef HAS_FIXED_SVE
 #include "attention_sve.h"
 #else
 /* c[rows, ATTENTION_NR] = or += a[rows, k] b[k, ATTENTION_NR]; a's element (i, j) is at i * a_row + j * a_column. */

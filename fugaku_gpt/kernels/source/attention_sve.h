@@ -111,25 +111,16 @@ INLINE void softmax_backward(const Block *block, float *p, float *g, const float
         for (int64_t i = 0; i < block->count; i++) apply_mask(p + i * KEYS, mask_of(block, i), valid_keys(block, i));
 }
 
-/* [KEYS, padded] to [padded, KEYS], by squares of LANES rows: each step interleaves the upper and the lower half. */
+/* [KEYS, padded] to [padded, KEYS], by squares of LANES rows. */
 static void transpose(const float *restrict x, int64_t padded, float *restrict y)
 {
     const svbool_t all = svptrue_b32();
     for (int64_t i = 0; i < KEYS; i += LANES)
         for (int64_t j = 0; j < padded; j += LANES) {
-            sve_vec rows[LANES], next[LANES];
+            sve_vec rows[LANES];
 #pragma GCC unroll 16
             for (int lane = 0; lane < LANES; lane++) rows[lane] = svld1(all, x + (i + lane) * padded + j);
-#pragma GCC unroll 4
-            for (int step = 1; step < LANES; step *= 2) {
-#pragma GCC unroll 8
-                for (int lane = 0; lane < LANES / 2; lane++) {
-                    next[2 * lane] = svzip1(rows[lane], rows[lane + LANES / 2]);
-                    next[2 * lane + 1] = svzip2(rows[lane], rows[lane + LANES / 2]);
-                }
-#pragma GCC unroll 16
-                for (int lane = 0; lane < LANES; lane++) rows[lane] = next[lane];
-            }
+            transpose_vectors(rows);
 #pragma GCC unroll 16
             for (int lane = 0; lane < LANES; lane++) svst1(all, y + (j + lane) * KEYS + i, rows[lane]);
         }

@@ -104,14 +104,33 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
 
 #if defined(__ARM_FEATURE_SVE) && defined(__has_include)
 #if __has_include(<arm_sve.h>)
-/* Vectors of any length, in loops written for A64FX. Its instruction window of 128 must hold so many iterations that their
-   chains of operations, of 9 cycles each, overlap: long computations are loops of stages, with results in the L1 cache
+/* Vectors of any length, in loops written for A64FX. Its window of 128 instructions must hold enough iterations for their
+   chains of operations, of 9 cycles each, to overlap: long computations are loops of stages, with results in the L1 cache
    between them, and sums have several accumulators. A division or square root by instructions takes it 98 cycles for one
    vector, in which the pipe does nothing else (model of LLVM 19), so they are Newton's method. */
 #define HAS_SVE 1
 #include <arm_sve.h>
-#ifdef __ARM_FEATURE_SVE_BITS
+
+/* Vectors of LANES numbers are SVE's: its length is fixed, and NEON's do not make up for it. */
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 32 * LANES
+#define HAS_FIXED_SVE 1
 typedef svfloat32_t sve_vec __attribute__((arm_sve_vector_bits(__ARM_FEATURE_SVE_BITS)));
+
+/* Transposes LANES rows of LANES numbers: each step interleaves the upper and the lower half. */
+INLINE void transpose_vectors(sve_vec *rows)
+{
+    sve_vec next[LANES];
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = svzip1_f32(rows[i], rows[i + LANES / 2]);
+            next[2 * i + 1] = svzip2_f32(rows[i], rows[i + LANES / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) rows[i] = next[i];
+    }
+}
 #endif
 
 /* Numbers at + 0, 1, ... of x in float32; those that p lacks are 0. */

@@ -12,7 +12,7 @@
 #else
 #define KEEP_ORDER ((void)0)
 #endif
-#if defined(HAS_SVE_VECTORS) && !defined(__clang__)
+#if defined(HAS_SVE_MICRO_KERNELS) && !defined(__clang__)
 #define MULTIPLIES_PAIRS_OF_UNITS 1
 #endif
 
@@ -35,7 +35,7 @@ INLINE vec multiply_add(vec sum, float x, vec y, const int type)
 /* Stores numbers rounded to bfloat16. */
 INLINE void store_rounded(uint16_t *to, vec x)
 {
-#if defined(HAS_BF16_MATRIX_PRODUCTS) && defined(HAS_SVE_VECTORS)
+#if defined(HAS_BF16_MATRIX_PRODUCTS) && defined(HAS_SVE_MICRO_KERNELS)
     const svbool_t all = svptrue_b32();
     svst1h_u32(all, to, svreinterpret_u32_bf16(svcvt_bf16_f32_x(all, (sve_vec)x)));
 #elif defined(HAS_BF16_MATRIX_PRODUCTS)
@@ -175,7 +175,7 @@ INLINE void micro_kernel(const int type, const int rounds, const int accumulates
 
 #ifdef HAS_BF16_MATRIX_PRODUCTS
 /* A vector of 128-bit segments. */
-#ifdef HAS_SVE_VECTORS
+#ifdef HAS_SVE_MICRO_KERNELS
 INLINE vec in_all_segments(const float *x) { return (sve_vec)svld1rq_f32(svptrue_b32(), x); }
 
 /* Adds to each segment, [2, 2], the product of x [2, 4] and the transpose of y [2, 4]. The instruction rounds to odd, and

@@ -183,7 +183,14 @@ static void pack_a(const Matrix *a, int a_in_place, int64_t row, int64_t column,
 /* Transposes [LANES] rows of LANES numbers. */
 INLINE void transpose(vec *x)
 {
-#if LANES == 16 && !defined(__clang__) /* clang has no such shuffle */
+#if defined(HAS_FIXED_SVE)
+    sve_vec rows[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) rows[i] = (sve_vec)x[i];
+    transpose_vectors(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) x[i] = (vec)rows[i];
+#elif LANES == 16 && !defined(__clang__) /* clang has no such shuffle */
     typedef int32_t order __attribute__((vector_size(4 * LANES)));
 #pragma GCC unroll 4
     for (int step = 1; step < LANES; step *= 2) {

@@ -4,9 +4,9 @@
 
 #include "common.h"
 
-/* Vectors are SVE's. (Of 128 bits they are NEON's.) */
-#if defined(__ARM_FEATURE_SVE_BITS) && LANES > 4
-#define HAS_SVE_VECTORS 1
+/* Micro-kernels use SVE's instructions; for 128 bits NEON's. */
+#if defined(HAS_FIXED_SVE) && LANES > 4
+#define HAS_SVE_MICRO_KERNELS 1
 #endif
 #ifdef __aarch64__
 #include <arm_neon.h>

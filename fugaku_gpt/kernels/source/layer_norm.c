@@ -65,7 +65,7 @@ INLINE void sve_gradient_row(const void *x, const void *y_grad, void *x_grad, in
     const float mean_projection = svaddv_f32(all, svadd_f32_x(all, projection, second_projection)) / (float)width;
     for (j = 0; j < width; j += step) {
         const svbool_t p = svwhilelt_b32_s64(j, width);
-        const svfloat32_t normal = normal_vector(all, x, at + j, type, mean, scale);
+        const svfloat32_t normal = normal_vector(p, x, at + j, type, mean, scale);
         const svfloat32_t weighted = svmul_f32_x(all, load_vector(p, y_grad, at + j, type), svld1_f32(p, weight + j));
         const svfloat32_t rest = svmls_n_f32_x(all, svsub_n_f32_x(all, weighted, mean_sum), normal, mean_projection);
         store_vector(p, svmul_n_f32_x(all, rest, scale), x_grad, at + j, type);

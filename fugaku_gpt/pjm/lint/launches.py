@@ -19,7 +19,7 @@ _OPTIONS_WITH_VALUE = (
     "ppn", "map-by", "bind-to", "env", "f", "configfile",
 )  # fmt: skip
 _VALUE_COUNTS = {**dict.fromkeys(_OPTIONS_WITH_VALUE, 1), "mca": 2, "gmca": 2}
-_COUNT_OPTIONS = ("-n", "-np", "--np", "--n", "-c")
+COUNT_OPTIONS = ("-n", "-np", "--np", "--n", "-c")
 OUTPUT_OPTION = re.compile(r"--?(std|stdout|stderr|of|ofout|oferr)(-proc)?")
 _EXPANSION = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -195,7 +195,7 @@ def _launch(command: Command, argv: Sequence[Word], launcher_index: int, constan
             has_several_programs = True
             index = end + 1
             continue
-        if word.text in _COUNT_OPTIONS:
+        if word.text in COUNT_OPTIONS:
             count_word = count_word or following
             counts.append(constant_number(following.text if following else None, constants))
         if OUTPUT_OPTION.fullmatch(word.text):

@@ -225,6 +225,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [
             FT + "#PJM -L node=4 --mpi proc=16\ncd x\n./octotiger --config=x\n",
             ANY + "#PJM -L rscunit=fx,node=2\nexport A=1\n./a.out | tee log\n",
+            FT + "#PJM -L node=4\n# mpiexec ./a.out\n./a.out\n",
         ],
         [
             FT + "#PJM -L node=4 --mpi proc=16\nmpiexec ./a.out\n",
@@ -235,6 +236,8 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=4\n. ./settings\n./a.out\n",
             FT + "#PJM -L node=4\nmpi4py_start ./a.out; bash -c 'mpiexec ./b.out'\n",
             FT + "#PJM -L node=4\necho nothing to do\n",
+            FT + "#PJM -L node=4\nout=$(mpiexec ./a)\n./show\n",
+            FT + "#PJM -L node=4\n./drive <<E\nmpiexec ./a\nE\n",
             FT + "#PJM -L node=${N}\n./a.out\n",
         ],
     ),
@@ -416,6 +419,10 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "for i in 1 2 3 4; do\n  mpiexec -n 4 ./a.out $i &\ndone\nwait\n",
             FT + "mpiexec -n 4 ./a &\nmpiexec -n 4 ./b &\nwait\n",
             FT + "mpiexec -n 4 ./a &\nmpiexec -n 4 ./b\nwait\n",
+            FT + "mpiexec -n $N ./a $i &\nmpiexec -n $N ./b &\nwait\n",
+            FT + "for i in 1 2; do mpiexec -n 4 $EXE in.txt & done\nwait\n",
+            FT + "mpiexec ./a &\nwait\nmpiexec ./b &\nmpiexec ./c &\nwait\n",
+            FT + "mpiexec ./a &\nsleep 5\nmpiexec ./b &\nwait\n",
             ANY + "#PJM -L rscunit=fx\nwhile read x; do mpiexec ./a $x & done < list\nwait\n",
         ],
         [
@@ -425,6 +432,10 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "for i in 1 2; do mpiexec ./a $i; done\n",
             FT + "if x; then\nmpiexec ./a &\nfi\nwait\n",
             FT + "for i in 1 2; do mpiexec $PLACE -n 4 ./a & done\nwait\n",
+            FT + 'for i in 1 2; do mpiexec "${PLACE[@]}" ./a & done\nwait\n',
+            FT + "for i in 1 2; do mpiexec ./a $i & wait; done\n",
+            FT + "if x; then\nmpiexec ./a &\nelse\nmpiexec ./b &\nfi\nwait\n",
+            FT + "mpiexec ./a &\nwhile kill -0 $!; do sleep 1; done\nmpiexec ./b\n",
         ],
     ),
     "PJM069": (
@@ -437,6 +448,8 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "mpiexec -vcoordfile v ./server &\nmpiexec -vcoordfile w ./client\n",
             FT + "mpiexec ./a &\nwhile kill -0 $!; do sleep 1; done\n",
             FT + "mpiexec ./a\n",
+            FT + "wait_all() { wait; }\nmpiexec ./a &\nwait_all\n",
+            FT + "mpiexec ./a &\n./monitor.sh\n",
         ],
     ),
     "PJM070": (
@@ -545,6 +558,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "./illio_transfer ./a.out\n",
             FT + "mpiexec.hydra ./a\nmpirun ./a\n",
             FT + "illio_transfer() { llio_transfer $1; }\nillio_transfer ./a.out\n",
+            FT + "function illio_transfer {\nllio_transfer $1\n}\nillio_transfer ./a.out\n",
             FT + "echo illio_transfer\n",
             ANY + "#PJM -L rscgrp=a-batch\nillio_transfer x\n",
         ],

@@ -212,8 +212,9 @@ def interactive_group(facts: Facts) -> Iterator[Hit]:
     group = facts.group
     if not group or "interact" in facts.script.options:
         return
-    known = facts.group_limits.interactive if facts.group_limits else False
-    if known or (not facts.is_fugaku and "interactive" in group):
+    limits = facts.group_limits
+    is_interactive = limits.interactive if limits else not facts.is_fugaku and "interactive" in group
+    if is_interactive:
         line, column = facts.position("resources.rscgrp", group)
         message = f"the resource group {printable(group)} takes interactive jobs alone"
         yield Hit(line, message, column, downgrade=COMMAND_LINE)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator, List
+from typing import Iterator, Optional
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
-from fugaku_gpt.pjm.lint.launches import LAUNCHERS, Launch
+from fugaku_gpt.pjm.lint.launches import COUNT_OPTIONS, LAUNCHERS, Launch
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.shell import Command
 from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
 
 # options of mpiexec that give a call nodes of its own
 _PLACEMENT = re.compile(r"--?(v?coordfile|host|H|hostfile|machinefile)")
-_WAITS = ("wait", "sleep", "tail", "fg", "kill")  # with these a script may well outlive what it has started
+_WAITS = ("wait", "tail", "fg", "kill")  # commands that wait for what runs in the background, kill -0 in a loop
+_KEEP_ALIVE = (*_WAITS, "sleep")  # with these a script may well outlive what it has started
 # commands that print, set or look up something: what comes after them may still start processes
 _QUIET = frozenset({
     "echo", "printf", "date", "cd", "pwd", "ls", "cat", "export", "set", "unset", "ulimit", "module", "mkdir", "cp",
@@ -29,8 +30,10 @@ _MAY_LAUNCH = re.compile(
     r"(?:^|/)(?:python|perl|ruby|julia|bash|sh|ksh|zsh|csh|tcsh|make|eval|exec|source|\.|pjrsh|srun|mpi\w*|\w*mpi"
     r"|parallel|apptainer|singularity)[0-9.]*$|\.(?:sh|bash|csh|py|pl|rb|jl|pjm)$|[$`]"
 )
-# commands of the site, and of this software, that scripts misspell
-_SITE_COMMANDS = ("llio_transfer", "dir_transfer", "sort_libp", "mpiexec", "pjsub", "pjstat", "pjdel", "pjacl")
+# a launcher in a line that is no comment, such as in a substitution or a here-document
+_LAUNCH = re.compile(r"^(?!\s*#).*\bmpi(?:exec|run)\b", re.MULTILINE)
+# commands of the site, and of its scheduler, that scripts misspell; shorter ones resemble too many others
+_SITE_COMMANDS = ("llio_transfer", "dir_transfer", "sort_libp", "mpiexec", "pjstat")
 
 
 @rule(
@@ -47,7 +50,7 @@ def idle_nodes(facts: Facts) -> Iterator[Hit]:
     if not facts.nodes or facts.nodes < 2 or facts.launches or "bulk" in facts.script.options:
         return
     programs = [command for command in facts.commands if command.argv and command.name not in _QUIET]
-    if programs and not any(_may_launch(command) for command in facts.commands):
+    if programs and not any(_may_launch(command) for command in facts.commands) and not _LAUNCH.search(facts.body_text):
         program = programs[-1]
         message = f"{facts.nodes} nodes, and no mpiexec: {printable(program.argv[0].text)} runs on the first alone"
         yield Hit(program.line, message, program.column)
@@ -68,31 +71,39 @@ def _may_launch(command: Command) -> bool:
     site=FX1000,
 )
 def concurrent_launches(facts: Facts) -> Iterator[Hit]:
-    behind = [launch for launch in facts.launches if launch.command.background and not _is_placed(launch)]
-    repeated = [launch for launch in behind if launch.command.in_loop]
-    if repeated:
-        word = repeated[0].word
-        yield Hit(word.line, "a loop starts mpiexec again while the last call runs, on the same nodes", word.column)
-    elif behind:
-        for launch in facts.launches:
-            if launch.word.line > behind[0].word.line and not _is_placed(launch):
-                if not _waits_between(facts, behind[0], launch):
-                    message = f"mpiexec starts while that of line {behind[0].word.line} runs, on the same nodes"
-                    yield Hit(launch.word.line, message, launch.word.column)
-                return
+    launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
+    running: Optional[Launch] = None
+    for command in facts.commands:
+        launch = launches.get((command.line, command.column))
+        if command.name in _WAITS:
+            running = None
+        if launch is None or _is_placed(launch):
+            continue
+        if running is not None and not (running.command.nested and command.nested):  # both: perhaps if and else
+            message = f"mpiexec starts while that of line {running.word.line} runs, on the same nodes"
+            yield Hit(launch.word.line, message, launch.word.column)
+            return
+        if command.background and command.in_loop and not _loop_waits(facts, command):
+            message = "a loop starts mpiexec again while the last call runs, on the same nodes"
+            yield Hit(launch.word.line, message, launch.word.column)
+            return
+        running = launch if command.background else running
+
+
+def _loop_waits(facts: Facts, launch: Command) -> bool:
+    """Whether a loop waits after a call that it has put in the background."""
+    return any(command.name in _WAITS and command.in_loop and command.line >= launch.line for command in facts.commands)
 
 
 def _is_placed(launch: Launch) -> bool:
     """Whether a call of mpiexec names its nodes, or may do so through a variable."""
-    words = launch.command.argv
-    options = words[: words.index(launch.program[0]) + 1] if launch.program and launch.program[0] in words else words
-    return any(_PLACEMENT.fullmatch(word.text) or word.raw.startswith("$") for word in options)
-
-
-def _waits_between(facts: Facts, first: Launch, second: Launch) -> bool:
-    return any(
-        command.name == "wait" and first.word.line <= command.line <= second.word.line for command in facts.commands
-    )
+    words, program = launch.command.argv, launch.program
+    options = words[: words.index(program[0])] if program and program[0] in words else words
+    for before, word in zip(("", *(word.text for word in options)), options):
+        if _PLACEMENT.fullmatch(word.text) or ("$" in word.raw and before not in COUNT_OPTIONS):
+            return True
+    # a variable before the program may hold options: `mpiexec $PLACE ./a.out`
+    return len(program) > 1 and "$" in program[0].raw and program[1].raw.startswith(("-", "$", "./", "/", '"$'))
 
 
 @rule(
@@ -104,18 +115,17 @@ def _waits_between(facts: Facts, first: Launch, second: Launch) -> bool:
     source="End-user's Guide J2UL-2534, 2.1.1",
 )
 def no_wait(facts: Facts) -> Iterator[Hit]:
-    behind: List[Launch] = []
-    for launch in facts.launches:
-        if not launch.command.background:
-            behind = []  # a call in the foreground keeps the script alive
-        else:
-            behind.append(launch)
-    if not behind:
+    behind = [launch for launch in facts.launches if launch.command.background]
+    if not behind or any(command.name == "wait" for command in facts.commands):
         return
-    last = behind[-1].command.line
-    if not any(command.name in _WAITS and command.line >= last for command in facts.commands):
-        word = behind[-1].word
-        yield Hit(word.line, "mpiexec in the background, and no wait after it: the script ends at once", word.column)
+    last = behind[-1]
+    for command in facts.commands:
+        if command.line < last.command.line or command == last.command:
+            continue
+        if command.name in _KEEP_ALIVE or (command.name not in _QUIET and command.argv and not command.background):
+            return
+    message = "mpiexec in the background, and no wait after it: the script ends at once"
+    yield Hit(last.word.line, message, last.word.column)
 
 
 @rule(
@@ -134,7 +144,8 @@ def misspelt_command(facts: Facts) -> Iterator[Hit]:
         if word is None or "/" in word.text or "$" in word.text or word.text in (*_SITE_COMMANDS, *LAUNCHERS):
             continue
         meant = next((name for name in _SITE_COMMANDS if _is_misspelling(word.text, name)), None)
-        if meant and not re.search(rf"^\s*(function\s+)?{re.escape(word.text)}\s*\(\)", facts.body_text, re.MULTILINE):
+        name = re.escape(word.text)
+        if meant and not re.search(rf"^\s*(?:function\s+{name}\b|{name}\s*\(\))", facts.body_text, re.MULTILINE):
             yield Hit(word.line, f"no site has a command {printable(word.text)}", word.column, f"did you mean {meant}?")
 
 
@@ -143,7 +154,7 @@ def _is_misspelling(text: str, name: str) -> bool:
     also hyphens for underscores."""
     if len(name) > 8 and text.replace("-", "_") == name:
         return text != name
-    if abs(len(text) - len(name)) > 1 or len(name) < 6:
+    if abs(len(text) - len(name)) > 1:
         return False
     start = 0
     while start < min(len(text), len(name)) and text[start] == name[start]:

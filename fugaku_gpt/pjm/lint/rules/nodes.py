@@ -138,9 +138,9 @@ def no_node(facts: Facts) -> Iterator[Hit]:
 @rule(
     "PJM034",
     ERROR,
-    "resources that Fugaku does not have",
+    "resources that FX nodes do not have",
     why="vnode, vnode-core, vnode-mem, core-mem and -P are for PRIMERGY (x86) nodes, gpu for nodes with GPUs, and "
-    "--omp is an addition of single sites; Fugaku's nodes are FX.",
+    "--omp is an addition of single sites; the nodes of Fugaku and its like are FX.",
     fix='ask for whole nodes: -L "node=N"',
     source="Command Reference J2UL-2549, pjsub, -L vnode and -P",
     site=FX1000,
