@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, Mapping, Tuple
+from typing import Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
@@ -67,28 +67,37 @@ class Work:
     """Seconds of operations by their cores and by their memory.
 
     Attributes:
-        overlapped: the sum of the longer of both over the operations.
+        overlapped: the sum of the longer of both over the operations, and of waits for other ranks between them.
+        idle: waits for other ranks where cores and memory of no rank work at the same time.
     """
 
     cores: float = 0.0
     memory: float = 0.0
     overlapped: float = 0.0
+    idle: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(self.cores + other.cores, self.memory + other.memory, self.overlapped + other.overlapped)
+        return Work(
+            self.cores + other.cores,
+            self.memory + other.memory,
+            self.overlapped + other.overlapped,
+            self.idle + other.idle,
+        )
 
     def times(self, count: float) -> "Work":
         """The work done ``count`` times."""
-        return Work(count * self.cores, count * self.memory, count * self.overlapped)
+        return Work(count * self.cores, count * self.memory, count * self.overlapped, count * self.idle)
 
     @property
     def not_overlapped(self) -> float:
         """Seconds if cores and memory never work at the same time."""
-        return self.cores + self.memory
+        return self.cores + self.memory + self.idle
 
     @property
-    def bound_by(self) -> str:
-        """The side that takes the most time: ``cores`` or ``memory``."""
+    def bound_by(self) -> Optional[str]:
+        """The side that takes the most time: ``cores`` or ``memory``; None where neither works."""
+        if not self.cores and not self.memory:
+            return None
         return "cores" if self.cores >= self.memory else "memory"
 
 
@@ -223,7 +232,8 @@ def predict_counted(config: RunConfig, machine: Machine) -> CountedPrediction:
 
     Raises:
         UsageError: the machine has none, or the run is of another type than float32, on more than one node or with more
-            threads than a node has cores, or attention is not computed by our kernels.
+            threads than a node has cores, sums rounded gradients, or products or attention are not computed by our
+            kernels.
     """
     counted = machine.counted
     if counted is None:
@@ -249,8 +259,12 @@ def predict_counted(config: RunConfig, machine: Machine) -> CountedPrediction:
 
 
 def _checked_run(config: RunConfig, counted: CountedCycles) -> RunConfig:
-    """The run with the threads of a rank set."""
-    layout, training = config.layout, config.training
+    """The run with the threads of a rank set.
+
+    Raises:
+        UsageError: it does what is not counted; the message has the key of it.
+    """
+    layout, training, node = config.layout, config.training, config.node
     if config.job.nodes != 1 or layout.ranks > counted.cores:
         raise UsageError(
             f"job.nodes {config.job.nodes}, {layout.ranks} ranks: cycles are counted for one node; for more, `plan "
@@ -258,10 +272,21 @@ def _checked_run(config: RunConfig, counted: CountedCycles) -> RunConfig:
         )
     if training.dtype != "float32":
         raise UsageError(f"training.dtype {training.dtype}: cycles are counted of float32 kernels")
-    threads = config.node.threads_per_rank or counted.cores // layout.ranks
+    if training.gradient_dtype == "bfloat16" and layout.dp > 1:
+        raise UsageError(
+            f"training.gradient_dtype bfloat16: sums of rounded gradients over {layout.dp} replicas are not counted: "
+            "leave it out, or set it to float32"
+        )
+    if not node.compiled_kernels:
+        raise UsageError("node.compiled_kernels false: cycles are counted of our own kernels alone: set it to true")
+    if node.compiled_products == "off":
+        raise UsageError(
+            "node.compiled_products off: cycles are counted of our own products alone: set it to auto or on"
+        )
+    threads = node.threads_per_rank or counted.cores // layout.ranks
     if layout.ranks * threads > counted.cores:
         raise UsageError(f"{layout.ranks} ranks * {threads} threads: a node has {counted.cores} cores")
-    return replace(config, node=replace(config.node, threads_per_rank=threads))
+    return replace(config, node=replace(node, threads_per_rank=threads))
 
 
 def _component_work(config: RunConfig, times: OperationTimes) -> Dict[str, Work]:
@@ -280,15 +305,39 @@ def _component_work(config: RunConfig, times: OperationTimes) -> Dict[str, Work]
     end = max(ends, key=lambda stage: _total(stage).overlapped)
     components = _sums([components, end])
     if layout.pp > 1:
-        send = times.message(SEND, 2, message_bytes(config)).overlapped
-        seconds = [[_total(part).overlapped for part in chunk] for chunk in passes]
-        timing = Timing([chunk[0] for chunk in seconds], [chunk[1] for chunk in seconds], send, [c[2] for c in seconds])
-        schedules = [
-            schedule(layout.schedule, stage, layout.pp, micro_batches, layout.chunks) for stage in range(layout.pp)
-        ]
-        idle = simulate(schedules, timing).makespan - micro_batches * _total(slowest).overlapped
-        components[PIPELINE] = Work(idle, 0.0, idle)
+        send = times.message(SEND, 2, message_bytes(config))
+        idle, idle_not_overlapped = (
+            _makespan(config, passes, send, seconds) - micro_batches * seconds(_total(slowest))
+            for seconds in (_overlapped, _not_overlapped)
+        )
+        components[PIPELINE] = Work(overlapped=idle, idle=idle_not_overlapped)
     return components
+
+
+def _makespan(
+    config: RunConfig, passes: Sequence[Sequence[Mapping[str, Work]]], send: Work, seconds: Callable[[Work], float]
+) -> float:
+    """Seconds from the start of a pipeline until its last stage is done.
+
+    Args:
+        passes: forward pass, backward pass, and the part of it for gradients of weights, by chunk.
+        send: a message between stages.
+        seconds: of a work.
+    """
+    layout, micro_batches = config.layout, config.micro_batches
+    forward, backward, weights = ([seconds(_total(chunk[number])) for chunk in passes] for number in range(3))
+    schedules = [
+        schedule(layout.schedule, stage, layout.pp, micro_batches, layout.chunks) for stage in range(layout.pp)
+    ]
+    return simulate(schedules, Timing(forward, backward, seconds(send), weights)).makespan
+
+
+def _overlapped(work: Work) -> float:
+    return work.overlapped
+
+
+def _not_overlapped(work: Work) -> float:
+    return work.not_overlapped
 
 
 def _tally_work(config: RunConfig, times: OperationTimes, tally: Tally) -> Dict[str, Work]:

@@ -20,6 +20,7 @@ from fugaku_gpt.planner.trainer.counted import (
     PRODUCTS,
     CountedPrediction,
     OperationTimes,
+    Work,
     busiest_thread_tiles,
     predict_counted,
 )
@@ -98,10 +99,32 @@ def test_the_components_add_up_to_the_iteration(settings: "tuple[str, ...]") -> 
     works = list(prediction.components.values())
     total = prediction.total
     assert total.overlapped == pytest.approx(sum(work.overlapped for work in works))
-    assert total.not_overlapped == pytest.approx(sum(work.cores + work.memory for work in works))
+    assert total.not_overlapped == pytest.approx(sum(work.not_overlapped for work in works))
     assert all(0 <= work.overlapped <= work.not_overlapped for work in works)
     assert (prediction.components[PIPELINE].overlapped > 0) == ("layout.pp=4" in settings)
     assert 0 < prediction.share_of_peak(total.not_overlapped) <= prediction.share_of_peak(total.overlapped) < 1
+
+
+def test_rounded_gradients_are_counted_where_no_replicas_sum_them() -> None:
+    settings = ("layout.dp=1", "layout.pp=4")
+    assert _predict(*settings, "training.gradient_dtype=bfloat16").total == _predict(*settings).total
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "zero_bubble"])
+def test_a_pipeline_idles_for_as_long_as_its_passes_take(kind: str) -> None:
+    prediction = _predict("layout.dp=1", "layout.pp=4", f"layout.schedule={kind}")
+    idle, total = prediction.components[PIPELINE], prediction.total
+    assert (idle.cores, idle.memory, idle.bound_by) == (0, 0, None)
+    # passes take longer where cores and memory never overlap, and so does the wait for them
+    assert idle.not_overlapped > 1.01 * idle.overlapped > 0
+    works = [work for name, work in prediction.components.items() if name != PIPELINE]
+    assert total.cores == pytest.approx(sum(work.cores for work in works))
+
+
+def test_a_wait_is_work_of_neither_cores_nor_memory() -> None:
+    waiting = Work(cores=1.0, memory=2.0, overlapped=2.0) + Work(overlapped=5.0, idle=6.0)
+    assert (waiting.bound_by, waiting.overlapped, waiting.not_overlapped) == ("memory", 7.0, 9.0)
+    assert waiting.times(2).not_overlapped == 18.0
 
 
 def test_one_pipe_doubles_what_the_cores_bound_and_leaves_what_memory_bounds() -> None:
@@ -140,6 +163,18 @@ def test_assumptions_state_what_is_counted_and_what_is_not() -> None:
         (("job.nodes=2", "layout.dp=8"), "job.nodes 2, 8 ranks: cycles are counted for one node"),
         (("training.dtype=bfloat16",), "training.dtype bfloat16: cycles are counted of float32 kernels"),
         (("node.threads_per_rank=13",), r"4 ranks \* 13 threads: a node has 48 cores"),
+        (
+            ("training.gradient_dtype=bfloat16",),
+            "training.gradient_dtype bfloat16: sums of rounded gradients over 4 replicas are not counted: leave it out",
+        ),
+        (
+            ("node.compiled_kernels=false",),
+            "node.compiled_kernels false: cycles are counted of our own kernels alone: set it to true",
+        ),
+        (
+            ("node.compiled_products=off",),
+            "node.compiled_products off: cycles are counted of our own products alone: set it to auto or on",
+        ),
         (("layout.dp=1", "layout.tp=4"), "3 heads of a micro-batch on 12 threads: attention is left to PyTorch"),
     ],
 )
