@@ -161,35 +161,30 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
 
 def _print_counted(config: "RunConfig", machine: "Machine", form: str) -> None:
     """Print an iteration by counted cycles; for programs, standard output has the table alone."""
-    from fugaku_gpt.planner.trainer.counted import PIPELINE, predict_counted
+    from fugaku_gpt.planner.trainer.counted import predict_counted
 
     prediction = predict_counted(config, machine)
-    total = prediction.total
-    lines = []
-    works = [*prediction.components.items(), ("iteration", total)]
-    for name, work in works:
-        flops = prediction.flops.get(name, sum(prediction.flops.values()))
-        at_peak = flops / prediction.peak
-        lines.append(
-            {
-                "component": name,
-                "seconds": round_significant(work.overlapped),
-                "share": round(work.overlapped / total.overlapped, 4),
-                "cores": round_significant(work.cores),
-                "memory": round_significant(work.memory),
-                "bound_by": work.bound_by if work.overlapped and name != PIPELINE else None,
-                "not_overlapped": round_significant(work.not_overlapped),
-                "share_of_peak": round(at_peak / work.overlapped, 4) if flops else None,
-                "lost": round((work.overlapped - at_peak) / total.overlapped, 4),
-            }
-        )
+    lines = [
+        {
+            "component": figures.name,
+            "seconds": round_significant(figures.work.overlapped),
+            "share": round(figures.share, 4),
+            "cores": round_significant(figures.work.cores),
+            "memory": round_significant(figures.work.memory),
+            "bound_by": figures.work.bound_by,
+            "not_overlapped": round_significant(figures.work.not_overlapped),
+            "share_of_peak": None if figures.share_of_peak is None else round(figures.share_of_peak, 4),
+            "lost": round(figures.lost, 4),
+        }
+        for figures in prediction.figures()
+    ]
     click.echo(render_rows(_COUNTED, lines, form), nl=False)
-    tokens = config.training.global_batch * config.model.seq_len
+    seconds, longest = prediction.total.overlapped, prediction.total.not_overlapped
     for text in (
-        f"speed: {tokens / total.overlapped:.0f} tokens/s; {prediction.rate(total.overlapped):.2f} TFLOP/s of "
-        f"{prediction.peak / 1e12:.2f} ({prediction.notes_flops / total.overlapped / 1e12:.2f} by the notes' formula)",
-        f"share of peak: {prediction.share_of_peak(total.overlapped):.1%} where memory and cores overlap perfectly, "
-        f"{prediction.share_of_peak(total.not_overlapped):.1%} where they never do",
+        f"speed: {prediction.tokens_per_second(seconds):.0f} tokens/s; {prediction.rate(seconds):.2f} TFLOP/s of "
+        f"{prediction.peak / 1e12:.2f} ({prediction.notes_rate(seconds):.2f} by the notes' formula)",
+        f"share of peak: {prediction.share_of_peak(seconds):.1%} where memory and cores overlap perfectly, "
+        f"{prediction.share_of_peak(longest):.1%} where they never do",
     ):
         click.echo(text, err=form != "table")
     for text in prediction.assumptions:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
@@ -32,6 +32,7 @@ from fugaku_gpt.planner.trainer.work import Tally, count_chunk_work, count_stage
 
 PRODUCTS, ATTENTION_PART, ELEMENTWISE = "products", "attention", "elementwise"
 OPTIMISER, COMMUNICATION, PIPELINE = "optimiser", "communication", "pipeline"
+ITERATION = "iteration"
 COMPONENTS = (PRODUCTS, ATTENTION_PART, ELEMENTWISE, OPTIMISER, COMMUNICATION, PIPELINE)
 _ITEM = 4  # bytes of a float32 number
 # numbers that an element of a pass reads besides its results, and its results, by the operands of kernels/source, and
@@ -102,6 +103,23 @@ class Work:
 
 
 @dataclass(frozen=True)
+class ComponentFigures:
+    """What a component, or the iteration, takes where memory and cores overlap perfectly.
+
+    Attributes:
+        share: share of the iteration's seconds.
+        share_of_peak: share of the node's peak; None for components without FLOPs of the iteration's formula.
+        lost: share of the iteration's seconds beyond the time of the component's FLOPs at the peak.
+    """
+
+    name: str
+    work: Work
+    share: float
+    share_of_peak: Optional[float]
+    lost: float
+
+
+@dataclass(frozen=True)
 class CountedPrediction:
     """An iteration by counted cycles.
 
@@ -110,6 +128,7 @@ class CountedPrediction:
         flops: FLOPs of an iteration by component, of all ranks; attention counts in full, causal or not.
         notes_flops: FLOPs of an iteration by the formula of the notes.
         peak: FLOP/s of the node.
+        tokens: tokens of an iteration.
         assumptions: what the figures rest on, and what they leave out.
     """
 
@@ -117,6 +136,7 @@ class CountedPrediction:
     flops: Mapping[str, float]
     notes_flops: float
     peak: float
+    tokens: int
     assumptions: Tuple[str, ...]
 
     @property
@@ -124,13 +144,41 @@ class CountedPrediction:
         """The work of an iteration."""
         return sum(self.components.values(), Work())
 
+    @property
+    def total_flops(self) -> float:
+        """FLOPs of an iteration."""
+        return sum(self.flops.values())
+
+    def figures(self) -> List[ComponentFigures]:
+        """The figures of each component, and then those of the iteration."""
+        components = [self._figures_of(name, work, self.flops[name]) for name, work in self.components.items()]
+        return [*components, self._figures_of(ITERATION, self.total, self.total_flops)]
+
     def rate(self, seconds: float) -> float:
         """TFLOP/s of the node where an iteration takes this long."""
-        return sum(self.flops.values()) / seconds / 1e12
+        return self.total_flops / seconds / 1e12
+
+    def notes_rate(self, seconds: float) -> float:
+        """TFLOP/s of the node by the formula of the notes where an iteration takes this long."""
+        return self.notes_flops / seconds / 1e12
+
+    def tokens_per_second(self, seconds: float) -> float:
+        """Tokens/s of the node where an iteration takes this long."""
+        return self.tokens / seconds
 
     def share_of_peak(self, seconds: float) -> float:
         """Share of the node's peak where an iteration takes this long."""
         return self.rate(seconds) * 1e12 / self.peak
+
+    def _figures_of(self, name: str, work: Work, flops: float) -> ComponentFigures:
+        iteration, at_peak = self.total.overlapped, flops / self.peak
+        return ComponentFigures(
+            name,
+            work,
+            share=work.overlapped / iteration,
+            share_of_peak=at_peak / work.overlapped if flops else None,
+            lost=(work.overlapped - at_peak) / iteration,
+        )
 
 
 def busiest_thread_tiles(rows: int, columns: int, threads: int) -> int:
@@ -254,6 +302,7 @@ def predict_counted(config: RunConfig, machine: Machine) -> CountedPrediction:
         {**dict.fromkeys(COMPONENTS, 0.0), PRODUCTS: exact - attention, ATTENTION_PART: attention},
         notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full"),
         peak_flops(freq, eco),
+        batch * model.seq_len,
         _assumptions(config, machine, counted, times, (freq, eco, pipes)),
     )
 

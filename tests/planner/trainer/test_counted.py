@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fugaku_gpt.config import load_run_config
@@ -15,6 +17,7 @@ from fugaku_gpt.planner.trainer.counted import (
     COMMUNICATION,
     COMPONENTS,
     ELEMENTWISE,
+    ITERATION,
     OPTIMISER,
     PIPELINE,
     PRODUCTS,
@@ -142,6 +145,23 @@ def test_a_faster_clock_speeds_up_the_cores_alone() -> None:
     slow, fast = _predict("node.freq_mhz=2000", "node.eco_state=2"), _predict("node.freq_mhz=2200", "node.eco_state=2")
     assert fast.components[PRODUCTS].cores == pytest.approx(slow.components[PRODUCTS].cores / 1.1)
     assert fast.components[ELEMENTWISE].memory == pytest.approx(slow.components[ELEMENTWISE].memory)
+
+
+def test_the_figures_of_the_components_add_up_to_those_of_the_iteration() -> None:
+    prediction = _predict("layout.dp=1", "layout.pp=4")
+    *components, iteration = prediction.figures()
+    assert [figures.name for figures in components] == list(COMPONENTS) and iteration.name == ITERATION
+    assert sum(figures.share for figures in components) == pytest.approx(iteration.share) == 1.0
+    assert sum(figures.lost for figures in components) == pytest.approx(iteration.lost)
+    assert iteration.share_of_peak == pytest.approx(prediction.share_of_peak(prediction.total.overlapped))
+    assert {figures.name for figures in components if figures.share_of_peak is not None} == {PRODUCTS, ATTENTION_PART}
+    assert prediction.tokens_per_second(2.0) == _run().training.global_batch * 1024 / 2
+
+
+def test_flops_of_a_component_without_any_entry_are_not_those_of_the_iteration() -> None:
+    prediction = replace(_predict(), flops={PRODUCTS: 1e12})
+    with pytest.raises(KeyError, match=ATTENTION_PART):
+        prediction.figures()
 
 
 def test_products_at_the_peak_lose_only_to_edges_and_idle_threads() -> None:
