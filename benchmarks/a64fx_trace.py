@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.kernels import build
 
@@ -106,7 +106,7 @@ def record(machine: Machine, program: Path, arguments: Sequence[str]) -> Trace:
     """Run the program emulated and record what it executes between its ``begin`` and ``end``.
 
     Raises:
-        RuntimeError: the run failed.
+        RuntimeError: the run failed, or its log cannot be read or does not come to ``end``.
     """
     symbols, instructions = _disassembly(machine, program)
     address = {name: at for at, name in symbols.items()}
@@ -124,6 +124,7 @@ def record(machine: Machine, program: Path, arguments: Sequence[str]) -> Trace:
             # a run that never opened the log would leave the reader waiting for a writer
             os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
             reader.join()
+    parser.check()
     return Trace([parser.blocks[first] for first in parser.index], parser.order, instructions, symbols)
 
 
@@ -135,27 +136,60 @@ class _LogParser:
         self.blocks: Dict[int, Block] = {}
         self.index: Dict[int, int] = {}
         self.order: List[int] = []
+        self._has_ended = False
+        self._failure: Optional[BaseException] = None
 
     def read(self, pipe: Path) -> None:
+        """Read the log to its end; what goes wrong is kept for :meth:`check`, as threads raise nothing elsewhere."""
+        try:
+            with open(pipe, encoding="ascii", errors="replace") as log:
+                try:
+                    self._parse(log)
+                except BaseException as error:
+                    self._failure = error
+                    for _ in log:  # or qemu would wait for a reader
+                        pass
+        except OSError as error:
+            self._failure = error
+
+    def check(self) -> None:
+        """Refuse a log that was not read as far as the kernel's end, since its cycles would be too few.
+
+        Raises:
+            RuntimeError: it was not.
+        """
+        if self._failure is not None:
+            raise RuntimeError(f"qemu's log cannot be read: {self._failure}") from self._failure
+        if not self.order or not self._has_ended:
+            reached = "end" if self.order else "begin"
+            raise RuntimeError(
+                f"qemu's log stops after {len(self.order)} blocks, before the driver's `{reached}`: run it again"
+            )
+        missing = [address for address in self.index if address not in self.blocks]
+        if missing:
+            raise RuntimeError(f"qemu's log has no instructions of the block at 0x{missing[0]:x}: run it again")
+
+    def _parse(self, log: Iterable[str]) -> None:
         first = last = 0
         records = False
-        with open(pipe, encoding="ascii", errors="replace") as log:
-            for line in log:
-                if line.startswith("Trace "):
-                    match = _EXECUTED.match(line)
-                    assert match is not None, line
-                    address = int(match[1], 16)
-                    records = address != self.end and (records or address == self.begin)
-                    if records:
-                        self.order.append(self.index.setdefault(address, len(self.index)))
-                elif line.startswith("IN:"):
-                    first = 0
-                elif line.startswith("0x"):
-                    last = int(line[2 : line.index(":")], 16)
-                    first = first or last
-                elif first:
-                    self.blocks[first] = Block(first, last)
-                    first = 0
+        for line in log:
+            if line.startswith("Trace "):
+                match = _EXECUTED.match(line)
+                if match is None:
+                    raise ValueError(f"not a line of an executed block: {line.rstrip()}")
+                address = int(match[1], 16)
+                self._has_ended = self._has_ended or address == self.end
+                records = address != self.end and (records or address == self.begin)
+                if records:
+                    self.order.append(self.index.setdefault(address, len(self.index)))
+            elif line.startswith("IN:"):
+                first = 0
+            elif line.startswith("0x"):
+                last = int(line[2 : line.index(":")], 16)
+                first = first or last
+            elif first:
+                self.blocks[first] = Block(first, last)
+                first = 0
 
 
 def _disassembly(machine: Machine, program: Path) -> Tuple[Dict[int, str], Dict[int, str]]:
@@ -185,7 +219,7 @@ def is_jump(instruction: str) -> bool:
     return is_branch(instruction) and not is_call(instruction) and not instruction.startswith(("ret", "br "))
 
 
-def _output(command: Sequence[str], environment: "Dict[str, str] | None" = None, text: str = "") -> str:
+def _output(command: Sequence[str], environment: Optional[Dict[str, str]] = None, text: str = "") -> str:
     completed = subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
     if completed.returncode:
         error = completed.stderr.strip()

@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Dict, Sequence
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from tests.benchmarks import programs  # noqa: F401  # puts benchmarks/ on the path
 
-import a64fx_mca  # noqa: E402
-from a64fx import CASES, TABLE, committed_shares  # noqa: E402
-from a64fx_trace import Block, Trace, backward_jumps  # noqa: E402
+import a64fx  # isort: skip
+import a64fx_mca  # isort: skip
+import a64fx_trace  # isort: skip
+from a64fx_trace import Block, Machine, Trace, backward_jumps  # isort: skip
+
+LOG = """IN: begin
+0x1000:  d503201f  nop
+0x1004:  d65f03c0  ret
+
+Trace 0: 0x7f0000 [00000000/0000000000001000/00000000/00000000] begin
+IN: kernel
+0x2000:  d65f03c0  ret
+
+Trace 0: 0x7f0100 [00000000/0000000000002000/00000000/00000000] kernel
+IN: end
+0x3000:  d65f03c0  ret
+
+Trace 0: 0x7f0200 [00000000/0000000000003000/00000000/00000000] end
+"""
+SYMBOLS = {0x1000: "begin", 0x2000: "kernel", 0x3000: "end"}
+
+
+def _record(log: str, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """The trace of a run of qemu that has written this log."""
+
+    def write_log(command: Sequence[str], environment: Dict[str, str], text: str = "") -> str:
+        Path(command[command.index("-D") + 1]).write_text(log, encoding="ascii")
+        return ""
+
+    monkeypatch.setattr(a64fx_trace, "_disassembly", lambda *_: (SYMBOLS, dict.fromkeys(SYMBOLS, "ret")))
+    monkeypatch.setattr(a64fx_trace, "_output", write_log)
+    return a64fx_trace.record(Machine(Path()), Path("driver"), [])
+
+
+def test_the_blocks_between_begin_and_end_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = _record(LOG, monkeypatch)
+    assert trace.blocks == [Block(0x1000, 0x1004), Block(0x2000, 0x2000)] and trace.order == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("Trace 0: 0x7f0100 [", "Trace 0: 0x7f01", "log cannot be read: not a line of an executed block: Trace 0"),
+        (LOG[LOG.index("IN: end") :], "", "stops after 2 blocks, before the driver's `end`"),
+        (LOG[LOG.index("Trace 0: 0x7f0200") :], "", "stops after 2 blocks, before the driver's `end`"),
+        (LOG, "", "stops after 0 blocks, before the driver's `begin`"),
+        ("0x2000:  d65f03c0  ret\n", "", "no instructions of the block at 0x2000"),
+    ],
+)
+def test_a_log_that_cannot_be_read_to_the_kernel_s_end_is_refused(
+    before: str, after: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert before in LOG
+    with pytest.raises(RuntimeError, match=message):
+        _record(LOG.replace(before, after), monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +106,10 @@ def test_a_jump_backwards_is_a_loop_and_a_return_is_none() -> None:
 
 
 def test_each_row_of_the_table_is_of_a_kernel_and_its_share_follows_from_its_cycles() -> None:
-    rows = [line.split(",") for line in TABLE.read_text(encoding="utf-8").splitlines()[1:]]
-    assert rows and {row[0] for row in rows} <= set(CASES)
+    rows = [line.split(",") for line in a64fx.TABLE.read_text(encoding="utf-8").splitlines()[1:]]
+    assert rows and {row[0] for row in rows} <= set(a64fx.CASES)
     for name, loop, _, cycles, *_ in rows:
         if not loop:
-            assert committed_shares()[name] == pytest.approx(CASES[name].bound_cycles / float(cycles), abs=2e-3)
+            assert a64fx.committed_shares()[name] == pytest.approx(
+                a64fx.CASES[name].bound_cycles / float(cycles), abs=2e-3
+            )
