@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import platform
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.machine.checkout import shipped_folder
+from fugaku_gpt.machine.system import this_system
 
 INSTALLED_MARKS = ".installed-*"  # env/make_environment.sh leaves it in an environment's folder once it is complete
 OWNER_MARK = ".fugaku_gpt"  # the first file that it writes there
@@ -160,7 +160,7 @@ def location_of(profile: Profile) -> EnvironmentLocation:
     """Where a resolved profile's environment is, and whether it is complete."""
     if profile.in_tarball and not Path(profile.python).is_absolute():
         return EnvironmentLocation(Path(profile.python), "by a job")
-    if profile.architecture not in ("", platform.machine()):
+    if profile.architecture not in ("", this_system().architecture()):
         return EnvironmentLocation(Path(profile.python).parent.parent, "not here")
     if "/" not in profile.python:
         program = shutil.which(profile.python)
@@ -216,7 +216,7 @@ def require_architecture(profile: Profile) -> None:
     Raises:
         UsageError: they are; the message lists the profiles for this one.
     """
-    machine = platform.machine()
+    machine = this_system().architecture()
     if profile.architecture in ("", machine):
         return
     others = [load_profile(file) for file in profile_files().values()]

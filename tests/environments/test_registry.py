@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from pathlib import Path
 from typing import List, Optional, Tuple
@@ -24,6 +23,7 @@ from fugaku_gpt.environments.registry import (
 )
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.machine.checkout import checkout
+from fugaku_gpt.machine.system import System, use_system
 
 ROOT = Path(fugaku_gpt.__file__).resolve().parents[1]
 
@@ -129,17 +129,26 @@ def test_a_folder_made_for_another_build_is_not_accepted(tmp_path: Path) -> None
     assert location_of(profile).state == "yes"
 
 
-def test_pins_for_another_architecture_are_not_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert location_of(resolve("aarch64-torch-2.10", at=tmp_path / "new")).state == "no"
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    profile = resolve("aarch64-torch-2.10")
-    assert location_of(profile).state == "not here"
+class _OtherArchitecture(System):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def architecture(self) -> str:
+        return self._name
+
+
+def test_pins_for_another_architecture_are_not_installed_here(tmp_path: Path) -> None:
+    with use_system(_OtherArchitecture("aarch64")):
+        assert location_of(resolve("aarch64-torch-2.10", at=tmp_path / "new")).state == "no"
     message = r"its pins are for aarch64, and this machine is x86_64; valid: torch-1\.7, .*torch-2\.13$"
-    with pytest.raises(UsageError, match=message):
-        require_created(profile)
-    with pytest.raises(UsageError, match=message):
-        create(profile, tmp_path / "new", sys.executable, [], print)
+    with use_system(_OtherArchitecture("x86_64")):
+        profile = resolve("aarch64-torch-2.10")
+        assert location_of(profile).state == "not here"
+        with pytest.raises(UsageError, match=message):
+            require_created(profile)
+        with pytest.raises(UsageError, match=message):
+            create(profile, tmp_path / "new", sys.executable, [], print)
     assert not (tmp_path / "new").exists()
 
 
