@@ -36,15 +36,18 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from a64fx_mca import Count, Loop, count_cycles
-from a64fx_trace import TARGET, Machine, compile_program, record
+from a64fx_trace import Machine, compile_program, record
 
 from fugaku_gpt.kernels import build
+from fugaku_gpt.machine import fugaku
+from fugaku_gpt.records.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "a64fx.csv"
 PAGE = ROOT / "docs" / "performance" / "a64fx.md"
-PEAK_FLOP = 64.0  # float32, a cycle: two pipes of 16 multiply-adds
-MEMORY_BYTES = 256.0 / 12.0 / 2.0  # a cycle and core
+HERTZ = 2e9
+PEAK_FLOP = 2.0 * fugaku.PIPES * fugaku.VECTOR_BYTES / 4  # float32, a cycle: pipes of 16 multiply-adds
+MEMORY_BYTES = fugaku.GROUP_BANDWIDTH / fugaku.GROUP_CORES / HERTZ  # a cycle and core
 LEAST_TIME_SHARE = 0.03  # of a kernel's cycles that a loop must have to be listed
 _MARKS = ("<!-- counted by benchmarks/a64fx.py --write -->", "<!-- end -->")
 _COLUMNS = "kernel,loop,unit,cycles,bound_cycles,share,flop_per_cycle,time_share,spills,divisions,broadcasts"
@@ -159,7 +162,7 @@ def count_kernels(
     """
     counts = {}
     with tempfile.TemporaryDirectory(prefix="a64fx-") as folder:
-        program = compile_program(machine, compiler, TARGET, Path(folder), source)
+        program = compile_program(machine, compiler, fugaku.COMPILER_OPTIONS, Path(folder), source)
         for name in names or CASES:
             counts[name] = counted_of(
                 CASES[name], count_cycles(machine, record(machine, program, CASES[name].arguments))
@@ -200,10 +203,10 @@ def _write(rows: List[List[str]]) -> None:
     counted = {row[0] for row in rows}
     merged = rows + [row for row in old if row[0] not in counted and row[0] in CASES]
     merged.sort(key=lambda row: list(CASES).index(row[0]))
-    TABLE.write_text("\n".join([_COLUMNS, *map(",".join, merged)]) + "\n", encoding="utf-8")
+    write_text_atomically(TABLE, "\n".join([_COLUMNS, *map(",".join, merged)]) + "\n")
     text = PAGE.read_text(encoding="utf-8")
     begin, end = text.index(_MARKS[0]) + len(_MARKS[0]), text.index(_MARKS[1])
-    PAGE.write_text(f"{text[:begin]}\n\n{_markdown(merged)}\n{text[end:]}", encoding="utf-8")
+    write_text_atomically(PAGE, f"{text[:begin]}\n\n{_markdown(merged)}\n{text[end:]}")
 
 
 def _markdown(rows: List[List[str]]) -> str:

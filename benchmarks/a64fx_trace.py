@@ -18,7 +18,6 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 from fugaku_gpt.kernels import build
 
 DRIVER = Path(__file__).with_name("a64fx_driver.c")
-TARGET = ("-mcpu=a64fx", "-msve-vector-bits=512")
 _EXECUTED = re.compile(r"^Trace \d+: 0x[0-9a-f]+ \[[0-9a-f]+/([0-9a-f]+)/")
 _SYMBOL = re.compile(r"^([0-9a-f]+) <([^>]+)>:")
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S.*)")

@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/counted_machine.py --write  # fugaku_gpt/machine/data/a64fx-counted.yaml
 
 Cycles come from the committed table, so that they are as new as that: first ``benchmarks/a64fx.py --write``. The sizes
-of GEMM's blocks come from the sources of the kernels, by the preprocessor of the emulated machine's compiler for A64FX
-(``make test-arm`` makes it, in ``.aarch64`` or where ``$FUGAKU_GPT_AARCH64`` says).
+of GEMM's blocks and of the L2 cache come from ``kernels/source/gemm_sizes.h``, by the preprocessor of the emulated
+machine's compiler for A64FX (``make test-arm`` makes it, in ``.aarch64`` or where ``$FUGAKU_GPT_AARCH64`` says).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels import build
 from fugaku_gpt.machine.constants import Machine, load_machine, machine_yaml
 from fugaku_gpt.machine.counted import LOSS_OF_COLUMNS, CountedCycles, CountedKernel
-from fugaku_gpt.machine.fugaku import CORES
+from fugaku_gpt.machine.fugaku import COMPILER_OPTIONS, CORES, GROUP_BANDWIDTH, GROUPS
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, INPUT, LINEAR, WEIGHT, round_digits
+from fugaku_gpt.records.files import write_text_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "a64fx.csv"
 FILE = ROOT / "fugaku_gpt" / "machine" / "data" / "a64fx-counted.yaml"
-COMPILER, TARGET = "gcc-12", ("-mcpu=a64fx", "-msve-vector-bits=512")  # of the table
+COMPILER = "gcc-12"  # of the table
 # operation → the kernels that compute it one after the other, each in the same unit
 KERNELS: Mapping[str, "tuple[str, ...]"] = {
     LINEAR: ("gemm_nt",),
@@ -47,18 +48,16 @@ KERNELS: Mapping[str, "tuple[str, ...]"] = {
     "squares": ("sum_of_squares",),
     "optimiser": ("adamw",),
 }
-# size in the machine file → macros of gemm.c
+# size in the machine file → macros of gemm_sizes.h
 SIZES = {
     "tile_rows": "MR",
     "tile_columns": "NR",
     "depth": "KC",
     "group_rows": "MC_PANELS * MR",
     "packed_columns": "PRIVATE_PANELS * NR",
+    "l2_bytes": "L2_BYTES",
+    "line_bytes": "CACHE_LINE",
 }
-# A64FX Microarchitecture Manual 1.8: a core-memory group has 12 cores, 8 MiB of L2 cache in lines of 256 bytes, and
-# HBM2 of 256 GB/s
-HARDWARE = {"cores": CORES, "groups": 4, "l2_bytes": 8 * 2**20, "line_bytes": 256}
-BANDWIDTH = 256e9
 
 
 def read_cycles(table: Path) -> Dict[str, float]:
@@ -79,7 +78,7 @@ def read_cycles(table: Path) -> Dict[str, float]:
 
 
 def gemm_sizes(machine: Path, source: Path = build.SOURCE) -> Dict[str, int]:
-    """Sizes of GEMM's blocks on A64FX.
+    """Sizes of GEMM's blocks on A64FX, and of the cache that they are made for.
 
     Args:
         machine: folder of the emulated machine.
@@ -90,16 +89,16 @@ def gemm_sizes(machine: Path, source: Path = build.SOURCE) -> Dict[str, int]:
     compiler = machine / COMPILER / "bin" / "cc"
     if not compiler.exists():
         raise UsageError(f"{compiler}: not there: make test-arm makes it in .aarch64")
-    text = '#include "gemm.c"\n' + "".join(f"@{name} {macros}\n" for name, macros in SIZES.items())
+    text = '#include "gemm_sizes.h"\n' + "".join(f"@{name} {macros}\n" for name, macros in SIZES.items())
     done = subprocess.run(
-        [str(compiler), "-E", "-P", "-fopenmp", *TARGET, "-I", str(source), "-x", "c", "-"],
+        [str(compiler), "-E", "-P", "-fopenmp", *COMPILER_OPTIONS, "-I", str(source), "-x", "c", "-"],
         input=text,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode != 0:
-        raise UsageError(f"{source}/gemm.c: {done.stderr[-500:]}")
+        raise UsageError(f"{source}/gemm_sizes.h: {done.stderr[-500:]}")
     lines = [line[1:].partition(" ") for line in done.stdout.splitlines() if line.startswith("@")]
     return {name: _product_of(name, expression) for name, _, expression in lines}
 
@@ -115,7 +114,7 @@ def _product_of(name: str, expression: str) -> int:
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add)):
             left, right = value(node.left), value(node.right)
             return left * right if isinstance(node.op, ast.Mult) else left + right
-        raise UsageError(f"{name}: gemm.c has no number for {SIZES[name]}: {expression}")
+        raise UsageError(f"{name}: gemm_sizes.h has no number for {SIZES[name]}: {expression}")
 
     return value(ast.parse(expression.strip(), mode="eval"))
 
@@ -134,10 +133,11 @@ def counted_machine(cycles: Mapping[str, float], sizes: Mapping[str, int]) -> Ma
     )
     counted = CountedCycles(
         table=str(TABLE.relative_to(ROOT)),
-        compiler=" ".join((COMPILER, *TARGET)),
-        bandwidth=BANDWIDTH,
+        compiler=" ".join((COMPILER, *COMPILER_OPTIONS)),
+        cores=CORES,
+        groups=GROUPS,
+        bandwidth=GROUP_BANDWIDTH,
         kernels=kernels,
-        **HARDWARE,
         **sizes,
     )
     return Machine(
@@ -166,7 +166,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     except UsageError as error:
         parser.error(str(error))
     if options.write:
-        FILE.write_text(text, encoding="utf-8")
+        write_text_atomically(FILE, text)
     else:
         print(text, end="")
 

@@ -1,6 +1,6 @@
 """Compares what was measured on nodes with what a healthy A64FX node of Fugaku has.
 
-Sources of what is expected: the A64FX microarchitecture manual 1.8 (peak, 256 GB/s of each core-memory group's HBM2)
+Sources of what is expected: the A64FX microarchitecture manual 1.8 (peak and bandwidth, in ``machine/fugaku.py``)
 and Fugaku's user guide 1.52 (cores 12 to 59, NUMA nodes 4 to 7, pages of 64 KiB, memory of a job). The shares of the
 peaks are bounds that a healthy node passes, not what it should reach.
 """
@@ -18,7 +18,6 @@ OK, DEVIATES, NOT_COMPARED = "ok", "deviates", "not compared"
 COMPUTE_CORES = tuple(range(12, 12 + fugaku.CORES))
 NUMA_NODES = (4, 5, 6, 7)
 PAGE_BYTES = 65536
-GROUP_BANDWIDTH = 256e9  # bytes/s of a core-memory group
 _MIN_BANDWIDTH_SHARE = 0.5  # a store that reads its line first leaves at most three quarters to the counted bytes
 _MIN_PEAK_SHARE = 0.9  # of multiply-adds in registers
 _CLOCK_TOLERANCE = 0.02
@@ -130,8 +129,8 @@ def _of_rates(rates: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[Fin
         peak = _peak(rates["cores"], power) if is_a64fx else None
         yield _share_of_peak(f"{name}: multiply-adds", flops, peak, _MIN_PEAK_SHARE, 1e12, "TFLOP/s")
     for node, bandwidth in rates["bandwidth"].items():
-        groups = rates["cores"] / 12 if node == ALL_CORES else 1.0
-        peak = groups * GROUP_BANDWIDTH if is_a64fx else None
+        groups = rates["cores"] / fugaku.GROUP_CORES if node == ALL_CORES else 1.0
+        peak = groups * fugaku.GROUP_BANDWIDTH if is_a64fx else None
         subject = f"{name}: memory of all nodes" if node == ALL_CORES else f"{name}: memory of NUMA node {node}"
         yield _share_of_peak(subject, bandwidth, peak, _MIN_BANDWIDTH_SHARE, 1e9, "GB/s")
 

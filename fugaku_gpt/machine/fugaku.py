@@ -1,7 +1,8 @@
 """Fugaku's nodes: facts that job scripts and checks need.
 
 Sources: user guide 1.52, chapters PowerControlFunction and UsageRules; the help desk's monthly briefings of 2025-04 and
-2025-09.
+2025-09; A64FX Microarchitecture Manual 1.8 for the processor. The sizes of its caches and of their lines are in
+``kernels/source/gemm_sizes.h``, whose blocks depend on them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from typing import Dict
 
 from fugaku_gpt.config.schema import POWER_KNOBS, NodeConfig
 
-CORES = 48  # compute cores of a node, in four core-memory groups of 12
+CORES = 48  # compute cores of a node
+GROUPS = 4  # core-memory groups of a node, each with an L2 cache and memory of its own
+GROUP_CORES = CORES // GROUPS
+GROUP_BANDWIDTH = 256e9  # bytes/s of a group's memory (HBM2)
 RETENTION_LIMIT = 9216  # nodes; on more, retention_state is fixed at 0
 TORUS_ABOVE = 384  # nodes; larger tori are allocated in whole shelves
 TOFU_UNIT = (2, 3, 2)  # nodes; a torus of up to TORUS_ABOVE nodes is allocated in these units
 SHELF = (2, 3, 8)  # nodes; a larger torus is allocated in these units
 LONGEST_SIDES = (48, 48, 69)  # nodes, of the whole machine: 24 x 23 x 24 Tofu units
 VECTOR_BYTES = 64  # of an SVE register
+COMPILER_OPTIONS = ("-mcpu=a64fx", f"-msve-vector-bits={8 * VECTOR_BYTES}")  # of GCC and Clang, for the processor
+PIPES = 2  # floating-point pipes of a core
 ONE_PIPE_STATES = (1, 2)  # values of eco_state that leave a core one of its two floating-point pipes
 JOB_BYTES = 30_739_333_120  # of a node's memory that a job can ask for
 TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
@@ -58,5 +64,5 @@ def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
 def peak_flops(freq_mhz: int, eco_state: int) -> float:
     """Float32 FLOP/s of a node: its cores, each with a fused multiply-add of 16 numbers per pipe and cycle, and two
     pipes, or one in eco states 1 and 2 (A64FX Microarchitecture Manual 1.8, 2.2; user guide, PowerControlFunction)."""
-    pipes = 1 if eco_state in ONE_PIPE_STATES else 2
+    pipes = 1 if eco_state in ONE_PIPE_STATES else PIPES
     return CORES * (VECTOR_BYTES / 4) * 2 * pipes * freq_mhz * 1e6

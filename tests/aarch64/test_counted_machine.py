@@ -17,6 +17,7 @@ def test_the_machine_of_counted_cycles_has_the_sizes_of_gemm() -> None:
     compiler("gcc-12")
     program = importlib.import_module("counted_machine")
     sizes = program.gemm_sizes(folder())
+    assert (sizes["l2_bytes"], sizes["line_bytes"]) == (8 * 2**20, 256)
     assert (sizes["tile_rows"], sizes["tile_columns"]) == (8, 48) and sizes["depth"] % 32 == 0
     if program.FILE.exists():  # with the table that it is made of
         counted = load_machine("a64fx-counted").counted

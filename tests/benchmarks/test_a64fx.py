@@ -105,6 +105,20 @@ def test_a_jump_backwards_is_a_loop_and_a_return_is_none() -> None:
     assert list(backward_jumps(trace)) == [(1, 0, 4), (2, 0, 4)]
 
 
+def test_a_writer_replaces_the_table_and_the_page_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TABLE", "PAGE"):
+        copy = tmp_path / name
+        copy.write_text(getattr(a64fx, name).read_text(encoding="utf-8"), encoding="utf-8")
+        monkeypatch.setattr(a64fx, name, copy)
+    table, page = (path.read_text(encoding="utf-8") for path in (a64fx.TABLE, a64fx.PAGE))
+    row = ["adamw", "", "parameter", "1.2345", "1.0000", "0.810", "", "1.00", "", "", ""]
+    with a64fx.TABLE.open(encoding="utf-8") as table_reader, a64fx.PAGE.open(encoding="utf-8") as page_reader:
+        a64fx._write([row])
+        assert (table_reader.read(), page_reader.read()) == (table, page)
+    assert ",".join(row) in a64fx.TABLE.read_text(encoding="utf-8") and ",".join(row) not in table
+    assert "| 19.75 | 16.00, memory | 81.0 % |" in a64fx.PAGE.read_text(encoding="utf-8")
+
+
 def test_each_row_of_the_table_is_of_a_kernel_and_its_share_follows_from_its_cycles() -> None:
     rows = [line.split(",") for line in a64fx.TABLE.read_text(encoding="utf-8").splitlines()[1:]]
     assert rows and {row[0] for row in rows} <= set(a64fx.CASES)

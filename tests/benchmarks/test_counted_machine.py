@@ -11,7 +11,15 @@ import yaml
 from fugaku_gpt.machine.constants import load_machine, machine_yaml
 from tests.benchmarks.programs import refusal
 
-SIZES = {"tile_rows": 8, "tile_columns": 48, "depth": 512, "group_rows": 64, "packed_columns": 192}
+SIZES = {
+    "tile_rows": 8,
+    "tile_columns": 48,
+    "depth": 512,
+    "group_rows": 64,
+    "packed_columns": 192,
+    "l2_bytes": 2**23,
+    "line_bytes": 256,
+}
 
 
 @pytest.fixture
@@ -55,6 +63,19 @@ def test_a_table_that_lacks_a_kernel_is_refused(
     table = str(_table(program, tmp_path))
     error = refusal(capfd, "counted_machine", "--table", table, "--machine", str(tmp_path))
     assert "make test-arm makes it" in error
+
+
+def test_a_writer_replaces_the_machine_file_as_a_whole(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "machine.yaml"
+    file.write_text("former\n", encoding="utf-8")
+    monkeypatch.setattr(program, "FILE", file)
+    monkeypatch.setattr(program, "gemm_sizes", lambda machine: SIZES)
+    with file.open(encoding="utf-8") as reader:
+        program.main(["--table", str(_table(program, tmp_path)), "--write"])
+        assert reader.read() == "former\n"
+    assert load_machine(str(file)).counted is not None
 
 
 def test_the_committed_machine_is_that_of_the_committed_table(program: Any) -> None:

@@ -18,7 +18,7 @@ from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.constants import Machine
 from fugaku_gpt.machine.counted import LOSS_OF_COLUMNS, CountedCycles
-from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES, peak_flops, power_knobs
+from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES, PIPES, peak_flops, power_knobs
 from fugaku_gpt.machine.probed import COMPILED_ATTENTION, INPUT, LINEAR, WEIGHT
 from fugaku_gpt.planner.trainer.operation_times import TRAFFIC, OperationTimes, Work
 from fugaku_gpt.planner.trainer.work import Tally, count_chunk_work, count_stage_work, message_bytes
@@ -126,7 +126,7 @@ def predict_counted(config: RunConfig, machine: Machine) -> CountedPrediction:
     config = _checked_run(config, counted)
     knobs = power_knobs(config.node, 1)
     freq, eco = knobs["freq"], knobs["eco_state"]
-    pipes = 1 if eco in ONE_PIPE_STATES else 2
+    pipes = 1 if eco in ONE_PIPE_STATES else PIPES
     threads = config.node.threads_per_rank or 1
     times = OperationTimes(counted, freq * 1e6, pipes, threads)
     components = _component_work(config, times)
@@ -278,7 +278,7 @@ def _assumptions(
     freq, eco, pipes = state
     threads = config.node.threads_per_rank
     uncounted = [name for name in TRAFFIC if not times.is_counted(name)]
-    cycles = "as counted" if pipes == 2 else "twice what is counted, in kernels that wait for loads as well"
+    cycles = "as counted" if pipes == PIPES else "twice what is counted, in kernels that wait for loads as well"
     bandwidth, link = counted.bandwidth / 1e9, machine.time.values["tensor_bandwidth"]
     return (
         f"cycles of one core by llvm-mca for code of {counted.compiler}, all loads from the L1 cache: {counted.table}",

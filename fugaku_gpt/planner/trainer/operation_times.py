@@ -21,6 +21,7 @@ from typing import Mapping, Optional, Tuple
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine.counted import LOSS_OF_COLUMNS, CountedCycles
+from fugaku_gpt.machine.fugaku import PIPES
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD
 
 _ITEM = 4  # bytes of a float32 number
@@ -105,7 +106,7 @@ class OperationTimes:
 
     def __init__(self, counted: CountedCycles, hertz: float, pipes: int, threads: int) -> None:
         self._counted, self._cycles, self._threads = counted, counted.cycles(), threads
-        self._cycle_seconds = 2.0 / pipes / hertz
+        self._cycle_seconds = PIPES / pipes / hertz
         self._bandwidth = counted.bandwidth * threads / counted.cores_of_group
 
     def product(self, kind: str, rows: int, inner: int, columns: int) -> Work:
