@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test unit lint docs reference soak soak-openmpi slurm test-arm test-openmpi test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test unit lint docs reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -108,9 +108,15 @@ test-torch110: ## run the training and parity tests on PyTorch 1.10.2
 
 # The emulated machine: A64FX processors by qemu, in a folder that is made once.
 AARCH64 := .aarch64
-test-arm: dev ## run kernels, commands and training on an emulated Arm machine
+test-arm: ARM_TESTS := -m "not soak"
+test-arm: arm ## run kernels, commands and training on an emulated Arm machine
+soak-arm: arm ## run these, count the cycles of every kernel on A64FX, and resolve the pins for Arm
+
+.PHONY: arm
+arm: dev
 	@PYTHON=$(BIN)/python PIP_ARGS="$(PIP_ARGS)" env/make_aarch64.sh $(AARCH64) || [ $$? = 3 ]
-	@test ! -x $(AARCH64)/bin/python || FUGAKU_GPT_AARCH64=$(AARCH64) $(BIN)/python -m pytest -q -n 2 $(or $(TESTS),tests/aarch64)
+	@test ! -x $(AARCH64)/bin/python || \
+	  FUGAKU_GPT_AARCH64=$(AARCH64) $(BIN)/python -m pytest -q -n 2 $(ARM_TESTS) $(or $(TESTS),tests/aarch64)
 
 # Open MPI 4, on which Fujitsu's MPI is built. As on Fugaku, mpi4py is compiled by its mpicc; without optimisation, which
 # takes many times as long.

@@ -21,7 +21,7 @@ floating-point operations at 64 a cycle, or of its bytes from and to memory at 2
 10.7 bytes a cycle and core, whichever is longer; its share is the bound in its cycles. Bytes are those that are read
 and those that are written, each once.
 
-``count_kernels`` returns the same figures to other programs.
+``count_kernels`` yields the same figures to other programs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -48,6 +48,7 @@ PAGE = ROOT / "docs" / "performance" / "a64fx.md"
 HERTZ = 2e9
 PEAK_FLOP = 2.0 * fugaku.PIPES * fugaku.VECTOR_BYTES / 4  # float32, a cycle: pipes of 16 multiply-adds
 MEMORY_BYTES = fugaku.GROUP_BANDWIDTH / fugaku.GROUP_CORES / HERTZ  # a cycle and core
+ALLOWED_CHANGE = 0.03  # of a share, from the committed one
 LEAST_TIME_SHARE = 0.03  # of a kernel's cycles that a loop must have to be listed
 _MARKS = ("<!-- counted by benchmarks/a64fx.py --write -->", "<!-- end -->")
 _COLUMNS = "kernel,loop,unit,cycles,bound_cycles,share,flop_per_cycle,time_share,spills,divisions,broadcasts"
@@ -148,8 +149,8 @@ CASES: Dict[str, Case] = {
 
 def count_kernels(
     machine: Machine, names: Sequence[str] = (), compiler: str = "gcc-12", source: Path = build.SOURCE
-) -> Dict[str, Counted]:
-    """Returns the counts of kernels by name.
+) -> Iterator[Tuple[str, Counted]]:
+    """Yields the name and the count of each kernel, as soon as it is counted; all are compiled once.
 
     Args:
         machine: the emulated machine.
@@ -160,14 +161,19 @@ def count_kernels(
     Raises:
         RuntimeError: a program failed.
     """
-    counts = {}
     with tempfile.TemporaryDirectory(prefix="a64fx-") as folder:
         program = compile_program(machine, compiler, fugaku.COMPILER_OPTIONS, Path(folder), source)
         for name in names or CASES:
-            counts[name] = counted_of(
-                CASES[name], count_cycles(machine, record(machine, program, CASES[name].arguments))
-            )
-    return counts
+            yield name, count_kernel(machine, program, name)
+
+
+def count_kernel(machine: Machine, program: Path, name: str) -> Counted:
+    """Returns the count of a kernel of a program that ``compile_program`` has made.
+
+    Raises:
+        RuntimeError: a program failed.
+    """
+    return counted_of(CASES[name], count_cycles(machine, record(machine, program, CASES[name].arguments)))
 
 
 def counted_of(case: Case, count: Count) -> Counted:
@@ -195,6 +201,22 @@ def committed_shares() -> Dict[str, float]:
     """Returns the shares of the kernels in the committed table."""
     rows = [line.split(",") for line in TABLE.read_text(encoding="utf-8").splitlines()[1:]]
     return {row[0]: float(row[5]) for row in rows if not row[1]}
+
+
+def difference_from_table(name: str, share: float) -> str:
+    """Returns what is wrong with a kernel or with its row in the committed table; empty if both agree.
+
+    They agree if the kernel's share is that of the table within 3 points, or 3 % of shares above 1.
+    """
+    committed = committed_shares()[name]
+    change = share - committed
+    if abs(change) <= ALLOWED_CHANGE * max(1.0, committed):
+        return ""
+    shares = f"{name}: {share:.3f} of its bound where the table has {committed:.3f}"
+    renewal = f"benchmarks/a64fx.py --write {name}"
+    if change < 0:
+        return f"{shares}: the kernel is slower; if that is meant: {renewal}"
+    return f"{shares}: the kernel is faster, and the table is stale: {renewal}"
 
 
 def _write(rows: List[List[str]]) -> None:
@@ -238,14 +260,14 @@ def machine_of(folder: Optional[Path]) -> Machine:
     return machine
 
 
-def main() -> None:
+def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--compiler", default="gcc-12", choices=["gcc-12", "gcc-14", "clang-19"])
     parser.add_argument("--source", type=Path, default=build.SOURCE, help="folder of the kernels' sources")
     parser.add_argument("--machine", type=Path, help="folder of the emulated machine")
     parser.add_argument("--write", action="store_true", help="write a64fx.csv and docs/performance/a64fx.md")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     unknown = [name for name in options.kernels if name not in CASES]
     if unknown:
         parser.error(f"{unknown[0]}: no such kernel; valid: {', '.join(CASES)}")
@@ -253,8 +275,8 @@ def main() -> None:
         parser.error("--write writes what gcc-12 makes of this tree's kernels: no --compiler and no --source")
     machine = machine_of(options.machine)
     print(_COLUMNS.replace(",", " "))
-    for name in options.kernels or CASES:
-        rows = rows_of(count_kernels(machine, [name], options.compiler, options.source))
+    for name, counted in count_kernels(machine, options.kernels, options.compiler, options.source):
+        rows = rows_of({name: counted})
         for row in rows:
             cells = [f"  {row[1]}" if row[1] else row[0], *row[2:]]
             print(f"{cells[0]:28}", " ".join(f"{cell:>12}" for cell in cells[1:]), flush=True)

@@ -26,6 +26,7 @@ UNREACHABLE = ("Retrying (Retry(", "Max retries exceeded", "Temporary failure in
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_default_build_on_arm_needs_no_cuda_packages(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = [option for platform in PLATFORMS for option in ("--platform", platform)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Dict, List, Sequence
 
 import pytest
 
@@ -117,6 +117,44 @@ def test_a_writer_replaces_the_table_and_the_page_as_a_whole(tmp_path: Path, mon
         assert (table_reader.read(), page_reader.read()) == (table, page)
     assert ",".join(row) in a64fx.TABLE.read_text(encoding="utf-8") and ",".join(row) not in table
     assert "| 19.75 | 16.00, memory | 81.0 % |" in a64fx.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_kernels_are_compiled_once_for_all_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiled: List[Path] = []
+
+    def compile_program(machine: Machine, compiler: str, target: Sequence[str], folder: Path, source: Path) -> Path:
+        compiled.append(folder)
+        return folder / "driver"
+
+    monkeypatch.setattr(a64fx, "compile_program", compile_program)
+    monkeypatch.setattr(a64fx, "record", lambda *_: None)
+    monkeypatch.setattr(a64fx, "count_cycles", lambda *_: a64fx_mca.Count(8192.0, 100, []))
+    monkeypatch.setattr(a64fx, "machine_of", Machine)
+    lines = programs.printed_lines(capfd, "a64fx", "--machine", str(tmp_path), "gelu_erf", "gelu_tanh", "adamw")
+    assert [line.split()[0] for line in lines[1:]] == ["gelu_erf", "gelu_tanh", "adamw"] and len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("committed", "share", "message"),
+    [
+        (0.95, 0.921, ""),
+        (0.95, 0.979, ""),
+        (0.95, 0.919, "slower; if that is meant: benchmarks/a64fx.py --write adamw"),
+        (0.95, 0.981, "faster, and the table is stale: benchmarks/a64fx.py --write adamw"),
+        (0.15, 0.119, "slower"),
+        (5.0, 4.86, ""),
+        (5.0, 4.84, "slower"),
+        (5.0, 5.16, "stale"),
+    ],
+)
+def test_a_share_that_is_not_the_table_s_is_reported(
+    committed: float, share: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(a64fx, "committed_shares", lambda: {"adamw": committed})
+    difference = a64fx.difference_from_table("adamw", share)
+    assert message in difference and bool(difference) == bool(message)
 
 
 def test_each_row_of_the_table_is_of_a_kernel_and_its_share_follows_from_its_cycles() -> None:
