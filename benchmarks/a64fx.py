@@ -262,11 +262,11 @@ def machine_of(folder: Optional[Path]) -> Machine:
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"default: all of {', '.join(CASES)}")
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"Default: all of {', '.join(CASES)}.")
     parser.add_argument("--compiler", default="gcc-12", choices=["gcc-12", "gcc-14", "clang-19"])
-    parser.add_argument("--source", type=Path, default=build.SOURCE, help="folder of the kernels' sources")
-    parser.add_argument("--machine", type=Path, help="folder of the emulated machine")
-    parser.add_argument("--write", action="store_true", help="write a64fx.csv and docs/performance/a64fx.md")
+    parser.add_argument("--source", type=Path, default=build.SOURCE, help="Folder of the kernels' sources.")
+    parser.add_argument("--machine", type=Path, help="Folder of the emulated machine.")
+    parser.add_argument("--write", action="store_true", help="Write a64fx.csv and docs/performance/a64fx.md.")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.kernels if name not in CASES]
     if unknown:

@@ -35,7 +35,7 @@ _NOT_COUNTED = (
 
 @dataclass(frozen=True)
 class ComponentFigures:
-    """What a component, or the iteration, takes where memory and cores overlap perfectly.
+    """Figures of a component, or of the iteration, where memory and cores overlap perfectly.
 
     Attributes:
         share: share of the iteration's seconds.
