@@ -156,7 +156,7 @@ def _segments(trace: Trace, loops: _Loops) -> List[Tuple[Path_, bool]]:
 
 
 class _Model:
-    """llvm-mca, asked once for each sequence of blocks."""
+    """Calls of llvm-mca, one for each sequence of blocks."""
 
     def __init__(self, machine: Machine, trace: Trace) -> None:
         self.machine = machine

@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a run has executed.
+    """Record of what a run has executed.
 
     Attributes:
         blocks: the distinct blocks.
