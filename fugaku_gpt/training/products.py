@@ -150,8 +150,9 @@ def _measuring_ranks(rank_facts: Sequence[Mapping[str, Any]]) -> List[int]:
 def _measure(config: RunConfig, missing: str) -> Dict[str, Any]:
     try:
         verdict, problem = measure_at_start(_measured_dtype(config), torch.get_num_threads())
-    except RuntimeError as error:  # PyTorch's, such as memory that it does not get
-        return _verdict_facts(None, f"they could not be measured: {str(error).splitlines()[0]}")
+    except (RuntimeError, OSError, MemoryError) as error:  # such as memory that PyTorch, or mmap, does not get
+        reason = str(error) or type(error).__name__
+        return _verdict_facts(None, f"they could not be measured: {reason.splitlines()[0]}")
     remark = f"at this start, since {missing}" + (f"; {problem}" if problem else "")
     return {**_verdict_facts(verdict, remark), "missing": ""}
 

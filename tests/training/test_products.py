@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -211,13 +213,15 @@ def test_a_measurement_without_time_or_that_fails_leaves_products_to_pytorch_and
     kernels, report = begin(None, {})
     assert not kernels["compiled_products"] and "too slow, or too busy, to be measured in the time for it" in report
 
-    def failing(*arguments: Any) -> ProductVerdict:
-        raise RuntimeError("[enforce fail] not enough memory\nand a stack")
-
-    monkeypatch.setattr(product_timing, "time_products", failing)
-    kernels, report = begin(None, {})
-    assert not kernels["compiled_products"] and not kernels["onednn"]
-    assert "they could not be measured: [enforce fail] not enough memory" in report and "stack" not in report
+    for error, reason in (
+        (RuntimeError("[enforce fail] not enough memory\nand a stack"), "[enforce fail] not enough memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),  # mmap's
+        (MemoryError(), "MemoryError"),
+    ):
+        monkeypatch.setattr(product_timing, "time_products", Mock(side_effect=error))
+        kernels, report = begin(None, {})
+        assert not kernels["compiled_products"] and not kernels["onednn"]
+        assert f"they could not be measured: {reason}" in report and "stack" not in report
     assert not (tmp_path / "products.json").exists()
 
 
