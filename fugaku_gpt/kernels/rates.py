@@ -5,9 +5,10 @@ Threads of Python call the kernels, which leave Python's lock alone, so no OpenM
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ TRIAD_BYTES = 12  # of an element: two that are read and one that is written
 _FACTOR = 0.5
 
 
+Clock = Callable[[], float]
 Arrays = List["np.ndarray[Any, Any]"]
 Triad = Callable[[Arrays, float, int], object]  # arrays x, y, z; the factor; passes
 
@@ -38,11 +40,13 @@ class CoreWork(NamedTuple):
     run: Callable[[Any], float]
 
 
-def clock_hertz(library: Library, core: int, rounds: int = 50, steps: int = CHAIN_STEPS) -> float:
+def clock_hertz(
+    library: Library, core: int, rounds: int = 50, steps: int = CHAIN_STEPS, clock: Clock = time.perf_counter
+) -> float:
     """Cycles per second of a core, the most of some rounds: additions that wait for each other take a cycle each, on
-    A64FX as on x86. A core that other work shares shows less."""
+    A64FX as on x86. A core that other work shares shows less. ``clock``: the time in seconds."""
     work = CoreWork(lambda: None, lambda _: library.chained_additions(steps))
-    return max(units / seconds for units, seconds in timed_on_cores(work, [core], rounds))
+    return max(units / seconds for units, seconds in timed_on_cores(work, [core], rounds, clock=clock))
 
 
 def multiply_adds(library: Library, steps: int = MULTIPLY_ADD_STEPS) -> CoreWork:
@@ -77,16 +81,23 @@ def triad(call: Triad, floats: int = TRIAD_FLOATS, passes: int = TRIAD_PASSES) -
 
 
 def timed_on_cores(
-    work: CoreWork, cores: Sequence[int], rounds: int, start_together: Callable[[], object] = lambda: None
+    work: CoreWork,
+    cores: Sequence[int],
+    rounds: int,
+    start_together: Callable[[], object] = lambda: None,
+    clock: Clock = time.perf_counter,
 ) -> List[Tuple[float, float]]:
     """(units of all cores, seconds from the first start to the last end) of each round, on threads pinned to cores.
 
     Args:
-        start_together: called before each round by this thread, such as a barrier of ranks; also without cores, so
-            that a rank without any can take part in it.
+        start_together: called before each round by this thread, such as a barrier of ranks; also without cores, and
+            after a thread has failed, so that other ranks never wait for this one. What it raises ends the threads and
+            passes through.
+        clock: the time in seconds.
 
     Raises:
-        OSError, MemoryError: a thread could not be pinned to its core, or had no memory; that of the first one.
+        RuntimeError, OSError, MemoryError: a thread could not be started or pinned to its core, or had no memory; that
+            of the first one, after the last call of ``start_together``.
     """
     results: List[List[Tuple[float, float, float]]] = [[] for _ in cores]
     errors: List[BaseException] = []
@@ -99,9 +110,9 @@ def timed_on_cores(
             gate.wait()
             for _ in range(rounds):
                 gate.wait()
-                before = time.perf_counter()
+                before = clock()
                 units = work.run(state)
-                results[index].append((units, before, time.perf_counter()))
+                results[index].append((units, before, clock()))
                 gate.wait()
         except threading.BrokenBarrierError:  # another thread failed, which has its error
             pass
@@ -110,24 +121,41 @@ def timed_on_cores(
             gate.abort()
 
     threads = [threading.Thread(target=on_core, args=(index,), daemon=True) for index in range(len(cores))]
-    for thread in threads:
-        thread.start()
-    problem: Optional[threading.BrokenBarrierError] = None
-    try:
-        gate.wait()
+    with _ended(threads, gate):
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError as error:  # the system has no more of them
+            errors.append(error)
+            gate.abort()
+        _pass(gate)
         for _ in range(rounds):
             start_together()
-            gate.wait()
-            gate.wait()
-    except threading.BrokenBarrierError as error:
-        problem = error
-    for thread in threads:
-        thread.join()
+            _pass(gate)
+            _pass(gate)
     if errors:
         raise errors[0]
-    if problem is not None:
-        raise problem
     return [_summary([result[number] for result in results]) for number in range(rounds)] if cores else []
+
+
+@contextlib.contextmanager
+def _ended(threads: Sequence[threading.Thread], gate: threading.Barrier) -> Iterator[None]:
+    """Waits for threads at the end of this context; an error in it ends those that wait at the gate."""
+    try:
+        yield
+    except BaseException:
+        gate.abort()
+        raise
+    finally:
+        for thread in threads:
+            if thread.ident is not None:  # it was started
+                thread.join()
+
+
+def _pass(gate: threading.Barrier) -> None:
+    """Wait for all at the gate, unless one of them has failed."""
+    with contextlib.suppress(threading.BrokenBarrierError):
+        gate.wait()
 
 
 def _summary(on_cores: Sequence[Tuple[float, float, float]]) -> Tuple[float, float]:

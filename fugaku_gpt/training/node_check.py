@@ -17,7 +17,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.kernels import load_library
 from fugaku_gpt.kernels.build import sve_vector_bytes
+from fugaku_gpt.kernels.library import Library
 from fugaku_gpt.kernels.rates import CoreWork, clock_hertz, compiled_triad, multiply_adds, timed_on_cores, triad
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.memory import numa_node_use
@@ -101,15 +102,32 @@ class NodeCheck:
         return {"problem": first, "lanes": None if problem else load_library().lanes()}
 
     def _rates(self) -> List[Dict[str, Any]]:
-        """Rates of each node's cores. A core that several ranks share is measured by the first of them."""
+        """Rates of each node's cores."""
+        has_kernels = all(self._all_of(self._world, not ops.native_kernels_problem()))
+        rates, problem = {}, ""
+        try:
+            rates = self._rates_of_node(load_library() if has_kernels else None)
+        except RunFailed as error:  # on all ranks of this node; those of others wait for them
+            problem = str(error)
+        first = next(filter(None, self._all_of(self._world, problem)), "")
+        if first:
+            raise RunFailed(first)
+        torch.set_num_threads(self._process["threads"])  # PyTorch's add, on one core, has changed it
+        return self._of_nodes(rates if self._node.rank == 0 else None)
+
+    def _rates_of_node(self, library: Optional[Library]) -> Dict[str, Any]:
+        """Rates of this node's cores. A core that several ranks share is measured by the first of them.
+
+        Raises:
+            RunFailed: a rank of this node could not measure; on all of them.
+        """
         affinities: List[List[int]] = self._all_of(self._node, this_system().affinity())
         earlier = {core for cores in affinities[: self._node.rank] for core in cores}
         own = [core for core in affinities[self._node.rank] if core not in earlier]
         cores = sorted({core for affinity in affinities for core in affinity})
         rates: Dict[str, Any] = {"host": socket.gethostname(), "cores": len(cores)}
-        library = load_library() if all(self._all_of(self._world, not ops.native_kernels_problem())) else None
         if library is not None:
-            clocks = self._all_of(self._node, [own[0], clock_hertz(library, own[0])] if own else None)
+            clocks = self._on_node(partial(_clock_of_first, library, own))
             rates["clock_hertz"] = {str(core): hertz for core, hertz in filter(None, clocks)}
             work = multiply_adds(library, **({"steps": 10_000} if self._is_short else {}))
             rates["multiply_add_flops"] = self._rate_of_node(work, own)
@@ -125,16 +143,32 @@ class NodeCheck:
             for group in local.group_by_numa_node(cores)
         }
         rates["bandwidth"][ALL_CORES] = self._rate_of_node(work, own)
-        torch.set_num_threads(self._process["threads"])  # PyTorch's add, on one core, has changed it
-        return self._of_nodes(rates if self._node.rank == 0 else None)
+        return rates
 
     def _rate_of_node(self, work: CoreWork, cores: Sequence[int]) -> float:
         """The best round's units per second, of the given cores of all ranks of this node at once."""
-        rounds = timed_on_cores(work, cores, _ROUNDS, self._node.barrier)
-        on_ranks = [of_rank for of_rank in self._all_of(self._node, rounds) if of_rank]
+        rounds = self._on_node(lambda: timed_on_cores(work, cores, _ROUNDS, self._node.barrier))
         return max(
-            sum(units for units, _ in on_cores) / max(seconds for _, seconds in on_cores) for on_cores in zip(*on_ranks)
+            sum(units for units, _ in on_cores) / max(seconds for _, seconds in on_cores)
+            for on_cores in zip(*filter(None, rounds))
         )
+
+    def _on_node(self, measure: Callable[[], Any]) -> List[Any]:
+        """What each rank of this node has measured, by rank, on all of them.
+
+        Raises:
+            RunFailed: one of them could not; on all of them.
+        """
+        value, problem = None, ""
+        try:
+            value = measure()
+        except (RuntimeError, OSError, MemoryError) as error:
+            problem = f"rank {self._world.rank} ({socket.gethostname()}): {str(error) or type(error).__name__}"
+        answers = self._all_of(self._node, {"value": value, "problem": problem})
+        first = next((answer["problem"] for answer in answers if answer["problem"]), "")
+        if first:
+            raise RunFailed(f"the rates of cores could not be measured on {first}")
+        return [answer["value"] for answer in answers]
 
     def _all_reduce(self) -> List[Dict[str, Any]]:
         if self._world.size == 1:
@@ -192,6 +226,11 @@ class NodeCheck:
     def _all_of(self, group: Communicator, value: Any) -> List[Any]:
         gathered: List[Any] = group.broadcast_json(group.gather_json(value))
         return gathered
+
+
+def _clock_of_first(library: Library, cores: Sequence[int]) -> Optional[Tuple[int, float]]:
+    """The first of some cores and its clock in hertz; None without cores."""
+    return (cores[0], clock_hertz(library, cores[0])) if cores else None
 
 
 def _pytorch_triad(arrays: "List[np.ndarray[Any, Any]]", factor: float, passes: int) -> None:

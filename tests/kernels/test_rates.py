@@ -31,9 +31,15 @@ def test_additions_and_multiply_adds_are_counted() -> None:
     assert result[0] == pytest.approx(numbers)
 
 
-def test_rates_are_of_this_machine() -> None:
+def test_the_clock_is_that_of_the_round_with_the_most_cycles_per_second() -> None:
     library, core = loaded_library(), min(os.sched_getaffinity(0))
-    assert 1e7 < clock_hertz(library, core, rounds=3, steps=10_000) < 1e11
+    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 28.0])  # begin and end of each round
+    assert clock_hertz(library, core, 3, steps=1000, clock=lambda: next(times)) == 32_000 / 2.0
+    assert next(times, None) is None
+
+
+def test_work_of_this_machine_is_counted_and_timed() -> None:
+    library, core = loaded_library(), min(os.sched_getaffinity(0))
     for work in (multiply_adds(library, 1000), triad(compiled_triad(library), floats=1000, passes=3)):
         ((units, seconds),) = timed_on_cores(work, [core], 1)
         assert units > 0 and seconds > 0
@@ -72,3 +78,45 @@ def test_a_thread_that_fails_ends_all() -> None:
 
     with pytest.raises(MemoryError, match="no memory"):
         timed_on_cores(CoreWork(lambda: None, fail), [core], 2)
+
+
+@pytest.mark.parametrize("failing", ["prepare", "run"])
+def test_a_rank_whose_thread_fails_takes_part_in_the_start_of_all_rounds(failing: str) -> None:
+    starts: List[int] = []
+
+    def fail(*_: Any) -> float:
+        raise MemoryError("no memory")
+
+    work = CoreWork(lambda: None, lambda _: 1.0)._replace(**{failing: fail})
+    with pytest.raises(MemoryError, match="no memory"):
+        timed_on_cores(work, sorted(os.sched_getaffinity(0))[:2], 4, lambda: starts.append(1))
+    assert len(starts) == 4
+
+
+def test_a_system_without_another_thread_ends_those_that_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    started: List[threading.Thread] = []
+    starts: List[int] = []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    core = min(os.sched_getaffinity(0))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        timed_on_cores(CoreWork(lambda: None, lambda _: 1.0), [core, core], 2, lambda: starts.append(1))
+    assert len(starts) == 2 and not started[0].is_alive()
+
+
+def test_no_thread_stays_after_a_barrier_that_fails() -> None:
+    before = set(threading.enumerate())
+
+    def fail() -> None:
+        raise ValueError("another rank has ended")
+
+    with pytest.raises(ValueError, match="another rank has ended"):
+        timed_on_cores(CoreWork(lambda: None, lambda _: 1.0), sorted(os.sched_getaffinity(0))[:2], 2, fail)
+    assert set(threading.enumerate()) <= before
