@@ -29,8 +29,8 @@ def agree_on_products(config: RunConfig, world: Communicator, earlier: Mapping[s
     every machine, and another process would import PyTorch once more.
 
     Args:
-        earlier: what an earlier start of this run agreed on, which then holds, unless ``node.compiled_products`` or
-            the processor is another; empty without one.
+        earlier: what an earlier start of this run agreed on, which then holds, unless ``node.compiled_products`` says
+            otherwise; empty without one.
     """
     dtypes = product_dtypes(config)
     if not dtypes:
