@@ -245,7 +245,7 @@ def _print_products(again: bool) -> None:
     measured = measure_products(again=again)
     for verdict in measured.verdicts:
         click.echo(f"products of layers by {verdict.name_ways()}; {verdict.describe()}")
-    if measured.verdicts and not measured.problem:
+    if measured.file is not None and not measured.problem:
         click.echo(f"products of layers: verdicts are in {_relative(measured.file)}")
     elif measured.problem:
         consequence = "runs measure them at their start" if measured.verdicts else "PyTorch's own are used"

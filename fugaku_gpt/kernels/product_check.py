@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from fugaku_gpt.kernels.check import TIMEOUT_SECONDS, run_in_child
-from fugaku_gpt.kernels.product_verdicts import ProductVerdict, Stamp, parse_verdict, verdict_file
+from fugaku_gpt.kernels.product_verdicts import ProductVerdict, Stamp, parse_verdict
 
 _PROGRAM = """
 import json
@@ -22,7 +22,7 @@ class MeasuredProducts:
     """The verdicts in force for this Python's PyTorch on this processor.
 
     Attributes:
-        file: the file that they are in, unless it could not be written.
+        file: the file that they are in, unless it could not be written; None if they could not be measured.
         verdicts: one for each number type and number of threads, in that order; empty if they could not be measured.
         stamp: what they depend on; None if they could not be measured.
         measured_anew: why some were measured now, in one line; empty if all were in the file.
@@ -30,7 +30,7 @@ class MeasuredProducts:
             are used.
     """
 
-    file: Path
+    file: Optional[Path] = None
     verdicts: Tuple[ProductVerdict, ...] = ()
     stamp: Optional[Stamp] = None
     measured_anew: str = ""
@@ -48,17 +48,16 @@ def measure_products(
         again: measure all of them again.
         timeout: seconds after which the process is killed.
     """
-    file = verdict_file()
     request = {"threads": None if threads is None else list(threads), "again": again}
     problem, answer = run_in_child(_PROGRAM, [json.dumps(request)], "measurements of products", timeout)
     if problem:
-        return MeasuredProducts(file, problem=problem)
-    return _measured(file, json.loads(answer))
+        return MeasuredProducts(problem=problem)
+    return _measured(json.loads(answer))
 
 
-def _measured(file: Path, values: Dict[str, Any]) -> MeasuredProducts:
+def _measured(values: Dict[str, Any]) -> MeasuredProducts:
     return MeasuredProducts(
-        file,
+        Path(values["file"]),
         tuple(parse_verdict(verdict) for verdict in values["verdicts"]),
         Stamp(**values["stamp"]),
         values["measured_anew"],

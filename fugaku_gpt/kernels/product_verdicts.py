@@ -1,13 +1,15 @@
-"""Measured verdicts on how layers' products are computed fastest, in a file beside the library of kernels.
+"""Measured verdicts on how layers' products are computed fastest, in files beside the library of kernels.
 
 There are up to three ways: PyTorch's product, oneDNN's where this build can call it directly, and our own. ``ops``
 measures them with :mod:`fugaku_gpt.ops.product_timing`, in the process of ``env kernels`` or at the start of a run.
 A verdict counts only for the stamp that it was measured with: processor, library, build of PyTorch and settings of its
-libraries. It follows from the recorded ratios alone, so that all who read one file decide alike.
+libraries. Each stamp has a file, so that runs with one setting and runs with another do not measure in turns. A verdict
+follows from the recorded ratios alone, so that all who read one file decide alike.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from dataclasses import asdict, dataclass
@@ -16,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels.build import library_file
-from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.records.files import create_json_atomically, write_json_atomically
 from fugaku_gpt.versioned_json import read_versioned_json
 
 PYTORCH, ONEDNN, COMPILED = "pytorch", "onednn", "compiled"  # ways to compute a product
@@ -26,7 +28,9 @@ MEASURED_DTYPES = ("float32", "bfloat16")  # number types of training whose prod
 MIN_SPEEDUP = 1.03
 MIN_TURNS = 5  # fewer are no measurement
 _VERSION = 1
+_DIGEST_DIGITS = 12
 _MAX_BYTES = 2**20
+_SUFFIX = "-products-"  # of files' names, between the library's and the stamp's hash
 _MEND = "remove it; products are then measured again"
 
 
@@ -45,6 +49,10 @@ class Stamp:
     library: str
     torch: str
     settings: str
+
+    def digest(self) -> str:
+        """A short hash of all of them, by which files of other stamps have other names."""
+        return hashlib.sha256(repr(asdict(self)).encode()).hexdigest()[:_DIGEST_DIGITS]
 
     def differences_from(self, other: "Stamp") -> str:
         """Return the differences in one line, this stamp's values first; empty if there are none."""
@@ -140,28 +148,23 @@ class ProductVerdict:
 Verdicts = Dict[Tuple[str, int], ProductVerdict]  # (number type, threads) → verdict
 
 
-def verdict_file(prefix: Optional[Path] = None) -> Path:
-    """The file of the verdicts for the library of :func:`fugaku_gpt.kernels.build.library_file`, beside it."""
+def verdict_file(stamp: Stamp, prefix: Optional[Path] = None) -> Path:
+    """The file of a stamp's verdicts, beside the library of :func:`fugaku_gpt.kernels.build.library_file`."""
     library = library_file(prefix)
-    return library.with_name(f"{library.stem}-products.json")
+    return library.with_name(f"{library.stem}{_SUFFIX}{stamp.digest()}.json")
 
 
 def read_verdicts(file: Path, stamp: Stamp) -> Tuple[Verdicts, str]:
     """Read the verdicts of a file that count for a stamp; returns them and, if there are none, why not, in one line.
 
     A file that is damaged, of another version or too long is refused with that reason, as if there were none: products
-    are then measured again.
+    are then measured again. Where there is no file, the reason is how the nearest stamp with a file beside it differs.
     """
-    try:
-        if file.exists() and file.stat().st_size > _MAX_BYTES:
-            return {}, f"{file}: not the verdicts on products: longer than {_MAX_BYTES} bytes; {_MEND}"
-        content = read_versioned_json(file, "the verdicts on products", (_VERSION,), _parse, mend=_MEND)
-    except UsageError as error:
-        return {}, str(error)
-    except OSError as error:
-        return {}, f"{file}: cannot be read: {error.strerror}"
+    content, problem = _read(file)
+    if problem:
+        return {}, problem
     if content is None:
-        return {}, "products have not been measured for this processor"
+        return {}, _reason_without_file(file, stamp)
     measured_with, verdicts = content
     differences = measured_with.differences_from(stamp)
     if differences:
@@ -173,20 +176,55 @@ def add_verdicts(file: Path, stamp: Stamp, measured: Sequence[ProductVerdict], r
     """Add verdicts to the file of a stamp; returns all that are in force then, and why they could not be written, or
     an empty text.
 
-    What was measured with another stamp is dropped. Where another process has written a verdict meanwhile, that one
-    stays in force, so that processes that start together decide alike; with ``replace`` it is replaced. A folder that
-    cannot be written is no error: the verdicts are in force for the caller alone.
+    Where another process has written a verdict meanwhile, that one stays in force, so that processes that start
+    together decide alike; with ``replace`` it is replaced. What is returned was read from the file after writing. A
+    folder that cannot be written is no error: the verdicts are in force for the caller alone.
     """
-    in_file, _ = read_verdicts(file, stamp)
-    verdicts = {(verdict.dtype, verdict.threads): verdict for verdict in measured}
-    verdicts = {**in_file, **verdicts} if replace else {**verdicts, **in_file}
-    rows = [_row(verdict) for _, verdict in sorted(verdicts.items())]
+    added = {(verdict.dtype, verdict.threads): verdict for verdict in measured}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(file, {"version": _VERSION, "stamp": asdict(stamp), "verdicts": rows})
+        if create_json_atomically(file, _content(stamp, added)):  # of those that start together, the first
+            return added, ""
+        in_file, _ = read_verdicts(file, stamp)
+        verdicts = _merged(in_file, added, replace)
+        if verdicts != in_file:
+            write_json_atomically(file, _content(stamp, verdicts))
+            in_file, _ = read_verdicts(file, stamp)
+        return {**verdicts, **in_file}, ""
     except OSError as error:
-        return verdicts, f"{file}: cannot be written: {error.strerror or error}"
-    return verdicts, ""
+        in_file, _ = read_verdicts(file, stamp)
+        return _merged(in_file, added, replace), f"{file}: cannot be written: {error.strerror or error}"
+
+
+def _merged(in_file: Verdicts, added: Verdicts, replace: bool) -> Verdicts:
+    return {**in_file, **added} if replace else {**added, **in_file}
+
+
+def _content(stamp: Stamp, verdicts: Verdicts) -> Dict[str, Any]:
+    rows = [_row(verdict) for _, verdict in sorted(verdicts.items())]
+    return {"version": _VERSION, "stamp": asdict(stamp), "verdicts": rows}
+
+
+def _read(file: Path) -> Tuple[Optional[Tuple[Stamp, Verdicts]], str]:
+    """The stamp and verdicts of a file, None if there is none; and why it cannot be used, or an empty text."""
+    try:
+        if file.exists() and file.stat().st_size > _MAX_BYTES:
+            return None, f"{file}: not the verdicts on products: longer than {_MAX_BYTES} bytes; {_MEND}"
+        return read_versioned_json(file, "the verdicts on products", (_VERSION,), _parse, mend=_MEND), ""
+    except UsageError as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"{file}: cannot be read: {error.strerror}"
+
+
+def _reason_without_file(file: Path, stamp: Stamp) -> str:
+    """How the stamp with the fewest differences differs among the files beside a missing one, if there are any."""
+    pattern = f"{file.name.partition(_SUFFIX)[0]}{_SUFFIX}*.json"
+    others = [content[0] for content, _ in map(_read, sorted(file.parent.glob(pattern))) if content is not None]
+    if not others:
+        return "products have not been measured for this processor"
+    differences = min((other.differences_from(stamp) for other in others), key=lambda text: text.count("; "))
+    return f"products were measured with {differences}"
 
 
 def parse_verdict(values: Mapping[str, Any]) -> ProductVerdict:

@@ -52,4 +52,4 @@ def forget_recorded() -> None:
 
 @functools.lru_cache(maxsize=None)
 def _recorded() -> Tuple[Verdicts, str]:
-    return read_verdicts(verdict_file(), current_stamp())
+    return read_verdicts(verdict_file(current_stamp()), current_stamp())

@@ -78,22 +78,23 @@ def measure_missing(threads: Optional[Sequence[int]] = None, again: bool = False
         again: measure all of them again.
 
     Returns:
-        JSON values: ``verdicts`` in force for these numbers of threads, ``stamp``, ``measured_anew`` (why some were
-        measured, or empty) and ``problem`` (why they could not be written, or empty).
+        JSON values: ``verdicts`` in force for these numbers of threads, ``stamp``, ``file``, ``measured_anew`` (why
+        some were measured, or empty) and ``problem`` (why they could not be written, or empty).
     """
     use_tensor_pool(local.allocator_in_use() == "libc")  # as runs do
     counts = usual_threads() if threads is None else sorted(set(threads))
     keys = [(dtype, count) for dtype in MEASURED_DTYPES for count in counts]
-    recorded, reason = ({}, "asked for") if again else read_verdicts(verdict_file(), current_stamp())
+    recorded, reason = ({}, "asked for") if again else read_verdicts(verdict_file(current_stamp()), current_stamp())
     missing = [key for key in keys if key not in recorded]
     verdicts, problem = recorded, ""
     if missing:
         measured = _time(missing, _SECONDS, _LIMIT_SECONDS)
-        verdicts, problem = add_verdicts(verdict_file(), current_stamp(), measured, again)
+        verdicts, problem = add_verdicts(verdict_file(current_stamp()), current_stamp(), measured, again)
         forget_recorded()
     return {
         "verdicts": [asdict(verdicts[key]) for key in keys],
         "stamp": asdict(current_stamp()),
+        "file": str(verdict_file(current_stamp())),
         "measured_anew": (reason or "not all had been measured") if missing else "",
         "problem": problem,
     }
@@ -113,7 +114,7 @@ def measure_at_start(dtype: str, threads: int) -> Tuple[ProductVerdict, str]:
     (verdict,) = _time([(dtype, threads)], _SECONDS_AT_START, _LIMIT_AT_START)
     if verdict.turns < MIN_TURNS:
         return verdict, ""
-    verdicts, problem = add_verdicts(verdict_file(), current_stamp(), [verdict], False)
+    verdicts, problem = add_verdicts(verdict_file(current_stamp()), current_stamp(), [verdict], False)
     forget_recorded()
     return verdicts[dtype, threads], problem
 

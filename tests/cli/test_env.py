@@ -51,7 +51,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> List[MeasuredProducts]:
     answers: List[MeasuredProducts] = []
 
     def answer(again: bool) -> MeasuredProducts:
-        return answers[-1] if answers else MeasuredProducts(Path("products.json"), measured_anew=str(again))
+        return answers[-1] if answers else MeasuredProducts(measured_anew=str(again))
 
     monkeypatch.setattr(product_check, "measure_products", answer)
     return answers
@@ -134,7 +134,7 @@ def test_the_products_that_were_measured_are_listed_with_their_ratios(
     assert captured.out.splitlines()[-1] == text
     note = f"note: runs measure them at their start: {file}: cannot be written: Read-only file system\n"
     assert captured.err == note
-    measured.append(MeasuredProducts(file, problem="measurements of products ended by SIGILL"))
+    measured.append(MeasuredProducts(problem="measurements of products ended by SIGILL"))
     assert run(["env", "kernels"]) == 0  # the kernels can be used all the same
     captured = capsys.readouterr()
     assert captured.err == "note: PyTorch's own are used: measurements of products ended by SIGILL\n"

@@ -11,7 +11,6 @@ import pytest
 from fugaku_gpt.kernels import check, product_check
 from fugaku_gpt.kernels.check import run_in_child
 from fugaku_gpt.kernels.product_check import MeasuredProducts, measure_products
-from fugaku_gpt.kernels.product_verdicts import verdict_file
 
 
 def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -36,7 +35,7 @@ def test_a_child_that_dies_leaves_products_to_pytorch_with_the_reason(
     program: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child(monkeypatch, program)
-    assert measure_products() == MeasuredProducts(verdict_file(), problem=f"measurements of products {problem}")
+    assert measure_products() == MeasuredProducts(problem=f"measurements of products {problem}")
 
 
 def test_a_child_that_hangs_is_killed_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +52,13 @@ def test_the_request_reaches_the_child_and_its_answer_is_read(monkeypatch: pytes
         product = {"kind": "forward", "rows": 4, "inner": 5, "columns": 6, "seconds": 0.5, "speedups": {"compiled": 2}}
         verdict = {"dtype": "bfloat16", "threads": 12, "turns": 7, "products": [product]}
         stamp = {"processor": "p", "library": "l", "torch": "t", "settings": "s"}
-        answer = {"verdicts": [verdict], "stamp": stamp, "measured_anew": "asked for", "problem": ""}
+        answer = {
+            "verdicts": [verdict],
+            "stamp": stamp,
+            "file": "/lib/p.json",
+            "measured_anew": "asked for",
+            "problem": "",
+        }
         return "", json.dumps(answer)
 
     monkeypatch.setattr(product_check, "run_in_child", answering)
@@ -61,7 +66,7 @@ def test_the_request_reaches_the_child_and_its_answer_is_read(monkeypatch: pytes
     assert asked == [({"threads": [12, 1], "again": True}, check.TIMEOUT_SECONDS)]
     (verdict,) = measured.verdicts
     assert (verdict.dtype, verdict.threads, verdict.turns, verdict.uses_compiled) == ("bfloat16", 12, 7, True)
-    assert measured.stamp is not None and measured.stamp.processor == "p" and measured.file == verdict_file()
+    assert measured.stamp is not None and measured.stamp.processor == "p" and measured.file == Path("/lib/p.json")
 
 
 def test_a_library_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def product_verdict(
 def use_verdict_file(monkeypatch: pytest.MonkeyPatch, file: Path, *verdicts: ProductVerdict) -> None:
     """Has this process read and write a file that contains these verdicts, measured with the stamp in force; without
     any it does not exist."""
-    monkeypatch.setattr(product_choice, "verdict_file", lambda: file)
-    monkeypatch.setattr(product_timing, "verdict_file", lambda: file)
+    monkeypatch.setattr(product_choice, "verdict_file", lambda stamp: file)
+    monkeypatch.setattr(product_timing, "verdict_file", lambda stamp: file)
     if file.exists():
         file.unlink()
     if verdicts:
