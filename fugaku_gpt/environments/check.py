@@ -46,10 +46,13 @@ try:
     build["bfloat16_without_kernel"] = compat.operations_without_kernel(torch.bfloat16)
     facts["build"] = build
     facts["kernels"] = {{"compiled": kernels.library_file().exists(), "problem": ops.native_kernels_problem()}}
+except Exception as error:
+    facts["build_error"] = "%s: %s" % (type(error).__name__, error)
+try:
     from fugaku_gpt.ops.product_choice import describe_recorded
     facts["products"] = describe_recorded()
 except Exception as error:
-    facts["build_error"] = "%s: %s" % (type(error).__name__, error)
+    facts["products"] = [[], "%s: %s" % (type(error).__name__, error)]
 try:
     from fugaku_gpt.comm import mpi_facts
     facts["mpi"] = mpi_facts()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -55,6 +56,7 @@ REPORT: Dict[str, Any] = {
     "kernels": {"compiled": True, "problem": ""},
     "mpi": MPI,
 }
+from fugaku_gpt.kernels import library_file
 
 
 def rows_of(report: Dict[str, Any], profile: Profile = PROFILE) -> Dict[str, Tuple[str, str, str, str]]:
@@ -227,3 +229,17 @@ def test_what_was_measured_of_products_is_reported_and_not_judged() -> None:
         "'/my env/python' -m fugaku_gpt env kernels",
     )
     assert not row.is_wrong
+
+
+def test_a_library_that_cannot_be_read_does_not_hide_the_build(tmp_path: Path) -> None:
+    library_file(tmp_path).mkdir(parents=True)  # not even root can read a folder as a file
+    program = f"import sys; sys.prefix = '{tmp_path}'; program = sys.argv[2]; del sys.argv[1:3]; exec(program)"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    rows = {row.subject: row for row in check_environment(Profile("unreadable", python=str(python)), "make it")}
+    assert (
+        rows["PyTorch"].actual.startswith(metadata.version("torch").split("+")[0])
+        and rows["kernels"].status == OPTIONAL
+    )
+    assert rows["products of layers"].actual.startswith("IsADirectoryError: ")
