@@ -23,10 +23,10 @@ def agree_on_products(config: RunConfig, world: Communicator, earlier: Mapping[s
     """Make every rank compute layers' products in the same way, so that all round alike; collective. The ranks have
     agreed on everything else about kernels (:func:`~fugaku_gpt.training.startup.agree_on_kernels`).
 
-    Our own kernels, or oneDNN, compute them if they are faster on every rank. A rank reads the verdict from the file
-    beside the library. Where no rank of a stamp has one, the first rank of that stamp measures, for a few seconds at
-    most, and writes the file; the others wait. It measures in its own process, since a process with MPI cannot fork on
-    every machine, and another process would import PyTorch once more.
+    Our own kernels, or oneDNN, compute them if they are faster on every rank. The first rank of each node reads the
+    verdict from the file beside the library. Where no rank of a stamp has one, the first rank of that stamp measures,
+    for a few seconds at most, and writes the file; the others wait. It measures in its own process, since a process
+    with MPI cannot fork on every machine, and another process would import PyTorch once more.
 
     Args:
         earlier: what an earlier start of this run agreed on, which then holds, unless ``node.compiled_products`` says
@@ -35,7 +35,7 @@ def agree_on_products(config: RunConfig, world: Communicator, earlier: Mapping[s
     dtypes = product_dtypes(config)
     if not dtypes:
         return
-    facts = _facts_of_rank(config, earlier)
+    facts = _facts_of_rank(config, world.on_this_node("node"), earlier)
     rank_facts = _gather(world, facts)
     measuring: List[int] = world.broadcast_json(_measuring_ranks(rank_facts))
     if measuring:
@@ -90,9 +90,10 @@ def _is_agreed(dtypes: Sequence[torch.dtype]) -> bool:
     return is_complete and all(dtype in RANK_CONSENSUS.compiled_products for dtype in dtypes)
 
 
-def _facts_of_rank(config: RunConfig, earlier: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the ways that this rank has, and the verdict for its stamp, or why none counts (``missing``)."""
-    dtypes, threads = product_dtypes(config), torch.get_num_threads()
+def _facts_of_rank(config: RunConfig, node: Communicator, earlier: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the ways that this rank has, and the verdict for its stamp, or why none counts (``missing``); collective
+    over the ranks of a node, the first of which reads library and verdict."""
+    dtypes = product_dtypes(config)
     facts: Dict[str, Any] = {
         "host": socket.gethostname(),
         "has_compiled": ops.uses_native_kernels() and ops.supports_native_matmul(dtypes[0]),
@@ -102,15 +103,28 @@ def _facts_of_rank(config: RunConfig, earlier: Mapping[str, Any]) -> Dict[str, A
         "is_agreed": not earlier and _is_agreed(dtypes),
         **_verdict_facts(None, ""),
     }
+    needs_verdict = not facts["is_agreed"] and _needs_verdict(config, facts, earlier)
+    on_node = node.gather_json({"needs_verdict": needs_verdict}) or []
+    is_read = any(of_rank["needs_verdict"] for of_rank in on_node)
+    recorded: Dict[str, Any] = node.broadcast_json(_recorded_facts(config) if is_read else {})
     if facts["is_agreed"]:  # by an earlier call in this process, which other ranks may not have had
         facts["is_compiled_faster"] = RANK_CONSENSUS.compiled_products[dtypes[0]]
         facts["is_onednn_faster"] = bool(RANK_CONSENSUS.products_by_onednn)
         facts["text"] = RANK_CONSENSUS.products_reason
-    elif _needs_verdict(config, facts, earlier):
-        verdict, facts["missing"] = recorded_verdict(_measured_dtype(config), threads)
-        facts["stamp"] = hashlib.sha256(repr((current_stamp(), threads)).encode()).hexdigest()[:16]
-        facts.update(_verdict_facts(verdict, ""))
+    elif needs_verdict:
+        facts.update(recorded)
     return facts
+
+
+def _recorded_facts(config: RunConfig) -> Dict[str, Any]:
+    """The stamp in force and the recorded verdict for it, or why none counts; without a stamp if it cannot be known."""
+    threads = torch.get_num_threads()
+    try:
+        stamp = hashlib.sha256(repr((current_stamp(), threads)).encode()).hexdigest()[:16]
+        verdict, missing = recorded_verdict(_measured_dtype(config), threads)
+    except OSError as error:  # the library cannot be read
+        return _verdict_facts(None, f"the verdict on them cannot be looked up: {error}")
+    return {"stamp": stamp, "missing": missing, **_verdict_facts(verdict, "")}
 
 
 def _needs_verdict(config: RunConfig, facts: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:

@@ -28,18 +28,21 @@ Begin = Callable[..., Any]
 def begin(world: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """Starts a run; returns on every rank whether it uses products of our own, and why.
 
-    Arguments: the speedup in this rank's file (None: there is no file), the processor of this rank.
+    Arguments: the speedup in this rank's file (None: there is no file), the processor of this rank, whether it is alone
+    on its node.
     """
 
     before = dict(vars(RANK_CONSENSUS))
 
-    def start(speedup: Optional[float], processor: str = "") -> Any:
+    def start(speedup: Optional[float], processor: str = "", has_own_node: bool = True) -> Any:
         vars(RANK_CONSENSUS).update(vars(KernelChoices()))
         stamp = replace(product_choice.current_stamp.__wrapped__(), processor=processor)
         with monkeypatch.context() as patch:
             for module in (products, product_choice, product_timing):
                 patch.setattr(module, "current_stamp", lambda: stamp)
             verdicts = () if speedup is None else (_verdict(speedup),)
+            if has_own_node:
+                patch.setattr(Communicator, "on_this_node", lambda group, name: Communicator.alone(name))
             use_verdict_file(patch, tmp_path / f"rank{world.rank}" / "products.json", *verdicts)
             kernels = agree_on_kernels(tiny_config(), world)
         world.barrier()
@@ -63,6 +66,22 @@ def test_products_are_ours_on_all_ranks_or_on_none(world: Communicator, begin: B
         assert f" on rank {last} (" in reason
     # of one processor, the first rank's is believed by all
     assert begin(1.5 if world.rank == 0 else 0.5)[0]
+
+
+def test_one_rank_of_a_node_reads_the_library_and_the_verdict(
+    world: Communicator, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: List[int] = []
+    recorded = products.recorded_verdict
+
+    def counted(dtype: str, threads: int) -> Any:
+        read.append(world.rank)
+        return recorded(dtype, threads)
+
+    monkeypatch.setattr(products, "recorded_verdict", counted)
+    uses_compiled, reason = begin(1.5 if world.rank == 0 else None, has_own_node=False)
+    assert uses_compiled and "ours 1.50 times as fast" in reason
+    assert read == ([0] if world.on_this_node("node").rank == 0 else [])
 
 
 def test_one_rank_of_each_processor_measures(

@@ -18,7 +18,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels.product_verdicts import ProductVerdict, read_verdicts
 from fugaku_gpt.ops import native, product_timing
 from fugaku_gpt.ops.product_choice import current_stamp
-from fugaku_gpt.training import startup
+from fugaku_gpt.training import products, startup
 from tests.support.product_verdicts import product_verdict, use_verdict_file
 from tests.support.tiny import tiny_config
 from tests.training.two_ranks import TwoRanks
@@ -242,3 +242,12 @@ def test_without_products_of_this_type_nothing_is_measured_or_reported(begin: Be
     kernels, report = begin(None, {}, None, "training.dtype=float64")
     assert not kernels["compiled_products"] and not kernels["onednn"] and not report
     assert native.RANK_CONSENSUS.compiled_products == {}
+
+
+def test_a_library_that_cannot_be_read_leaves_products_to_pytorch(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "current_stamp", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    kernels, report = begin({"onednn": 1.5}, {}, None, "node.compiled_kernels=false")
+    assert not kernels["onednn"] and not kernels["compiled_products"]
+    assert "the verdict on them cannot be looked up: [Errno 5] Input/output error" in report
