@@ -26,6 +26,7 @@ from fugaku_gpt.environments.check import (
     is_version_of,
     unusual_thread_count,
 )
+from fugaku_gpt.kernels import library_file
 
 EXPECTED = Expected(
     torch="1.10",
@@ -56,7 +57,6 @@ REPORT: Dict[str, Any] = {
     "kernels": {"compiled": True, "problem": ""},
     "mpi": MPI,
 }
-from fugaku_gpt.kernels import library_file
 
 
 def rows_of(report: Dict[str, Any], profile: Profile = PROFILE) -> Dict[str, Tuple[str, str, str, str]]:
