@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Optional
 
 import click
 
@@ -14,6 +14,7 @@ from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides,
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.launch.rank_variables import thread_variables
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
@@ -148,17 +149,6 @@ def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], 
         if launched is not None and launched.rank != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
-
-
-def thread_variables(threads: int) -> Dict[str, str]:
-    """Variables that set the number of threads of a rank's libraries."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        # GNU's OpenMP threads spin for milliseconds at each barrier; on a core that another process wants, an iteration
-        # was seen to take 40 times as long. Some tens of microseconds bridge the gaps between operators as well.
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
-    }
 
 
 def _run_name(config: RunConfig) -> str:

@@ -15,7 +15,7 @@ from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
-from fugaku_gpt.launch.launcher import SAVED_VARIABLE_PREFIX
+from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX
 
 FOLDER = "pairs"  # in the job's folder: the folder of the comparison
 TEMPLATE = "compare.sh.j2"

@@ -14,8 +14,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import fugaku_gpt
 from fugaku_gpt.config.profile import Expected, Profile
 from fugaku_gpt.environments.registry import missing_modules, read_pins
-from fugaku_gpt.launch.launcher import prepended, profile_variables
+from fugaku_gpt.launch.launcher import profile_variables
 from fugaku_gpt.launch.processes import run_command
+from fugaku_gpt.launch.rank_variables import prepended
 from fugaku_gpt.machine import local
 
 OK = "ok"

@@ -24,7 +24,7 @@ from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.launch.launcher import page_variables
+from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.machine import fugaku
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")

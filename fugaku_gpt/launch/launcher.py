@@ -10,13 +10,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
-from fugaku_gpt.config.schema import NODE_KNOBS, NodeConfig
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.launch.processes import Outcome, run_command
+from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, page_settings, page_variables, prepended
 from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.records.run import OK, Result, RunDirectory
@@ -24,9 +24,6 @@ from fugaku_gpt.records.run import OK, Result, RunDirectory
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
 PROGRAM_NAMES = ("mpirun", "mpiexec")
-# A job script that starts ranks of several builds saves path variables under this prefix, as they were before it put
-# its own build's folders into them.
-SAVED_VARIABLE_PREFIX = "FUGAKU_GPT_KEPT_"
 _VERSION_SECONDS = 30
 
 
@@ -160,7 +157,7 @@ def rank_command(
         variables["LD_PRELOAD"] = prepended(libraries, "LD_PRELOAD", variables)
     python = profile.python if profile is not None else sys.executable
     # the caller, such as a job for several runs, may have set variables of pages that this run does not ask for
-    inherited_pages = [name for name, _ in _page_settings(config.node) if name in os.environ and name not in variables]
+    inherited_pages = [name for name, _ in page_settings(config.node) if name in os.environ and name not in variables]
     env_arguments = [argument for name in inherited_pages for argument in ("-u", name)]
     env_arguments += [f"{name}={value}" for name, value in variables.items()]
     return [
@@ -177,15 +174,6 @@ def rank_command(
     ]
 
 
-def page_variables(node: NodeConfig) -> Dict[str, str]:
-    """The variables of Fujitsu's large-page library that a run sets."""
-    return {name: str(value) for name, value in _page_settings(node) if value is not None}
-
-
-def _page_settings(node: NodeConfig) -> Tuple[Tuple[str, Optional[object]], ...]:
-    return tuple((knob.variable, getattr(node, knob.name)) for knob in NODE_KNOBS if knob.variable)
-
-
 def profile_variables(profile: Profile) -> Dict[str, str]:
     """The variables that a build's ranks get on top of the present ones, without those for preloaded libraries."""
     variables = dict(text.split("=", 1) for text in profile.environment)
@@ -198,18 +186,6 @@ def profile_variables(profile: Profile) -> Dict[str, str]:
     if top is not None:
         variables["PYTHONPATH"] = prepended([str(top)], "PYTHONPATH", variables)
     return variables
-
-
-def prepended(values: Sequence[str], name: str, variables: Optional[Mapping[str, str]] = None) -> str:
-    """A path variable with ``values`` in front.
-
-    The previous value is that in ``variables``, or else that from before a job script put one build's folders into it,
-    or else the present one.
-    """
-    previous = os.environ.get(SAVED_VARIABLE_PREFIX + name, os.environ.get(name))
-    if variables is not None and name in variables:
-        previous = variables[name]
-    return ":".join([*values, *filter(None, [previous])])
 
 
 def tcmalloc_library(profile: Optional[Profile]) -> Optional[Path]:
