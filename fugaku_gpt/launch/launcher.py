@@ -14,9 +14,10 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
+from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
 from fugaku_gpt.launch.processes import Outcome, run_command
-from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, page_settings, page_variables, prepended
+from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, prepended, rank_environment
 from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.records.run import OK, Result, RunDirectory
@@ -125,8 +126,7 @@ def train_command(
     Raises:
         UsageError: the run needs more than this one machine.
     """
-    if config.job.nodes != 1:
-        raise UsageError(f"job.nodes: {config.job.nodes}: ranks are started on this machine only; valid: 1")
+    require_one_node(config)
     rank_argv = rank_command(
         config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, extra_arguments, profile
     )
@@ -146,23 +146,11 @@ def rank_command(
 
     The arguments are those of :func:`train_command`; ``threads`` is the number of threads of a rank.
     """
-    variables = profile_variables(profile) if profile is not None else {}
-    # settings of the run win over those of the build
-    variables.update({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **page_variables(config.node)})
-    if "PARALLEL" in os.environ or "PARALLEL" in variables:  # Fujitsu's OpenMP takes the smaller of the two
-        variables["PARALLEL"] = str(threads)
-    libraries = [str(tcmalloc)] if config.node.tcmalloc and tcmalloc is not None else []
-    libraries += [*(profile.preload if profile is not None else ()), *config.node.preload]
-    if libraries:
-        variables["LD_PRELOAD"] = prepended(libraries, "LD_PRELOAD", variables)
+    libraries = preloaded_libraries(config.node, tcmalloc, profile)
     python = profile.python if profile is not None else sys.executable
-    # the caller, such as a job for several runs, may have set variables of pages that this run does not ask for
-    inherited_pages = [name for name, _ in page_settings(config.node) if name in os.environ and name not in variables]
-    env_arguments = [argument for name in inherited_pages for argument in ("-u", name)]
-    env_arguments += [f"{name}={value}" for name, value in variables.items()]
+    build = profile_variables(profile) if profile is not None else None
     return [
-        "env",
-        *env_arguments,
+        *rank_environment(config.node, threads, libraries, build),
         python,
         "-m",
         "fugaku_gpt",
@@ -192,6 +180,23 @@ def tcmalloc_library(profile: Optional[Profile]) -> Optional[Path]:
     """The library that ``node.tcmalloc`` preloads: that of the profile if it is a path, or else this machine's."""
     library = profile.tcmalloc if profile is not None else ""
     return Path(library) if "/" in library else find_tcmalloc()
+
+
+def preloaded_libraries(node: NodeConfig, tcmalloc: Optional[Path], profile: Optional[Profile] = None) -> List[str]:
+    """The libraries that a rank preloads: ``tcmalloc`` where ``node.tcmalloc`` asks for it, the build's and the
+    run's."""
+    libraries = [str(tcmalloc)] if node.tcmalloc and tcmalloc is not None else []
+    return [*libraries, *(profile.preload if profile is not None else ()), *node.preload]
+
+
+def require_one_node(config: RunConfig) -> None:
+    """Refuse a run of several nodes, as ranks are started on this machine.
+
+    Raises:
+        UsageError: it needs more than this one machine.
+    """
+    if config.job.nodes != 1:
+        raise UsageError(f"job.nodes: {config.job.nodes}: ranks are started on this machine only; valid: 1")
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:

@@ -46,12 +46,13 @@ def test_mpi_families_are_recognised_by_version_output(version_output: str, expe
 
 
 def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    for name in ("LD_PRELOAD", "PARALLEL", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
     config = load_run_config(preset="tiny", overrides=["layout.dp=2", "layout.tp=2"])
     command = train_command(Launcher(Path("/m/mpirun"), MPICH, "5"), config, Path("c.yaml"), Path("o"), 8, None)
     assert command.environment == {}
     assert command.argv == [
-        *("/m/mpirun", "-n", "4", "env", "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2"),
+        *("/m/mpirun", "-n", "4", "env", "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "GOMP_SPINCOUNT=2000"),
         *(sys.executable, "-m", "fugaku_gpt", "train", "c.yaml", "--out", "o"),
     ]
     open_mpi = Launcher(Path("/m/mpirun"), OPEN_MPI, "4.1.8", {"OMPI_ALLOW_RUN_AS_ROOT": "1"})
@@ -78,7 +79,7 @@ def test_tcmalloc_is_preloaded_into_the_ranks_only(monkeypatch: pytest.MonkeyPat
 
 
 def test_another_build_starts_with_the_profile_s_python_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LD_PRELOAD", "PYTHONPATH", "PARALLEL", "LD_LIBRARY_PATH"):
+    for name in ("LD_PRELOAD", "PYTHONPATH", "PARALLEL", "LD_LIBRARY_PATH", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin")
     profile = Profile(
@@ -89,7 +90,13 @@ def test_another_build_starts_with_the_profile_s_python_and_variables(monkeypatc
     checkout = Path(__file__).resolve().parents[2]
     assert argv == [
         *("env", "A=b=c", "PATH=/e/mpi:/usr/bin", "LD_LIBRARY_PATH=/e/lib", f"PYTHONPATH={checkout}"),
-        *("OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs", "LD_PRELOAD=/e/tc.so"),
+        *(
+            "OMP_NUM_THREADS=2",
+            "MKL_NUM_THREADS=2",
+            "GOMP_SPINCOUNT=2000",
+            "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
+            "LD_PRELOAD=/e/tc.so",
+        ),
         *("/e/bin/python", "-m", "fugaku_gpt", "train", "c", "--out", "o"),
     ]
 
@@ -100,6 +107,7 @@ def test_variables_of_a_build_are_preserved_unless_the_run_sets_them(monkeypatch
     monkeypatch.setenv("LD_LIBRARY_PATH", "/one side's")
     monkeypatch.setenv("FUGAKU_GPT_KEPT_LD_LIBRARY_PATH", "")
     monkeypatch.setenv("XOS_MMM_L_PAGING_POLICY", "demand:demand:demand")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     own = ("PYTHONPATH=/mine", "LD_LIBRARY_PATH=/own", "OMP_NUM_THREADS=7", "XOS_MMM_L_HPAGE_TYPE=none")
     profile = Profile(python="/e/python", path=("/e/bin",), library_path=("/e/lib",), environment=own)
     config = load_run_config(preset="tiny", overrides=["node.large_pages=hugetlbfs"])
@@ -108,7 +116,7 @@ def test_variables_of_a_build_are_preserved_unless_the_run_sets_them(monkeypatch
     assert argv[:3] == ["env", "-u", "XOS_MMM_L_PAGING_POLICY"]
     assert set(argv[3 : argv.index("/e/python")]) == {
         f"PYTHONPATH={checkout}:/mine", "LD_LIBRARY_PATH=/e/lib:/own", "PATH=/e/bin:/usr/bin",
-        "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
+        "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "GOMP_SPINCOUNT=2000", "XOS_MMM_L_HPAGE_TYPE=hugetlbfs",
     }  # fmt: skip
     argv = rank_command(config, Path("c"), Path("o"), 2, None, [], Profile(python="/e/python"))
     assert {"PATH=/usr/bin", "LD_LIBRARY_PATH="} <= set(argv)  # nothing of the other side's

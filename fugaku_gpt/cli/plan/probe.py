@@ -103,10 +103,12 @@ def rank_counts(most: int) -> List[int]:
 
 def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dtypes: Tuple[str, ...]) -> "ProbeResults":
     """Run the measuring module on a number of ranks, and print its progress."""
+    from fugaku_gpt.config.schema import NodeConfig
     from fugaku_gpt.launch.processes import run_command
+    from fugaku_gpt.launch.rank_variables import rank_environment
     from fugaku_gpt.machine.probed import probe_from_data
 
-    argv = [*launcher.command_prefix(ranks), "env", f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
+    argv = [*launcher.command_prefix(ranks), *rank_environment(NodeConfig(), threads)]
     argv += [sys.executable, "-m", _MODULE, "--threads", str(threads), "--seconds", f"{seconds:g}", "--dtypes", *dtypes]
     probes: List["ProbeResults"] = []
     other_lines: List[str] = []
