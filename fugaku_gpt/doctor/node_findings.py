@@ -34,11 +34,24 @@ class Finding:
     status: str
 
 
-def findings_of(measurements: Mapping[str, Any], products: Mapping[str, Any], failure: str) -> List[Finding]:
-    """Compare measurements, as far as there are any, with what is expected; a pure function."""
+def findings_of(
+    measurements: Mapping[str, Any],
+    products: Mapping[str, Any],
+    failure: str,
+    eco_state: int = 0,
+    is_short: bool = False,
+) -> List[Finding]:
+    """Compare measurements, as far as there are any, with what is expected; a pure function.
+
+    Args:
+        products: the verdicts on matrix products.
+        failure: why not everything was measured, or empty.
+        eco_state: the one that the job asked for.
+        is_short: the ranks measured for moments only, in caches, so that their rates are compared with nothing.
+    """
     findings = [_of_failure(failure)] if failure else []
     for host in measurements.get("hosts", []):
-        findings += _of_host(host, _ranks_of(measurements, host["host"]))
+        findings += _of_host(host, _ranks_of(measurements, host["host"]), eco_state)
     kernels = measurements.get("kernels")
     if kernels is not None:
         findings.append(_finding("our kernels", "used", kernels["problem"] or "used", not kernels["problem"]))
@@ -46,9 +59,9 @@ def findings_of(measurements: Mapping[str, Any], products: Mapping[str, Any], fa
         findings.append(Finding("products", "measured", products["problem"], DEVIATES))
     for verdict in products["verdicts"]:
         findings.append(Finding(f"products {verdict['name']}", "-", verdict["text"], NOT_COMPARED))
-    powers = {host["host"]: host for host in measurements.get("hosts", [])}
+    hosts = {host["host"]: host for host in measurements.get("hosts", [])}
     for rates in measurements.get("rates", []):
-        findings += _of_rates(rates, powers[rates["host"]])
+        findings += _of_rates(rates, hosts[rates["host"]], is_short)
     for timing in measurements.get("all_reduce", []):
         findings.append(
             Finding(
@@ -81,7 +94,7 @@ def _ranks_of(measurements: Mapping[str, Any], host: str) -> List[Dict[str, Any]
     return [rank for rank in measurements["environment"]["ranks"] if rank["host"] == host]
 
 
-def _of_host(host: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _of_host(host: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], eco_state: int) -> Iterator[Finding]:
     name, is_a64fx = host["host"], host["processor"] == local.A64FX
     cores = sorted({core for rank in ranks for core in rank["affinity"]})
     threads = sum(rank["threads"] for rank in ranks)
@@ -104,33 +117,33 @@ def _of_host(host: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Ite
         f"{memory / 2**30:.1f} GiB",
         memory >= _MIN_JOB_SHARE * fugaku.JOB_BYTES,
     )
-    if len(ranks) in (4, 12, 24, 48):  # they divide the core-memory groups evenly
+    if ranks and len(ranks) % len(NUMA_NODES) == 0 and fugaku.CORES % len(ranks) == 0:  # as many in each group
         astride = [rank["rank"] for rank in ranks if len(rank["numa_nodes"]) != 1]
         seen = f"ranks {spans(astride)} have cores of several" if astride else "yes"
         yield _finding(f"{name}: each rank within a NUMA node", "yes", seen, not astride)
-    eco_state = host["power"].get("eco_state")
-    if eco_state is not None:
-        yield _finding(f"{name}: eco_state", "0, both pipes", eco_state, eco_state == "0")
+    granted = host["power"].get("eco_state")
+    if granted is not None:
+        yield _finding(f"{name}: eco_state", f"{eco_state}, as asked for", granted, granted == str(eco_state))
 
 
-def _of_rates(rates: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[Finding]:
-    name, is_a64fx = rates["host"], host["processor"] == local.A64FX
+def _of_rates(rates: Mapping[str, Any], host: Mapping[str, Any], is_short: bool) -> Iterator[Finding]:
+    name, is_compared = rates["host"], host["processor"] == local.A64FX and not is_short
     power = host["power"]
     freq = power.get("freq", "")
     for core, hertz in rates.get("clock_hertz", {}).items():
         seen = f"{hertz / 1e6:.0f} MHz"
-        if is_a64fx and freq.isdigit():
+        if is_compared and freq.isdigit():
             same = abs(hertz / 1e6 / int(freq) - 1) <= _CLOCK_TOLERANCE
             yield _finding(f"{name}: clock of core {core}", f"{freq} MHz, as granted", seen, same)
         else:
             yield Finding(f"{name}: clock of core {core}", "-", seen, NOT_COMPARED)
     flops = rates.get("multiply_add_flops")
     if flops is not None:
-        peak = _peak(rates["cores"], power) if is_a64fx else None
+        peak = _peak(rates["cores"], power) if is_compared else None
         yield _share_of_peak(f"{name}: multiply-adds", flops, peak, _MIN_PEAK_SHARE, 1e12, "TFLOP/s")
     for node, bandwidth in rates["bandwidth"].items():
         groups = rates["cores"] / fugaku.GROUP_CORES if node == ALL_CORES else 1.0
-        peak = groups * fugaku.GROUP_BANDWIDTH if is_a64fx else None
+        peak = groups * fugaku.GROUP_BANDWIDTH if is_compared else None
         subject = f"{name}: memory of all nodes" if node == ALL_CORES else f"{name}: memory of NUMA node {node}"
         yield _share_of_peak(subject, bandwidth, peak, _MIN_BANDWIDTH_SHARE, 1e9, "GB/s")
 

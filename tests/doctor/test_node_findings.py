@@ -72,6 +72,35 @@ def test_what_deviates_is_named(change: Change, subjects: List[str]) -> None:
     assert [finding.subject for finding in deviating(measured)] == subjects
 
 
+def test_rates_that_were_measured_for_moments_are_not_compared() -> None:
+    measured = healthy_a64fx()
+    measured["rates"][0].update(multiply_add_flops=1e12, bandwidth={"4": 900e9, "all": 3000e9})  # in caches
+    findings = {finding.subject: finding for finding in findings_of(measured, NO_PRODUCTS, "", is_short=True)}
+    assert [finding for finding in findings.values() if finding.status == DEVIATES] == []
+    assert findings["a01: memory of NUMA node 4"] == Finding(
+        "a01: memory of NUMA node 4", "-", "900 GB/s", NOT_COMPARED
+    )
+    assert findings["a01: pages"].status == OK
+
+
+def test_an_eco_state_that_was_asked_for_does_not_deviate() -> None:
+    measured = healthy_a64fx()
+    measured["hosts"][0]["power"]["eco_state"] = "2"
+    measured["rates"][0]["multiply_add_flops"] = 3.0e12
+    assert [finding.subject for finding in deviating(measured)] == ["a01: eco_state"]
+    findings = findings_of(measured, NO_PRODUCTS, "", eco_state=2)
+    assert [finding.subject for finding in findings if finding.status == DEVIATES] == []
+
+
+@pytest.mark.parametrize(("ranks", "compared"), [(4, True), (8, True), (16, True), (48, True), (2, False), (20, False)])
+def test_ranks_that_divide_the_groups_evenly_are_within_one(ranks: int, compared: bool) -> None:
+    measured = healthy_a64fx()
+    first = measured["environment"]["ranks"][0]
+    measured["environment"]["ranks"] = [{**first, "rank": rank} for rank in range(ranks)]
+    subjects = {finding.subject for finding in findings_of(measured, NO_PRODUCTS, "")}
+    assert ("a01: each rank within a NUMA node" in subjects) is compared
+
+
 def test_another_processor_is_compared_with_nothing_of_a64fx() -> None:
     measured = healthy_a64fx()
     measured["hosts"][0].update(processor="AMD EPYC", page_bytes=4096, sve_bits=0)
