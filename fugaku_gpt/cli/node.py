@@ -68,15 +68,18 @@ def node(source: RunSource, options: NodeOptions) -> int:
 
     With --job and --out a folder is written for `fugaku-gpt job submit`; the report is there when the job has ended.
 
-    Exit codes: 0 nothing deviates, 1 a check failed or the ranks did, 2 usage, 3 something deviates.
+    Exit codes: 0 nothing deviates, 1 a check failed or the ranks did, 2 usage, 3 something deviates, 128 + N
+    stopped by signal N, with a report of what was measured before.
     """
     config = node_config(source, options)
     if options.job is not None:
         return _write_job(config, source, options)
     from fugaku_gpt.doctor.node import measure_nodes
+    from fugaku_gpt.launch.launcher import require_one_node
     from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 
     if not options.start:
+        require_one_node(config)
         refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
     report = measure_nodes(
         config,
@@ -90,6 +93,9 @@ def node(source: RunSource, options: NodeOptions) -> int:
         click.echo(json.dumps(report.values, indent=2, allow_nan=False))
     else:
         click.echo(report.text, nl=False)
+    if report.stopped_by is not None:
+        click.echo(f"fugaku-gpt: {report.failure}", err=True)
+        return 128 + report.stopped_by
     failed = ", ".join(report.failed_checks)
     if report.failure or failed:
         raise RunFailed(report.failure or f"checks failed: {failed}")

@@ -18,6 +18,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(report["made"]))
     commit = report.get("git_commit") or "commit unknown"
     yield f"Report of `fugaku-gpt doctor node`, {made} UTC, fugaku_gpt {report['fugaku_gpt']} ({commit})"
+    if report.get("short"):
+        yield "measured for moments only (--short): figures mean little, and rates are compared with nothing"
     findings = report["findings"]
     deviating = [finding for finding in findings if finding["status"] == DEVIATES]
     compared = sum(finding["status"] != "not compared" for finding in findings)

@@ -15,9 +15,11 @@
 * ``step``: model, settings, iterations (timed), seconds (of each), tokens_per_second, tflops_exact and
   tflops_notes (per node), loss.
 
-``node-report.json`` has ``version``, ``made`` (seconds since 1970), ``fugaku_gpt``, ``checks`` (name, status, seen,
-mend), ``products`` (problem, or verdicts on matrix products), ``measurements`` (the above), ``failure`` (how the ranks
-failed, or empty) and ``findings``: subject, expected, seen, and status (``ok``, ``deviates`` or ``not compared``).
+``node-report.json`` has ``version``, ``made`` (seconds since 1970), ``fugaku_gpt``, ``git_commit``, ``short`` (whether
+the ranks measured for moments only; such rates are compared with nothing), ``checks`` (name, status, seen, mend),
+``products`` (problem, or verdicts on matrix products), ``measurements`` (the above), ``failure`` (how the ranks failed
+or were stopped, or empty) and ``findings``: subject, expected, seen, and status (``ok``, ``deviates`` or
+``not compared``).
 ``node-report.txt`` is the same as text.
 """
 
@@ -55,6 +57,12 @@ def read_measurements(folder: Path) -> Optional[Dict[str, Any]]:
         lambda values: {**values, "section": str(values["section"])},
         mend="measure again",
     )
+
+
+def remove_report(folder: Path) -> None:
+    """Remove the measurements and the report of an earlier call from a folder."""
+    for name in (MEASUREMENTS_FILE, REPORT_FILE, TEXT_FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_report(folder: Path, report: Mapping[str, Any], text: str) -> None:
