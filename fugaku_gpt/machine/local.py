@@ -45,17 +45,10 @@ def threads_of_rank(ranks_per_node: int) -> int:
 
 def _cores_of_control_group() -> Set[int]:
     """The cores that the control group of this process may use; empty where it does not say."""
-    for line in (this_system().read("proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, name = "sys/fs/cgroup", "cpuset.cpus.effective"
-        elif "cpuset" in controllers.split(","):
-            top, name = "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"
-        else:
-            continue
-        folders = [folder for folder in path.split("/") if folder and folder != ".."]
-        for depth in range(len(folders), -1, -1):  # where a group leaves it to the group around it, it has no such file
-            cores = this_system().read_numbers("/".join([top, *folders[:depth], name]))
+    for version, folders in this_system().control_groups("cpuset"):
+        name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
+        for folder in reversed(folders):  # where a group leaves it to the group around it, it has no such file
+            cores = this_system().read_numbers(f"{folder}/{name}")
             if cores:
                 return set(cores)
     return set()

@@ -14,6 +14,11 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.machine.system import this_system
 
 _SMALLEST_MARGIN, _LARGEST_MARGIN, _MARGIN_SHARE = 64 * 2**20, 512 * 2**20, 0.01
+# by version of control groups: files of the limit and of the memory in use, name of the pages that are reclaimed first
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,9 @@ class ControlGroup:
 def control_groups() -> List[ControlGroup]:
     """Control groups with a limit that contain this process, nested ones included."""
     groups: Dict[Path, ControlGroup] = {}
-    root = this_system().path("sys/fs/cgroup")
-    for line in (this_system().read("proc/self/cgroup") or "").splitlines():  # none: a system without control groups
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file")
-            top = root
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            top = root / "memory"
-        else:
-            continue
-        limit_file, usage_file, inactive = names
-        # in a container the path may be the host's, and the files at the top
-        folders = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(folders) + 1):
-            folder = top.joinpath(*folders[:depth])
+    for version, names in this_system().control_groups("memory"):
+        limit_file, usage_file, inactive = _MEMORY_FILES[version]
+        for folder in map(this_system().path, names):
             limit = _number(folder / limit_file)
             if limit is not None and folder not in groups:
                 groups[folder] = ControlGroup(limit, folder / usage_file, folder / "memory.stat", inactive)

@@ -12,7 +12,9 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Iterable, Iterator, List, Optional, Sequence
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.machine.rank import launched_rank
 
 _MPOL_BIND = 2  # MPOL_BIND of linux/mempolicy.h
 _POLICY_FLAGS = 0xE000  # mode flags that MPOL_BIND may come with
@@ -60,10 +62,42 @@ class System:
         return sorted(os.sched_getaffinity(0))
 
     def launcher_affinity(self) -> List[int]:
-        """Numbers of the cores that the process that started this one may run on; empty where that is not reported."""
-        text = self.read(f"proc/{os.getppid()}/status") or ""
-        allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", text, re.MULTILINE)
-        return _numbers(allowed[1]) if allowed else []
+        """Numbers of the cores that the process that started this rank may run on; empty where that is not reported.
+
+        A script between launcher and rank, which waits for the rank, is no launcher: it has the rank's cores and the
+        variables of the rank's launch.
+        """
+        process, own = os.getppid(), self.affinity()
+        while True:
+            status = self.read(f"proc/{process}/status") or ""
+            allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+            cores = _numbers(allowed[1]) if allowed else []
+            parent = re.search(r"^PPid:\s*(\d+)$", status, re.MULTILINE)
+            if cores != own or parent is None or parent[1] == "0" or not self._is_rank(process):
+                return cores
+            process = int(parent[1])
+
+    def _is_rank(self, process: int) -> bool:
+        """Whether a launcher has started a process as a rank, by the variables that it was started with."""
+        settings = (self.read(f"proc/{process}/environ") or "").split("\0")
+        return launched_rank(dict(setting.split("=", 1) for setting in settings if "=" in setting)) is not None
+
+    def control_groups(self, controller: str) -> List[Tuple[int, List[str]]]:
+        """The control groups of this process for a controller, such as ``memory``: (version, folders by their names
+        below the root, from the outermost group to the process's own)."""
+        groups = []
+        for line in (self.read("proc/self/cgroup") or "").splitlines():  # none: a system without control groups
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                version, top = 2, "sys/fs/cgroup"
+            elif controller in controllers.split(","):
+                version, top = 1, f"sys/fs/cgroup/{controller}"
+            else:
+                continue
+            # in a container the path may be the host's, and the files at the top
+            names = [name for name in path.split("/") if name and name != ".."]
+            groups.append((version, ["/".join([top, *names[:depth]]) for depth in range(len(names) + 1)]))
+        return groups
 
     def set_affinity(self, cores: Iterable[int]) -> None:
         """Let this thread, and those that it starts, run on these cores only.

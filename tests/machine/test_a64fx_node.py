@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,47 @@ def test_ranks_share_the_cores_of_their_control_group_although_their_launcher_ha
 def test_the_cores_of_the_process_that_started_this_one_are_read() -> None:
     """Pytest, or its worker, was started by something that may run somewhere."""
     assert set(System().launcher_affinity()) == os.sched_getaffinity(os.getppid())
+
+
+class BoundSystem(System):
+    """A system whose process may use the cores of one core-memory group."""
+
+    def affinity(self) -> "list[int]":
+        return list(range(24, 36))
+
+
+@pytest.mark.parametrize(
+    ("wrapper_variables", "cores"),
+    [
+        ("PMIX_RANK=1\0PLE_RANK_ON_NODE=1\0", range(12, 60)),
+        ("PMI_RANK=1\0PMI_SIZE=4\0", range(12, 60)),
+        ("HOME=/root\0", range(24, 36)),  # a shell that the user gave these cores, whose ranks share them
+    ],
+)
+def test_a_script_around_a_rank_is_no_launcher(tmp_path: Path, wrapper_variables: str, cores: range) -> None:
+    for process, parent, spans in ((os.getppid(), 71, "24-35"), (71, 70, "24-35"), (70, 1, "12-59")):
+        folder = tmp_path / f"proc/{process}"
+        folder.mkdir(parents=True)
+        (folder / "status").write_text(f"Name:\tsh\nPPid:\t{parent}\nCpus_allowed_list:\t{spans}\n")
+        (folder / "environ").write_text(wrapper_variables)
+    with use_system(BoundSystem(tmp_path)) as system:
+        assert system.launcher_affinity() == list(cores)
+        assert local.threads_of_rank(4) == len(cores) // 4
+
+
+def test_a_real_script_around_a_bound_rank_is_no_launcher() -> None:
+    own = sorted(os.sched_getaffinity(0))
+    if len(own) == 1:
+        pytest.skip("needs two cores")
+    program = "from fugaku_gpt.machine.system import System; print(System().launcher_affinity())"
+    output = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1"; true', sys.executable, program],
+        env={**os.environ, "PMI_RANK": "0", "PMI_SIZE": str(len(own))},
+        preexec_fn=lambda: os.sched_setaffinity(0, own[:1]),
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    assert output.decode().strip() == str(own)
 
 
 def test_resident_memory_counts_pages_of_64_kib_and_large_pages(tmp_path: Path) -> None:
