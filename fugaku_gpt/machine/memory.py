@@ -27,11 +27,13 @@ class MemoryUse:
 
     Attributes:
         source: name of what sets the limit.
+        is_node_wide: whether all ranks of the node are under this limit.
     """
 
     used: int
     limit: int
     source: str
+    is_node_wide: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def numa_node_use(nodes: Sequence[int]) -> Optional[MemoryUse]:
     if not nodes:
         return None
     names = f"NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
-    return MemoryUse(used, limit, f"{names}, to which memory is bound")
+    return MemoryUse(used, limit, f"{names}, to which memory is bound", is_node_wide=False)
 
 
 class NodeMemory:

@@ -77,9 +77,9 @@ class MemoryGuard:
                 end_at = None
                 continue
             if end_at is None:
-                end_at = time.monotonic() + (
-                    0.0 if self._memory.largest_process() == os.getpid() else _LARGEST_FIRST_SECONDS
-                )
+                # where this rank's own NUMA nodes are full, the largest rank of the node may be bound to other ones
+                ends_first = not use.is_node_wide or self._memory.largest_process() == os.getpid()
+                end_at = time.monotonic() + (0.0 if ends_first else _LARGEST_FIRST_SECONDS)
             if time.monotonic() >= end_at:
                 self._end_run(use)
                 return

@@ -106,3 +106,21 @@ def test_the_process_is_ended_even_if_the_report_of_memory_use_fails(tmp_path: P
     with pytest.raises(RuntimeError):
         guard._end_run(MemoryUse(1, 1, "node.memory_limit"))
     assert codes == [EXIT_RUN_FAILED]
+
+
+@pytest.mark.parametrize(("is_node_wide", "waits"), [(False, False), (True, True)])
+def test_a_rank_waits_for_a_larger_one_only_if_both_are_under_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_node_wide: bool, waits: bool
+) -> None:
+    """The group of cores that a larger rank is bound to may have memory left."""
+    polls: List[int] = []
+    guard = MemoryGuard(RunDirectory(tmp_path), 0, [os.getpid()], NodeConfig(), lambda code: None)
+
+    def uses() -> List[MemoryUse]:
+        polls.append(len(polls))
+        return [MemoryUse(8 * MIB, 8 * MIB, "a limit", is_node_wide)]
+
+    monkeypatch.setattr(guard._memory, "uses", uses)
+    monkeypatch.setattr(guard._memory, "largest_process", lambda: os.getpid() + 1)
+    guard._watch()
+    assert (len(polls) > 1) is waits
