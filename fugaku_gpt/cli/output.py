@@ -7,6 +7,8 @@ import io
 import json
 from typing import Any, Mapping, Sequence
 
+from fugaku_gpt.records.text import aligned
+
 
 def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
     """Render rows in one of ``options.FORMATS``; the text ends in a newline.
@@ -29,9 +31,7 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
             *([cell.replace("|", "\\|") for cell in line] for line in cells),
         ]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    widths = [max(len(line[index]) for line in [list(columns), *cells]) for index in range(len(columns))]
-    lines = [list(columns), ["-" * width for width in widths], *cells]
-    return "".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() + "\n" for line in lines)
+    return "".join(f"{line}\n" for line in aligned(columns, cells, has_rule=True))
 
 
 def _joined_lines(value: Any) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 from fugaku_gpt.doctor.node_findings import DEVIATES, size_text
-from fugaku_gpt.records.text import spans
+from fugaku_gpt.records.text import aligned, spans
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -50,9 +50,7 @@ def _section(title: str, lines: Sequence[str]) -> List[str]:
 
 def table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> List[str]:
     """Rows as aligned columns under their names."""
-    cells = [list(columns), *[[str(row[column]) for column in columns] for row in rows]]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+    return aligned(columns, [[str(row[column]) for column in columns] for row in rows], has_rule=False)
 
 
 def _environment(environment: Mapping[str, Any]) -> List[str]:
