@@ -160,7 +160,7 @@ def _measure_products() -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Command:
-    """What the ranks are started with: their run file, the folder of their measurements, and how long they measure."""
+    """The arguments of the ranks: their run file, the folder of their measurements, and how long they measure."""
 
     run_file: Path
     folder: Path
