@@ -154,7 +154,7 @@ class NodeCheck:
         )
 
     def _on_node(self, measure: Callable[[], Any]) -> List[Any]:
-        """What each rank of this node has measured, by rank, on all of them.
+        """The measurements of the ranks of this node, by rank, on all of them.
 
         Raises:
             RunFailed: one of them could not; on all of them.
