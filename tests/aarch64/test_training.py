@@ -91,6 +91,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
         (shared / "kernels.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
+@pytest.mark.usefixtures("kernels")
+def test_no_kernel_reads_or_writes_beside_its_tensors() -> None:
+    lines = output(run_emulated(["-m", "tests.ops.fenced", "--short"]))
+    assert any(line.startswith("layer_norm_gradient of torch.float32") for line in lines), lines[-1]
+
+
 def test_data_is_prepared_to_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     emulated = output(run_emulated(["-m", "fugaku_gpt", *_prepare(corpus.parent / "texts", tmp_path / "corpus")]))
     here = output(run_here(["-m", "fugaku_gpt", "data", "info", str(corpus)]))

@@ -1,6 +1,7 @@
 """Runs every kernel on tensors that lie against inaccessible memory, at their ends and then at their beginnings.
 
-    python -m tests.ops.fenced
+    python -m tests.ops.fenced           all of them
+    python -m tests.ops.fenced --short   small products and one thread only, for an emulated machine
 
 It prints the name of each kernel before it runs it: a kernel that reads or writes too far is the last one named, since
 the process is killed. A write into the rest of a tensor's pages is detected by their contents.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
 from functools import partial
 from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
@@ -19,6 +21,9 @@ import torch
 from fugaku_gpt.ops import native
 from tests.ops.inputs import random as numbers
 
+# rows, inner dimension and columns of products; the last two take several passes
+SMALL_PRODUCTS = ((7, 5, 9), (8, 96, 48), (61, 101, 49))
+LARGE_PRODUCTS = ((33, 1542, 97), (70, 1536, 1700))
 PAGE = mmap.PAGESIZE
 FILLED = 0x5A
 
@@ -69,7 +74,9 @@ class Fences:
                     raise SystemExit("written beside a tensor")
 
 
-def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
+def runs(
+    fences: Fences, dtype: torch.dtype, sizes: Sequence[Tuple[int, int, int]]
+) -> Iterator[Tuple[str, Callable[[], object]]]:
     """Yields each kernel's name and a call of it on tensors between fences; no size is a multiple of a vector's."""
 
     def of(*shape: int) -> torch.Tensor:
@@ -100,12 +107,14 @@ def runs(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[],
     step = native.AdamWStep(divisor=2.0, keeps=0.9, betas=(0.9, 0.95), step_size=0.1, eps=1e-8)
     yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, step)
     if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
-        yield from products(fences, dtype)
+        yield from products(fences, dtype, sizes)
 
 
-def products(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable[[], object]]]:
+def products(
+    fences: Fences, dtype: torch.dtype, sizes: Sequence[Tuple[int, int, int]]
+) -> Iterator[Tuple[str, Callable[[], object]]]:
     """Yields products of plain and transposed operands, in one pass and in several."""
-    for rows, inner, columns in ((7, 5, 9), (8, 96, 48), (61, 101, 49), (33, 1542, 97), (70, 1536, 1700)):
+    for rows, inner, columns in sizes:
         x, y, bias = numbers(rows, inner).to(dtype), numbers(inner, columns).to(dtype), fences.of(numbers(columns))
         for left in (x, x.t().contiguous().t()):
             for right in (y, y.t().contiguous().t()):
@@ -120,16 +129,17 @@ def products(fences: Fences, dtype: torch.dtype) -> Iterator[Tuple[str, Callable
                 yield f"{name}, added", partial(native.matmul_, sums, *sides, accumulate=True)
 
 
-def main() -> None:
+def main(short: bool) -> None:
     """Runs all kernels."""
     assert native.has_native_kernels()
+    sizes = SMALL_PRODUCTS if short else SMALL_PRODUCTS + LARGE_PRODUCTS
     for at_end in (True, False):
         where = "at their ends" if at_end else "at their beginnings"
-        for threads in (1, 3):
+        for threads in (1,) if short else (1, 3):
             torch.set_num_threads(threads)
             for dtype in (torch.float32, torch.bfloat16):
                 fences = Fences(at_end)
-                for name, run in runs(fences, dtype):
+                for name, run in runs(fences, dtype, sizes):
                     print(f"{name} of {dtype} by {threads} threads, fenced {where}", flush=True)
                     with results_too(fences):
                         run()
@@ -150,4 +160,4 @@ def results_too(fences: Fences) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main()
+    main("--short" in sys.argv[1:])
