@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict
+import sys
+from typing import Dict, Optional
 
 EXIT_OK = 0
 EXIT_RUN_FAILED = 1
@@ -48,3 +49,19 @@ class CallsDisagree(FugakuGptError):
 
 class RunFailed(FugakuGptError):
     """A run was started and did not end well."""
+
+
+# the extra of this package that installs an optional package, by the name that is imported
+_EXTRAS = {"torch": "train", "mpi4py": "train", "tokenizers": "data", "matplotlib": "plot"}
+
+
+def missing_package(error: ModuleNotFoundError) -> Optional[UsageError]:
+    """Return the error that names a missing optional package and the extra that installs it; None for other modules,
+    whose absence is a defect of an installation."""
+    name = (error.name or "").split(".")[0]
+    if name not in _EXTRAS:
+        return None
+    return UsageError(
+        f"this command needs the package {name}, which {sys.executable} does not have; "
+        f"install it: pip install 'fugaku_gpt[{_EXTRAS[name]}]'"
+    )

@@ -11,7 +11,7 @@ import click
 
 from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
-from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError, missing_package
 
 # errors that come from a user's folders, and not from a fault of this program
 _REFUSALS = (
@@ -63,6 +63,12 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         for line in str(error).splitlines():
             click.echo(f"fugaku-gpt: {line}", err=True)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        click.echo(f"fugaku-gpt: {missing}", err=True)
+        return missing.exit_code
     except OSError as error:
         if error.filename is None or error.errno not in _REFUSALS:
             raise

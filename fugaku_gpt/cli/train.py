@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import socket
 import time
 import uuid
 from pathlib import Path
@@ -12,7 +14,15 @@ import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, run_source
 from fugaku_gpt.config import RunConfig, dump_run_config
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
+from fugaku_gpt.errors import (
+    EXIT_OK,
+    EXIT_RESUME,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    RunFailed,
+    UsageError,
+    missing_package,
+)
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.launch.rank_variables import thread_variables
 from fugaku_gpt.machine.garbage_collection import gc_paused
@@ -71,9 +81,11 @@ def train(
             raise UsageError(_wrong_ranks_message(config, ranks))
         if resume == AUTO and out is None:
             raise UsageError("--resume auto: needs --out, the run directory to resume in")
-    except UsageError:
-        if launched is not None and launched.rank != 0:  # all ranks have the same command line: rank 0 reports it
-            raise click.exceptions.Exit(EXIT_USAGE) from None
+    except UsageError as error:
+        if launched is not None and launched.ranks != 1:
+            from fugaku_gpt.launch.rank_supervisor import refuse_launch
+
+            refuse_launch(launched.rank, error)
         raise
     out = out if out is not None else Path("runs") / f"{_run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if ranks is not None:
@@ -101,6 +113,9 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     from fugaku_gpt.launch.launcher import exit_code_of, launch
     from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 
+    for package in ("torch", "mpi4py"):  # the ranks would each report it
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
     refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
     arguments = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
     directory.create(dump_run_config(config), mark, resume=resumes_in_same_folder(directory, resume))
@@ -116,6 +131,8 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     else:
         directory.write_result(result)
     code = exit_code_of(outcome, result)
+    if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):
+        raise RunFailed(f"{out}: {outcome.lost_reason}")
     if outcome.timed_out and code not in (EXIT_OK, EXIT_RESUME):
         raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
     raise click.exceptions.Exit(code)
@@ -124,22 +141,31 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
 def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], resume: str, force_data: bool) -> None:
     threads = config.node.threads_per_rank or threads_of_rank(config.ranks_per_node)
     os.environ.update(thread_variables(threads))  # read when the libraries are loaded, just below
-    announce = None
+    link = None
     if launched is not None:
         from fugaku_gpt.launch.rank_supervisor import supervise_rank
 
-        announce = supervise_rank(launched.rank)  # before torch and MPI begin their threads
-    with gc_paused():
-        from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
-        from fugaku_gpt.training.run import train as train_on_this_rank
-
+        link = supervise_rank(launched.rank, out)  # before torch and MPI begin their threads
+    try:
+        with gc_paused():
+            from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
+            from fugaku_gpt.training.run import train as train_on_this_rank
+    except (ModuleNotFoundError, UsageError) as error:
+        message = missing_package(error) if isinstance(error, ModuleNotFoundError) else error
+        if message is None or launched is None or launched.ranks == 1:
+            raise
+        # the other ranks may be able to: their nodes may have what this one lacks
+        host = socket.gethostname()
+        click.echo(f"fugaku-gpt: rank {launched.rank} on {host}: {message}", err=True)
+        raise click.exceptions.Exit(EXIT_RUN_FAILED) from None
     try:
         machine = local_node_limits()
         code = train_on_this_rank(
             config,
             out,
             threads,
-            announce,
+            link.report_directory if link is not None else None,
+            on_joined=link.report_joined if link is not None else None,
             resume=resume,
             force_data=force_data,
             check_node=lambda ranks: refuse_too_large(config, machine, ranks),

@@ -24,6 +24,7 @@ OK = "ok"
 WARN = "warn"
 FAIL = "fail"
 PROBE_SECONDS = 120.0
+_IMPORT_SECONDS = 600.0  # on a busy parallel file system, importing PyTorch takes minutes
 
 # Run in another process, so that this one needs neither torch nor MPI, and survives if loading them crashes.
 _TORCH_PROBE = "import json; from fugaku_gpt.compat import build_facts; print(json.dumps(build_facts()))"
@@ -246,7 +247,7 @@ def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
             env=without_launch_variables(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PROBE_SECONDS,
+            timeout=_IMPORT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -8,17 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NodeConfig
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
-from fugaku_gpt.launch.processes import Outcome, run_command
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.launch.processes import Control, Outcome, run_command
 from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, prepended, rank_environment
+from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
+from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
@@ -26,6 +29,15 @@ MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
 PROGRAM_NAMES = ("mpirun", "mpiexec")
 _VERSION_SECONDS = 30
+# Inside an allocation, Open MPI would ask the batch system for the hosts and start ranks by its means. These leave
+# this machine and fork: the first two for its runtime up to 4, the others for that of 5 (PRRTE).
+_OPEN_MPI_HERE = {
+    "OMPI_MCA_plm": "isolated",
+    "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine,alps",
+    "PRTE_MCA_plm": "^slurm,lsf,pals,tm",
+    "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine,flux,pals",
+}
+_ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,8 @@ class Launcher:
     def command_prefix(self, ranks: int) -> List[str]:
         """The arguments before the ranks' command; they allow more ranks than cores, and bind no rank to a core."""
         if self.family == MPICH:  # shares cores and leaves binding alone unless asked
-            return [str(self.path), "-n", str(ranks)]
+            # inside an allocation it would ask the batch system for the hosts, and start ranks by its means
+            return [str(self.path), "-launcher", "fork", "-hosts", "localhost", "-n", str(ranks)]
         # Open MPI would refuse more ranks than cores, and binds each of one or two ranks to one core, whatever their
         # threads. `--map-by slot:OVERSUBSCRIBE` is understood by 4 and 5.
         return [str(self.path), "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
@@ -82,9 +95,9 @@ def find_launcher(is_root: Optional[bool] = None, profile: Optional[Profile] = N
         family_and_version = parse_version(version_text)
         if family_and_version is not None:
             family, version = family_and_version
-            allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             is_root = os.geteuid() == 0 if is_root is None else is_root
-            return Launcher(path, family, version, allow if family == OPEN_MPI and is_root else {})
+            open_mpi = {**_OPEN_MPI_HERE, **(_ROOT_ALLOWED if is_root else {})}
+            return Launcher(path, family, version, open_mpi if family == OPEN_MPI else {})
         rejected.append(f"{path} is neither MPICH nor Open MPI (it says: {version_text.strip()[:80] or 'nothing'})")
     raise UsageError(
         "\n".join(rejected or [f"no mpirun beside {python} and none on PATH"])
@@ -218,7 +231,9 @@ def launch(
     """Start the ranks of a run, wait for their end, and leave no process behind (see :func:`run_command`).
 
     A signal to this process is passed on as SIGUSR1, which ``mpirun`` of both families forwards to every rank (Open
-    MPI's kills them at SIGTERM): they stop after their iteration, with a checkpoint.
+    MPI's kills them at SIGTERM): they stop after their iteration, with a checkpoint, for which they have
+    ``job.stop_margin`` or five minutes. Before they have joined MPI, they are ended at once. So are they, and the
+    launcher, when a rank has ended without joining.
 
     Args:
         directory: the run's directory; its ``config_file`` must hold the configuration, and its ``log_file`` gets the
@@ -247,6 +262,16 @@ def launch(
         launcher = find_launcher(profile=profile)
         cores = len(usable_cores())
         command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, extra_arguments, profile)
+    mark = mark if mark is not None else uuid.uuid4().hex
+    stamp = directory.environment_stamp()
+
+    def has_joined() -> bool:
+        return directory.environment_stamp() != stamp
+
+    margin = config.job.stop_margin
+    control = Control(signal.SIGUSR1, margin if margin is not None else LONGEST_MARGIN, has_joined)
+    if not start:  # a job's own command starts ranks on other nodes, too
+        control = replace(control, lost_reason=RankWatch(mark, config.layout.ranks, has_joined).reason)
     return run_command(
         command.argv,
         command.environment,
@@ -254,7 +279,7 @@ def launch(
         timeout=timeout,
         on_line=on_line,
         mark=mark,
-        stop_signal=signal.SIGUSR1,
+        control=control,
     )
 
 
@@ -270,8 +295,8 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
         return EXIT_OK
     if outcome.stopped_by is not None:
         return 128 + outcome.stopped_by
-    if outcome.timed_out:
-        return 1
+    if outcome.timed_out or outcome.lost_reason:
+        return EXIT_RUN_FAILED
     return 128 + outcome.signal if outcome.signal is not None else outcome.exit_code
 
 

@@ -35,6 +35,27 @@ _KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills
 _DUPLICATE_SECONDS = 3.0
 
 
+def _no_reason() -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Control:
+    """How a command that runs ranks is asked to stop, and when it is ended although it has not stopped.
+
+    Attributes:
+        stop_signal: the signal at which it saves its state and ends by itself; it gets that in place of SIGTERM.
+        save_seconds: how long saving may take; whatever lives then is ended.
+        can_save: whether there is something to save yet; if not, it gets SIGTERM.
+        lost_reason: called often; returns why the command is to be ended, such as ranks that are gone, or nothing.
+    """
+
+    stop_signal: int
+    save_seconds: float
+    can_save: Callable[[], bool] = lambda: True
+    lost_reason: Callable[[], str] = _no_reason
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a command ended.
@@ -46,6 +67,7 @@ class Outcome:
         seconds: how long it ran.
         oom_kills: number of processes on this machine that the kernel killed for memory meanwhile.
         stopped_by: the signal to this process for which the command was ended (Ctrl-C: SIGINT), or None.
+        lost_reason: why the command was ended although it had not asked for it, such as ranks that were gone; or empty.
     """
 
     exit_code: int
@@ -54,11 +76,12 @@ class Outcome:
     seconds: float
     oom_kills: int
     stopped_by: Optional[int] = None
+    lost_reason: str = ""
 
     @property
     def ok(self) -> bool:
         """True if the command ended by itself with exit code 0."""
-        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None
+        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None and not self.lost_reason
 
 
 def run_command(
@@ -70,7 +93,7 @@ def run_command(
     on_line: Optional[Callable[[str], None]] = None,
     grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
-    stop_signal: Optional[int] = None,
+    control: Optional[Control] = None,
 ) -> Outcome:
     """Run a command to its end in a session of its own.
 
@@ -84,8 +107,7 @@ def run_command(
         timeout: time limit in seconds; None for no limit.
         on_line: called with each line, without its newline, from another thread.
         mark: the mark by which the command's processes are found; default: a new one.
-        stop_signal: a signal at which the command saves its state and ends by itself. It is sent in place of SIGTERM
-            when this process gets a signal; the command then has all the time that it needs, until a second signal.
+        control: how it is asked to stop when this process gets a signal; by default it is ended.
 
     Raises:
         UsageError: the command cannot be started, or ``log`` cannot be written.
@@ -112,17 +134,23 @@ def run_command(
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
             reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
             reader.start()
-            timed_out = has_asked_to_stop = False
+            timed_out, reason = False, ""
+            saving_until: Optional[float] = None
             try:
                 while process.poll() is None and not caught.is_impatient:
                     if timeout is not None and time.monotonic() - started > timeout:
                         timed_out = True
                         break
-                    if caught.numbers and stop_signal is None:
+                    if caught.numbers and saving_until is None:
+                        if control is None or not control.can_save():
+                            break
+                        saving_until = time.monotonic() + control.save_seconds
+                        process.send_signal(control.stop_signal)
+                    if saving_until is not None and time.monotonic() > saving_until:
                         break
-                    if caught.numbers and stop_signal is not None and not has_asked_to_stop:
-                        has_asked_to_stop = True
-                        process.send_signal(stop_signal)
+                    reason = control.lost_reason() if control is not None else ""
+                    if reason:
+                        break
                     time.sleep(_POLL_SECONDS)
             finally:  # whatever happens, no process of the command may stay behind
                 if process.poll() is None:
@@ -143,6 +171,7 @@ def run_command(
         seconds=seconds,
         oom_kills=max(0, out_of_memory_kills() - kills_before),
         stopped_by=caught.numbers[0] if caught.numbers else None,
+        lost_reason=reason,
     )
 
 

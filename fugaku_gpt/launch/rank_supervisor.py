@@ -5,6 +5,9 @@ supervisor learns from the kernel which signal ended its rank, records that in t
 still believes that all is well, and only then exits with the rank's exit code. The supervisor of rank 0 prints on its
 standard error what any rank has recorded. A supervisor that is killed takes its rank with it; it forwards the signals
 that it gets.
+
+A rank that ends before it has joined MPI leaves the others in ``MPI_Init``: MPICH's launcher ends them only if a rank
+asks for it or is killed by a signal, whatever the exit code. So the supervisor asks for it.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Callable, List, Optional, Set, Union
+from typing import Dict, List, NoReturn, Optional, Set, Union
 
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.run import (
     FAILED,
@@ -37,17 +40,41 @@ from fugaku_gpt.records.run import (
 )
 
 _POLL_SECONDS = 0.2
+# for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
+_RANK_0_SECONDS = 15.0
+_ABORT_SECONDS = 5.0
+# Open MPI and Fujitsu's MPI end all ranks when one ends with an exit code other than 0
+_VARIABLES_OF_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "PLE_RANK_ON_NODE")
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # from linux/prctl.h
 
-AnnounceDirectory = Callable[[Path], None]
+
+class SupervisorLink:
+    """The pipe through which a rank reports to its supervisor."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def report_joined(self) -> None:
+        """Report that this rank has joined MPI with all others: from here on the launcher notices its end."""
+        self._report({"joined": True})
+
+    def report_directory(self, directory: Path) -> None:
+        """Report the run directory."""
+        self._report({"directory": str(directory.absolute())})
+
+    def _report(self, message: Dict[str, object]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, json.dumps(message).encode() + b"\n")
 
 
-def supervise_rank(rank: int) -> AnnounceDirectory:
+def supervise_rank(rank: int, directory: Optional[Path] = None) -> SupervisorLink:
     """Continue as a child of this process, which from then on waits for the child and exits as it does.
 
-    Call it before there are threads and before MPI is initialised. Returns, in the child, a function that reports the
-    run directory to the supervisor.
+    Call it before there are threads and before MPI is initialised. Returns, in the child, the link to the supervisor.
+
+    Args:
+        directory: the run directory, where it is known before the ranks have joined MPI.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -59,7 +86,7 @@ def supervise_rank(rank: int) -> AnnounceDirectory:
         os.close(pipe_write)
         code = 1
         try:
-            code = _RankSupervisor(rank, child, pipe_read, started).wait(previous_mask)
+            code = _RankSupervisor(rank, child, pipe_read, started, directory).wait(previous_mask)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -70,21 +97,53 @@ def supervise_rank(rank: int) -> AnnounceDirectory:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # the supervisor has just been killed
         os._exit(128 + signal.SIGKILL)
+    return SupervisorLink(pipe_write)
 
-    def announce(directory: Path) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(pipe_write, json.dumps({"directory": str(directory.absolute())}).encode() + b"\n")
 
-    return announce
+def refuse_launch(rank: int, error: UsageError) -> NoReturn:
+    """End all ranks of a launch for a mistake of the user's, before they have joined MPI.
+
+    All ranks have the same command line, so that rank 0 reports it. A rank that still lives after a while is the only
+    one that refuses, as where its node does not see a file.
+    """
+    who = ""
+    if rank != 0:
+        time.sleep(_RANK_0_SECONDS)
+        who = f"rank {rank} on {socket.gethostname()}: "
+    for line in str(error).splitlines():
+        print(f"fugaku-gpt: {who}{line}", file=sys.stderr, flush=True)
+    end_launch(EXIT_USAGE)
+
+
+def end_launch(code: int) -> NoReturn:
+    """End this process, and all other ranks of its launch, which may be waiting for it in ``MPI_Init``.
+
+    Args:
+        code: the exit code for the launcher to end with, not 0.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    connection = os.environ.get("PMI_FD", "")
+    if connection.isdigit():  # MPICH and Slurm: PMI-1's command `abort`
+        with contextlib.suppress(OSError):
+            os.write(int(connection), f"cmd=abort exitcode={code}\n".encode())
+            time.sleep(_ABORT_SECONDS)  # until the launcher ends this process
+    if not any(name in os.environ for name in _VARIABLES_OF_OPEN_MPI):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(code)
 
 
 class _RankSupervisor:
-    def __init__(self, rank: int, child: int, pipe: int, started: float) -> None:
+    def __init__(self, rank: int, child: int, pipe: int, started: float, directory: Optional[Path] = None) -> None:
         self._rank = rank
         self._child = child
         self._pipe = pipe
         self._started = started
-        self._directory: Optional[RunDirectory] = None
+        self._has_joined = False
+        self._directory = RunDirectory(directory) if directory is not None else None
         self._forwarded: List[int] = []
         self._has_printed_failure = False
         self._wakeup_read, self._wakeup_write = os.pipe()
@@ -111,8 +170,12 @@ class _RankSupervisor:
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             self._record(self._result(number, ended, out_of_memory_kills() > kills_before))
+            if not self._has_joined:
+                end_launch(128 + number)
             return 128 + number
         code = os.WEXITSTATUS(status)
+        if not self._has_joined:
+            self._end_before_joining(code, ended)
         if code not in (EXIT_OK, EXIT_RESUME):
             self._print_recorded_failure()
             self._wait_for_summary_of_rank_0()
@@ -128,8 +191,31 @@ class _RankSupervisor:
             return False
         text = os.read(self._pipe, 65536)
         for line in text.splitlines():
-            self._directory = RunDirectory(Path(json.loads(line)["directory"]))
+            message = json.loads(line)
+            self._has_joined = self._has_joined or "joined" in message
+            if "directory" in message:
+                self._directory = RunDirectory(Path(message["directory"]))
         return not text
+
+    def _end_before_joining(self, code: int, ended: float) -> NoReturn:
+        """Record that the rank has ended before it joined MPI, and end all others."""
+        if code == EXIT_USAGE and self._rank == 0:  # it has reported what the user must mend
+            end_launch(code)
+        if code == EXIT_USAGE:
+            time.sleep(_RANK_0_SECONDS)  # rank 0 refuses the same, or else only this rank does
+        reason = f"rank {self._rank} on {socket.gethostname()} ended (exit code {code}) before it joined MPI"
+        self._record(
+            Result(
+                status=FAILED,
+                reason=reason,
+                started=self._started,
+                ended=ended,
+                rank=self._rank,
+                node=socket.gethostname(),
+                exception=f"exit code {code}",
+            )
+        )
+        end_launch(code if code not in (EXIT_OK, EXIT_RESUME) else EXIT_RUN_FAILED)
 
     def _forward(self, number: int, _frame: Optional[FrameType]) -> None:
         self._forwarded.append(number)

@@ -17,7 +17,7 @@ from fugaku_gpt.config.schema import JobConfig
 from fugaku_gpt.config.values import format_duration
 
 STARTED_VARIABLE = "FUGAKU_GPT_JOB_STARTED"  # seconds since the epoch, exported by our job scripts
-_LONGEST_MARGIN = 300.0
+LONGEST_MARGIN = 300.0  # seconds
 _MARGIN_SHARE = 0.1
 
 
@@ -37,16 +37,37 @@ class JobLimit:
 
     def margin(self, configured: Optional[float]) -> float:
         """``job.stop_margin``, or a tenth of the limit, five minutes at most."""
-        return configured if configured is not None else min(_LONGEST_MARGIN, _MARGIN_SHARE * self.seconds)
+        return configured if configured is not None else min(LONGEST_MARGIN, _MARGIN_SHARE * self.seconds)
+
+    def is_past(self, moment: Optional[float] = None) -> bool:
+        """True if the job should have ended at a moment, in seconds since the epoch; default: the present."""
+        return self.end <= (time.time() if moment is None else moment)
 
     def __str__(self) -> str:
         return f"{format_duration(self.seconds)} ({self.source})"
 
 
 def read_job_limit(
-    job: JobConfig, environment: Optional[Mapping[str, str]] = None, started: Optional[float] = None
+    job: JobConfig,
+    environment: Optional[Mapping[str, str]] = None,
+    started: Optional[float] = None,
+    moment: Optional[float] = None,
 ) -> Optional[JobLimit]:
-    """The earliest known end: by Slurm, by PJM, or by ``job.elapse``; None if there is no limit.
+    """The earliest end that is still to come: by Slurm, by PJM, or by ``job.elapse``; None if there is no limit.
+
+    Args:
+        environment, started: as in :func:`job_limits`.
+        moment: the present, in seconds since the epoch; default: read from the clock.
+    """
+    limits = [limit for limit in job_limits(job, environment, started) if not limit.is_past(moment)]
+    return min(limits, key=lambda limit: limit.end, default=None)
+
+
+def job_limits(
+    job: JobConfig, environment: Optional[Mapping[str, str]] = None, started: Optional[float] = None
+) -> List[JobLimit]:
+    """All limits that the environment and the run name, those that are past as well: a shell may have kept the
+    variables of a job that is over.
 
     Args:
         started: start of this process, which counts as the job's start unless a job script exports that; default: read
@@ -67,7 +88,7 @@ def read_job_limit(
         limits.append(JobLimit(job_start + elapse, elapse, "PJM"))
     if job.elapse is not None:
         limits.append(JobLimit(job_start + job.elapse, job.elapse, "job.elapse"))
-    return min(limits, key=lambda limit: limit.end, default=None)
+    return limits
 
 
 def _number(text: Optional[str]) -> Optional[float]:

@@ -38,7 +38,7 @@ import os
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
@@ -303,6 +303,15 @@ class RunDirectory:
             write_json_atomically(path, asdict(result))
             return True
         return False
+
+    def environment_stamp(self) -> Tuple[int, int]:
+        """Return what changes when the ranks of another start record their environment, after all of them have joined
+        MPI; it does not depend on the clock of a file server. (0, 0): there is no record."""
+        try:
+            status = (self.path / "environment.json").stat()
+        except OSError:
+            return 0, 0
+        return status.st_ino, status.st_mtime_ns
 
     def environment(self) -> Optional[Dict[str, Any]]:
         """Read the record of :meth:`write_environment`, or None if there is none.

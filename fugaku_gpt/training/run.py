@@ -16,6 +16,7 @@ from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.machine.garbage_collection import gc_paused
+from fugaku_gpt.machine.job_limit import job_limits
 from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
@@ -55,6 +56,7 @@ def train(
     threads: int,
     on_directory_created: Optional[Callable[[Path], None]] = None,
     *,
+    on_joined: Optional[Callable[[], None]] = None,
     resume: str = NONE,
     force_data: bool = False,
     check_node: Optional[Callable[[List[int]], None]] = None,
@@ -63,6 +65,7 @@ def train(
 
     Args:
         on_directory_created: called with the run directory as soon as it exists.
+        on_joined: called once all ranks have joined MPI.
         resume: ``none``, ``auto``, or a path to resume from; see
             :func:`fugaku_gpt.training.resume.find_checkpoint`.
         force_data: resume although the samples are not those of the checkpoint.
@@ -74,12 +77,17 @@ def train(
     """
     started = time.time()
     world = open_world(threads=threads)
+    if on_joined is not None:
+        on_joined()
     directory: Optional[RunDirectory] = None
     watchers = contextlib.ExitStack()  # signals, the memory guard, and the hang watchdog
     start_up = watchers.enter_context(contextlib.ExitStack())
     try:
         start_up.enter_context(gc_paused())
         stop = watchers.enter_context(StopRequest.for_job(config.job))
+        for limit in job_limits(config.job):
+            if world.rank == 0 and limit.is_past():
+                print(f"the time limit of {limit} is past: ignored", flush=True)
         _check_ranks(config, world)
         process = {**bind(world, config.node.bind, threads), **prepare_process(threads)}
         collective_try(world, lambda: check_precision(config))

@@ -25,6 +25,17 @@ SMALL = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.seq_len=16
 SHORT = ["training.iterations=4", "training.global_batch=4", "training.micro_batch=1", "training.eval_interval=2"]
 
 
+# The variables of jobs on other nodes, by which MPI's launchers would start ranks there.
+SOMEBODYS_ALLOCATION = {
+    **{"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "1"},
+    **{"SLURM_JOB_NODELIST": "node8", "SLURM_NODELIST": "node8", "SLURM_JOB_NUM_NODES": "1"},
+    **{"SLURM_JOB_START_TIME": "1700000000", "SLURM_JOB_END_TIME": "1700003600"},
+    **{"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "1", "PBS_NODEFILE": "/no/such/file"},
+    **{"LSB_JOBID": "1", "LSB_HOSTS": "node8 node8", "LSB_MCPU_HOSTS": "node8 2", "LSF_BINDIR": "/no/such/folder"},
+    **{"SGE_ROOT": "/no/such/folder", "PE_HOSTFILE": "/no/such/file", "FLUX_URI": "local:///none", "FLUX_JOB_ID": "1"},
+}
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_corpus(tmp_path_factory.mktemp("corpus") / "bytes")
@@ -100,8 +111,10 @@ def test_under_mpirun_a_single_rank_reports_that_a_run_does_not_fit_and_all_end(
 
 @pytest.mark.mpi
 def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_refused(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in SOMEBODYS_ALLOCATION.items():
+        monkeypatch.setenv(name, value)
     out = tmp_path / "run"
     command = [*train_arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]
     assert run(command) == 0
@@ -120,6 +133,7 @@ def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_re
     printed = capfd.readouterr().out
     for phrase in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
         assert phrase in printed
+    assert "the time limit of 1:00:00 (Slurm) is past: ignored\n" in printed
     before = (out / "result.json").read_text(encoding="utf-8")
     assert run(command) == 2
     assert "already holds a run" in capfd.readouterr().err

@@ -52,7 +52,19 @@ def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPat
     command = train_command(Launcher(Path("/m/mpirun"), MPICH, "5"), config, Path("c.yaml"), Path("o"), 8, None)
     assert command.environment == {}
     assert command.argv == [
-        *("/m/mpirun", "-n", "4", "env", "OMP_NUM_THREADS=2", "MKL_NUM_THREADS=2", "GOMP_SPINCOUNT=2000"),
+        *(
+            "/m/mpirun",
+            "-launcher",
+            "fork",
+            "-hosts",
+            "localhost",
+            "-n",
+            "4",
+            "env",
+            "OMP_NUM_THREADS=2",
+            "MKL_NUM_THREADS=2",
+            "GOMP_SPINCOUNT=2000",
+        ),
         *(sys.executable, "-m", "fugaku_gpt", "train", "c.yaml", "--out", "o"),
     ]
     open_mpi = Launcher(Path("/m/mpirun"), OPEN_MPI, "4.1.8", {"OMPI_ALLOW_RUN_AS_ROOT": "1"})

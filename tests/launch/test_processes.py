@@ -156,7 +156,7 @@ def test_a_signal_ends_the_command_and_is_reported(number: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_command_that_can_save_is_signalled_and_waited_for(number: int) -> None:
     mark = uuid.uuid4().hex
-    starter = starter_of("saves", mark, ", stop_signal=10, grace=0.1")
+    starter = starter_of("saves", mark, ", control=processes.Control(10, 1e6), grace=0.1")
     starter.send_signal(number)
     starter.send_signal(number)  # the same request by another path
     output, _ = starter.communicate(timeout=300)
@@ -165,7 +165,7 @@ def test_a_command_that_can_save_is_signalled_and_waited_for(number: int) -> Non
 
 def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     mark = uuid.uuid4().hex
-    starter = starter_of("never", mark, ", stop_signal=10, grace=1e6", same=0.05)
+    starter = starter_of("never", mark, ", control=processes.Control(10, 1e6), grace=1e6", same=0.05)
     starter.send_signal(signal.SIGUSR1)
     assert starter.stdout is not None and starter.stdout.readline() == b"up\n"  # the command has the signal
     time.sleep(0.1)  # longer than two signals count as one

@@ -18,14 +18,16 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # each test starts processes and waits for their end
 
-# a rank that announces the run directory to its supervisor, prints its process id, and runs the given code
+# a rank that reports to its supervisor that it has joined MPI, and the run directory, prints its process id, and runs
+# the given code
 RANK = """
 import os, sys, time
 from pathlib import Path
 from fugaku_gpt.launch.rank_supervisor import supervise_rank
-announce = supervise_rank(int(sys.argv[1]))
+link = supervise_rank(int(sys.argv[1]))
+link.report_joined()
 if sys.argv[2]:
-    announce(Path(sys.argv[2]))
+    link.report_directory(Path(sys.argv[2]))
 print(os.getpid(), flush=True)
 {behaviour}
 """
@@ -93,7 +95,7 @@ import os, signal, time
 from fugaku_gpt.launch import rank_supervisor
 begin = rank_supervisor._RankSupervisor.wait
 rank_supervisor._RankSupervisor.wait = lambda *arguments: (time.sleep(1), begin(*arguments))[1]
-rank_supervisor.supervise_rank(1)
+rank_supervisor.supervise_rank(1).report_joined()
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(9))
 print("up", flush=True)
 for _ in range(6000): time.sleep(0.01)
@@ -135,3 +137,53 @@ def test_a_secondary_failure_does_not_replace_the_first_result(tmp_path: Path) -
     os.kill(rank, signal.SIGKILL)
     end_of(supervisor)
     assert RunDirectory(tmp_path).result() == first
+
+
+# a rank of which every other one waits in MPI_Init: it ends before it has joined them
+UNJOINED = """
+import os, signal, sys
+from pathlib import Path
+from fugaku_gpt.launch import rank_supervisor
+rank_supervisor._RANK_0_SECONDS = 0.0
+rank_supervisor.supervise_rank(int(sys.argv[1]), Path(sys.argv[2]))
+{behaviour}
+"""
+
+
+def end_unjoined(rank: int, directory: Path, behaviour: str, **variables: str) -> Tuple[int, List[str], str]:
+    """Return the exit code, the printed lines, and what was asked of the launcher, where it is MPICH's."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", UNJOINED.format(behaviour=behaviour), str(rank), str(directory)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "PLE"))}
+    environment.update({name: value.replace("PIPE", str(writing)) for name, value in variables.items()})
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, pass_fds=[writing])
+    os.close(writing)
+    asked = ""
+    if "PMI_FD" in variables:
+        asked = os.read(reading, 100).decode()
+        process.kill()  # as the launcher does
+    os.close(reading)
+    code, lines = end_of(process)
+    return code, lines, asked
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("os._exit(3)", 3), ("os._exit(0)", 0), ("os._exit(75)", 75)])
+def test_a_rank_that_ends_before_it_joins_mpi_ends_the_launch(tmp_path: Path, behaviour: str, code: int) -> None:
+    ended, lines, asked = end_unjoined(1, tmp_path, behaviour, PMI_FD="PIPE")
+    reason = f"rank 1 on {os.uname().nodename} ended (exit code {code}) before it joined MPI"
+    result = RunDirectory(tmp_path).result()
+    assert result is not None and (result.status, result.reason, result.rank) == (FAILED, reason, 1)
+    assert lines == [f"fugaku-gpt: {reason}"] and asked == f"cmd=abort exitcode={3 if code == 3 else 1}\n"
+
+
+def test_without_mpich_the_launch_is_ended_by_a_signal_or_by_an_exit_code(tmp_path: Path) -> None:
+    assert end_unjoined(1, tmp_path, "os._exit(0)")[0] == -signal.SIGTERM
+    assert end_unjoined(1, tmp_path, "os._exit(0)", OMPI_COMM_WORLD_RANK="1")[0] == 1
+    assert end_unjoined(1, tmp_path, "os.kill(os.getpid(), 11)", PLE_RANK_ON_NODE="1")[0] == 128 + signal.SIGSEGV
+
+
+def test_a_mistake_that_all_ranks_refuse_is_no_failure_of_a_rank(tmp_path: Path) -> None:
+    ended, lines, asked = end_unjoined(0, tmp_path, "os._exit(2)", PMI_FD="PIPE")
+    assert (lines, asked) == ([], "cmd=abort exitcode=2\n") and RunDirectory(tmp_path).result() is None
+    _, lines, _ = end_unjoined(1, tmp_path, "os._exit(2)", PMI_FD="PIPE")  # rank 0 had no objection
+    assert len(lines) == 1 and "ended (exit code 2) before it joined MPI" in lines[0]

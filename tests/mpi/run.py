@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -51,7 +52,10 @@ def run_suite(world: Communicator, tests: str, *options: str) -> int:
     # without the plug-in that collects garbage several times at the end: every rank would, and they are many
     arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:logging", "-W", "ignore"]
     print(heading(world.size), flush=True)
-    return int(pytest.main([*arguments, str(FOLDER / tests), *options], plugins=[OnRanks(world)]))
+    # a folder of each rank's own: pytest would remove old ones of all, and warn of those that another rank removes
+    with tempfile.TemporaryDirectory(prefix="fugaku_gpt-rank-") as folder:
+        arguments += ["--basetemp", f"{folder}/tests"]
+        return int(pytest.main([*arguments, str(FOLDER / tests), *options], plugins=[OnRanks(world)]))
 
 
 def run_all(everyone: Communicator, *options: str) -> int:

@@ -182,10 +182,10 @@ os.environ.update(PMI_RANK=str(1 - int(true["PMI_RANK"])), PMI_SIZE="1")
 from fugaku_gpt.launch import rank_supervisor
 supervise_rank = rank_supervisor.supervise_rank
 
-def supervise_rank_and_mend(rank):
+def supervise_rank_and_mend(rank, directory):
     os.environ.update(true)
     print("supervised as rank", rank)
-    return supervise_rank(rank)
+    return supervise_rank(rank, directory)
 
 rank_supervisor.supervise_rank = supervise_rank_and_mend
 from fugaku_gpt.cli.main import run

@@ -1,0 +1,148 @@
+"""Tests that ranks are missed which are gone while their launcher waits for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import List, Set
+
+import pytest
+
+from fugaku_gpt.launch import rank_watch
+from fugaku_gpt.launch.processes import MARK, marked_processes
+from fugaku_gpt.launch.rank_watch import RankWatch, living_ranks
+from fugaku_gpt.records.claim import newest_claim
+from fugaku_gpt.records.run import CLAIM, FAILED, RunDirectory
+from tests.support.corpus import write_byte_corpus
+from tests.support.waiting import until
+
+
+class Ranks:
+    """Ranks that a test lets live and die, and a clock that it moves."""
+
+    def __init__(self) -> None:
+        self.living: Set[int] = set()
+        self.moment = 0.0
+        self.joined = False
+
+    def monotonic(self) -> float:
+        return self.moment
+
+    def watch(self, ranks: int) -> RankWatch:
+        return RankWatch("mark", ranks, lambda: self.joined)
+
+    def after(self, watch: RankWatch, seconds: int) -> List[str]:
+        """The reasons that the watch gives in the next seconds, asked in each."""
+        reasons = []
+        for _ in range(seconds):
+            self.moment += 1.0
+            reasons.append(watch.reason())
+        return [reason for reason in reasons if reason]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    replaced = Ranks()
+    monkeypatch.setattr(rank_watch, "time", replaced)
+    monkeypatch.setattr(rank_watch, "living_ranks", lambda _mark: replaced.living)
+    return replaced
+
+
+def test_a_rank_that_is_gone_before_all_have_joined_is_missed_after_a_while(ranks: Ranks) -> None:
+    watch = ranks.watch(4)
+    ranks.living = {0, 1, 2, 3}
+    assert ranks.after(watch, 60) == []
+    ranks.living = {0, 2, 3}
+    assert ranks.after(watch, 6) == []
+    host = os.uname().nodename
+    assert ranks.after(watch, 60)[0] == f"rank 1 on {host} ended before it joined MPI"
+    ranks.living = {0}
+    assert ranks.after(watch, 60)[0] == f"ranks 1, 2, 3 on {host} ended before they joined MPI"
+
+
+def test_ranks_that_a_launcher_starts_slowly_are_waited_for(ranks: Ranks) -> None:
+    watch = ranks.watch(20)
+    for rank in range(20):
+        ranks.living.add(rank)
+        assert ranks.after(watch, 5) == []
+    assert ranks.after(watch, 60) == []
+
+
+def test_ranks_that_have_joined_end_when_they_want_to_but_not_all_before_their_launcher(ranks: Ranks) -> None:
+    watch = ranks.watch(2)
+    ranks.joined, ranks.living = True, {0}
+    assert ranks.after(watch, 60) == []
+    ranks.living = set()
+    assert ranks.after(watch, 5) == []
+    assert ranks.after(watch, 60)[0] == f"no rank lives on {os.uname().nodename}, but their launcher does"
+
+
+@pytest.mark.slow
+def test_living_ranks_are_those_of_processes_with_the_mark() -> None:
+    mark, processes = uuid.uuid4().hex, []
+    for rank in ("0", "3"):
+        environment = {**os.environ, MARK: mark, "PMI_RANK": rank, "PMI_SIZE": "4"}
+        processes.append(subprocess.Popen(["sleep", "600"], env=environment))
+    until(lambda: living_ranks(mark) == {0, 3})
+    processes[0].kill()
+    processes[0].wait()
+    assert living_ranks(mark) == {3}
+    processes[1].kill()
+    processes[1].wait()
+
+
+# As a node on which Python does not start, or lacks mpi4py; the ranks find out who they are as under either MPI.
+RANK_1 = "import os, sys\nif '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')): "
+HALF_A_RUN = ["--set", "layout.dp=2", "--set", "model.vocab_size=256", "--ranks", "2"]
+
+
+def start_with_a_broken_rank(tmp_path: Path, behaviour: str) -> "subprocess.Popen[str]":
+    corpus = write_byte_corpus(tmp_path / "bytes")
+    (tmp_path / "sitecustomize.py").write_text(RANK_1 + behaviour)
+    command = [sys.executable, "-m", "fugaku_gpt", "train", "--preset", "tiny", "--data", str(corpus), *HALF_A_RUN]
+    return subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("behaviour", "ending"),
+    [
+        ("sys.modules['mpi4py'] = None", "ended (exit code 1) before it joined MPI"),
+        ("os._exit(0)", "before it joined MPI"),
+    ],
+)
+def test_a_rank_that_never_joins_mpi_ends_the_run_and_is_named(tmp_path: Path, behaviour: str, ending: str) -> None:
+    process = start_with_a_broken_rank(tmp_path, behaviour)
+    output, _ = process.communicate(timeout=300)
+    result = RunDirectory(tmp_path / "run").result()
+    assert result is not None and result.status == FAILED, output
+    assert result.reason.startswith(f"rank 1 on {os.uname().nodename}") and result.reason.endswith(ending)
+    assert process.returncode == 1 and result.reason in output and "Traceback" not in output, output
+
+
+@pytest.mark.mpi
+def test_one_signal_ends_a_run_that_waits_for_a_rank_to_join(tmp_path: Path) -> None:
+    """A rank that stops, as one that waits for a file system, is neither gone nor does it join."""
+    process = start_with_a_broken_rank(tmp_path, "os.kill(os.getpid(), 19)")
+
+    def mark_of_run() -> str:
+        _, holder = newest_claim(tmp_path / "run", CLAIM)
+        return holder.name if holder is not None else ""
+
+    until(lambda: mark_of_run() != "" and living_ranks(mark_of_run()) == {0, 1})
+    mark = mark_of_run()
+    time.sleep(1.0)  # rank 0 may be anywhere before or in MPI_Init
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM and marked_processes(mark) == []
