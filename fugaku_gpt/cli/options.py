@@ -69,6 +69,16 @@ class RunSource:
 
         return load_run_config(self.run_file, self.preset, [*self.settings, *overrides], check=check)
 
+    def sets(self, key: str) -> bool:
+        """True if the run file, the preset or an override sets a dotted key.
+
+        Raises:
+            ConfigError: as :meth:`load`.
+        """
+        from fugaku_gpt.config import written_keys
+
+        return key in written_keys(self.run_file, self.preset, self.settings)
+
 
 def run_source(
     *,

@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional
 
 import click
 
@@ -50,7 +50,11 @@ from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in
     help="End the run when no rank has made progress for this long; sets node.hang_timeout.",
 )
 @click.option("--check-collectives", is_flag=True, help="Compare MPI calls between ranks; sets node.check_collectives.")
-@click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks with mpirun on this machine.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Start this many ranks with mpirun on this machine; they are data parallel unless the run sets layout.dp.",
+)
 def train(
     source: RunSource,
     data: Optional[str],
@@ -76,6 +80,8 @@ def train(
         overrides = data_overrides(data)
         overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
         overrides += ["node.check_collectives=true"] if check_collectives else []
+        if ranks is not None and not source.sets("layout.dp"):
+            overrides += _data_parallel(source.load(*overrides, check=False), ranks)
         config = source.load(*overrides)
         if ranks is not None and ranks != config.layout.ranks:
             raise UsageError(_wrong_ranks_message(config, ranks))
@@ -93,6 +99,16 @@ def train(
     _join_ranks(config, out, launched, resume, force_data)
 
 
+def _data_parallel(config: RunConfig, ranks: int) -> List[str]:
+    """Return the override that makes data-parallel replicas of the ranks that the run leaves over; prints it."""
+    layout = config.layout
+    replicas, rest = divmod(ranks, layout.tp * layout.pp)
+    if rest or replicas in (0, layout.dp):
+        return []
+    click.echo(f"{ranks} ranks, and layout.dp is not set: layout.dp={replicas}")
+    return [f"layout.dp={replicas}"]
+
+
 def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
     """Refuse ``--ranks`` on a rank of a launch, as each would start ranks of its own; a launch of one may."""
     if launched.ranks == 1:
@@ -106,7 +122,7 @@ def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
     directory, mark = RunDirectory(out), uuid.uuid4().hex
     if resume == AUTO and directory.has_finished(config.training.iterations):
-        click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do")
+        click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do")
         raise click.exceptions.Exit(EXIT_OK)
     # imported here, as in _join_ranks: ten thousand ranks must not import what starts them
     from fugaku_gpt.launch.launch_result import result_of_launch
@@ -131,6 +147,8 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     else:
         directory.write_result(result)
     code = exit_code_of(outcome, result)
+    if outcome.stopped_by is not None:
+        click.echo(f"fugaku-gpt: {result.reason}", err=True)
     if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):
         raise RunFailed(f"{out}: {outcome.lost_reason}")
     if outcome.timed_out and code not in (EXIT_OK, EXIT_RESUME):

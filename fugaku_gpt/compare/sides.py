@@ -201,7 +201,7 @@ def config_of(
                 f"{side.text}: {ranks} ranks cannot be divided by layout.tp {layout.tp} * layout.pp {layout.pp}"
             )
         all_overrides.append(f"layout.dp={ranks // ranks_per_replica}")
-    return load_run_config(file, preset, all_overrides)
+    return load_run_config(file, preset, all_overrides, is_only_measured=True)
 
 
 def work_per_iteration(config: RunConfig) -> Dict[str, object]:

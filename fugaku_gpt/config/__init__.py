@@ -1,6 +1,7 @@
 """The configuration of a run: frozen dataclasses, presets, and the strict loader of run files."""
 
 from fugaku_gpt.config.load import (
+    MEASURED_ONLY,
     SettingsLayer,
     build_run_config,
     changed_settings,
@@ -11,6 +12,7 @@ from fugaku_gpt.config.load import (
     load_run_config,
     preset_names,
     valid_keys,
+    written_keys,
 )
 from fugaku_gpt.config.schema import (
     CheckpointConfig,
@@ -24,6 +26,7 @@ from fugaku_gpt.config.schema import (
 )
 
 __all__ = [
+    "MEASURED_ONLY",
     "CheckpointConfig",
     "DataConfig",
     "JobConfig",
@@ -42,4 +45,5 @@ __all__ = [
     "load_run_config",
     "preset_names",
     "valid_keys",
+    "written_keys",
 ]

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, get_type_hints
 
 import yaml
 
@@ -49,23 +49,47 @@ def preset_names() -> List[str]:
     return sorted((path.stem for path in PRESET_DIR.glob("*.yaml")), key=lambda name: (name != "tiny", _size(name)))
 
 
+# settings of a run that is only measured, such as a row of a sweep: nobody resumes it; anything written wins
+MEASURED_ONLY = SettingsLayer("a run that is only measured", {"checkpoint.at_end": Scalar("false", False, "")})
+
+
 def load_run_config(
-    file: Optional[Path] = None, preset: Optional[str] = None, overrides: Sequence[str] = (), *, check: bool = True
+    file: Optional[Path] = None,
+    preset: Optional[str] = None,
+    overrides: Sequence[str] = (),
+    *,
+    check: bool = True,
+    is_only_measured: bool = False,
 ) -> RunConfig:
     """Load a run: a preset, overridden by a YAML file, overridden by ``key=value`` texts.
 
     A run file may name its preset with a top-level ``preset:``; the argument ``preset`` replaces it. Without ``check``
-    the rules between fields are not checked; the caller does so after it has changed some of them.
+    the rules between fields are not checked; the caller does so after it has changed some of them. With
+    ``is_only_measured``, defaults are those of runs that nobody resumes (``MEASURED_ONLY``).
 
     Raises:
         ConfigError: settings are wrong; it has one line for each, with file, key, value, and valid values.
     """
-    layers: List[SettingsLayer] = []
+    layers: List[SettingsLayer] = [MEASURED_ONLY] if is_only_measured else []
     if file is not None:
         layers.append(SettingsLayer(str(file), dict(flatten(read_yaml_file(file)))))
     command_line = [parse_override(text) for text in overrides]
     layers.append(SettingsLayer("--set", dict(command_line)))
     return build_run_config(layers, preset, check=check)
+
+
+def written_keys(file: Optional[Path], preset: Optional[str], overrides: Sequence[str]) -> Set[str]:
+    """Return the dotted keys that a preset, a run file and overrides set; arguments as in :func:`load_run_config`.
+
+    Raises:
+        ConfigError: the file or an override cannot be parsed, or there is no such preset.
+    """
+    values = dict(flatten(read_yaml_file(file))) if file is not None else {}
+    written = {**values, **dict(parse_override(text) for text in overrides)}
+    named = preset if preset is not None else written.pop("preset", None)
+    if isinstance(named, Scalar):
+        named = named.text
+    return {*written, *(preset_settings(named, "--preset").values if isinstance(named, str) else ())}
 
 
 def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = None, *, check: bool = True) -> RunConfig:

@@ -537,7 +537,9 @@ class CheckpointConfig:
     interval: Optional[int] = option(
         None, "iterations between checkpoints; default: only if the run stops early", unit="iterations", at_least=1
     )
-    at_end: bool = option(False, "write a checkpoint after the last iteration")
+    at_end: bool = option(
+        True, "write a checkpoint after the last iteration; rows of sweeps and comparisons do so only if asked to"
+    )
     keep_last: int = option(2, "number of newest checkpoints to keep", at_least=1)
     keep_every: Optional[int] = option(
         None, "iterations between checkpoints that are kept permanently; default: none", unit="iterations", at_least=1

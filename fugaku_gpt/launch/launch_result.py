@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import List
@@ -12,6 +11,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_USAGE
 from fugaku_gpt.launch.processes import Outcome
+from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.records.run import (
     FAILED,
     INTERRUPTED,
@@ -62,8 +62,8 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
     ):  # whatever exit code their launcher reports
         if outcome.stopped_by is None:
             return recorded
-        signal_name = signal.Signals(outcome.stopped_by).name  # the ranks got another signal
-        return replace(recorded, reason=f"{STOPPED}{signal_name}, after iteration {recorded.iterations}")
+        stopped_by = signal_name(outcome.stopped_by)  # the ranks got another signal
+        return replace(recorded, reason=f"{STOPPED}{stopped_by}, after iteration {recorded.iterations}")
     if (
         recorded is not None
         and recorded.status == OK
@@ -72,7 +72,7 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
     ):
         return recorded
     if outcome.stopped_by is not None:
-        return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal.Signals(outcome.stopped_by).name}")
+        return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal_name(outcome.stopped_by)}")
     if outcome.timed_out:
         return replace(measured, status=TIMEOUT, reason=f"ended after {format_duration(outcome.seconds)}")
     if recorded is not None and recorded.status == OK and (outcome.exit_code == 0 or outcome.lost_reason):

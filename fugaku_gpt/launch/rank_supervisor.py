@@ -27,6 +27,7 @@ from typing import Dict, List, NoReturn, Optional, Set, Union
 
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
+from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.records.run import (
     FAILED,
     HUNG,
@@ -223,7 +224,7 @@ class _RankSupervisor:
             os.kill(self._child, number)
 
     def _result(self, number: int, ended: float, is_out_of_memory: bool) -> Result:
-        name = _signal_name(number)
+        name = signal_name(number)
         status, reason = FAILED, f"killed by signal {number} ({name})"
         if number in self._forwarded:
             status, reason = INTERRUPTED, f"ended by {name} before it could stop by itself"
@@ -278,13 +279,6 @@ class _RankSupervisor:
         self._has_printed_failure = True
         if result.rank != 0:  # rank 0 has spoken for itself
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return "no name"
 
 
 def _prctl(option: int, value: object) -> None:

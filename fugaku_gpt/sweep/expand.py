@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.config import RunConfig, SettingsLayer, build_run_config, coerce_setting, valid_keys
+from fugaku_gpt.config import MEASURED_ONLY, RunConfig, SettingsLayer, build_run_config, coerce_setting, valid_keys
 from fugaku_gpt.config.load import preset_settings
 from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue
@@ -108,7 +108,7 @@ def _resolve(sweep: SweepFile, override_settings: Mapping[str, Tree], file: str)
         config, refusal = None, ""
         try:
             config = build_run_config(
-                [SettingsLayer(file, settings), SettingsLayer("--set", override_settings)], sweep.preset
+                [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)], sweep.preset
             )
         except ConfigError as error:
             refusal = str(error)

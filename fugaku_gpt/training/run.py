@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional
 
+from fugaku_gpt.checkpoint.directory import require_room
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
+from fugaku_gpt.layout.shards import logical_shapes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.job_limit import job_limits
@@ -24,6 +26,7 @@ from fugaku_gpt.records.operators import write_operators
 from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, STOPPED, MetricsWriter, RunDirectory
 from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.closing import closing_lines, resume_command, starts_ranks
 from fugaku_gpt.training.failure import end_failed_run, run_result
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.memory_guard import MemoryGuard, processes_of_node
@@ -45,6 +48,7 @@ from fugaku_gpt.training.startup import (
     describe_environment,
     prepare_process,
 )
+from fugaku_gpt.training.state import KINDS
 from fugaku_gpt.training.stopping import StopRequest
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.watchdog import start_watchdog
@@ -105,8 +109,13 @@ def train(
         plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
         if plan.is_finished:
             if world.rank == 0:
-                print(f"{out}: the run has done its {config.training.iterations} iterations: nothing to do", flush=True)
+                print(
+                    f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do",
+                    flush=True,
+                )
             return EXIT_OK
+        if config.checkpoint.at_end or config.checkpoint.interval is not None:
+            collective_try(world, lambda: _require_room_for_checkpoint(config, out) if world.rank == 0 else None)
         agree_on_kernels(config, world, plan.kernels)
         directory = _create_directory(config, out, world, plan.in_same_directory)
         if on_directory_created is not None:
@@ -155,10 +164,13 @@ def train(
             if log is not None:
                 reason = f"{STOPPED}{reason}, after iteration {trainer.iteration}"
                 log.print_line(f"{reason}; to be resumed from {directory.last_checkpoint()}")
+                log.print_line(f"resume it: {resume_command(directory.path, config, starts_ranks(config))}")
                 directory.write_result(run_result(directory, config, INTERRUPTED, reason, started), replace=False)
             return EXIT_RESUME
-        if world.rank == 0:
+        if log is not None:
             directory.write_result(run_result(directory, config, OK, "", started), replace=False)
+            for line in closing_lines(directory):
+                log.print_line(line)
         if config.training.profile_operators is not None:
             world.barrier()  # a rank that fails in it ends all ranks, so the run's result must be written first
             _profile_operators(trainer, config.training.profile_operators, directory, log)
@@ -189,6 +201,20 @@ def _check_ranks(config: RunConfig, world: Communicator) -> None:
             "built for (`fugaku-gpt doctor` shows both)"
         )
     raise UsageError(message)
+
+
+def _require_room_for_checkpoint(config: RunConfig, out: Path) -> None:
+    """Refuse a run whose last checkpoint does not fit on the disk: that would show at its end.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    elements = sum(math.prod(shape) for shape in logical_shapes(config.model).values())
+    needed = elements * len(KINDS) * (8 if config.training.dtype == "float64" else 4)
+    try:
+        require_room(RunDirectory(out).checkpoints_dir, needed)
+    except RunFailed as error:
+        raise UsageError(f"{error}; or set checkpoint.at_end=false and no checkpoint.interval") from None
 
 
 def _find_checkpoint(

@@ -20,6 +20,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config.schema import JobConfig
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.machine.job_limit import JobLimit, read_job_limit
+from fugaku_gpt.machine.signals import signal_name
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _IMMEDIATE_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # these end the process if a stop is already under way
@@ -27,6 +28,10 @@ _IMMEDIATE_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # these end the process if
 _DUPLICATE_SECONDS = 3.0
 _PATIENCE_SECONDS = 5.0
 _STEP_HISTORY = 16
+
+
+def _is_signal(reason: str) -> bool:
+    return any(reason.startswith(signal_name(number)) for number in _SIGNALS)
 
 
 class StopRequest:
@@ -85,7 +90,7 @@ class StopRequest:
         if reasons is None:
             return ""
         _, rank, reason = min((at, rank, reason) for rank, (at, reason) in enumerate(reasons) if reason)
-        return f"{reason} (rank {rank})" if reason.startswith("SIG") and world.size > 1 else reason
+        return f"{reason} (rank {rank})" if _is_signal(reason) and world.size > 1 else reason
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -122,7 +127,7 @@ class StopRequest:
         elif number in _IMMEDIATE_SIGNALS and current_time - self._first_signal > _DUPLICATE_SECONDS:
             raise KeyboardInterrupt
         if not self.reason:
-            self._request(f"{signal.Signals(number).name} on {socket.gethostname()}")
+            self._request(f"{signal_name(number)} on {socket.gethostname()}")
 
     def _watch(self, descriptor: int) -> None:
         """End the process if its main thread does not get to handle a second signal."""
@@ -141,6 +146,5 @@ class StopRequest:
             ):
                 if self._over.wait(_PATIENCE_SECONDS):
                     return
-                name = signal.Signals(numbers[0]).name
-                print(f"fugaku-gpt: ended at once by a second {name}", file=sys.stderr, flush=True)
+                print(f"fugaku-gpt: ended at once by a second {signal_name(numbers[0])}", file=sys.stderr, flush=True)
                 os._exit(128 + numbers[0])

@@ -33,12 +33,12 @@ MODEL = (
     "training.eval_batches=1", "training.lr=1e-3", "node.threads_per_rank=1", "checkpoint.at_end=false",
 )  # fmt: skip
 LAYOUTS: Dict[str, Sequence[str]] = {
-    "one rank": (),
     "dp2": ("layout.dp=2",),
     "tp2": ("layout.tp=2",),
     "pp2": ("layout.pp=2", "training.micro_batch=1", "training.recompute=full"),
     "dp2-zero": ("layout.dp=2", "layout.zero=1"),
 }
+OWN_KERNELS = "attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels"
 TOLERANCE = 2e-6  # of a loss: float32 numbers are added in another order
 
 
@@ -111,15 +111,32 @@ def losses_here(corpus: Path) -> List[float]:
     return _losses(out)
 
 
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_losses_are_those_of_this_machine(layout: str, corpus: Path, losses_here: List[float], tmp_path: Path) -> None:
-    lines = output(run_emulated(_train(corpus, tmp_path / "run", LAYOUTS[layout])))
-    assert any(line.startswith("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels") for line in lines)
-    assert _losses(tmp_path / "run") == pytest.approx(losses_here, rel=TOLERANCE)
-    environment = RunDirectory(tmp_path / "run").environment()
+def _check_losses(out: Path, losses_here: List[float]) -> None:
+    assert _losses(out) == pytest.approx(losses_here, rel=TOLERANCE)
+    environment = RunDirectory(out).environment()
     assert environment is not None and environment["precision"]["compiled"]
     assert environment["system"].endswith("aarch64")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_losses_are_those_of_this_machine(corpus: Path, losses_here: List[float], tmp_path: Path) -> None:
+    lines = output(run_emulated(_train(corpus, tmp_path / "run", ())))
+    assert any(line.startswith(OWN_KERNELS) for line in lines)
+    _check_losses(tmp_path / "run", losses_here)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_every_layout_of_two_ranks_has_the_losses_of_this_machine(
+    corpus: Path, losses_here: List[float], tmp_path: Path
+) -> None:
+    paths = f"data.paths=[{json.dumps(str(corpus))}]"
+    runs = [{"out": str(tmp_path / name), "settings": [paths, *MODEL, *settings]} for name, settings in LAYOUTS.items()]
+    (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    program = ["-m", "tests.mpi.start", "2", "-m", "tests.aarch64.train_layouts", str(tmp_path / "runs.json")]
+    lines = output(run_emulated(program))
+    assert sum(line.startswith(OWN_KERNELS) for line in lines) == len(LAYOUTS)
+    for name in LAYOUTS:
+        _check_losses(tmp_path / name, losses_here)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -111,7 +111,7 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     assert marked_processes(mark) == []
     result = RunDirectory(metrics.parent).result()
     assert result is not None and result.iterations > 0
-    reason = f"stopped: SIGINT, after iteration {result.iterations}"
+    reason = f"stopped: Ctrl-C (SIGINT), after iteration {result.iterations}"
     assert (result.status, result.reason) == ("interrupted", reason)
 
 

@@ -14,6 +14,7 @@ from typing import Dict, List, Optional
 import psutil
 import pytest
 
+from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import EXIT_RESUME
@@ -116,7 +117,7 @@ def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_re
     for name, value in SOMEBODYS_ALLOCATION.items():
         monkeypatch.setenv(name, value)
     out = tmp_path / "run"
-    command = [*train_arguments(corpus, out, "layout.dp=2"), "--ranks", "2"]
+    command = [*train_arguments(corpus, out), "--ranks", "2"]  # data parallel, where the run does not say
     assert run(command) == 0
     directory = RunDirectory(out)
     result, environment = directory.result(), directory.environment()
@@ -134,6 +135,10 @@ def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_re
     for phrase in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
         assert phrase in printed
     assert "the time limit of 1:00:00 (Slurm) is past: ignored\n" in printed
+    assert "2 ranks, and layout.dp is not set: layout.dp=2\n" in printed
+    assert printed.endswith(
+        f"run directory: {out}; last checkpoint: step-00000004\nnext: fugaku-gpt ckpt export {out} {out}-hf\n"
+    )
     before = (out / "result.json").read_text(encoding="utf-8")
     assert run(command) == 2
     assert "already holds a run" in capfd.readouterr().err
@@ -179,7 +184,10 @@ def test_a_run_imports_no_compiler_of_pytorch_and_collects_garbage_from_the_firs
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ranks", "2"], "layout.dp 1 * layout.tp 1 * layout.pp 1 = 1 ranks, but there are 2"),
+        (
+            ["--set", "layout.dp=1", "--ranks", "2"],
+            "layout.dp 1 * layout.tp 1 * layout.pp 1 = 1 ranks, but there are 2",
+        ),
         (["--set", "layout.tp=3", "--ranks", "3"], "must divide model.heads 2; valid: 1, 2"),
         (["--set", "training.lr=fast"], "training.lr: 'fast': expected a number"),
         (["--preset", "huge"], "valid: tiny, 124m"),
@@ -200,6 +208,19 @@ def test_a_mistake_is_reported_and_creates_no_run_directory(
     assert message in output
     assert "Traceback" not in output
     assert code == 2 and not out.exists()
+
+
+@pytest.mark.mpi
+def test_a_run_whose_last_checkpoint_does_not_fit_on_the_disk_is_refused_at_its_start(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_system, "free_bytes", lambda _path: 2**16)
+    assert run(train_arguments(corpus, tmp_path / "run")) == 2
+    error = capfd.readouterr().err
+    assert "a checkpoint needs 0 MiB, and 0 MiB are free" in error and "checkpoint.at_end=false" in error
+    assert not (tmp_path / "run").exists()
+    assert run(train_arguments(corpus, tmp_path / "run", "checkpoint.at_end=false")) == 0
+    assert "no checkpoint was asked for\nnext: fugaku-gpt report collect" in capfd.readouterr().out
 
 
 @pytest.mark.mpi
@@ -267,7 +288,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
 @pytest.mark.parametrize(
     ("signal_number", "own_launcher", "reason"),
     [
-        (signal.SIGINT, True, "stopped: SIGINT, after iteration "),  # though it is passed on as SIGUSR1
+        (signal.SIGINT, True, "stopped: Ctrl-C (SIGINT), after iteration "),  # though it is passed on as SIGUSR1
         (signal.SIGTERM, False, "stopped: SIGTERM on "),
         (None, True, "stopped: 0:01:59 before the time limit of 0:02:00 (job.elapse)"),
     ],
@@ -303,6 +324,10 @@ def test_a_run_that_is_stopped_can_be_resumed(
     assert result is not None and result.status == "interrupted" and result.reason.startswith(reason)
     assert result.reason.endswith(f", after iteration {result.iterations}")
     assert result.last_checkpoint == f"step-{result.iterations:08d}" and b"Traceback" not in output
+    resumed_by = f"resume it: fugaku-gpt train {out}/config.yaml --out {out} --resume auto"
+    if signal_number is not None:  # else its output was read above
+        assert f"{resumed_by}{' --ranks 2' if own_launcher else ''}\n" in output.decode()
+        assert not own_launcher or f"fugaku-gpt: {result.reason}" in output.decode()
 
 
 @pytest.mark.mpi
@@ -434,7 +459,7 @@ def test_a_run_resumes_in_another_layout_and_refuses_another_corpus(
     assert run(train_command("run", 4, "layout.dp=2", "layout.zero=1")) == 0
     capfd.readouterr()
     assert run([*train_command("run", 4, "layout.dp=2"), "--resume", "auto"]) == 0
-    assert "the run has done its 4 iterations: nothing to do" in capfd.readouterr().out
+    assert "the run has done its 4 iterations: nothing left to do" in capfd.readouterr().out
     other_corpus = write_byte_corpus(tmp_path / "other")
     (tmp_path / "other.bin").write_bytes((tmp_path / "other.bin").read_bytes()[::-1])
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
