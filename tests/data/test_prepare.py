@@ -117,6 +117,19 @@ def test_an_existing_corpus_is_reused_or_refused(tmp_path: Path, texts: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
+def test_a_corpus_of_an_older_version_is_not_prepared_again(tmp_path: Path, texts: Path) -> None:
+    """Older versions had fewer suffixes and options; the same files then give the same corpus."""
+    out = tmp_path / "out"
+    prepare(request(out, texts))
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["options"]["suffixes"] = [".txt", ".py", ".jsonl"]
+    del manifest["options"]["skip_bad"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert prepare(request(out, texts)) == (manifest, True)
+    with pytest.raises(DataError, match="prepared with skip_bad None, not True"):
+        prepare(request(out, texts, skip_bad=True))
+
+
 def test_a_damaged_corpus_is_replaced_by_force(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     prepare(request(out, texts))
