@@ -33,6 +33,12 @@ def _usable_cores() -> int:
 )
 @click.option("--tokenizer", type=PATH, help="Use this tokenizer.json instead of training a tokenizer.")
 @click.option(
+    "--end-token",
+    metavar="TOKEN",
+    help="Token of --tokenizer that ends documents; default: the one that its files declare, or the only special token "
+    "with such a name.",
+)
+@click.option(
     "--workers", type=click.IntRange(1), help="Number of processes that encode; default: usable cores, at most 32."
 )
 @click.option("--seed", default=1234, show_default=True, help="Seed of the order of files.")

@@ -23,7 +23,7 @@ from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
 from fugaku_gpt.data.progress import Advance, show_progress
 from fugaku_gpt.data.sources import SourceCounts, SourceFile, SourceFiles, describe_suffixes, find_files, read_documents
-from fugaku_gpt.data.tokenizer import SMALLEST_VOCABULARY, Encoder, train_tokenizer
+from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, SMALLEST_VOCABULARY, Encoder, train_tokenizer
 from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.records.files import write_json_atomically
@@ -45,6 +45,7 @@ class CorpusRequest:
         limit_mib: MiB of text after which to stop; None: no limit.
         workers: number of processes that encode, without effect on the result.
         force: replace an existing corpus.
+        end_token: token of ``tokenizer`` that ends documents; None: see :mod:`fugaku_gpt.data.end_token`.
         skip_bad: leave damaged records and files out, and count them.
     """
 
@@ -59,6 +60,7 @@ class CorpusRequest:
     limit_mib: Optional[float]
     workers: int
     force: bool
+    end_token: Optional[str] = None
     skip_bad: bool = False
 
 
@@ -75,16 +77,22 @@ def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
             f"--vocab-size {request.vocab_size}: a byte-level vocabulary has at least {SMALLEST_VOCABULARY} tokens, "
             "the bytes and the end of a document"
         )
-    if request.tokenizer is not None:
-        Encoder(request.tokenizer)  # refuses an invalid one before any other work
+    if request.tokenizer is None and request.end_token is not None:
+        raise DataError(
+            f"--end-token {request.end_token}: is a token of --tokenizer; documents end in {END_OF_DOCUMENT} where a "
+            "tokenizer is trained"
+        )
+    end_name = END_OF_DOCUMENT
+    if request.tokenizer is not None:  # an invalid one is refused before any other work
+        end_name = Encoder(request.tokenizer, request.end_token).end_name
     sources = find_files(request.sources, request.stdlib, request.suffixes, request.seed)
     made_from = {"options": _options(request), "sources": _summary(request, sources.files)}
-    existing_manifest = _existing_manifest(request, made_from)
+    existing_manifest = _existing_manifest(request, made_from, end_name)
     if existing_manifest is not None:
         return existing_manifest, True
     out_folder = Path(os.path.realpath(request.out))  # so that the temporary folder is beside "." or a link, not in it
     with _temporary_folder(out_folder) as folder:
-        manifest = _build(request, sources, made_from, folder)
+        manifest = _build(request, sources, made_from, end_name, folder)
         _publish(folder, out_folder)
     return manifest, False
 
@@ -99,7 +107,9 @@ def _options(request: CorpusRequest) -> Dict[str, Any]:
         "suffixes": list(request.suffixes),
         "seed": request.seed,
         "limit_mib": request.limit_mib,
-        "skip_bad": request.skip_bad or None,  # as older manifests, which lack it
+        # None stands for the absence of the key in older manifests
+        "end_token": request.end_token,
+        "skip_bad": request.skip_bad or None,
     }
 
 
@@ -117,7 +127,7 @@ def _summary(request: CorpusRequest, files: Sequence[SourceFile]) -> Dict[str, A
     }
 
 
-def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any], end_name: str) -> Optional[Dict[str, Any]]:
     """The manifest of an existing corpus at ``out`` that equals the requested one; None if ``out`` can be written.
 
     Raises:
@@ -139,6 +149,9 @@ def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Opt
         for stored in [(manifest.get("options") or {}).get(key)]
         if stored != requested and (key != "suffixes" or has_other_files)
     ]
+    stored_end = (manifest.get("end_of_document") or {}).get("token")
+    if stored_end != end_name:
+        differences.append(f"the end of documents {stored_end!r}, not {end_name!r}")
     if has_other_files:
         differences.append("other sources, or files that have changed since")
     if differences:
@@ -149,7 +162,9 @@ def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Opt
     return manifest
 
 
-def _build(request: CorpusRequest, sources: SourceFiles, made_from: Dict[str, Any], folder: Path) -> Dict[str, Any]:
+def _build(
+    request: CorpusRequest, sources: SourceFiles, made_from: Dict[str, Any], end_name: str, folder: Path
+) -> Dict[str, Any]:
     files = sources.files
     limit = None if request.limit_mib is None else int(request.limit_mib * 2**20)
     total = sum(file.size for file in files)
@@ -163,7 +178,7 @@ def _build(request: CorpusRequest, sources: SourceFiles, made_from: Dict[str, An
             documents = read_documents(files, request.text_key, tokenizer_bytes, counts, request.skip_bad)
             train_tokenizer(_with_progress(documents, counts, advance), request.vocab_size, tokenizer)
         _refuse_no_text(counts, files)
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, end_name)
     counts = SourceCounts()
     totals = {"documents": 0, "tokens": 0}
     with show_progress("tokens", total if limit is None else min(total, limit)) as advance:
@@ -171,7 +186,7 @@ def _build(request: CorpusRequest, sources: SourceFiles, made_from: Dict[str, An
             read_documents(files, request.text_key, limit, counts, request.skip_bad), counts, advance
         )
         with IndexedWriter(folder / CORPUS, encoder.dtype) as writer:
-            for ids in encode_documents(documents, tokenizer, request.workers):
+            for ids in encode_documents(documents, tokenizer, request.workers, end_name):
                 writer.add_document(ids)
                 totals["documents"] += 1
                 totals["tokens"] += len(ids)
