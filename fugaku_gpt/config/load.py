@@ -46,7 +46,8 @@ class SettingsLayer:
 
 def preset_names() -> List[str]:
     """Names of the presets of the package, smallest model first."""
-    return sorted((path.stem for path in PRESET_DIR.glob("*.yaml")), key=lambda name: (name != "tiny", _size(name)))
+    names = (path.stem for path in PRESET_DIR.glob("*.yaml"))
+    return sorted(names, key=lambda name: (name != "tiny", _size(name), name))
 
 
 def load_run_config(
@@ -232,7 +233,8 @@ def _unknown_key(key: str, value: Tree, location: str, all_keys: Mapping[str, An
 
 
 def _size(name: str) -> float:
-    digits = name.rstrip("bmk")
+    """The parameters that the name of a preset ends in, such as 13b in fugaku-llm-13b."""
+    digits = name.rpartition("-")[2].rstrip("bmk")
     try:
         return float(digits) * {"m": 1e6, "b": 1e9, "k": 1e3}.get(name[-1:], 1.0)
     except ValueError:

@@ -22,7 +22,7 @@ KINDS = (BYTE_LEVEL, BYTE_LEVEL_PREFIX, LLAMA, METASPACE, WORD_PIECE, UNIGRAM, W
 def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) -> Path:
     """Train a tokenizer on a few texts, with special tokens, and save it."""
     import tokenizers
-    from tokenizers import models, normalizers, pre_tokenizers, trainers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     alphabet: Dict[str, Any] = {"initial_alphabet": CHARACTERS}
     settings: Dict[str, Any] = {"special_tokens": ["<unk>", *special], "show_progress": False}
@@ -30,6 +30,7 @@ def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) ->
     if kind in (BYTE_LEVEL, BYTE_LEVEL_PREFIX):
         tokenizer = tokenizers.Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == BYTE_LEVEL_PREFIX)
+        tokenizer.decoder = decoders.ByteLevel()
         alphabet = {"initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
         trainer: Any = trainers.BpeTrainer(vocab_size=330, **settings, **alphabet)
     elif kind in (LLAMA, METASPACE):
