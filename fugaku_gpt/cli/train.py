@@ -11,6 +11,7 @@ from typing import Optional
 import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, run_source
+from fugaku_gpt.cli.vocabulary import vocabulary_of_run
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
@@ -67,6 +68,14 @@ def train(
         overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
         overrides += ["node.check_collectives=true"] if check_collectives else []
         config = source.load(*overrides)
+        resume_from = out if resume == AUTO else Path(resume) if resume != NONE else None
+        vocabulary = vocabulary_of_run(source, config, resume_from)
+        if vocabulary is not None:
+            config = source.load(*overrides, f"model.vocab_size={vocabulary.size}")
+            if launched is None or launched.rank == 0:
+                click.echo(
+                    f"fugaku-gpt: note: model.vocab_size is {vocabulary.size}, that of {vocabulary.origin}", err=True
+                )
         if ranks is not None and ranks != config.layout.ranks:
             raise UsageError(_wrong_ranks_message(config, ranks))
         if resume == AUTO and out is None:

@@ -11,6 +11,7 @@ from fugaku_gpt.config.load import (
     load_run_config,
     preset_names,
     valid_keys,
+    written_keys,
 )
 from fugaku_gpt.config.schema import (
     CheckpointConfig,
@@ -42,4 +43,5 @@ __all__ = [
     "load_run_config",
     "preset_names",
     "valid_keys",
+    "written_keys",
 ]

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, get_type_hints
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, get_type_hints
 
 import yaml
 
@@ -101,6 +101,16 @@ def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = No
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def written_keys(file: Optional[Path], overrides: Sequence[str]) -> Set[str]:
+    """The dotted keys that a run file and ``key=value`` texts set, without those of their preset; with ``preset``.
+
+    Raises:
+        ConfigError: the file or a text cannot be parsed.
+    """
+    keys = {key for key, _ in (parse_override(text) for text in overrides)}
+    return keys | {key for key, _ in flatten(read_yaml_file(file))} if file is not None else keys
 
 
 def preset_settings(name: str, location: str) -> SettingsLayer:
