@@ -6,11 +6,12 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, run_source
+from fugaku_gpt.cli.validation import validation_of_run
 from fugaku_gpt.cli.vocabulary import vocabulary_of_run
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, RunFailed, UsageError
@@ -69,13 +70,10 @@ def train(
         overrides += ["node.check_collectives=true"] if check_collectives else []
         config = source.load(*overrides)
         resume_from = out if resume == AUTO else Path(resume) if resume != NONE else None
-        vocabulary = vocabulary_of_run(source, config, resume_from)
-        if vocabulary is not None:
-            config = source.load(*overrides, f"model.vocab_size={vocabulary.size}")
-            if launched is None or launched.rank == 0:
-                click.echo(
-                    f"fugaku-gpt: note: model.vocab_size is {vocabulary.size}, that of {vocabulary.origin}", err=True
-                )
+        config, notes = _with_facts_of_corpora(source, config, overrides, resume_from)
+        if launched is None or launched.rank == 0:
+            for note in notes:
+                click.echo(f"fugaku-gpt: note: {note}", err=True)
         if ranks is not None and ranks != config.layout.ranks:
             raise UsageError(_wrong_ranks_message(config, ranks))
         if resume == AUTO and out is None:
@@ -88,6 +86,20 @@ def train(
     if ranks is not None:
         _start_ranks(config, out, resume, force_data)
     _join_ranks(config, out, launched, resume, force_data)
+
+
+def _with_facts_of_corpora(
+    source: RunSource, config: RunConfig, overrides: List[str], resume_from: Optional[Path]
+) -> Tuple[RunConfig, List[str]]:
+    """The run with the vocabulary and the validation that its corpora have where it states none, and notes on both."""
+    chosen, notes = list(overrides), []
+    vocabulary = vocabulary_of_run(source, config, resume_from)
+    if vocabulary is not None:
+        chosen.append(f"model.vocab_size={vocabulary.size}")
+        notes.append(f"model.vocab_size is {vocabulary.size}, that of {vocabulary.origin}")
+        config = source.load(*chosen)
+    validation, note = validation_of_run(source, config)
+    return source.load(*chosen, *validation) if validation else config, [*notes, *filter(None, [note])]
 
 
 def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
