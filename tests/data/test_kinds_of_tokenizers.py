@@ -38,7 +38,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet="ab \n\t1'.\u3000éxt\u0301東", max_size=60), size=st.integers(1, 10))
 def test_a_document_is_encoded_as_a_whole_would_be(
     tokenizers: Dict[str, Path], kind: str, text: str, size: int
