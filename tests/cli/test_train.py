@@ -251,7 +251,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
 
 
 @pytest.mark.mpi
-def test_a_run_has_the_vocabulary_and_the_validation_of_its_corpus(
+def test_a_run_has_the_vocabulary_and_the_validation_of_the_corpus(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tokenizers")

@@ -17,7 +17,7 @@ def validation(path: Path, *settings: str) -> Tuple[List[str], str]:
     return validation_of_run(source, config)
 
 
-def test_a_run_validates_where_its_corpus_has_a_part_for_it(tmp_path: Path) -> None:
+def test_a_run_validates_where_the_corpus_has_a_validation_part(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [[1] * 9] * 3)
     override, note = validation(tmp_path / "c")
     assert override == ["training.eval_interval=60"]
@@ -31,7 +31,7 @@ def test_a_run_that_cannot_validate_says_why(tmp_path: Path) -> None:
     assert "of 1, less than one sample of model.seq_len + 1 = 9" in note
 
 
-def test_what_a_run_states_about_validation_stays(tmp_path: Path) -> None:
+def test_a_stated_validation_stays(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [[1] * 9] * 3)
     for stated in ("7", "null"):
         assert validation(tmp_path / "c", f"training.eval_interval={stated}") == ([], "")

@@ -38,7 +38,7 @@ def vocabulary(
     return taken.size if taken is not None else None
 
 
-def test_a_run_that_states_no_vocabulary_has_that_of_its_corpora(tmp_path: Path) -> None:
+def test_a_run_that_states_no_vocabulary_has_that_of_the_corpora(tmp_path: Path) -> None:
     small, large = a_corpus(tmp_path / "small", 300), a_corpus(tmp_path / "large", 32000)
     assert vocabulary([small]) == 300
     assert vocabulary([small, large]) == 32000
@@ -49,7 +49,7 @@ def test_a_run_that_states_no_vocabulary_has_that_of_its_corpora(tmp_path: Path)
     assert vocabulary([tmp_path / "gone"]) is None, "the ranks report it"
 
 
-def test_what_a_run_states_stays(tmp_path: Path) -> None:
+def test_a_stated_vocabulary_stays(tmp_path: Path) -> None:
     small, large = a_corpus(tmp_path / "small", 300), a_corpus(tmp_path / "large", 60000)
     file = tmp_path / "run.yaml"
     file.write_text("model: {vocab_size: 400}")
@@ -62,7 +62,7 @@ def test_what_a_run_states_stays(tmp_path: Path) -> None:
     assert vocabulary([small], file=file) is None and vocabulary([large], file=file) == 60000
 
 
-def test_a_resumed_run_has_the_vocabulary_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_vocabulary_of_the_checkpoint(tmp_path: Path) -> None:
     model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2"]).model
     arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model)})
     (tmp_path / "run").mkdir()

@@ -44,7 +44,7 @@ def test_presets_have_the_size_of_their_name(preset: str, name: str) -> None:
     assert size_name(nameless.model) == name.replace("350M", "355M")
 
 
-def test_the_preset_of_the_published_model_has_its_settings() -> None:
+def test_the_preset_of_the_published_model_has_the_published_settings() -> None:
     model = load_run_config(preset="fugaku-llm-13b").model
     assert (model.layers, model.hidden, model.heads, model.vocab_size, model.gelu) == (40, 5184, 36, 49152, "tanh")
     assert load_run_config(preset="13b").model.vocab_size == 50257

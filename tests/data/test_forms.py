@@ -140,7 +140,7 @@ def test_archives_and_binaries_are_not_prose(tmp_path: Path) -> None:
     assert counts.undecodable == ["b.txt"]
 
 
-def test_two_zstandard_frames_are_one_text_and_a_cut_one_is_refused(tmp_path: Path) -> None:
+def test_zstandard_frames_are_joined_and_a_cut_frame_is_refused(tmp_path: Path) -> None:
     prose = b"prose" * 100_000
     both = zstandard_frame(prose) + zstandard_frame(b"end")
     assert texts(as_file(tmp_path, "a.txt.zst", both)) == [(prose + b"end").decode()]
@@ -185,7 +185,7 @@ def test_parquet_is_read_by_row(tmp_path: Path) -> None:
     ("name", "head", "library", "extra"),
     [("a.zst", b"\x28\xb5\x2f\xfd", "zstandard", "zstd"), ("a.txt", b"PAR1", "pyarrow", "parquet")],
 )
-def test_a_missing_library_is_named_with_its_extra(
+def test_a_missing_library_is_named_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: bytes, library: str, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)

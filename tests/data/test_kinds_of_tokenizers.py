@@ -28,7 +28,7 @@ from tests.support.tokenizers import (
     make_tokenizer,
 )
 
-IN_ITS_MIDDLE = "He said <s>old</s> new. end"
+END_IN_THE_MIDDLE = "He said <s>old</s> new. end"
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet="ab \n\t1'.\u3000éxt\u0301東", max_size=60), size=st.integers(1, 10))
-def test_a_document_is_encoded_as_a_whole_would_be(
-    tokenizers: Dict[str, Path], kind: str, text: str, size: int
-) -> None:
+def test_cuts_change_no_token_of_a_document(tokenizers: Dict[str, Path], kind: str, text: str, size: int) -> None:
     encoder = Encoder(tokenizers[kind])
     if encoder._piece_size is not None:
         encoder._piece_size = size
@@ -79,7 +77,7 @@ def test_tokens_that_take_blanks_forbid_cuts(tmp_path: Path, token: Dict[str, An
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_text_of_the_end_does_not_end_a_document(tokenizers: Dict[str, Path], kind: str) -> None:
     encoder = Encoder(tokenizers[kind])
-    for text in (IN_ITS_MIDDLE, "a </s> b", "</s>", " </s>"):
+    for text in (END_IN_THE_MIDDLE, "a </s> b", "</s>", " </s>"):
         ids = encoder.encode(text.encode()).tolist()
         assert encoder.end_name == "</s>" and ids.index(encoder.end) == len(ids) - 1 and len(ids) > 1
 
@@ -94,7 +92,7 @@ def test_an_ordinary_token_is_taken_only_if_it_is_named(tmp_path: Path, kind: st
     ):
         Encoder(path)
     encoder = Encoder(path, "</s>")
-    ids = encoder.encode(IN_ITS_MIDDLE.encode()).tolist()
+    ids = encoder.encode(END_IN_THE_MIDDLE.encode()).tolist()
     assert ids.index(encoder.end) == len(ids) - 1
 
 
@@ -112,9 +110,9 @@ def test_merges_that_make_the_end_are_not_used(tmp_path: Path, kind: str) -> Non
         model["vocab"][left + right] = number
     model["merges"] = [list(pair) if as_list else " ".join(pair) for pair in merges] + model["merges"]
     edit(path, model=model)
-    assert number in ids_of_library(path, IN_ITS_MIDDLE)
+    assert number in ids_of_library(path, END_IN_THE_MIDDLE)
     encoder = Encoder(path, "</s>")
-    ids = encoder.encode(IN_ITS_MIDDLE.encode()).tolist()
+    ids = encoder.encode(END_IN_THE_MIDDLE.encode()).tolist()
     assert (encoder.end, ids.index(number)) == (number, len(ids) - 1)
 
 

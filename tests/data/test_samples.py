@@ -143,7 +143,7 @@ def test_splits_round_as_megatrons(documents: int, expected: List[int]) -> None:
         ([3, 3, 9], (969, 30, 1), [2, 1, 0]),
     ],
 )
-def test_a_small_corpus_has_a_document_for_validation_if_both_parts_have_a_sample(
+def test_a_small_corpus_has_a_document_for_validation_if_both_splits_have_a_sample(
     lengths: List[int], shares: Sequence[float], expected: List[int]
 ) -> None:
     bounds = splits_of(np.array(lengths), shares, 5)
@@ -160,8 +160,8 @@ def test_the_validation_of_a_small_corpus_has_samples_that_training_has_not(tmp_
     assert set(train.batch(0, 9).ravel().tolist()) == set(range(18))
     longer = open_samples(config_of(tmp_path / "c", seq_len=10, settings=["data.split=[969,30,1]"]), "train")
     assert longer.documents == 3, "no document is long enough"
-    whole = open_samples(config_of(tmp_path / "c"), "train")
-    assert len({train.fingerprint, longer.fingerprint, whole.fingerprint}) == 3
+    unsplit = open_samples(config_of(tmp_path / "c"), "train")
+    assert len({train.fingerprint, longer.fingerprint, unsplit.fingerprint}) == 3
 
 
 def test_a_corpus_without_a_validation_part_says_why(tmp_path: Path) -> None:
