@@ -1,7 +1,8 @@
 """Exports a checkpoint as a GPT-2 folder of Hugging Face's ``transformers``, and imports such a folder.
 
-A folder holds ``config.json`` and ``model.safetensors`` (or several files and their index). Both directions need NumPy,
-and neither PyTorch nor transformers.
+A folder holds ``config.json`` and ``model.safetensors`` (or several files and their index), and an exported one the
+tokenizer's files (:mod:`fugaku_gpt.checkpoint.hugging_face_tokenizer`). Both directions need NumPy, and neither PyTorch
+nor transformers.
 
 Their linear layers hold [inputs, outputs], ours [outputs, inputs]; query, key and value are one matrix in both. The
 logits share the weights of the token embedding. Padding of the vocabulary is not converted: checkpoints hold none.
@@ -14,7 +15,7 @@ import json
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from fugaku_gpt.checkpoint.directory import (
     require_room,
     update_tracker,
 )
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, tokenizer_files
 from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.reader import open_checkpoint
 from fugaku_gpt.checkpoint.safetensors import (
@@ -51,7 +53,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PREFIX = "transformer."  # of GPT2LMHeadModel; GPT2Model has none
 _GELU = {"erf": "gelu", "tanh": "gelu_new"}
-_GELU_FROM = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+_GELU_FROM = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _LAYER = (
     ("attention_norm", "ln_1"),
     ("attention.qkv", "attn.c_attn"),
@@ -122,8 +124,10 @@ def tensor_pairs(model: ModelConfig) -> List[TensorPair]:
     return pairs
 
 
-def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
-    """Write a checkpoint's weights as a folder for ``GPT2LMHeadModel.from_pretrained``, in float32.
+def export_gpt2(checkpoint: Path, out: Path, tokenizer: Optional[CorpusTokenizer] = None) -> ModelConfig:
+    """Write a checkpoint's weights as a folder for ``AutoModelForCausalLM.from_pretrained``, in float32.
+
+    With the tokenizer of its corpus, ``AutoTokenizer`` loads the folder as well, and generation ends with a document.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no model of ours.
@@ -135,6 +139,12 @@ def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
     with open_checkpoint(checkpoint) as source:
         model = _model_of_run(checkpoint, source.manifest)
+        if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
+            raise UsageError(
+                f"{tokenizer.path}: has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
+                "it is not the tokenizer of this checkpoint"
+            )
+        files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else {}
         pairs = tensor_pairs(model)
         header = make_header([(_PREFIX + pair.theirs, "F32", pair.their_shape) for pair in pairs], {"format": "pt"})
         try:
@@ -145,8 +155,10 @@ def export_gpt2(checkpoint: Path, out: Path) -> ModelConfig:
                 file_system.write_all(descriptor, memoryview(header.content), 0)
                 for pair, info in zip(pairs, header.tensors):
                     write_tensor(descriptor, info, pair.to_theirs(source.tensor("weights", pair.ours)))
-            text = json.dumps(_their_settings(model), indent=2, allow_nan=False) + "\n"
-            file_system.write_file(temporary / CONFIG, text.encode("utf-8"))
+            end = tokenizer.end if tokenizer is not None else None
+            text = json.dumps(_their_settings(model, end), indent=2, allow_nan=False) + "\n"
+            for name, content in {**files, CONFIG: text.encode("utf-8")}.items():
+                file_system.write_file(temporary / name, content)
             file_system.rename(temporary, out)
             file_system.sync_folder(out.parent)
         except OSError as error:
@@ -173,6 +185,8 @@ def import_gpt2(folder: Path, directory: Path) -> ImportedCheckpoint:
     with contextlib.ExitStack() as stack:
         theirs = _open_weights(folder, stack)
         pairs = tensor_pairs(model)
+        if "wte.weight" not in theirs and "lm_head.weight" in theirs:  # tied weights under the name of the other layer
+            theirs["wte.weight"] = theirs.pop("lm_head.weight")
         _check_names(folder, pairs, theirs)
         logits = theirs.pop("lm_head.weight", None)
         if logits is not None and not np.array_equal(logits.read(), theirs["wte.weight"].read()):
@@ -232,7 +246,8 @@ def _model_of_run(checkpoint: Path, manifest: Manifest) -> ModelConfig:
         raise CheckpointError(f"{checkpoint}: does not say which model it holds (config.model)") from None
 
 
-def _their_settings(model: ModelConfig) -> Dict[str, Any]:
+def _their_settings(model: ModelConfig, end: Optional[int]) -> Dict[str, Any]:
+    """Their config.json; ``end`` is the id of the end-of-document token, if the tokenizer is exported as well."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -252,9 +267,9 @@ def _their_settings(model: ModelConfig) -> Dict[str, Any]:
         "scale_attn_weights": True,
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
-        # which token ends a text is the tokenizer's affair
-        "bos_token_id": None,
-        "eos_token_id": None,
+        # documents follow one another, so the token that ends one is also before the next
+        "bos_token_id": end,
+        "eos_token_id": end,
     }
 
 

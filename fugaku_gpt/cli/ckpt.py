@@ -7,16 +7,17 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.config import ModelConfig
-from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError
+from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError, DataError
 
 if TYPE_CHECKING:
+    from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
     from fugaku_gpt.checkpoint.manifest import Manifest
 
 _path_argument = click.argument("path", metavar="PATH", type=PATH)
@@ -117,11 +118,14 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 @ckpt.command("export")
 @_path_argument
 @click.argument("out", metavar="OUT", type=PATH)
-def export(path: Path, out: Path) -> None:
-    """Export the weights of a checkpoint as a Hugging Face GPT-2 folder OUT: config.json and float32 model.safetensors.
+@click.option(
+    "--data", metavar="DIR", help="Folder made by `data prepare` whose tokenizer is exported; default: the run's."
+)
+def export(path: Path, out: Path, data: Optional[str]) -> None:
+    """Export the weights of a checkpoint as a Hugging Face GPT-2 folder OUT, with the tokenizer of its corpus.
 
-    If there are several checkpoints, the newest valid one is exported. `GPT2LMHeadModel.from_pretrained(OUT)` loads it;
-    tokenizer files are not written.
+    If there are several checkpoints, the newest valid one is exported. OUT holds config.json, float32
+    model.safetensors, tokenizer.json and tokenizer_config.json: `AutoModelForCausalLM` and `AutoTokenizer` load it.
     """
     from fugaku_gpt.checkpoint.hugging_face import export_gpt2
     from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
@@ -132,8 +136,28 @@ def export(path: Path, out: Path) -> None:
         click.echo(f"fugaku-gpt: warning: {name} is left out: {reason}", err=True)
     if checkpoint is None:
         raise CheckpointError(f"{path}: none of its checkpoints is complete")
-    model = export_gpt2(checkpoint, out)
-    click.echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}")
+    tokenizer = _tokenizer_to_export(checkpoint, data)
+    model = export_gpt2(checkpoint, out, tokenizer)
+    end = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text" if tokenizer is not None else ""
+    click.echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}{end}")
+
+
+def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[CorpusTokenizer]":
+    """The tokenizer of a named corpus, else of those of the checkpoint's run; None, with a warning, if they have none.
+
+    Raises:
+        DataError: the named corpus has none.
+    """
+    from fugaku_gpt.checkpoint.manifest import read_manifest
+    from fugaku_gpt.data.corpus import tokenizer_of_corpora
+
+    if data is not None:
+        return tokenizer_of_corpora([data])
+    try:
+        return tokenizer_of_corpora(read_manifest(checkpoint).config.get("data", {}).get("paths", []))
+    except DataError as error:
+        click.echo(f"fugaku-gpt: warning: no tokenizer is exported: {error}; name the corpus with --data DIR", err=True)
+        return None
 
 
 @ckpt.command("import")

@@ -24,22 +24,33 @@ def _usable_cores() -> int:
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...", type=PATH)
 @click.option("--out", required=True, type=PATH, help="Folder for the corpus.")
 @click.option("--stdlib", is_flag=True, help="Use the sources of the Python standard library.")
-@click.option("--text-key", default="text", show_default=True, help="Key of the text in lines of JSON.")
+@click.option(
+    "--text-key", default="text", show_default=True, help="Key of the text in JSON and Parquet; a.b is b within a."
+)
 @click.option("--suffix", "suffixes", multiple=True, help="Suffix of the files that are read from folders; repeatable.")
 @click.option(
     "--vocab-size", default=32000, show_default=True, help="Number of tokens of the tokenizer that is trained."
 )
 @click.option("--tokenizer", type=PATH, help="Use this tokenizer.json instead of training a tokenizer.")
 @click.option(
+    "--end-token",
+    metavar="TOKEN",
+    help="Token of --tokenizer that ends documents; default: the one that its files declare, or the only special token "
+    "with such a name.",
+)
+@click.option(
     "--workers", type=click.IntRange(1), help="Number of processes that encode; default: usable cores, at most 32."
 )
 @click.option("--seed", default=1234, show_default=True, help="Seed of the order of files.")
 @click.option("--limit-mib", type=click.FloatRange(0, min_open=True), help="Stop after this many MiB of text.")
+@click.option("--skip-bad", is_flag=True, help="Leave damaged records and files out, and print how many.")
 @click.option("--force", is_flag=True, help="Replace an existing corpus.")
 def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -> None:
     """Convert text into a corpus of tokens in Megatron's format.
 
-    A SOURCE is a text file (one document), a .jsonl file (one document per line), either as .gz, or a folder of them.
+    A SOURCE is a text file (one document), a file of JSON (lines, or an array: one document per object), a Parquet
+    file (one document per row), or a folder of them; gzip, bzip2, xz and Zstandard are unpacked. A file is read as its
+    content shows, whatever its name.
     """
     from fugaku_gpt.data import prepare as preparation
     from fugaku_gpt.data.sources import TEXT_SUFFIXES

@@ -9,7 +9,7 @@ import functools
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Set, Tuple, Type, TypeVar
 
 import click
 
@@ -69,15 +69,11 @@ class RunSource:
 
         return load_run_config(self.run_file, self.preset, [*self.settings, *overrides], check=check)
 
-    def sets(self, key: str) -> bool:
-        """True if the run file, the preset or an override sets a dotted key.
-
-        Raises:
-            ConfigError: as :meth:`load`.
-        """
+    def written_keys(self) -> Set[str]:
+        """The dotted keys that the run file and the overrides set, and ``preset`` where a preset is named."""
         from fugaku_gpt.config import written_keys
 
-        return key in written_keys(self.run_file, self.preset, self.settings)
+        return written_keys(self.run_file, self.settings) | ({"preset"} if self.preset is not None else set())
 
 
 def run_source(

@@ -224,13 +224,16 @@ def _config_facts(directory: Path) -> Dict[str, Any]:
 
 
 def _nearest_preset(settings: Dict[str, Any]) -> Tuple[Optional[str], Dict[str, Any]]:
-    """Name and settings of the preset with this model; (None, {}) if there is none."""
+    """Name and settings of the preset with this model, of several the most similar; (None, {}) if there is none."""
+    candidates: List[Tuple[int, str, Dict[str, Any]]] = []
     for name in preset_names():
         base = changed_settings(load_run_config(preset=name))
         shape = {key: base.get(key) for key in ("model.layers", "model.hidden", "model.heads")}
         if shape == {key: settings.get(key) for key in shape}:
-            return name, base
-    return None, {}
+            differences = sum(base.get(key) != settings.get(key) for key in {**base, **settings})
+            candidates.append((differences, name, base))
+    _, nearest, settings_of_preset = min(candidates, key=lambda candidate: candidate[0], default=(0, None, {}))
+    return nearest, settings_of_preset
 
 
 def _job_and_environment_facts(directory: Path) -> Dict[str, Any]:

@@ -46,7 +46,8 @@ class SettingsLayer:
 
 def preset_names() -> List[str]:
     """Names of the presets of the package, smallest model first."""
-    return sorted((path.stem for path in PRESET_DIR.glob("*.yaml")), key=lambda name: (name != "tiny", _size(name)))
+    names = (path.stem for path in PRESET_DIR.glob("*.yaml"))
+    return sorted(names, key=lambda name: (name != "tiny", _size(name), name))
 
 
 # settings of a run that is only measured, such as a row of a sweep: nobody resumes it; anything written wins
@@ -76,20 +77,6 @@ def load_run_config(
     command_line = [parse_override(text) for text in overrides]
     layers.append(SettingsLayer("--set", dict(command_line)))
     return build_run_config(layers, preset, check=check)
-
-
-def written_keys(file: Optional[Path], preset: Optional[str], overrides: Sequence[str]) -> Set[str]:
-    """Return the dotted keys that a preset, a run file and overrides set; arguments as in :func:`load_run_config`.
-
-    Raises:
-        ConfigError: the file or an override cannot be parsed, or there is no such preset.
-    """
-    values = dict(flatten(read_yaml_file(file))) if file is not None else {}
-    written = {**values, **dict(parse_override(text) for text in overrides)}
-    named = preset if preset is not None else written.pop("preset", None)
-    if isinstance(named, Scalar):
-        named = named.text
-    return {*written, *(preset_settings(named, "--preset").values if isinstance(named, str) else ())}
 
 
 def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = None, *, check: bool = True) -> RunConfig:
@@ -124,6 +111,16 @@ def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = No
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def written_keys(file: Optional[Path], overrides: Sequence[str]) -> Set[str]:
+    """The dotted keys that a run file and ``key=value`` texts set, without those of their preset; with ``preset``.
+
+    Raises:
+        ConfigError: the file or a text cannot be parsed.
+    """
+    keys = {key for key, _ in (parse_override(text) for text in overrides)}
+    return keys | {key for key, _ in flatten(read_yaml_file(file))} if file is not None else keys
 
 
 def preset_settings(name: str, location: str) -> SettingsLayer:
@@ -256,7 +253,8 @@ def _unknown_key(key: str, value: Tree, location: str, all_keys: Mapping[str, An
 
 
 def _size(name: str) -> float:
-    digits = name.rstrip("bmk")
+    """The parameters that the name of a preset ends in, such as 13b in fugaku-llm-13b."""
+    digits = name.rpartition("-")[2].rstrip("bmk")
     try:
         return float(digits) * {"m": 1e6, "b": 1e9, "k": 1e3}.get(name[-1:], 1.0)
     except ValueError:

@@ -276,7 +276,11 @@ class TrainingConfig:
     )
     log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
     eval_interval: Optional[int] = option(
-        None, "iterations between validations, with one more at the end; default: never", unit="iterations", at_least=1
+        None,
+        "iterations between validations, with one more at the end; null: never; `train` validates at the start and the "
+        "end where this is not set and the corpora have a validation part",
+        unit="iterations",
+        at_least=1,
     )
     eval_batches: int = option(4, "global batches per validation", at_least=1)
     profile_operators: Optional[int] = option(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
-from fugaku_gpt.data.indexed import IndexedCorpus
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
+from fugaku_gpt.data.indexed import IndexedCorpus, idx_file
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.versioned_json import read_versioned_json
 
@@ -99,6 +100,28 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     if manifest is None:
         raise DataError(f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`")
     return manifest
+
+
+def tokenizer_of_corpora(paths: Sequence[str]) -> CorpusTokenizer:
+    """The tokenizer that all corpora have in common.
+
+    Raises:
+        DataError: a corpus is a Megatron pair, which has none, or is missing or damaged; or they have several.
+    """
+    digests: Dict[str, CorpusTokenizer] = {}
+    for path in paths:
+        folder = Path(path)
+        if not folder.is_dir():
+            reason = "a Megatron pair has no tokenizer" if idx_file(folder.with_suffix("")).exists() else "is not there"
+            raise DataError(f"{path}: {reason}")
+        manifest = read_manifest(folder)
+        end = manifest["end_of_document"]
+        digests[str(manifest["tokenizer_sha256"])] = CorpusTokenizer(
+            folder / TOKENIZER, int(manifest["vocab_size"]), int(end["id"]), str(end["token"])
+        )
+    if len(digests) != 1:
+        raise DataError(f"{', '.join(paths) or 'no corpus'}: {len(digests)} tokenizers; an exported folder has one")
+    return next(iter(digests.values()))
 
 
 def _checked_manifest(values: Dict[str, Any]) -> Dict[str, Any]:

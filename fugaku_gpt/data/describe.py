@@ -6,13 +6,15 @@ from typing import Any, Dict
 
 import numpy as np
 
-from fugaku_gpt.config import DataConfig
+from fugaku_gpt.config import DataConfig, ModelConfig
 from fugaku_gpt.data.corpus import open_corpus
-from fugaku_gpt.data.samples import SPLITS, split_bounds
+from fugaku_gpt.data.samples import SPLITS, splits_of
 
 
 def describe_corpus(path: str) -> Dict[str, Any]:
     """The counts of a corpus, and its sequences and tokens in each split by the default ``data.split``.
+
+    A small corpus has a validation document only if samples of the default ``model.seq_len`` fit.
 
     Raises:
         DataError: there is no corpus, or it is damaged.
@@ -32,7 +34,7 @@ def describe_corpus(path: str) -> Dict[str, Any]:
         "fingerprint": corpus.fingerprint,
         "split": ":".join(f"{share:g}" for share in shares),
     }
-    for name, (first, last) in zip(SPLITS, split_bounds(index.sequences, shares)):
+    for name, (first, last) in zip(SPLITS, splits_of(index.lengths, shares, ModelConfig().seq_len)):
         facts[f"{name}_sequences"] = last - first
         facts[f"{name}_tokens"] = int(index.lengths[first:last].sum(dtype=np.int64))
     return facts

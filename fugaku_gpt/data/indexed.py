@@ -106,22 +106,42 @@ class IndexedCorpus:
         dtype = np.dtype(DTYPE_CODES[code])
         if dtype.kind == "f":
             raise DataError(f"{self.idx_path}: holds {dtype.name} values; token ids are whole numbers")
-        if sequences == 0 or entries < 2:
+        if sequences == 0:
+            raise DataError(f"{self.idx_path}: an empty corpus (0 sequences); prepare it from text that is not empty")
+        if entries < 2:
             raise DataError(
-                f"{self.idx_path}: an empty corpus ({sequences} sequences); prepare it from text that is not empty"
+                f"{self.idx_path}: {_count(entries, 'document entry', 'document entries')} for "
+                f"{_count(sequences, 'sequence', 'sequences')}; the entries are the beginnings of documents and the "
+                "end of the last, so there are at least 2: its writer never ended a document; preprocess the text again"
             )
         return dtype, sequences, entries
 
     def _check_index(self) -> None:
         if int(self.lengths.min()) < 0:
-            raise self._damaged("a sequence has a negative length")
+            number = int(self.lengths.argmin())
+            raise self._damaged(f"sequence {number} has a negative length, {int(self.lengths[number])} tokens")
         ends = np.cumsum(self.lengths, dtype=np.int64) * self.dtype.itemsize
         if int(self._starts[0]) != 0 or not np.array_equal(self._starts[1:], ends[:-1]):
-            raise self._damaged("its sequences do not follow one another")
-        if int(self._documents[0]) != 0 or int(self._documents[-1]) != len(self.lengths):
-            raise self._damaged(f"its documents do not span its {len(self.lengths)} sequences")
-        if bool((np.diff(self._documents) < 0).any()):
-            raise self._damaged("its documents are not in order")
+            expected = np.concatenate(([0], ends[:-1]))
+            number = int(np.flatnonzero(self._starts != expected)[0])
+            raise self._damaged(
+                f"sequence {number} starts at byte {int(self._starts[number])}, where {int(expected[number])} are "
+                "before it"
+            )
+        sequences = _count(len(self.lengths), "sequence", "sequences")
+        first, last = int(self._documents[0]), int(self._documents[-1])
+        if first != 0 or last != len(self.lengths):
+            raise self._damaged(
+                f"its {_count(self.documents, 'document', 'documents')} span sequences {first} to {last}, and it has "
+                f"{sequences}"
+            )
+        falls = np.flatnonzero(np.diff(self._documents) < 0)
+        if len(falls):
+            number = int(falls[0])
+            raise self._damaged(
+                f"document {number} begins at sequence {int(self._documents[number])} and ends before it, at "
+                f"{int(self._documents[number + 1])}"
+            )
 
     def _check_data(self) -> None:
         end = self.tokens * self.dtype.itemsize
@@ -205,6 +225,10 @@ class IndexedWriter:
                 self.finish()
         finally:
             self.abort()  # after finish there is nothing to remove
+
+
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
 
 
 def _flush(stream: Any) -> None:

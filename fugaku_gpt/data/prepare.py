@@ -22,8 +22,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, open_corpus, read_manifest
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
 from fugaku_gpt.data.progress import Advance, show_progress
-from fugaku_gpt.data.sources import SourceCounts, SourceFile, find_files, read_documents
-from fugaku_gpt.data.tokenizer import SMALLEST_VOCABULARY, Encoder, train_tokenizer
+from fugaku_gpt.data.sources import SourceCounts, SourceFile, SourceFiles, describe_suffixes, find_files, read_documents
+from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, SMALLEST_VOCABULARY, Encoder, train_tokenizer
 from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.records.files import write_json_atomically
@@ -45,6 +45,8 @@ class CorpusRequest:
         limit_mib: MiB of text after which to stop; None: no limit.
         workers: number of processes that encode, without effect on the result.
         force: replace an existing corpus.
+        end_token: token of ``tokenizer`` that ends documents; None: see :mod:`fugaku_gpt.data.end_token`.
+        skip_bad: leave damaged records and files out, and count them.
     """
 
     out: Path
@@ -58,6 +60,8 @@ class CorpusRequest:
     limit_mib: Optional[float]
     workers: int
     force: bool
+    end_token: Optional[str] = None
+    skip_bad: bool = False
 
 
 def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
@@ -73,16 +77,22 @@ def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
             f"--vocab-size {request.vocab_size}: a byte-level vocabulary has at least {SMALLEST_VOCABULARY} tokens, "
             "the bytes and the end of a document"
         )
-    if request.tokenizer is not None:
-        Encoder(request.tokenizer)  # refuses an invalid one before any other work
-    files = find_files(request.sources, request.stdlib, request.suffixes, request.seed)
-    made_from = {"options": _options(request), "sources": _summary(request, files)}
-    existing_manifest = _existing_manifest(request, made_from)
+    if request.tokenizer is None and request.end_token is not None:
+        raise DataError(
+            f"--end-token {request.end_token}: is a token of --tokenizer; documents end in {END_OF_DOCUMENT} where a "
+            "tokenizer is trained"
+        )
+    end_name = END_OF_DOCUMENT
+    if request.tokenizer is not None:  # an invalid one is refused before any other work
+        end_name = Encoder(request.tokenizer, request.end_token).end_name
+    sources = find_files(request.sources, request.stdlib, request.suffixes, request.seed)
+    made_from = {"options": _options(request), "sources": _summary(request, sources.files)}
+    existing_manifest = _existing_manifest(request, made_from, end_name)
     if existing_manifest is not None:
         return existing_manifest, True
     out_folder = Path(os.path.realpath(request.out))  # so that the temporary folder is beside "." or a link, not in it
     with _temporary_folder(out_folder) as folder:
-        manifest = _build(request, files, made_from, folder)
+        manifest = _build(request, sources, made_from, end_name, folder)
         _publish(folder, out_folder)
     return manifest, False
 
@@ -97,6 +107,9 @@ def _options(request: CorpusRequest) -> Dict[str, Any]:
         "suffixes": list(request.suffixes),
         "seed": request.seed,
         "limit_mib": request.limit_mib,
+        # None stands for the absence of the key in older manifests
+        "end_token": request.end_token,
+        "skip_bad": request.skip_bad or None,
     }
 
 
@@ -114,7 +127,7 @@ def _summary(request: CorpusRequest, files: Sequence[SourceFile]) -> Dict[str, A
     }
 
 
-def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any], end_name: str) -> Optional[Dict[str, Any]]:
     """The manifest of an existing corpus at ``out`` that equals the requested one; None if ``out`` can be written.
 
     Raises:
@@ -129,13 +142,17 @@ def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Opt
         return None
     open_corpus(str(out))  # refuses a damaged corpus with its own message
     manifest = read_manifest(out)
+    has_other_files = manifest.get("sources") != made_from["sources"]
     differences = [
         f"{key} {stored!r}, not {requested!r}"
         for key, requested in made_from["options"].items()
         for stored in [(manifest.get("options") or {}).get(key)]
-        if stored != requested
+        if stored != requested and (key != "suffixes" or has_other_files)
     ]
-    if manifest.get("sources") != made_from["sources"]:
+    stored_end = (manifest.get("end_of_document") or {}).get("token")
+    if stored_end != end_name:
+        differences.append(f"the end of documents {stored_end!r}, not {end_name!r}")
+    if has_other_files:
         differences.append("other sources, or files that have changed since")
     if differences:
         differing = "; ".join(differences)
@@ -146,8 +163,9 @@ def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any]) -> Opt
 
 
 def _build(
-    request: CorpusRequest, files: Sequence[SourceFile], made_from: Dict[str, Any], folder: Path
+    request: CorpusRequest, sources: SourceFiles, made_from: Dict[str, Any], end_name: str, folder: Path
 ) -> Dict[str, Any]:
+    files = sources.files
     limit = None if request.limit_mib is None else int(request.limit_mib * 2**20)
     total = sum(file.size for file in files)
     tokenizer = folder / TOKENIZER
@@ -157,20 +175,23 @@ def _build(
         counts = SourceCounts()
         tokenizer_bytes = TOKENIZER_MIB << 20 if limit is None else min(limit, TOKENIZER_MIB << 20)
         with show_progress("tokenizer", min(total, tokenizer_bytes)) as advance:
-            documents = read_documents(files, request.text_key, tokenizer_bytes, counts)
+            documents = read_documents(files, request.text_key, tokenizer_bytes, counts, request.skip_bad)
             train_tokenizer(_with_progress(documents, counts, advance), request.vocab_size, tokenizer)
         _refuse_no_text(counts, files)
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, end_name)
     counts = SourceCounts()
     totals = {"documents": 0, "tokens": 0}
     with show_progress("tokens", total if limit is None else min(total, limit)) as advance:
-        documents = _with_progress(read_documents(files, request.text_key, limit, counts), counts, advance)
+        documents = _with_progress(
+            read_documents(files, request.text_key, limit, counts, request.skip_bad), counts, advance
+        )
         with IndexedWriter(folder / CORPUS, encoder.dtype) as writer:
-            for ids in encode_documents(documents, tokenizer, request.workers):
+            for ids in encode_documents(documents, tokenizer, request.workers, end_name):
                 writer.add_document(ids)
                 totals["documents"] += 1
                 totals["tokens"] += len(ids)
             _refuse_no_text(counts, files)
+    _report_left_out(counts, sources)
     manifest = {
         "version": MANIFEST_VERSION,
         **totals,
@@ -179,6 +200,8 @@ def _build(
         "empty_documents": counts.empty,
         "undecodable_files": len(counts.undecodable),
         "undecodable_examples": counts.undecodable[:5],
+        "bad_records": counts.bad,
+        "left_out": sources.left_out,
         "vocab_size": encoder.vocab_size,
         "end_of_document": {"id": encoder.end, "token": encoder.end_name},
         "dtype": encoder.dtype.name,
@@ -194,7 +217,24 @@ def _refuse_no_text(counts: SourceCounts, files: Sequence[SourceFile]) -> None:
     if counts.bytes == 0:
         undecodable = f", {len(counts.undecodable)} of them not UTF-8 text" if counts.undecodable else ""
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
-        raise DataError(f"no text in {len(files)} file(s){undecodable}: {names}")
+        bad = f"; {counts.bad} bad ones were left out, such as {counts.bad_examples[0]}" if counts.bad else ""
+        raise DataError(f"no text in {len(files)} file(s){undecodable}: {names}{bad}")
+
+
+def _report_left_out(counts: SourceCounts, sources: SourceFiles) -> None:
+    """Print what the corpus does not hold to standard error."""
+    if sources.left_out:
+        print(
+            f"fugaku-gpt: note: files of folders that are left out, by suffix: {describe_suffixes(sources.left_out)}; "
+            "--suffix names those that are read",
+            file=sys.stderr,
+        )
+    if counts.bad:
+        examples = "; ".join(counts.bad_examples) + ("; ..." if counts.bad > len(counts.bad_examples) else "")
+        print(
+            f"fugaku-gpt: warning: {counts.bad} bad record(s) or file(s) left out by --skip-bad: {examples}",
+            file=sys.stderr,
+        )
 
 
 def _with_progress(documents: Iterable[bytes], counts: SourceCounts, advance: Advance) -> Iterator[bytes]:

@@ -20,15 +20,20 @@ from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
 from fugaku_gpt.errors import DataError
 
 SPLITS = ("train", "valid", "test")
+_VALID = 1
 _MAX_CACHED_EPOCHS = 2  # a window may span two epochs
+
+
+class NoSamples(DataError):
+    """A split of a corpus is too small for one sample."""
 
 
 def open_samples(config: RunConfig, split: str) -> "SampleSource":
     """Open the samples of one split (``train``, ``valid`` or ``test``) of a run's corpora.
 
     Raises:
-        DataError: no corpora are named, a corpus cannot be opened, the split is too small for one sample, or a
-            corpus's vocabulary is larger than the model's.
+        NoSamples: the split is too small for one sample.
+        DataError: no corpora are named, a corpus cannot be opened, or its vocabulary is larger than the model's.
     """
     data, model = config.data, config.model
     if not data.paths:
@@ -37,6 +42,7 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
     streams = []
+    shifted: List[Tuple[int, List[Tuple[int, int]]]] = []
     for number, path in enumerate(data.paths):
         corpus = open_corpus(path)
         if corpus.vocab_size is not None and corpus.vocab_size > model.vocab_size:
@@ -44,11 +50,16 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
                 f"{path}: its tokenizer has {corpus.vocab_size} tokens, more than model.vocab_size {model.vocab_size}; "
                 f"valid: --set model.vocab_size={corpus.vocab_size}"
             )
-        first, last = split_bounds(corpus.index.sequences, data.split)[SPLITS.index(split)]
+        bounds = splits_of(corpus.index.lengths, data.split, model.seq_len)
+        if bounds != split_bounds(corpus.index.sequences, data.split):
+            shifted.append((number, bounds))
+        first, last = bounds[SPLITS.index(split)]
         key = stream_key(config.training.seed, split, number)
         streams.append(_Stream(corpus, first, last, model.seq_len, model.vocab_size, key, split))
     weights = list(data.weights) or [float(stream.tokens) for stream in streams]
     digest = hashlib.sha256(repr((tuple(weights), data.split, split, model.seq_len)).encode())
+    if shifted:  # only then, so that fingerprints of other corpora stay as they were
+        digest.update(repr(shifted).encode())
     for stream in streams:
         digest.update(stream.corpus.fingerprint.encode())
     return SampleSource(streams, weights, model.seq_len, digest.hexdigest())
@@ -63,6 +74,29 @@ def split_bounds(documents: int, shares: Sequence[float]) -> List[Tuple[int, int
     excess = bounds[-1] - documents  # an excess by rounding is taken from the front of every later split
     bounds = [0] + [max(0, bound - excess) for bound in bounds[1:]]
     return list(zip(bounds[:-1], bounds[1:]))
+
+
+def splits_of(
+    lengths: "np.ndarray[Any, np.dtype[Any]]", shares: Sequence[float], seq_len: int
+) -> List[Tuple[int, int]]:
+    """The documents [first, last) of train, valid and test, with at least one for validation where that is possible.
+
+    Where rounding leaves none for a validation that has a share, it gets the last document of train, if it and the rest
+    of train have a sample of ``seq_len`` + 1 tokens each.
+
+    Args:
+        lengths: [documents] tokens of each.
+        shares: shares of train, valid and test.
+        seq_len: tokens of a sample, without that of the last target.
+    """
+    bounds = split_bounds(len(lengths), shares)
+    (first, last), (valid_first, valid_last), test = bounds
+    if valid_first < valid_last or shares[_VALID] <= 0 or last - first < 2:
+        return bounds
+    rest = int(lengths[first : last - 1].sum(dtype=np.int64))
+    if min(rest, int(lengths[last - 1])) < seq_len + 1:
+        return bounds
+    return [(first, last - 1), (last - 1, last), test]
 
 
 class SampleSource:
@@ -111,8 +145,9 @@ class _Stream:
         self._lengths = corpus.index.lengths[first:last].astype(np.int64)
         self.tokens = int(self._lengths.sum())
         if self.tokens < seq_len + 1:
-            raise DataError(
-                f"{corpus.path}: its {split} split has {self.tokens} tokens in {self.documents} documents, "
+            raise NoSamples(
+                f"{corpus.path}: its {split} split has {_count(self.tokens, 'token')} in "
+                f"{_count(self.documents, 'document')} of {corpus.index.sequences}, "
                 f"less than one sample of model.seq_len + 1 = {seq_len + 1}; "
                 "a split never cuts a document: use more of them, a shorter sequence, or another data.split"
             )
@@ -163,3 +198,7 @@ class _Stream:
             order = permutation(stream_key(self._key, "documents", epoch), self.documents)
             self._epochs[epoch] = (order, np.cumsum(self._lengths[order]))
         return self._epochs[epoch]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

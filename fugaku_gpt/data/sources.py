@@ -1,25 +1,40 @@
-"""Reads documents from text files, folders, ``.gz`` files, JSON lines and the sources of the standard library.
+"""Reads documents from text, JSON and Parquet files, folders of them, and the sources of the standard library.
 
-A text file is one document, and so is a line of a ``.jsonl`` file. Files are shuffled by a hash of their names and a
-seed, so that the contiguous train, valid and test splits of a corpus are fair samples of it. Documents of one
-JSON-lines file keep their order.
+A text file is one document, and so is each line, object or row of a JSON or Parquet file. A file is read as its content
+shows, whatever its name. Files are shuffled by a hash of their names and a seed, so that the contiguous train, valid
+and test splits of a corpus are fair samples of it. Documents of one file keep their order.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import os
 import sysconfig
-import zlib
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from fugaku_gpt.data.forms import (
+    COMPRESSION_SUFFIXES,
+    PARQUET,
+    BadText,
+    damage_as_bad_text,
+    detect_form,
+    open_uncompressed,
+)
+from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
+from fugaku_gpt.data.parquet import parquet_rows
 from fugaku_gpt.errors import DataError
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90", ".jsonl")
+_MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
+_JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
+_JSON_SUFFIXES = (*_JSON_LINES_SUFFIXES, ".json")
+TEXT_SUFFIXES = (".txt", ".text", *_MARKUP_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
+_SUFFIXES_SHOWN = 8
+_BAD_EXAMPLES = 3
+_NUL_SEARCHED = 1 << 16  # bytes at the beginning of a text in which a NUL byte shows that it is none
 MAX_DOCUMENT = 1 << 30  # bytes of one document, all of which is in memory
 _LARGEST_LINE = MAX_DOCUMENT + (1 << 20)
 # Folders that are not part of the standard library, its tests, and tables of numbers or of this machine's paths.
@@ -55,6 +70,8 @@ class SourceCounts:
         disk_bytes: bytes read of the files on disk, the measure of progress.
         empty: number of documents without text, which are left out.
         undecodable: labels of text files that are not UTF-8, which are left out.
+        bad: number of damaged records and files that were left out, for ``--skip-bad``.
+        bad_examples: messages of the first of them.
     """
 
     files: int = 0
@@ -62,13 +79,23 @@ class SourceCounts:
     disk_bytes: int = 0
     empty: int = 0
     undecodable: List[str] = field(default_factory=list)
+    bad: int = 0
+    bad_examples: List[str] = field(default_factory=list)
 
 
-def find_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], seed: int) -> List[SourceFile]:
+class SourceFiles(NamedTuple):
+    """The files of the sources, and how many files of each suffix the folders have besides (key "" without suffix)."""
+
+    files: List[SourceFile]
+    left_out: Dict[str, int]
+
+
+def find_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], seed: int) -> SourceFiles:
     """Find the files of the sources; each is listed once, in shuffled order.
 
     Args:
-        sources: files with any suffix, and folders, which are searched for ``suffixes``, with or without ``.gz``.
+        sources: files with any suffix, and folders, which are searched for ``suffixes``, each also compressed
+            (:data:`COMPRESSION_SUFFIXES`), and for compressed files without a suffix of their own.
         stdlib: add the Python sources of the running standard library.
         suffixes: ends of file names.
         seed: seed of the order.
@@ -76,23 +103,30 @@ def find_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], s
     Raises:
         DataError: a source does not exist or has no such file.
     """
+    left_out: "Counter[str]" = Counter()
     try:
-        return _shuffled(_labelled_files(sources, stdlib, suffixes), seed)
+        files = _shuffled(_labelled_files(sources, stdlib, suffixes, left_out), seed)
+        return SourceFiles(files, dict(left_out.most_common()))
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
-def _labelled_files(sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str]) -> List[Tuple[str, Path]]:
-    """The label and path of every file."""
+def _labelled_files(
+    sources: Sequence[Path], stdlib: bool, suffixes: Sequence[str], left_out: "Counter[str]"
+) -> List[Tuple[str, Path]]:
+    """The label and path of every file; other files of folders are counted in ``left_out``."""
     labelled_paths: List[Tuple[str, Path]] = []
     for source in sources:
         base = source.resolve().name or "root"
         if source.is_dir():
-            matching = [(f"{base}/{path.relative_to(source).as_posix()}", path) for path in _walk(source, suffixes)]
+            matching = [
+                (f"{base}/{path.relative_to(source).as_posix()}", path) for path in _walk(source, suffixes, left_out)
+            ]
             if not matching:
+                others = f"; it has {describe_suffixes(left_out)}" if left_out else ""
                 raise DataError(
-                    f"{source}: has no file that ends in {', '.join(suffixes)} (or one of these and .gz); "
-                    "name others with --suffix"
+                    f"{source}: has no file that ends in {', '.join(suffixes)} (or one of these and "
+                    f"{', '.join(COMPRESSION_SUFFIXES)}){others}; name others with --suffix"
                 )
             labelled_paths += matching
         elif source.is_file():
@@ -119,24 +153,37 @@ def _shuffled(labelled_paths: Sequence[Tuple[str, Path]], seed: int) -> List[Sou
     return files
 
 
+def describe_suffixes(counts: Dict[str, int]) -> str:
+    """Numbers of files by suffix in words, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ordered[:_SUFFIXES_SHOWN]]
+    rest = sum(count for _, count in ordered[_SUFFIXES_SHOWN:])
+    return ", ".join(shown) + (f" and {rest} with other suffixes" if rest else "")
+
+
 def read_documents(
-    files: Sequence[SourceFile], text_key: str, limit: Optional[int], counts: SourceCounts
+    files: Sequence[SourceFile], text_key: str, limit: Optional[int], counts: SourceCounts, skip_bad: bool = False
 ) -> Iterator[bytes]:
     """Yield the documents of the files as UTF-8, without empty ones, up to the one that reaches ``limit`` bytes.
 
     Raises:
-        DataError: a file cannot be read, is a broken ``.gz``, a line is not JSON or lacks ``text_key``, or a document
-            is too large for memory.
+        DataError: a file cannot be read, is damaged, holds JSON or Parquet without a text under ``text_key``, needs a
+            library that is not installed, or a document is too large for memory. With ``skip_bad``, damaged records and
+            files (:class:`BadText`) are only counted.
     """
+
+    def on_bad(error: BadText) -> None:
+        if not skip_bad:
+            raise error
+        counts.bad += 1
+        if len(counts.bad_examples) < _BAD_EXAMPLES:
+            counts.bad_examples.append(str(error))
+
     for file in files:
         earlier_bytes = counts.disk_bytes
         try:
             with open(file.path, "rb") as raw:
-                stream: BinaryIO = gzip.GzipFile(fileobj=raw) if file.path.suffix == ".gz" else raw  # type: ignore[assignment]
-                texts = (
-                    _json_lines(stream, file, text_key) if _is_json(file.path) else _text_document(stream, file, counts)
-                )
-                for text in texts:
+                for text in _documents_of(raw, file, text_key, counts, on_bad):
                     if not text or text.isspace():
                         counts.empty += 1
                         continue
@@ -146,17 +193,19 @@ def read_documents(
                     if limit is not None and counts.bytes >= limit:
                         counts.files += 1
                         return
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{file.path}: not a whole gzip file: {error}; copy it again") from None
+        except BadText as error:
+            on_bad(error)
         except OSError as error:
             raise DataError(f"{file.path}: cannot be read: {error.strerror or error}") from None
         counts.files += 1
         counts.disk_bytes = earlier_bytes + file.size
 
 
-def _walk(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
-    """Yield files below a folder with one of the suffixes, except hidden ones."""
-    endings = tuple(suffixes) + tuple(suffix + ".gz" for suffix in suffixes)
+def _walk(folder: Path, suffixes: Sequence[str], left_out: "Counter[str]") -> Iterator[Path]:
+    """Yield files below a folder with one of the suffixes, except hidden ones; count the suffixes of the rest."""
+    endings = tuple(suffixes) + tuple(
+        suffix + compression for suffix in suffixes for compression in COMPRESSION_SUFFIXES
+    )
 
     def raise_error(error: OSError) -> None:
         raise error  # os.walk would skip unreadable folders
@@ -164,66 +213,111 @@ def _walk(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
     for folder_path, folders, names in os.walk(folder, onerror=raise_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.endswith(endings) and not name.startswith("."):
-                path = Path(folder_path, name)
-                if path.is_file():  # not a dangling link
-                    yield path
+            path = Path(folder_path, name)
+            if name.startswith(".") or not path.is_file():  # a dangling link is no file
+                continue
+            if name.endswith(endings) or (path.suffix in COMPRESSION_SUFFIXES and not Path(path.stem).suffix):
+                yield path
+            else:
+                left_out[_suffix(path)] += 1
 
 
 def _walk_stdlib(root: Path) -> Iterator[Path]:
-    for path in _walk(root, (".py",)):
+    for path in _walk(root, (".py",), Counter()):
         components = path.relative_to(root).parts
         if not _STDLIB_EXCLUDED.intersection(components[:-1]) and not components[-1].startswith("_sysconfigdata"):
             yield path
 
 
-def _is_json(path: Path) -> bool:
-    return path.name.endswith((".jsonl", ".jsonl.gz"))
+def _suffix(path: Path) -> str:
+    """The suffix of a file, with that of its compression, such as ``.tar.gz``."""
+    if path.suffix in COMPRESSION_SUFFIXES:
+        return Path(path.stem).suffix + path.suffix
+    return path.suffix
 
 
-def _text_document(stream: BinaryIO, file: SourceFile, counts: SourceCounts) -> Iterator[bytes]:
-    """Yield the single document of a text file; a file that is not UTF-8 is only counted."""
-    data = stream.read(MAX_DOCUMENT + 1)
+def _documents_of(
+    raw: BinaryIO, file: SourceFile, text_key: str, counts: SourceCounts, on_bad: OnBad
+) -> Iterator[bytes]:
+    """Yield the documents of one file, by the form of its content.
+
+    Raises:
+        BadText: the file is damaged, or is JSON and no documents.
+    """
+    form = detect_form(raw)
+    if form == PARQUET:
+        yield from parquet_rows(raw, file.path, text_key, on_bad)
+        return
+    with damage_as_bad_text(form, file.path):
+        stream = open_uncompressed(raw, form, file.path)
+        suffix = file.path.suffix if file.path.suffix not in COMPRESSION_SUFFIXES else Path(file.path.stem).suffix
+        lines = list(_first_lines(stream))
+        if _has_json_lines(lines, suffix):
+            all_lines = chain(lines, lines_of(stream, _LARGEST_LINE))
+            yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
+            return
+        data = b"".join(lines)
+        data += stream.read(max(0, MAX_DOCUMENT + 1 - len(data)))
     if len(data) > MAX_DOCUMENT:
         raise DataError(
             f"{file.path}: more than {MAX_DOCUMENT >> 20} MiB; a text file is one document and is held in memory: "
             'split it, or write it as JSON lines {"text": ...}, one document each'
         )
-    if data.startswith(_BOM):
-        data = data[len(_BOM) :]
+    if _has_json_values(data, suffix):
+        yield from json_values(data, file.path, text_key, on_bad)
+    else:
+        yield from _text_document(data, file, counts)
+
+
+def _first_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield lines until two of them are not blank."""
+    filled = 0
+    for line in lines_of(stream, _LARGEST_LINE):
+        yield line
+        filled += not line.isspace()
+        if filled == 2:
+            return
+
+
+def _has_json_lines(lines: Sequence[bytes], suffix: str) -> bool:
+    """Whether a file has a JSON object on each line, by its first lines and its suffix.
+
+    Of the first two lines one may be damaged. A file of prose must begin as JSON does; the sources of a program or of
+    a page are JSON only if all of the file is.
+    """
+    filled = [line for line in lines if not line.isspace()]
+    if not filled or suffix in _MARKUP_SUFFIXES:
+        return False
+    first = _without_bom(filled[0])
+    if suffix in _JSON_LINES_SUFFIXES:
+        return not first.lstrip().startswith(b"[")
+    is_candidate = first.lstrip().startswith(b"{") if suffix in _JSON_SUFFIXES else resembles_json(first)
+    return is_candidate and any(is_object(line) for line in filled)
+
+
+def _has_json_values(data: bytes, suffix: str) -> bool:
+    """Whether a file is to be read as JSON objects and arrays, by its name or its content."""
+    if suffix in _JSON_SUFFIXES:
+        return True
+    content = _without_bom(data).lstrip()
+    if not content.startswith((b"{", b"[")):
+        return False
+    return is_json(data) or (suffix not in _MARKUP_SUFFIXES and resembles_json(content))
+
+
+def _text_document(data: bytes, file: SourceFile, counts: SourceCounts) -> Iterator[bytes]:
+    """Yield the single document of a text file; a file that is not UTF-8, or has NUL bytes, is only counted."""
+    data = _without_bom(data)
     try:
         data.decode("utf-8")
+        is_text = b"\0" not in data[:_NUL_SEARCHED]
     except UnicodeDecodeError:
+        is_text = False
+    if is_text:
+        yield data
+    else:
         counts.undecodable.append(file.label)
-        return
-    yield data
 
 
-def _json_lines(stream: BinaryIO, file: SourceFile, text_key: str) -> Iterator[bytes]:
-    """Yield the text of each line; blank lines are skipped."""
-    number = 0
-    while True:
-        line = stream.readline(_LARGEST_LINE)
-        if not line:
-            return
-        number += 1
-        if line.isspace():
-            continue
-        location = f"{file.path}:{number}"
-        if len(line) >= _LARGEST_LINE:
-            raise DataError(f"{location}: a line of more than {MAX_DOCUMENT >> 20} MiB; one document takes one line")
-        try:
-            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{location}: not JSON: {error}; each line must be one JSON object") from None
-        if not isinstance(value, dict):
-            raise DataError(f"{location}: expected a JSON object such as {{{json.dumps(text_key)}: ...}} on each line")
-        text = value.get(text_key)
-        if not isinstance(text, str):
-            texts = [key for key, field_value in value.items() if isinstance(field_value, str)]
-            hint = f"texts of this line: {', '.join(texts)}; name one with --text-key" if texts else "it has no text"
-            raise DataError(f"{location}: no text under the key {text_key!r}; {hint}")
-        try:
-            yield text.encode("utf-8")
-        except UnicodeEncodeError:  # surrogates: a pair such as "\ud83d\ude00" is one character, a lone one is none
-            yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+def _without_bom(data: bytes) -> bytes:
+    return data[len(_BOM) :] if data.startswith(_BOM) else data

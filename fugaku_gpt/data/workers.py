@@ -1,9 +1,9 @@
 """Encodes documents to token ids in several processes, in order, with bounded memory.
 
-Each worker is ``python -m fugaku_gpt.data.workers TOKENIZER``. It reads batches of documents from its standard input
-and writes their token ids to its standard output; a thread of the parent waits for each. Each process has pipes of its
-own instead of ``ProcessPoolExecutor``: the end of a pipe shows that a worker died while it wrote, or that the parent
-died, whereas the executor would wait for its shared queues for ever.
+Each worker is ``python -m fugaku_gpt.data.workers TOKENIZER END_TOKEN``. It reads batches of documents from its
+standard input and writes their token ids to its standard output; a thread of the parent waits for each. Each process
+has pipes of its own instead of ``ProcessPoolExecutor``: the end of a pipe shows that a worker died while it wrote, or
+that the parent died, whereas the executor would wait for its shared queues for ever.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _PENDING_PER_WORKER = 4  # batches per worker that may wait for an earlier one
 
 
 def encode_documents(
-    documents: Iterable[bytes], tokenizer: Path, workers: int
+    documents: Iterable[bytes], tokenizer: Path, workers: int, end_token: Optional[str] = None
 ) -> "Iterator[np.ndarray[Any, np.dtype[Any]]]":
     """Yield the token ids of each document, in order, from ``workers`` processes (1: this process).
 
     Raises:
         DataError: the tokenizer cannot be loaded, a document cannot be encoded, or a worker died.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, end_token)
     if workers == 1:
         for document in documents:
             yield encoder.encode(document)
         return
-    with _WorkerPool(tokenizer, workers) as pool:
+    with _WorkerPool(tokenizer, workers, encoder.end_name) as pool:
         for encoded_batch in pool.encode(_batches(documents)):
             for ids in encoded_batch:
                 yield np.frombuffer(ids, encoder.dtype)
@@ -66,8 +66,9 @@ def _batches(documents: Iterable[bytes]) -> Iterator[List[bytes]]:
 class _WorkerPool:
     """Worker processes that start when there is work for them, and end with the block, also after an error."""
 
-    def __init__(self, tokenizer: Path, workers: int) -> None:
+    def __init__(self, tokenizer: Path, workers: int, end_token: str) -> None:
         self._tokenizer = tokenizer
+        self._end_token = end_token
         self._workers = workers
         self._processes: List["subprocess.Popen[bytes]"] = []
         self._idle: "SimpleQueue[subprocess.Popen[bytes]]" = SimpleQueue()
@@ -89,7 +90,7 @@ class _WorkerPool:
         root = str(Path(fugaku_gpt.__file__).resolve().parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
-            [sys.executable, "-m", "fugaku_gpt.data.workers", str(self._tokenizer)],
+            [sys.executable, "-m", "fugaku_gpt.data.workers", str(self._tokenizer), self._end_token],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -171,9 +172,9 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _serve_batches(tokenizer: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+def _serve_batches(tokenizer: Path, end_token: str, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
     """Encode batches until the input ends; write the token ids as bytes, or the text of an error."""
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, end_token)
     while True:
         try:
             batch = _read_batch(incoming)
@@ -190,6 +191,6 @@ def _serve_batches(tokenizer: Path, incoming: IO[bytes], outgoing: IO[bytes]) ->
 
 if __name__ == "__main__":
     try:
-        _serve_batches(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+        _serve_batches(Path(sys.argv[1]), sys.argv[2], sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:  # the parent is gone; so is whoever would read a message
         os._exit(1)

@@ -11,12 +11,14 @@ import pytest
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, export_gpt2, import_gpt2, tensor_pairs
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.checkpoint.reader import open_checkpoint
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, UsageError
 from tests.support.checkpoints import cut_flat, save, some_arrays
 from tests.support.numpy_gpt import NumpyGPT
+from tests.support.tokenizers import BYTE_LEVEL, edit, ids_of_library, make_tokenizer
 
 SMALL = ["model.layers=3", "model.hidden=24", "model.heads=3", "model.seq_len=16", "model.vocab_size=101"]
 TOKENS = np.random.RandomState(0).randint(0, 101, (2, 17))
@@ -79,7 +81,7 @@ def _both_models(folder: Path, settings: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "gelu_fast"])
 def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(
     tmp_path: Path, dtype: str, activation: str
 ) -> None:
@@ -189,6 +191,87 @@ def test_an_unsupported_gpt_2_folder_is_refused_and_nothing_is_written(
     with pytest.raises(UsageError, match=message):
         import_gpt2(tmp_path / "gpt2", tmp_path / "two")
     assert list_checkpoints(tmp_path / "two") == [] and not (tmp_path / "two").exists()
+
+
+def test_tied_weights_may_have_the_name_of_the_other_layer(tmp_path: Path) -> None:
+    model = a_model()
+    checkpoint = a_checkpoint(tmp_path / "one", model)
+    export_gpt2(checkpoint, tmp_path / "gpt2")
+    content = (tmp_path / "gpt2" / WEIGHTS).read_bytes()
+    renamed = b'lm_head.weight"'  # as long as the old name with the blanks after it, where JSON allows blanks
+    old = b'transformer.wte.weight"'
+    assert content.count(old) == 1
+    (tmp_path / "gpt2" / WEIGHTS).write_bytes(content.replace(old, renamed + b" " * (len(old) - len(renamed))))
+    back = import_gpt2(tmp_path / "gpt2", tmp_path / "two").checkpoint
+    assert our_loss(model, back) == pytest.approx(our_loss(model, checkpoint), rel=1e-12)
+    (tmp_path / "gpt2" / WEIGHTS).write_bytes(content.replace(b"transformer.wte.weight", b"transformer.wtx.weight"))
+    with pytest.raises(UsageError, match=r"holds no wte\.weight"):
+        import_gpt2(tmp_path / "gpt2", tmp_path / "three")
+
+
+def a_tokenizer(folder: Path, post_processor: Any = None) -> CorpusTokenizer:
+    """A byte-level tokenizer whose token 1 ends documents."""
+    pytest.importorskip("tokenizers")
+    path = make_tokenizer(BYTE_LEVEL, folder / "corpus-tokenizer.json", ["<|end|>", "</s>"])
+    edit(path, post_processor=post_processor)
+    return CorpusTokenizer(path, 330, 1, "<|end|>")
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "</s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}},
+}
+BYTE_LEVEL_OFFSETS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (None, None),
+        (BYTE_LEVEL_OFFSETS, BYTE_LEVEL_OFFSETS),
+        (TEMPLATE, None),
+        (
+            {"type": "Sequence", "processors": [BYTE_LEVEL_OFFSETS, TEMPLATE]},
+            {"type": "Sequence", "processors": [BYTE_LEVEL_OFFSETS]},
+        ),
+    ],
+)
+def test_the_tokenizer_of_the_corpus_is_exported(tmp_path: Path, processor: Any, expected: Any) -> None:
+    model = a_model("model.vocab_size=330")
+    tokenizer = a_tokenizer(tmp_path, processor)
+    export_gpt2(a_checkpoint(tmp_path / "one", model), tmp_path / "gpt2", tokenizer)
+    settings = json.loads((tmp_path / "gpt2" / CONFIG).read_text())
+    assert (settings["eos_token_id"], settings["bos_token_id"]) == (1, 1)
+    declared = json.loads((tmp_path / "gpt2" / "tokenizer_config.json").read_text())
+    assert (declared["eos_token"], declared["bos_token"], declared["model_max_length"]) == ("<|end|>", "<|end|>", 16)
+    original = json.loads(tokenizer.path.read_text())
+    exported = json.loads((tmp_path / "gpt2" / "tokenizer.json").read_text())
+    assert exported == {**original, "post_processor": expected, "truncation": None, "padding": None}
+    assert import_gpt2(tmp_path / "gpt2", tmp_path / "two").model == model
+    assert sorted(path.name for path in (tmp_path / "gpt2").iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"corpus-tokenizer\.json: has 330 tokens, more than model\.vocab_size 101"):
+        export_gpt2(a_checkpoint(tmp_path / "small", a_model()), tmp_path / "other", tokenizer)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_transformers_loads_the_folder_and_generates(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: make install")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
+    tokenizer = a_tokenizer(tmp_path, TEMPLATE)
+    export_gpt2(a_checkpoint(tmp_path / "one", a_model("model.vocab_size=330")), tmp_path / "gpt2", tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    text = "It's a text of some words"
+    ids = theirs(text)["input_ids"]
+    assert ids == ids_of_library(tokenizer.path, text) and theirs.decode(ids) == text
+    assert (theirs.eos_token_id, theirs.bos_token_id) == (1, 1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2")
+    generated = model.generate(torch.tensor([ids[:4]]), max_new_tokens=4, do_sample=False)
+    assert generated.shape[1] > 4 and generated[0, :4].tolist() == ids[:4]
 
 
 def test_existing_checkpoints_are_not_overwritten(tmp_path: Path) -> None:

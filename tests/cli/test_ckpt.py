@@ -103,3 +103,40 @@ def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert ckpt(capsys, 0, "verify", tmp_path / "new").count("  whole") == 1
     assert run(["ckpt", "export", str(path), str(tmp_path / "other")]) == 2
     assert "none of its checkpoints is complete" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+def test_export_takes_the_tokenizer_of_the_run_or_of_the_named_corpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2"]).model
+    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model)})
+    corpus, other = tmp_path / "corpus", tmp_path / "other"
+    for folder, digest in ((corpus, "a"), (other, "b")):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text('{"model": {}}')
+        end = {"id": 7, "token": f"<{folder.name}>"}
+        facts = {"version": 1, "tokens": 1, "documents": 1, "vocab_size": 9, "fingerprint": "x"}
+        (folder / "manifest.json").write_text(json.dumps({**facts, "end_of_document": end, "tokenizer_sha256": digest}))
+
+    def export(number: int, paths: List[str], *arguments: Any) -> Any:
+        config = {"model": vars(model), "data": {"paths": paths}}
+        (tmp_path / f"run{number}").mkdir()
+        path = save(tmp_path / f"run{number}" / "checkpoints", 1, arrays, cut_flat(arrays, 1), config=config)
+        assert run(["ckpt", "export", str(path), str(tmp_path / f"gpt2-{number}"), *map(str, arguments)]) == 0
+        settings = json.loads((tmp_path / f"gpt2-{number}" / "config.json").read_text())
+        has_tokenizer = (tmp_path / f"gpt2-{number}" / "tokenizer.json").exists()
+        return settings["eos_token_id"], has_tokenizer, capsys.readouterr()
+
+    end, has_tokenizer, captured = export(1, [str(corpus)])
+    assert (end, has_tokenizer, captured.err) == (7, True, "") and "whose <corpus> ends a text" in captured.out
+    end, has_tokenizer, captured = export(2, [str(tmp_path / "gone")])
+    assert (end, has_tokenizer) == (None, False)
+    assert "warning: no tokenizer is exported: " in captured.err and "name the corpus with --data DIR" in captured.err
+    assert "gone: is not there" in captured.err
+    assert "2 tokenizers; an exported folder has one" in export(3, [str(corpus), str(other)])[2].err
+    assert "whose <other> ends a text" in export(4, [str(corpus)], "--data", other)[2].out
+    (tmp_path / "pair.idx").write_bytes(b"")
+    assert "a Megatron pair has no tokenizer" in export(5, [str(tmp_path / "pair")])[2].err
+    path = tmp_path / "run1" / "checkpoints"
+    assert run(["ckpt", "export", str(path), str(tmp_path / "last"), "--data", str(tmp_path / "gone")]) == 2
+    assert not (tmp_path / "last").exists()

@@ -82,6 +82,24 @@ def test_a_small_vocabulary_and_skipped_files_are_reported(tmp_path: Path, capsy
     assert "tokens, not 900" in err
 
 
+def test_files_and_records_that_are_left_out_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.json").write_text('[{"meta": {"body": "aaaa bbbb"}}, {"meta": {}}]')
+    (folder / "b.pdf").write_bytes(b"%PDF")
+    command = ["data", "prepare", str(folder), "--text-key", "meta.body", "--vocab-size", "257", "--out"]
+    assert run([*command, str(tmp_path / "refused")]) == 2
+    err = capsys.readouterr().err
+    assert "a.json:1: no text under the key 'meta.body'; it has no text" in err and "Traceback" not in err
+    assert run([*command, str(tmp_path / "out"), "--skip-bad"]) == 0
+    captured = capsys.readouterr()
+    assert "in 1 documents" in captured.out
+    assert "note: files of folders that are left out, by suffix: 1 .pdf; --suffix names" in captured.err
+    assert "warning: 1 bad record(s) or file(s) left out by --skip-bad: " in captured.err
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["bad_records"], manifest["left_out"]) == (1, {".pdf": 1})
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from fugaku_gpt.cli.main import run; run(['data', 'prepare', '--help']);"

@@ -285,6 +285,27 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     assert output.count(f"fugaku-gpt: {result.reason}") == 2 and "last checkpoint: none" in output
 
 
+@pytest.mark.mpi
+def test_a_run_has_the_vocabulary_and_the_validation_of_the_corpus(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "texts.jsonl").write_text('{"text": "some words and a few more of them, for two samples"}\n' * 3)
+    corpus, out = tmp_path / "corpus", tmp_path / "run"
+    assert run(["data", "prepare", str(tmp_path / "texts.jsonl"), "--vocab-size", "260", "--out", str(corpus)]) == 0
+    arguments = ["train", "--data", str(corpus), "--out", str(out), "--ranks", "2", "--set", "layout.dp=2"]
+    for setting in [text for text in (*SMALL, *SHORT) if "vocab_size" not in text and "eval_interval" not in text]:
+        arguments += ["--set", setting]
+    capfd.readouterr()
+    assert run(arguments) == 0
+    captured = capfd.readouterr()
+    assert f"note: model.vocab_size is 260, that of the corpus {corpus}\n" in captured.err
+    assert "note: training.eval_interval is 4: validation at the start and the end" in captured.err
+    assert [line["iteration"] for line in RunDirectory(out).metrics("validation")] == [0, 4]
+    config = load_run_config(RunDirectory(out).config_file)
+    assert (config.model.vocab_size, config.training.eval_interval) == (260, 4)
+
+
 @pytest.mark.parametrize(
     ("signal_number", "own_launcher", "reason"),
     [

@@ -33,7 +33,8 @@ def test_overrides_take_precedence_over_the_file_and_the_file_over_the_preset(tm
 
 @pytest.mark.parametrize(
     ("preset", "name"),
-    [("tiny", "1.1M"), ("124m", "124M"), ("350m", "350M"), ("1.3b", "1.3B"), ("13b", "13B"), ("30b", "30B")],
+    [("tiny", "1.1M"), ("124m", "124M"), ("350m", "350M"), ("1.3b", "1.3B"), ("13b", "13B"), ("30b", "30B")]
+    + [("fugaku-llm-13b", "13B")],
 )
 def test_presets_have_the_size_of_their_name(preset: str, name: str) -> None:
     assert preset in preset_names()
@@ -41,6 +42,12 @@ def test_presets_have_the_size_of_their_name(preset: str, name: str) -> None:
     assert size_name(config.model) == name
     nameless = load_run_config(preset=preset, overrides=["model.name="])
     assert size_name(nameless.model) == name.replace("350M", "355M")
+
+
+def test_the_preset_of_the_published_model_has_the_published_settings() -> None:
+    model = load_run_config(preset="fugaku-llm-13b").model
+    assert (model.layers, model.hidden, model.heads, model.vocab_size, model.gelu) == (40, 5184, 36, 49152, "tanh")
+    assert load_run_config(preset="13b").model.vocab_size == 50257
 
 
 def test_the_production_layout_is_accepted() -> None:
@@ -57,7 +64,11 @@ def test_the_production_layout_is_accepted() -> None:
         ("model:\n  zzz: 1", "model.zzz: unknown key (value '1'); valid: model.name, model.layers"),
         ("whatever: 1", "valid: checkpoint.*, data.*, job.*, layout.*, model.*, node.*, preset, training.*"),
         ("training: {dtype: half}", "'half': not one of the choices; valid: one of float32, float64"),
-        ("preset: enormous", "run.yaml:1: preset: 'enormous' is not a preset; valid: tiny, 124m, 350m, 1.3b, 13b, 30b"),
+        (
+            "preset: enormous",
+            "run.yaml:1: preset: 'enormous' is not a preset; "
+            "valid: tiny, 124m, 350m, 1.3b, 13b, fugaku-llm-13b, 30b",
+        ),
         ("training: {lr: 1, lr: 2}", "run.yaml:1: lr: written twice"),
         ("model: [1", "run.yaml:2: not valid YAML:"),
         ("- 1\n- 2", "expected `key: value` lines at the top"),

@@ -67,13 +67,13 @@ LENGTHS, STARTS, DOCUMENTS = 34, 34 + 4 * 4, 34 + 12 * 4
         (_patch(17, b"\x07"), "float32"),
         (_patch(18, struct.pack("<Q", 2**62)), "cut short"),
         (_patch(18, struct.pack("<QQ", 0, 1)), "cut short|empty"),
-        (_patch(LENGTHS, struct.pack("<i", -3)), "negative"),
-        (_patch(LENGTHS, struct.pack("<i", 4)), "follow"),
-        (_patch(STARTS, struct.pack("<q", 4)), "follow"),
-        (_patch(STARTS + 8, struct.pack("<q", -12)), "follow"),
-        (_patch(DOCUMENTS, struct.pack("<q", 1)), "span"),
-        (_patch(DOCUMENTS + 8, struct.pack("<q", 4)), "order"),
-        (_patch(DOCUMENTS + 32, struct.pack("<q", 3)), "span"),
+        (_patch(LENGTHS, struct.pack("<i", -3)), "sequence 0 has a negative length, -3 tokens"),
+        (_patch(LENGTHS, struct.pack("<i", 4)), r"sequence 1 starts at byte \d+, where \d+ are before it"),
+        (_patch(STARTS, struct.pack("<q", 4)), "sequence 0 starts at byte 4, where 0 are before it"),
+        (_patch(STARTS + 8, struct.pack("<q", -12)), r"sequence 1 starts at byte -12, where \d+ are before it"),
+        (_patch(DOCUMENTS, struct.pack("<q", 1)), "its 4 documents span sequences 1 to 4, and it has 4 sequences"),
+        (_patch(DOCUMENTS + 8, struct.pack("<q", 4)), "document 1 begins at sequence 4 and ends before it, at 2"),
+        (_patch(DOCUMENTS + 32, struct.pack("<q", 3)), "its 4 documents span sequences 0 to 3, and it has 4 sequences"),
     ],
 )
 def test_a_damaged_index_is_refused_with_the_reason(
@@ -98,7 +98,14 @@ def test_missing_files_are_refused(tmp_path: Path) -> None:
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "corpus", [])
-    with pytest.raises(DataError, match="empty corpus"):
+    with pytest.raises(DataError, match=r"empty corpus \(0 sequences\)"):
+        IndexedCorpus(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize(("entries", "phrase"), [([], "0 document entries"), ([0], "1 document entry")])
+def test_a_corpus_whose_documents_never_ended_is_refused(tmp_path: Path, entries: List[int], phrase: str) -> None:
+    write_megatron(tmp_path / "corpus", SEQUENCES, documents=entries)
+    with pytest.raises(DataError, match=rf"corpus\.idx: {phrase} for 4 sequences; .*never ended a document"):
         IndexedCorpus(tmp_path / "corpus")
 
 

@@ -23,6 +23,7 @@ from fugaku_gpt.data.prepare import CorpusRequest, prepare
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.data.sources import TEXT_SUFFIXES
 from fugaku_gpt.errors import DataError
+from tests.support.tokenizers import LLAMA, make_tokenizer
 from tests.support.waiting import until
 
 NAMES = ["corpus.bin", "corpus.idx", "manifest.json", "tokenizer.json"]
@@ -100,6 +101,25 @@ def test_a_given_tokenizer_is_used(tmp_path: Path, texts: Path) -> None:
     assert manifest["options"]["tokenizer"]["sha256"] == manifest["tokenizer_sha256"]
 
 
+def test_documents_end_with_the_named_token(tmp_path: Path, texts: Path) -> None:
+    (texts / "g.jsonl").write_text('{"text": "He said <s>old</s> new. end"}\n{"text": "second"}\n')
+    given = make_tokenizer(LLAMA, tmp_path / "given.json", ["<s>", "</s>", "<eos>"])
+    with pytest.raises(DataError, match="several special tokens may end a document; candidates: '</s>', '<eos>'"):
+        prepare(request(tmp_path / "out", texts / "g.jsonl", tokenizer=given))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DataError, match="--end-token </s>: is a token of --tokenizer"):
+        prepare(request(tmp_path / "out", texts / "g.jsonl", end_token="</s>"))
+    for workers in (1, 2):
+        out = tmp_path / f"out{workers}"
+        manifest, _ = prepare(request(out, texts / "g.jsonl", tokenizer=given, end_token="</s>", workers=workers))
+        assert manifest["end_of_document"] == {"id": 2, "token": "</s>"} and manifest["documents"] == 2
+        corpus = open_corpus(str(out)).index
+        documents = [corpus.document(number).tolist() for number in range(2)]
+        assert [document.index(2) for document in documents] == [len(document) - 1 for document in documents]
+    with pytest.raises(DataError, match="prepared with .*the end of documents '</s>', not '<eos>'"):
+        prepare(request(tmp_path / "out1", texts / "g.jsonl", tokenizer=given, end_token="<eos>"))
+
+
 def test_an_existing_corpus_is_reused_or_refused(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     first, _ = prepare(request(out, texts))
@@ -115,6 +135,19 @@ def test_an_existing_corpus_is_reused_or_refused(tmp_path: Path, texts: Path) ->
     second, present = prepare(request(out, texts, force=True))
     assert not present and second["fingerprint"] != first["fingerprint"]
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
+
+
+def test_a_corpus_of_an_older_version_is_not_prepared_again(tmp_path: Path, texts: Path) -> None:
+    """Older versions had fewer suffixes and options; the same files then give the same corpus."""
+    out = tmp_path / "out"
+    prepare(request(out, texts))
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["options"]["suffixes"] = [".txt", ".py", ".jsonl"]
+    del manifest["options"]["skip_bad"], manifest["options"]["end_token"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert prepare(request(out, texts)) == (manifest, True)
+    with pytest.raises(DataError, match="prepared with skip_bad None, not True"):
+        prepare(request(out, texts, skip_bad=True))
 
 
 def test_a_damaged_corpus_is_replaced_by_force(tmp_path: Path, texts: Path) -> None:

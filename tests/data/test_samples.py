@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
-from fugaku_gpt.data.samples import SampleSource, open_samples, split_bounds
+from fugaku_gpt.data.samples import NoSamples, SampleSource, open_samples, split_bounds, splits_of
 from fugaku_gpt.errors import DataError
 from tests.data.files import write_megatron
 
@@ -127,6 +127,47 @@ def test_splits_partition_the_documents(documents: int, shares: Sequence[int]) -
 )
 def test_splits_round_as_megatrons(documents: int, expected: List[int]) -> None:
     assert [last - first for first, last in split_bounds(documents, (969, 30, 1))] == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shares", "expected"),
+    [
+        ([9] * 16, (969, 30, 1), [15, 1, 0]),
+        ([9] * 17, (969, 30, 1), [16, 1, 0]),
+        ([9, 9], (969, 30, 1), [1, 1, 0]),
+        ([9] * 40, (98, 1, 1), [39, 1, 0]),
+        ([9] * 16, (1, 0, 0), [16, 0, 0]),
+        ([9], (969, 30, 1), [1, 0, 0]),
+        ([9, 5], (969, 30, 1), [2, 0, 0]),
+        ([5, 9], (969, 30, 1), [2, 0, 0]),
+        ([3, 3, 9], (969, 30, 1), [2, 1, 0]),
+    ],
+)
+def test_a_small_corpus_has_a_document_for_validation_if_both_splits_have_a_sample(
+    lengths: List[int], shares: Sequence[float], expected: List[int]
+) -> None:
+    bounds = splits_of(np.array(lengths), shares, 5)
+    assert [last - first for first, last in bounds] == expected
+    assert bounds[0][0] == 0 and [last for _, last in bounds[:-1]] == [first for first, _ in bounds[1:]]
+
+
+def test_the_validation_of_a_small_corpus_has_samples_that_training_has_not(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", documents_of([9] * 3))
+    config = config_of(tmp_path / "c", settings=["data.split=[969,30,1]"])
+    train, valid = open_samples(config, "train"), open_samples(config, "valid")
+    assert (train.documents, valid.documents) == (2, 1)
+    assert set(valid.batch(0, 9).ravel().tolist()) == set(range(18, 27))
+    assert set(train.batch(0, 9).ravel().tolist()) == set(range(18))
+    longer = open_samples(config_of(tmp_path / "c", seq_len=10, settings=["data.split=[969,30,1]"]), "train")
+    assert longer.documents == 3, "no document is long enough"
+    unsplit = open_samples(config_of(tmp_path / "c"), "train")
+    assert len({train.fingerprint, longer.fingerprint, unsplit.fingerprint}) == 3
+
+
+def test_a_corpus_without_a_validation_part_says_why(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", documents_of([99]))
+    with pytest.raises(NoSamples, match=r"its valid split has 0 tokens in 0 documents of 1, less than one sample"):
+        open_samples(config_of(tmp_path / "c", settings=["data.split=[969,30,1]"]), "valid")
 
 
 def test_corpora_are_blended_by_weight(tmp_path: Path) -> None:

@@ -11,19 +11,23 @@ from typing import List, Optional, Sequence
 import pytest
 
 from fugaku_gpt.data import sources
-from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, read_documents
+from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, describe_suffixes, find_files, read_documents
 from fugaku_gpt.errors import DataError
 
 
 def labels(*paths: Path, suffixes: Sequence[str] = TEXT_SUFFIXES, seed: int = 0) -> List[str]:
-    return [file.label for file in find_files(paths, False, suffixes, seed)]
+    return [file.label for file in find_files(paths, False, suffixes, seed).files]
 
 
 def texts(
-    *paths: Path, key: str = "text", limit: Optional[int] = None, counts: Optional[SourceCounts] = None
+    *paths: Path,
+    key: str = "text",
+    limit: Optional[int] = None,
+    counts: Optional[SourceCounts] = None,
+    skip_bad: bool = False,
 ) -> List[str]:
-    files = find_files(paths, False, TEXT_SUFFIXES, 0)
-    return [text.decode("utf-8") for text in read_documents(files, key, limit, counts or SourceCounts())]
+    files = find_files(paths, False, TEXT_SUFFIXES, 0).files
+    return [text.decode("utf-8") for text in read_documents(files, key, limit, counts or SourceCounts(), skip_bad)]
 
 
 def test_a_folder_is_searched(tmp_path: Path) -> None:
@@ -54,6 +58,22 @@ def test_missing_files_and_empty_folders_are_refused(tmp_path: Path) -> None:
         labels(tmp_path / "gone")
     with pytest.raises(DataError, match=r"has no file that ends in \.txt.*--suffix"):
         labels(tmp_path)
+    for name in ("a.xml", "b.xml", "c.pdf"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(DataError, match=r"; it has 2 \.xml, 1 \.pdf; name others with --suffix"):
+        labels(tmp_path)
+
+
+def test_files_that_a_folder_has_besides_are_counted_by_suffix(tmp_path: Path) -> None:
+    for name in ("a.txt", "part-00.zst", "x.xml", "y.xml", "z.tar.gz", "LICENSE", ".hidden.xml", ".git/c.xml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    files, left_out = find_files([tmp_path], False, TEXT_SUFFIXES, 0)
+    assert sorted(file.path.name for file in files) == ["a.txt", "part-00.zst"]
+    assert left_out == {".xml": 2, ".tar.gz": 1, "": 1}
+    assert describe_suffixes(left_out) == "2 .xml, 1 without a suffix, 1 .tar.gz"
+    many = {f".s{number:02}": 20 - number for number in range(10)}
+    assert describe_suffixes(many).endswith(", 13 .s07 and 23 with other suffixes")
 
 
 def test_text_is_read_as_it_is(tmp_path: Path) -> None:
@@ -86,7 +106,7 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
         (b"[1]", "expected a JSON object"),
         (
             b'{"content": "x", "n": 1}',
-            "no text under the key 'text'; texts of this line: content; name one with --text",
+            "no text under the key 'text'; texts of this record: content; name one with --text",
         ),
         (b'{"text": 1}', "no text under the key 'text'; it has no text"),
     ],
@@ -102,12 +122,14 @@ def test_text_is_read_under_another_key(tmp_path: Path) -> None:
     assert texts(tmp_path, key="content") == ["x"]
 
 
-@pytest.mark.parametrize("data", [gzip.compress(b"some text" * 100, mtime=0)[:-9], b"no gzip at all", b""])
-def test_a_broken_gz_is_refused(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize(("data", "expected"), [(b"unpacked on the way", ["unpacked on the way"]), (b"", [])])
+def test_the_name_of_a_file_does_not_make_it_a_gz(tmp_path: Path, data: bytes, expected: List[str]) -> None:
     (tmp_path / "a.txt.gz").write_bytes(data)
-    if not data:
-        assert texts(tmp_path) == []
-        return
+    assert texts(tmp_path) == expected
+
+
+def test_a_broken_gz_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"some text" * 100, mtime=0)[:-9])
     with pytest.raises(DataError, match=r"a\.txt\.gz: not a whole gzip file"):
         texts(tmp_path)
 
@@ -131,7 +153,7 @@ def test_documents_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_the_standard_library_is_searched_without_tests_and_packages() -> None:
-    files = find_files([], True, TEXT_SUFFIXES, 0)
+    files = find_files([], True, TEXT_SUFFIXES, 0).files
     names = {file.label for file in files}
     assert {"stdlib/argparse.py", "stdlib/json/decoder.py"} <= names
     assert not any("site-packages" in name or "/test/" in name for name in names)

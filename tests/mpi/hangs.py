@@ -42,6 +42,7 @@ SETTINGS = (
     "training.global_batch=8",
     "training.micro_batch=1",
     "training.log_interval=2",
+    "training.eval_interval=null",
     "training.bucket_mib=0.01",
     "node.threads_per_rank=1",
     "node.memory_guard=false",  # other programs on this machine are no part of this

@@ -1,0 +1,31 @@
+"""Validation of a run that does not state whether it has any: where its corpora have a part for it."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+from fugaku_gpt.cli.options import RunSource
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import DataError
+
+_KEY = "training.eval_interval"
+
+
+def validation_of_run(source: RunSource, config: RunConfig) -> Tuple[List[str], str]:
+    """The override that validates a run at its start and its end, and a note about it; ([], "") if the run states it.
+
+    The override is missing, and the note says why, where a corpus has no validation part.
+    """
+    if _KEY in source.written_keys() or not config.data.paths:
+        return [], ""
+    from fugaku_gpt.data.samples import NoSamples, open_samples
+
+    try:
+        open_samples(config, "valid")
+    except NoSamples as error:
+        return [], f"no validation: {error}"
+    except DataError:  # the ranks report it
+        return [], ""
+    iterations = config.training.iterations
+    note = f"{_KEY} is {iterations}: validation at the start and the end; --set {_KEY}=null: none"
+    return [f"{_KEY}={iterations}"], note

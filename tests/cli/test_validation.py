@@ -1,0 +1,41 @@
+"""Tests of the validation of runs that do not state one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import List, Tuple
+
+from fugaku_gpt.cli.options import RunSource
+from fugaku_gpt.cli.validation import validation_of_run
+from tests.data.files import write_megatron
+
+
+def validation(path: Path, *settings: str) -> Tuple[List[str], str]:
+    source = RunSource(None, "tiny", settings)
+    config = source.load(f"data.paths={json.dumps([str(path)])}", "model.seq_len=8", "training.iterations=60")
+    return validation_of_run(source, config)
+
+
+def test_a_run_validates_where_the_corpus_has_a_validation_part(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", [[1] * 9] * 3)
+    override, note = validation(tmp_path / "c")
+    assert override == ["training.eval_interval=60"]
+    assert note.startswith("training.eval_interval is 60: validation at the start and the end; --set training.eval_")
+
+
+def test_a_run_that_cannot_validate_says_why(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", [[1] * 9])
+    override, note = validation(tmp_path / "c")
+    assert override == [] and note.startswith(f"no validation: {tmp_path / 'c'}: its valid split has 0 tokens in 0 ")
+    assert "of 1, less than one sample of model.seq_len + 1 = 9" in note
+
+
+def test_a_stated_validation_stays(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", [[1] * 9] * 3)
+    for stated in ("7", "null"):
+        assert validation(tmp_path / "c", f"training.eval_interval={stated}") == ([], "")
+
+
+def test_a_missing_corpus_is_left_to_the_ranks(tmp_path: Path) -> None:
+    assert validation(tmp_path / "gone") == ([], "")

@@ -1,0 +1,193 @@
+"""Tests of the forms of text: a file is read as its content shows, whatever its name."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, List, Optional
+
+import pytest
+
+from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, read_documents
+from fugaku_gpt.errors import DataError
+
+RECORDS = [{"text": "one", "url": "u"}, {"text": "two\nthree"}, {"text": "caf\u00e9"}]
+EXPECTED = ["one", "two\nthree", "caf\u00e9"]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+ARRAY = json.dumps(RECORDS).encode()
+PRETTY = json.dumps(RECORDS, indent=2).encode()
+SEPARATE = b"\n".join(json.dumps(record, indent=1).encode() for record in RECORDS)
+
+
+def texts(path: Path, key: str = "text", counts: Optional[SourceCounts] = None, skip_bad: bool = False) -> List[str]:
+    files = find_files([path], False, TEXT_SUFFIXES, 0).files
+    return [text.decode("utf-8") for text in read_documents(files, key, None, counts or SourceCounts(), skip_bad)]
+
+
+def as_file(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def zstandard_frame(content: bytes) -> bytes:
+    zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed: make dev")
+    frame: bytes = zstandard.ZstdCompressor().compress(content)
+    return frame
+
+
+COMPRESSIONS: List[Callable[[bytes], bytes]] = [bytes, gzip.compress, bz2.compress, lzma.compress, zstandard_frame]
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+@pytest.mark.parametrize("content", [LINES, b"\xef\xbb\xbf\n" + LINES, ARRAY, PRETTY, SEPARATE])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.txt", "a.txt.zst", "a", "part-00.zst", "a.xml"])
+def test_json_is_read_under_any_name(
+    tmp_path: Path, name: str, content: bytes, compress: Callable[[bytes], bytes]
+) -> None:
+    assert texts(as_file(tmp_path, name, compress(content))) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.ndjson.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("content", [LINES, ARRAY, PRETTY])
+def test_files_of_json_lines_may_hold_an_array(tmp_path: Path, name: str, content: bytes) -> None:
+    assert texts(as_file(tmp_path, name, content)) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "[1] A reference.\n"),
+        ("a.txt", "{ int x; }\n"),
+        ("a.txt", '{"quoted" in braces} and prose\n'),
+        ("a.txt", "[\n  [nested prose]\n"),
+        ("a.md", "[link](there) and more\n"),
+        ("a.md", '{"example": 1}\nis JSON, says this page\n'),
+        ("__manifest__.py", '{"name": "module", \'depends\': []}\n'),
+        ("a.c", "{}\n"),
+        ("a.txt", 'She said:\n{"text": "x"}\n'),
+    ],
+)
+def test_text_that_only_has_brackets_stays_text(tmp_path: Path, name: str, content: str) -> None:
+    assert texts(as_file(tmp_path, name, content.encode())) == [content]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b'[{"text": "one"}, {"text": "tw', r"a\.txt:1: not JSON: .*cut short"),
+        ("a.txt", b'{"title": "one"}\n{"title": "two"}\n', r"a\.txt:1: no text under .* texts of this record: title"),
+        ("a.txt", b'["one", "two"]', r"a\.txt:1: expected a JSON object such as"),
+        ("a.md", b'[\n{"body": {"raw": "x"}}]', r"a\.md:2: no text under the key 'text'; .*: body\.raw; name one"),
+        ("a.json", b"prose", r"a\.json:1: not JSON"),
+        ("a.json", b'"a string"', r"a\.json:1: not JSON objects, but str at the top"),
+        ("a.json", b'[{"text": "x"} {"text": "y"}]', r"a\.json:1: not JSON: expected , or \]"),
+        ("a.json", b'{\n"text": "caf\xe9"}', r"a\.json: not JSON: .*utf-8"),
+        ("a.json", b"[" * 100_000, r"a\.json:1: not JSON"),
+        ("a.txt", b'{"text": "one"}\n{"text": broken}\n', r"a\.txt:2: not JSON"),
+    ],
+)
+def test_json_without_documents_is_refused_and_never_taken_as_prose(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        texts(as_file(tmp_path, name, content))
+
+
+def test_a_key_within_keys_names_the_text(tmp_path: Path) -> None:
+    records = [{"meta": {"body": "one"}}, {"meta.body": "two"}, {"meta": {"x.y": "no", "body": "three"}}]
+    path = as_file(tmp_path, "a.json", json.dumps(records).encode())
+    assert texts(path, "meta.body") == ["one", "two", "three"]
+    path = as_file(tmp_path, "b.json", json.dumps([{"a.b": {"c": {"d": "x"}}}]).encode())
+    assert texts(path, "a.b.c.d") == ["x"]
+    with pytest.raises(DataError, match=r"texts of this record: a\.b\.c\.d"):
+        texts(path, "a.b.c")
+
+
+def test_bad_records_and_files_are_left_out_and_counted(tmp_path: Path) -> None:
+    as_file(tmp_path, "a.jsonl", b'{"text": "cut\n' + LINES + b'{"id": 1}\n[2]\n')
+    as_file(tmp_path, "b.json", b'[{"text": "four"}, 5, {"text": "five"}, {"text": "s')
+    as_file(tmp_path, "c.txt.gz", gzip.compress(b"prose" * 1000)[:-9])
+    as_file(tmp_path, "d.txt", b"prose")
+    counts = SourceCounts()
+    assert sorted(texts(tmp_path, counts=counts, skip_bad=True)) == sorted([*EXPECTED, "four", "five", "prose"])
+    assert counts.bad == 3 + 2 + 1 and counts.files == 4
+    assert len(counts.bad_examples) == 3 and all(str(tmp_path) in example for example in counts.bad_examples)
+    with pytest.raises(DataError):
+        texts(tmp_path)
+
+
+def test_archives_and_binaries_are_not_prose(tmp_path: Path) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(as_file(tmp_path, "prose", b"prose"), "prose")
+    with pytest.raises(DataError, match=r"a\.txt\.gz: a tar archive, not one text; unpack it"):
+        texts(as_file(tmp_path, "a.txt.gz", gzip.compress(archive.getvalue())))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as zipped:
+        zipped.writestr("prose", "prose")
+    with pytest.raises(DataError, match=r"a\.txt: a zip archive"):
+        texts(as_file(tmp_path, "a.txt", packed.getvalue()))
+    counts = SourceCounts()
+    assert texts(as_file(tmp_path, "b.txt", "UTF-16".encode("utf-16-le")), counts=counts) == []
+    assert counts.undecodable == ["b.txt"]
+
+
+def test_zstandard_frames_are_joined_and_a_cut_frame_is_refused(tmp_path: Path) -> None:
+    prose = b"prose" * 100_000
+    both = zstandard_frame(prose) + zstandard_frame(b"end")
+    assert texts(as_file(tmp_path, "a.txt.zst", both)) == [(prose + b"end").decode()]
+    assert texts(as_file(tmp_path, "a.txt.zst", zstandard_frame(b""))) == []
+    for damaged in (both[:-3], both[:30], both[:20] + b"\xff" * 20, b"\x28\xb5\x2f\xfd" + b"\xf7" * 50):
+        with pytest.raises(DataError, match=r"a\.txt\.zst: not a whole Zstandard file: .*copy it again"):
+            texts(as_file(tmp_path, "a.txt.zst", damaged))
+
+
+@pytest.mark.parametrize(
+    "damaged", [bz2.compress(b"prose" * 99)[:-5], bz2.compress(b"prose")[:9] + b"x" * 40, lzma.compress(b"prose")[:-9]]
+)
+def test_a_damaged_file_of_any_compression_is_refused(tmp_path: Path, damaged: bytes) -> None:
+    with pytest.raises(DataError, match=r"a\.txt: not a whole (bzip2|xz) file: .*copy it again"):
+        texts(as_file(tmp_path, "a.txt", damaged))
+
+
+def parquet_file(path: Path, columns: Any) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make dev")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_parquet_is_read_by_row(tmp_path: Path) -> None:
+    path = parquet_file(tmp_path / "a.txt", {"text": EXPECTED, "meta": [{"body": str(row)} for row in range(3)]})
+    assert texts(path) == EXPECTED
+    assert texts(path, "meta.body") == ["0", "1", "2"]
+    with pytest.raises(DataError, match=r"a\.txt: no column 'content'; columns: text, meta; name one with --text-key"):
+        texts(path, "content")
+    path = parquet_file(tmp_path / "b.parquet", {"text": [b"caf\xc3\xa9", b"\xff", None]})
+    counts = SourceCounts()
+    assert texts(path, counts=counts, skip_bad=True) == ["caf\u00e9"] and counts.bad == 2
+    with pytest.raises(DataError, match=r"b\.parquet: row 2: no text under the key 'text'"):
+        texts(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"b\.parquet: not a complete Parquet file: .*; copy it again"):
+        texts(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "library", "extra"),
+    [("a.zst", b"\x28\xb5\x2f\xfd", "zstandard", "zstd"), ("a.txt", b"PAR1", "pyarrow", "parquet")],
+)
+def test_a_missing_library_is_named_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: bytes, library: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(DataError, match=rf"needs the package {library} .*pip install 'fugaku_gpt\[{extra}\]'$"):
+        texts(as_file(tmp_path, name, head + b"x" * 50), skip_bad=True)
