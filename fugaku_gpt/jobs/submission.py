@@ -18,6 +18,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.choices import billed_nodes
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files, settings_of
 from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
 from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission, Uncertain
@@ -60,7 +61,7 @@ class PreparedJob:
         directory: directory in which the job starts.
         script: name of the script there.
         text: text of the script.
-        node_hours: nodes times time limit, over all links and sub-jobs; None without a time limit.
+        node_hours: billed nodes times time limit, over all links and sub-jobs; None without a time limit.
         notes: settings that the scheduler has no equivalent for, and choices made for the user; one line each.
     """
 
@@ -311,14 +312,11 @@ def require_no_run(directory: Path) -> None:
 
 
 def node_hours(config: RunConfig) -> Optional[float]:
-    """Return nodes times time limit, over all links of a chain and all sub-jobs; None without a time limit.
-
-    A scheduler may round nodes up and charge for them.
-    """
+    """Return billed nodes times time limit, over all links of a chain and all sub-jobs; None without a time limit."""
     job = config.job
     if job.elapse is None:
         return None
-    return job.nodes * job.elapse / 3600 * job.chain * max(1, len(bulk_numbers(job.bulk)))
+    return billed_nodes(job) * job.elapse / 3600 * job.chain * max(1, len(bulk_numbers(job.bulk)))
 
 
 def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunConfig:
