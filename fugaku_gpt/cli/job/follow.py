@@ -1,4 +1,4 @@
-"""``fugaku-gpt job submit|status|watch|logs|cancel|hold|release|resume``: submit jobs and follow them."""
+"""``fugaku-gpt job status|watch|logs|cancel|hold|release``: follow jobs and change them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.job.render import job_config
-from fugaku_gpt.cli.options import PATH, RunSource, format_option, run_source, scheduler_option
+from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.jobs.poll import PolledRun
-    from fugaku_gpt.jobs.submission import PreparedJob
 
 STORE = Path("runs")
 COLUMNS = ("run", "job", "state", "status", "cause", "advice")
@@ -27,51 +25,6 @@ _some_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, 
 _store_option = click.option(
     "--store", type=PATH, default=STORE, show_default=True, help="Folder of run directories, used if no DIR is given."
 )
-_yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation on a terminal.")
-
-
-@click.command()
-@run_source(metavar="[RUN.yaml|DIR]", settings_help="Override a setting, such as job.nodes=384; repeatable.")
-@scheduler_option()
-@click.option("--out", type=PATH, help="Run directory; default: a new one under runs/.")
-@click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and submit nothing.")
-@_yes_option
-def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, yes: bool) -> None:
-    """Submit the job of RUN.yaml, or of a prepared run directory DIR; do not wait for it.
-
-    config.yaml and job.sh are written into the run directory, in which the job starts. Job ids are printed, one for
-    each link of a chain. A run that does not fit into the memory of its nodes is refused.
-
-    Exit codes: 0 submitted, 2 not submitted.
-    """
-    from fugaku_gpt.jobs import submission
-    from fugaku_gpt.jobs.render import job_name
-    from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
-
-    target = source.run_file
-    if target is not None and target.is_dir():
-        if source.preset is not None or source.settings or scheduler is not None or out is not None:
-            raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
-        prepared = submission.load_prepared(target)
-        refuse_job_too_large(prepared.config)
-        if dry_run:
-            _show_plan(prepared)
-            return
-    else:
-        config = job_config(source, scheduler)
-        refuse_job_too_large(config)
-        name = job_name(config)
-        directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        if dry_run:
-            _show_plan(submission.plan_job(config, directory))
-            return
-        if not _confirmed([submission.plan_job(config, directory)], yes):
-            return
-        prepared = submission.prepare_job(config, directory)
-        yes = True
-    if not _confirmed([prepared], yes):
-        return
-    _submit(prepared)
 
 
 @click.command()
@@ -173,135 +126,6 @@ def release(directories: Tuple[Path, ...]) -> None:
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
     _change_jobs(directories, "release", "released")
-
-
-@click.command()
-@_directories
-@click.option("--force", is_flag=True, help="Also submit runs that would fail the same way again, or that ended well.")
-@click.option("--dry-run", is_flag=True, help="Only report what would be submitted.")
-@_yes_option
-def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
-    """Submit again the runs in DIR that stopped and can be resumed, or that failed through no fault of their own.
-
-    DIR is a run directory or a folder of them. A run resumes from its newest valid checkpoint, or starts from the
-    beginning if it has none. The output of earlier jobs is moved to attempts/ beside the run directory. Jobs that are
-    still waiting or running are refused; so is a lost job that cannot be cancelled, as it may still run. Of several
-    runs, those that cannot be submitted are left out.
-
-    Exit codes: 0 submitted, 2 not submitted: no run can be submitted again, or a lost job could not be cancelled.
-    """
-    from fugaku_gpt.jobs.poll import job_directories, poll_runs
-    from fugaku_gpt.jobs.submission import load_prepared
-
-    runs = poll_runs(job_directories(directories))
-    chosen = [run for run in runs if _may_resume(run, force, is_only_target=len(runs) == 1)]
-    if not chosen:
-        raise UsageError(f"none of {len(runs)} runs can be submitted again; the lines above say why")
-    for run in chosen:
-        click.echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
-    if dry_run or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
-        return
-    refused = [run for run in chosen if not _resume(run)]
-    if refused:
-        raise UsageError(f"not submitted: {', '.join(str(run.directory) for run in refused)}")
-
-
-def _show_plan(prepared: PreparedJob) -> None:
-    import shlex
-    from dataclasses import replace
-
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
-
-    scheduler = scheduler_named(prepared.config.job.scheduler)
-    click.echo(prepared.text, nl=False)
-    for submission in submissions(prepared):
-        command = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
-        click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)
-    click.echo(_cost_text([prepared]), err=True)
-    for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
-
-
-def _cost_text(prepared: Sequence[PreparedJob]) -> str:
-    hours = [job.node_hours for job in prepared]
-    total = sum(hour for hour in hours if hour is not None)
-    text = f"node-hours: {total:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
-    open_ended = sum(1 for hour in hours if hour is None)
-    return text + (f"; {open_ended} without job.elapse" if open_ended else "")
-
-
-def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
-    """True if the jobs are to be submitted; the user is asked on a terminal only, so that scripts do not wait."""
-    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
-    for job in prepared:
-        click.echo(f"{job.directory}: {job.config.job.nodes} nodes, {job.config.job.scheduler}", err=True)
-        for note in job.notes:
-            click.echo(f"note: {note}", err=True)
-    return click.confirm(f"{_cost_text(prepared)}; submit?", err=True)
-
-
-def _submit(prepared: PreparedJob) -> None:
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import submit as submit_job
-
-    for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
-    ids = submit_job(prepared, scheduler_named(prepared.config.job.scheduler))
-    for job_id in ids:
-        click.echo(job_id)
-    click.echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
-
-
-def _resume(run: PolledRun) -> bool:
-    """Submit a run again; returns False, with a message, if its lost job may still run."""
-    from fugaku_gpt.jobs.submission import load_prepared, new_attempt
-    from fugaku_gpt.records.job import LOST
-
-    if run.outcome.state == LOST:  # it may exist all the same: two jobs must not write into one directory
-        refusal = _refusal_to_end_lost_job(run)
-        if refusal:
-            click.echo(f"{run.directory}: not submitted: {run.job_id} may still run: {refusal}", err=True)
-            return False
-    if run.job_id:
-        archive = new_attempt(run.directory, time.time())
-        click.echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
-    _submit(load_prepared(run.directory))
-    return True
-
-
-def _refusal_to_end_lost_job(run: PolledRun) -> str:
-    """Cancel a job that its scheduler has lost; returns why it may still run, empty if it surely does not."""
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-
-    scheduler = scheduler_named(run.scheduler)
-    try:
-        refusal = scheduler.cancel([run.job_id]).get(run.job_id, "")
-    except UsageError as error:
-        refusal = str(error)
-    return "" if scheduler.is_gone(refusal) else refusal
-
-
-def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
-    """True if a run is to be submitted again.
-
-    Raises:
-        UsageError: it must not be submitted; if there are several, it is left out instead.
-    """
-    outcome = run.outcome
-    if not run.is_over or outcome.retry == "wait":
-        reason = f"is {outcome.state}: cancel it, or wait for its end"
-    elif outcome.retry in ("resume", "retry") or force:
-        return True
-    elif outcome.status == "ok":
-        reason = "has ended well; --force runs it again"
-    else:
-        reason = f"would end the same way ({outcome.cause}): {outcome.advice or 'mend the cause'}; --force submits it"
-    if is_only_target:
-        raise UsageError(f"{run.directory}: {reason}")
-    click.echo(f"{run.directory}: left out: {reason}", err=True)
-    return False
 
 
 def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
