@@ -330,7 +330,7 @@ def _run_row(run: Run) -> Dict[str, Any]:
             "digest": run.digest,
             "reason": reason,
         }
-    from fugaku_gpt.jobs.submission import node_hours
+    from fugaku_gpt.jobs.billing import node_hours
 
     layout, training = run.config.layout, run.config.training
     hours = node_hours(run.config)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import List, Mapping
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.config.schema import POWER_KNOBS, JobConfig, NodeConfig
+from fugaku_gpt.config.schema import POWER_KNOBS, NodeConfig
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.jobs.billing import billed_nodes
 from fugaku_gpt.machine import fugaku
 
 _PAIR_KEYS = ("freq_mhz", "eco_state")  # each follows the other
@@ -25,19 +26,6 @@ def choice_notes(config: RunConfig) -> List[str]:
     if not job.elapse:
         notes.append("no job.elapse: the resource group's default holds, which is one minute on Fugaku")
     return notes
-
-
-def billed_nodes(job: JobConfig) -> int:
-    """Return the nodes that a job pays for: with PJM, those that Fugaku allocates; otherwise those that it uses."""
-    if job.scheduler != "pjm":
-        return job.nodes
-    from fugaku_gpt.pjm.groups import fugaku_limits
-
-    limits = fugaku_limits()
-    group = limits.groups.get(job.resource_group or limits.default_group)
-    is_torus = job.allocation == "torus" or (group is not None and group.allocations == ("torus",))
-    dims = [int(side) for side in job.shape.split("x")] if job.shape else [job.nodes]
-    return fugaku.allocated_nodes(dims, is_torus)
 
 
 def refuse_power_pair(node: NodeConfig) -> None:

@@ -152,7 +152,7 @@ def test_expand_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 JOBS = """
 preset: tiny
-defaults: {job.elapse: 0:30:00}
+defaults: {data.paths: [.], job.elapse: 0:30:00}
 matrix: {layout.tp: [1, 2, 3]}
 variants: {base: {}, LD_PRELOAD=libtcmalloc.so: {node.tcmalloc: true}}
 where: layout.tp < 3 or not node.tcmalloc

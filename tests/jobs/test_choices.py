@@ -8,9 +8,9 @@ import pytest
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.jobs.choices import billed_nodes, choice_notes, refuse_power_pair
+from fugaku_gpt.jobs.billing import billed_nodes, node_hours
+from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
 from fugaku_gpt.jobs.render import render_job
-from fugaku_gpt.jobs.submission import node_hours
 from tests.jobs.cases import A64FX
 
 

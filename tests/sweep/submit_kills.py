@@ -24,7 +24,7 @@ from tests.sweep.fake_scheduler import FakeScheduler
 
 TEXT = """
 preset: tiny
-defaults: {job.elapse: 0:30:00, job.nodes: 1}
+defaults: {data.paths: [.], job.elapse: 0:30:00, job.nodes: 1}
 matrix: {layout.tp: [1, 2, 3]}
 """
 RUNS = ["dp1-tp1-r1", "dp1-tp2-r1"]  # that with tp=3 is refused

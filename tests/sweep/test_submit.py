@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """
 preset: tiny
-defaults: {job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}
+defaults: {data.paths: [.], job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}
 matrix: {layout.tp: [1, 2, 3], training.seed: [1, 2]}
 """
 RUNS = [f"dp1-tp{tp}-seed{seed}-r1" for tp in (1, 2) for seed in (1, 2)]
@@ -247,7 +247,10 @@ def test_nothing_is_written_without_confirmation(plan: SweepPlan, out: Path, sch
 
 def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text("preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n")
+    file.write_text(
+        "preset: tiny\ndefaults: {data.paths: [.]}\n"
+        "include: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n"
+    )
     plan, scheduler = plan_of(file, ("job.scheduler=local",)), FakeScheduler(tmp_path / "queue")
     submission = submit_missing(plan, out, scheduler)
     assert list(submission.job_ids) == ["small-r1"] and "valid: 1" in submission.refused["big-r1"]
@@ -258,7 +261,10 @@ def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: P
 
 def test_a_run_that_does_not_fit_on_the_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text("preset: 124m\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]", encoding="utf-8")
+    file.write_text(
+        "preset: 124m\ndefaults: {data.paths: [.]}\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]",
+        encoding="utf-8",
+    )
     plan = plan_of(file, ("job.scheduler=slurm",))
     dry = planned_jobs(plan.sweep(), out, plan, False)[1]
     assert [(planned_job.job is None, bool(planned_job.refusal)) for planned_job in dry] == [
@@ -318,3 +324,14 @@ def test_an_open_intent_counts_as_in_flight_until_it_is_settled(
     assert standing(intent_time + 1).in_flight
     given_up = standing(intent_time + 10_000)
     assert not given_up.in_flight and given_up.status == "missing" and "no answer was recorded" in given_up.reason
+
+
+def test_a_sweep_without_a_corpus_is_refused_before_anything_is_written(
+    tmp_path: Path, out: Path, scheduler: FakeScheduler
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(TEXT.replace("data.paths: [.], ", ""), encoding="utf-8")
+    with pytest.raises(UsageError, match="^data.paths: empty") as error:
+        submit_missing(plan_of(file, ("job.scheduler=slurm",)), out, scheduler)
+    assert len(str(error.value).splitlines()) == 1  # once, not for each of the four runs
+    assert not scheduler.jobs() and [path.name for path in out.glob("*") if path.is_dir()] == []

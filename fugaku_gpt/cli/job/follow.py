@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import PATH, format_option
+from fugaku_gpt.cli.options import PATH, format_option, scheduler_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 
@@ -20,25 +20,34 @@ STORE = Path("runs")
 COLUMNS = ("run", "job", "state", "status", "cause", "advice")
 _FOLLOW_SECONDS = 0.5
 
-_directories = click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=PATH)
+_targets = click.argument("targets", metavar="DIR|JOB...", nargs=-1, required=True, type=PATH)
 _some_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=PATH)
 _store_option = click.option(
     "--store", type=PATH, default=STORE, show_default=True, help="Folder of run directories, used if no DIR is given."
 )
 
 
+_scheduler_option = scheduler_option("Scheduler of a JOB that no run directory has; default: the one on this machine.")
+
+
 @click.command()
-@_some_directories
+@click.argument("targets", metavar="[DIR|JOB]...", nargs=-1, type=PATH)
 @_store_option
+@_scheduler_option
 @format_option()
-def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
+def status(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str], form: str) -> None:
     """Show what the jobs of run directories are doing, and how they ended; each scheduler is queried once.
 
-    DIR is a run directory or a folder of them. The exit code is 0, whatever the jobs did.
+    DIR is a run directory or a folder of them, JOB the id of a job: of a run directory in the store, or one that was
+    submitted by other means. The exit code is 0, whatever the jobs did.
     """
+    from fugaku_gpt.jobs.by_id import poll_other_jobs, resolve_targets
     from fugaku_gpt.jobs.poll import job_directories, poll_runs
 
-    runs = poll_runs(job_directories(directories or (store,)))
+    folders, jobs = resolve_targets(targets, store, scheduler)
+    recorded = dict.fromkeys(job.directory for job in jobs if job.directory is not None)
+    directories = job_directories(folders if targets else [store]) + list(recorded)
+    runs = poll_runs(directories) + poll_other_jobs([job for job in jobs if job.directory is None])
     click.echo(render_rows(COLUMNS, [_row(run) for run in runs], form), nl=False)
 
 
@@ -71,18 +80,32 @@ def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=PATH)
+@click.argument("target", metavar="DIR|JOB", type=PATH)
+@_store_option
+@_scheduler_option
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new output until the job has ended.")
 @click.option("--rank", type=click.IntRange(min=0), help="Print the output of this rank instead of the script's.")
 @click.option("--lines", "-n", type=click.IntRange(min=0), help="Print only this many last lines of each file.")
-def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int]) -> None:
+def logs(
+    target: Path, store: Path, scheduler: Optional[str], follow: bool, rank: Optional[int], lines: Optional[int]
+) -> None:
     """Print the output of the job of a run directory DIR: that of its script and rank 0, or that of one rank.
+
+    JOB is the id of a job of a run directory in the store, or of one that was submitted by other means: its output is
+    looked for in the present folder.
 
     Exit codes: 0 something was printed, 2 there is nothing to print yet.
     """
+    from fugaku_gpt.jobs.by_id import poll_other_jobs, resolve_targets
     from fugaku_gpt.jobs.poll import output_of, poll_runs
 
-    run = poll_runs([_only_run_directory(directory)])[0]
+    folders, jobs = resolve_targets([target], store, scheduler)
+    directory = _only_run_directory(folders[0]) if folders else jobs[0].directory
+
+    def poll() -> PolledRun:
+        return (poll_runs([directory]) if directory is not None else poll_other_jobs(jobs))[0]
+
+    run = poll()
     files = _shown_files(output_of(run), rank)
     if not files and not (follow and not run.is_over):
         raise UsageError(_no_output_message(run, rank, output_of(run)))
@@ -92,52 +115,65 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
         while time.monotonic() < deadline:
             time.sleep(_FOLLOW_SECONDS)
             _print_new_output(ends)
-        run = poll_runs([directory])[0]
+        run = poll()
         for path in _shown_files(output_of(run), rank):
             ends.setdefault(path, 0)
         _print_new_output(ends)
 
 
 @click.command()
-@_directories
-def cancel(directories: Tuple[Path, ...]) -> None:
-    """Cancel the jobs of run directories DIR, with all links of a chain.
+@_targets
+@_store_option
+@_scheduler_option
+def cancel(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> None:
+    """Cancel the jobs of run directories DIR, with all links of a chain, or the job with the id JOB.
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(directories, "cancel", "cancelled")
+    _change_jobs(targets, store, scheduler, ("cancel", "cancelled"))
 
 
 @click.command()
-@_directories
-def hold(directories: Tuple[Path, ...]) -> None:
-    """Hold the waiting jobs of run directories DIR, so that they do not start.
+@_targets
+@_store_option
+@_scheduler_option
+def hold(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> None:
+    """Hold the waiting jobs of run directories DIR, or the job with the id JOB, so that they do not start.
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(directories, "hold", "held")
+    _change_jobs(targets, store, scheduler, ("hold", "held"))
 
 
 @click.command()
-@_directories
-def release(directories: Tuple[Path, ...]) -> None:
-    """Release the held jobs of run directories DIR, so that they can start.
+@_targets
+@_store_option
+@_scheduler_option
+def release(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> None:
+    """Release the held jobs of run directories DIR, or the job with the id JOB, so that they can start.
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(directories, "release", "released")
+    _change_jobs(targets, store, scheduler, ("release", "released"))
 
 
-def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
-    """Ask each scheduler once to change jobs; print and record what it accepted."""
+def _change_jobs(targets: Sequence[Path], store: Path, scheduler: Optional[str], change: Tuple[str, str]) -> None:
+    """Ask each scheduler once to change jobs; print and record what it accepted.
+
+    Args:
+        targets: run directories, and ids of jobs.
+        change: name of the scheduler's method, and of the event that is recorded.
+    """
+    from fugaku_gpt.jobs.by_id import NamedJob, resolve_targets
     from fugaku_gpt.jobs.poll import job_directories
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import resolve_intents
     from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
 
-    jobs_of_scheduler: Dict[str, Dict[str, Path]] = {}
+    verb, event = change
+    folders, jobs = resolve_targets(targets, store, scheduler)
     refused = []
-    for directory in job_directories(directories):
+    for directory in job_directories(folders):
         history = read_history(directory)
         for name in {
             intent.scheduler for intent in history.open
@@ -149,16 +185,20 @@ def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
         for job in history.jobs:
             last = history.statuses.get(job.job_id)
             if last is None or last.state not in OVER or (verb == "cancel" and last.state == LOST):
-                jobs_of_scheduler.setdefault(job.scheduler, {})[job.job_id] = directory
-    if not jobs_of_scheduler and not refused:
+                jobs.append(NamedJob(job.scheduler, job.job_id, directory))
+    if not jobs and not refused:
         raise UsageError("no job is waiting or running there")
-    for name, jobs in jobs_of_scheduler.items():
-        for job_id, refusal in getattr(scheduler_named(name), verb)(list(jobs)).items():
-            click.echo(f"{jobs[job_id]}: {job_id}: {refusal or event}")
+    for name in dict.fromkeys(job.scheduler for job in jobs):
+        directories = {job.job_id: job.directory for job in jobs if job.scheduler == name}
+        for job_id, refusal in getattr(scheduler_named(name), verb)(list(directories)).items():
+            where = directories[job_id]
+            click.echo(
+                f"{where}: {job_id}: {refusal or event}" if where is not None else f"{job_id}: {refusal or event}"
+            )
             if refusal:
                 refused.append(job_id)
-            else:
-                append_event(jobs[job_id], event, time.time(), job_id=job_id)
+            elif where is not None:
+                append_event(where, event, time.time(), job_id=job_id)
     if refused:
         raise RunFailed(f"not {event}: {', '.join(refused)}")
 
@@ -167,7 +207,7 @@ def _row(run: PolledRun) -> Dict[str, Any]:
     outcome = run.outcome
     job = run.job_id + (f" ({run.link} of {run.chain})" if run.chain > 1 else "")
     cells = {
-        "run": str(run.directory),
+        "run": str(run.directory) if run.is_recorded else "",
         "job": job,
         "state": outcome.state,
         "status": outcome.status,
@@ -229,7 +269,8 @@ def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
 def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path]) -> str:
     source = f"rank {rank}" if rank is not None else "its job"
     hint = "; its ranks print into one file: leave --rank out" if rank is not None and files else ""
-    return f"{run.directory}: {source} has printed nothing yet; state: {run.outcome.state or 'not submitted'}{hint}"
+    subject = str(run.directory) if run.is_recorded else f"{run.scheduler} job {run.job_id}"
+    return f"{subject}: {source} has printed nothing yet; state: {run.outcome.state or 'not submitted'}{hint}"
 
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:

@@ -22,24 +22,33 @@ _yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for con
 
 
 @click.command()
-@run_source(metavar="[RUN.yaml|DIR]", settings_help="Override a setting, such as job.nodes=384; repeatable.")
+@run_source(metavar="[RUN.yaml|DIR|SCRIPT]", settings_help="Override a setting, such as job.nodes=384; repeatable.")
 @scheduler_option()
 @click.option("--out", type=PATH, help="Run directory; default: a new one under runs/.")
 @click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and submit nothing.")
 @_yes_option
 def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, yes: bool) -> None:
-    """Submit the job of RUN.yaml, or of a prepared run directory DIR; do not wait for it.
+    """Submit the job of RUN.yaml, of a prepared run directory DIR, or a SCRIPT of any kind; do not wait for it.
 
     config.yaml and job.sh are written into the run directory, in which the job starts. Job ids are printed, one for
-    each link of a chain. A run that does not fit into the memory of its nodes is refused.
+    each link of a chain. Refused are a run that does not fit into the memory of its nodes, one without a corpus or,
+    for PJM, a group, one whose files (corpus, tar file, files to transfer) are not there, and a script in which
+    `job lint` finds an error.
+
+    A SCRIPT with #PJM or #SBATCH lines is submitted as it is, after `job lint`, and starts in the present folder. Its
+    record is in --out, by default a new folder under runs/, so that `job status`, `job logs` and `job cancel` know it.
 
     Exit codes: 0 submitted, 2 not submitted.
     """
     from fugaku_gpt.jobs import submission
+    from fugaku_gpt.jobs.plain_script import is_plain_script
     from fugaku_gpt.jobs.render import job_name
     from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 
     target = source.run_file
+    if target is not None and is_plain_script(target):
+        _submit_script(source, scheduler, out, dry_run)
+        return
     if target is not None and target.is_dir():
         if source.preset is not None or source.settings or scheduler is not None or out is not None:
             raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
@@ -48,15 +57,17 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
         if dry_run:
             _show_plan(prepared)
             return
+        _check(prepared)
     else:
         config = job_config(source, scheduler)
         refuse_job_too_large(config)
-        name = job_name(config)
-        directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        directory = out if out is not None else _new_directory(job_name(config))
         if dry_run:
             _show_plan(submission.plan_job(config, directory))
             return
-        if not _confirmed([submission.plan_job(config, directory)], yes):
+        planned = submission.plan_job(config, directory)
+        _check(planned)
+        if not _confirmed([planned], yes):
             return
         prepared = submission.prepare_job(config, directory)
         yes = True
@@ -89,11 +100,46 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
         raise UsageError(f"none of {len(runs)} runs can be submitted again; the lines above say why")
     for run in chosen:
         click.echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
-    if dry_run or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
+    prepared = [load_prepared(run.directory) for run in chosen]
+    for job in prepared:
+        _check(job)
+    if dry_run or not _confirmed(prepared, yes):
         return
     refused = [run for run in chosen if not _resume(run)]
     if refused:
         raise UsageError(f"not submitted: {', '.join(str(run.directory) for run in refused)}")
+
+
+def _submit_script(source: RunSource, scheduler_name: Optional[str], out: Optional[Path], dry_run: bool) -> None:
+    """Submit a script that is not of a run, or print the command that would.
+
+    Raises:
+        UsageError: options of a run file are given, lint finds an error, or the scheduler refuses the script.
+    """
+    import shlex
+
+    from fugaku_gpt.jobs.before_submission import check_script
+    from fugaku_gpt.jobs.plain_script import read_plain_script, submission_of, submit_plain_script
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+
+    assert source.run_file is not None
+    if source.preset is not None or source.settings:
+        raise UsageError(f"{source.run_file}: is a script: --preset and --set are for a run file")
+    script = read_plain_script(source.run_file, scheduler_name)
+    for warning in check_script(script.text, script.scheduler, str(script.path)):
+        click.echo(warning, err=True)
+    scheduler = scheduler_named(script.scheduler)
+    if dry_run:
+        click.echo(f"command: {shlex.join(scheduler.command_of(submission_of(script, Path.cwd())))}", err=True)
+        return
+    record = out if out is not None else _new_directory(script.name)
+    click.echo(submit_plain_script(script, record, scheduler))
+    click.echo(f"{record}: submitted; `fugaku-gpt job watch {record}` follows it", err=True)
+
+
+def _new_directory(name: str) -> Path:
+    """The default directory of a job with this name."""
+    return STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _show_plan(prepared: PreparedJob) -> None:
@@ -111,6 +157,19 @@ def _show_plan(prepared: PreparedJob) -> None:
     click.echo(_cost_text([prepared]), err=True)
     for note in prepared.notes:
         click.echo(f"note: {note}", err=True)
+
+
+def _check(prepared: PreparedJob) -> None:
+    """Print what `job lint` warns of in a script.
+
+    Raises:
+        UsageError: the job lacks something, or its script would be refused.
+    """
+    from fugaku_gpt.jobs.before_submission import check_run_script
+
+    path = str(prepared.directory / prepared.script)
+    for warning in check_run_script(prepared.config, prepared.text, path):
+        click.echo(warning, err=True)
 
 
 def _cost_text(prepared: Sequence[PreparedJob]) -> str:

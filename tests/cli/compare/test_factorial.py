@@ -90,7 +90,7 @@ def test_a_submitted_design_asks_first_and_prints_commands_that_can_be_pasted(
     scheduler = FakeScheduler(tmp_path / "queue")
     monkeypatch.setattr("fugaku_gpt.jobs.schedulers.slurm.SlurmScheduler", lambda: scheduler)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    settings = ["--preset", "tiny", "--set", "job.elapse=30:00", "--repeats", 1]
+    settings = ["--preset", "tiny", "--set", "job.elapse=30:00", "--set", "data.paths=[.]", "--repeats", 1]
     assert factorial("dtype", *settings, "--scheduler", "slurm", "--out", "an out") == EXIT_OK
     error = capsys.readouterr().err
     assert "submit 2 jobs, 1 node-hours? [y/N]" in error and len(scheduler.jobs()) == 2
