@@ -1,4 +1,4 @@
-"""What is looked at before a script goes to a scheduler: what the job lacks, and what PJM would refuse."""
+"""Checks of a script before it is submitted: for what the job lacks, and for what PJM would refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is chosen for the user in a job for PJM, one line for each choice, and the pair of knobs that Fugaku refuses."""
+"""The values that are chosen for the user of a PJM job, and the pair of power knobs that Fugaku refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job needs and does not have: such a job would wait in a queue and then end at its start."""
+"""Settings and files that a job needs and lacks: it would wait in a queue, and then end at its start."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def submit_sweep(
     out: Path,
     *,
     max_in_flight: Optional[int] = None,
-    resume: bool = False,
+    is_chosen: Callable[[RunStanding], bool] = lambda standing: is_due(standing, resume=False),
     on_job: OnJob = lambda number, total, planned, outcome: None,
     confirm: Callable[[Sequence[PlannedJob]], bool] = lambda planned: True,
     scheduler_factory: SchedulerFactory = scheduler_named,
@@ -158,7 +158,8 @@ def submit_sweep(
     Args:
         plan: plan of the sweep; relative paths start at its ``base``.
         max_in_flight: maximum number of this sweep's jobs at schedulers at once; None for no limit.
-        resume: True to submit failed runs again, too; earlier attempts are preserved.
+        is_chosen: whether a run is to be submitted; default: the missing ones (:func:`is_due`). Earlier attempts are
+            preserved.
         on_job: is called with the outcome of each job.
         confirm: is called before the first job is submitted; nothing is written where it returns False.
         scheduler_factory: returns the scheduler of a name.
@@ -170,7 +171,7 @@ def submit_sweep(
     with SweepLock(out):
         sweep = with_recorded_names(plan.sweep(), out)
         standings = run_standings(sweep, out, scheduler_factory, clock)
-        due = [standing for standing in standings if is_due(standing, resume)]
+        due = [standing for standing in standings if is_chosen(standing)]
         in_flight = sum(1 for standing in standings if standing.in_flight)
         free_slots = len(due) if max_in_flight is None else max(0, max_in_flight - in_flight)
         jobs = [_plan_job(standing.run, out, plan) for standing in due[:free_slots]]

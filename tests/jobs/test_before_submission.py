@@ -36,7 +36,7 @@ def test_scripts_of_other_schedulers_are_not_linted() -> None:
     assert check_script("#!/bin/bash\n#PJM -L node=x\n", "slurm", "job.sh") == []
 
 
-def test_a_corpus_is_asked_for_only_where_the_script_reads_one() -> None:
+def test_a_corpus_is_required_only_if_the_script_reads_it() -> None:
     config, text = config_of("pjm-one-node"), rendered("pjm-one-node").text
     with pytest.raises(UsageError, match="^data.paths: empty"):
         check_run_script(config, text, "job.sh", TODAY)

@@ -60,7 +60,7 @@ def test_nothing_is_noted_where_the_user_has_set_everything() -> None:
         (10, ["job.scheduler=slurm"], 10),
     ],
 )
-def test_billed_nodes_are_whole_units_of_a_torus(nodes: int, settings: List[str], billed: int) -> None:
+def test_billed_nodes_are_multiples_of_a_torus_unit(nodes: int, settings: List[str], billed: int) -> None:
     run = config(*settings, nodes=nodes)
     assert billed_nodes(run.job) == billed
     assert node_hours(run) == billed

@@ -46,7 +46,7 @@ def test_every_missing_setting_and_file_is_named() -> None:
         refuse_missing_needs(run)
 
 
-def test_a_job_without_a_corpus_lacks_one_only_if_it_trains() -> None:
+def test_a_corpus_is_required_only_for_training() -> None:
     run = config("job.group=hp1")
     assert [line.split(":")[0] for line in missing_needs(run)] == ["data.paths"]
     assert missing_needs(run, trains=False) == []
@@ -56,7 +56,7 @@ def test_other_schedulers_need_no_group() -> None:
     assert missing_needs(config("job.scheduler=slurm", "data.paths=[pair]")) == []
 
 
-def test_rendering_notes_what_is_missing() -> None:
+def test_rendering_notes_missing_settings() -> None:
     script = render_from_files(config())
     assert any(note.startswith("data.paths: empty") for note in script.notes)
     assert "# Note: job.group: not set: Fugaku refuses a job without one" in script.text

@@ -40,7 +40,7 @@ def submit(scheduler: FakeScheduler, record: str = "runs/one") -> str:
         ("run.yaml", "#!/bin/bash\n", False), ("notes.txt", "hello\n", False),
     ],
 )  # fmt: skip
-def test_a_script_is_told_from_a_run_file(name: str, text: str, expected: bool) -> None:
+def test_a_script_is_distinguished_from_a_run_file(name: str, text: str, expected: bool) -> None:
     Path(name).write_text(text)
     assert is_plain_script(Path(name)) is expected
     assert not is_plain_script(Path("missing.sh")) and not is_plain_script(Path("scripts"))
@@ -78,7 +78,7 @@ def test_a_refused_script_leaves_the_reason() -> None:
     assert read_history(Path("runs/one")).refused == "PJM 0057: too many nodes"
 
 
-def test_a_submission_that_was_killed_keeps_the_folder_of_its_output(folder: Path) -> None:
+def test_a_killed_submission_keeps_the_output_folder(folder: Path) -> None:
     class Killed(FakeScheduler):
         def submit(self, submission: Submission) -> str:
             super().submit(submission)
@@ -92,7 +92,7 @@ def test_a_submission_that_was_killed_keeps_the_folder_of_its_output(folder: Pat
     assert [event.kind for event in read_events(Path("runs/one"))][:2] == ["intent", "submitted"]
 
 
-def test_the_end_of_a_script_is_judged_by_its_exit_code(folder: Path) -> None:
+def test_the_end_of_a_script_is_judged_by_the_exit_code(folder: Path) -> None:
     scheduler = FakeScheduler()
     submit(scheduler)
     output = folder / "job.sh.101.out"
@@ -149,7 +149,7 @@ def test_a_job_id_names_the_run_directory_that_has_it(folder: Path, monkeypatch:
     assert resolve("7") == NamedJob("pjm", "7")
 
 
-def test_a_job_without_a_record_is_asked_for_at_its_scheduler() -> None:
+def test_a_job_without_a_record_is_looked_up_at_the_scheduler() -> None:
     scheduler = FakeScheduler()
     scheduler.statuses["9"] = JobStatus("9", ENDED, "EXT", 0, code=0)
     done, lost = poll_other_jobs([NamedJob("pjm", "9"), NamedJob("pjm", "8")], lambda name: scheduler)

@@ -21,7 +21,15 @@ from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan
 from fugaku_gpt.sweep.run import run_sweep
-from fugaku_gpt.sweep.submit import PlannedJob, RunStanding, SubmittedSweep, planned_jobs, run_standings, submit_sweep
+from fugaku_gpt.sweep.submit import (
+    PlannedJob,
+    RunStanding,
+    SubmittedSweep,
+    is_due,
+    planned_jobs,
+    run_standings,
+    submit_sweep,
+)
 from tests.sweep import submit_kills
 from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
@@ -56,6 +64,10 @@ def out(tmp_path: Path) -> Path:
 
 def submit_missing(plan: SweepPlan, out: Path, scheduler: FakeScheduler, **options: object) -> SubmittedSweep:
     return submit_sweep(plan, out, scheduler_factory=lambda name: scheduler, **options)  # type: ignore[arg-type]
+
+
+def is_missing_or_failed(standing: RunStanding) -> bool:
+    return is_due(standing, resume=True)
 
 
 def statuses(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> Dict[str, str]:
@@ -144,13 +156,13 @@ def test_failed_runs_are_skipped_by_submit_and_submitted_again_by_resume(
         "102": JobStatus("102", ENDED, "NODE_FAIL"),
     }
     assert submit_missing(plan, out, scheduler).job_ids == {}
-    resumed = submit_missing(plan, out, scheduler, resume=True)
+    resumed = submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed)
     assert resumed.job_ids == {RUNS[1]: ["104"], RUNS[2]: ["105"]}  # neither finished runs nor those in flight
     earlier_result = RunDirectory(out / "attempts" / RUNS[1] / "1").result()
     assert earlier_result is not None and earlier_result.reason.endswith("rank 1: ValueError: no")
     assert (out / "attempts" / RUNS[2] / "1" / "job.jsonl").exists()
     assert statuses(plan, out, scheduler)[RUNS[1]] == "queued"
-    assert submit_missing(plan, out, scheduler, resume=True).job_ids == {}
+    assert submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed).job_ids == {}
 
 
 def test_a_run_lost_by_the_scheduler_is_lost_until_resumed(
@@ -160,7 +172,7 @@ def test_a_run_lost_by_the_scheduler_is_lost_until_resumed(
     (scheduler.root / "jobs").write_text("".join(f'{{"id": "{n}", "tag": "", "run": ""}}\n' for n in (101, 102, 103)))
     assert statuses(plan, out, scheduler)[RUNS[0]] == "lost"
     assert submit_missing(plan, out, scheduler).job_ids == {}
-    assert list(submit_missing(plan, out, scheduler, resume=True).job_ids) == [RUNS[0]]
+    assert list(submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed).job_ids) == [RUNS[0]]
 
 
 def test_refusals_are_reported_and_identical_refusals_stop_the_submission(
@@ -294,7 +306,7 @@ def test_a_longer_time_limit_is_not_another_run(plan: SweepPlan, out: Path, sche
     submit_missing(plan, out, scheduler)
     scheduler.states["100"] = JobStatus("100", ENDED, "TIMEOUT")
     longer = SweepPlan(plan.file, plan.name, plan.text, (*plan.overrides, "job.elapse=2:00:00"), plan.base)
-    assert submit_missing(longer, out, scheduler, resume=True).job_ids == {RUNS[0]: ["104"]}
+    assert submit_missing(longer, out, scheduler, is_chosen=is_missing_or_failed).job_ids == {RUNS[0]: ["104"]}
     assert load_run_config(out / RUNS[0] / "config.yaml").job.elapse == 7200
 
 
@@ -303,7 +315,7 @@ def test_runs_that_this_machine_has_finished_are_not_submitted(
 ) -> None:
     run_sweep(plan.sweep(), out, FakeLaunch(dp1_tp2_seed1=failing), QuietProgress())
     assert submit_missing(plan, out, scheduler).job_ids == {}
-    resumed = submit_missing(plan, out, scheduler, resume=True)
+    resumed = submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed)
     assert list(resumed.job_ids) == ["dp1-tp2-seed1-r1"]
     assert (out / "attempts" / "dp1-tp2-seed1-r1" / "1" / "metrics.jsonl").exists()
 

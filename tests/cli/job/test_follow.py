@@ -366,7 +366,7 @@ def test_a_script_in_which_lint_finds_an_error_is_not_submitted(capsys: Capture)
 
 
 @pytest.mark.slow
-def test_a_script_is_submitted_and_followed_by_its_job_id(capsys: Capture) -> None:
+def test_a_script_is_submitted_and_followed_by_job_id(capsys: Capture) -> None:
     Path("job.sh").write_text("#!/bin/bash\necho from $PWD; touch up; if [[ -e wait ]]; then sleep 900; fi\n")
     assert run(["job", "submit", "job.sh"]) == 2
     assert "name the scheduler with --scheduler" in capsys.readouterr().err
