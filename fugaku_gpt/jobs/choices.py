@@ -32,11 +32,11 @@ def refuse_power_pair(node: NodeConfig) -> None:
     """Refuse clock and eco state together as Fugaku does.
 
     Raises:
-        ConfigError: they are 2200 MHz with both pipes.
+        ConfigError: they are 2200 MHz without eco mode.
     """
-    if node.freq_mhz == 2200 and node.eco_state == 0:
+    if node.freq_mhz == 2200 and node.eco_state in (0, 1):
         raise ConfigError(
-            "node.eco_state: 0: Fugaku refuses it with node.freq_mhz 2200 "
+            f"node.eco_state: {node.eco_state}: Fugaku refuses it with node.freq_mhz 2200 "
             f"(as of {_RULES_DATE}); valid: 2 with 2200, 0 or 2 with 2000"
         )
 

@@ -27,7 +27,8 @@ COMPILER_OPTIONS = ("-mcpu=a64fx", f"-msve-vector-bits={8 * VECTOR_BYTES}")  # o
 PIPES = 2  # floating-point pipes of a core
 ONE_PIPE_STATES = (1, 2)  # values of eco_state that leave a core one of its two floating-point pipes
 JOB_BYTES = 30_739_333_120  # of a node's memory that a job can ask for
-TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
+NODE_TEMPORARY_BYTES = 87 * 2**30  # of a node's disk for temporary files
+TEMPORARY_BYTES = NODE_TEMPORARY_BYTES - 128 * 2**20  # of them, for localtmp and sharedtmp together by the guide
 
 
 def site_power_knobs(nodes: int) -> Dict[str, int]:

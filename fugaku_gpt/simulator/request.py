@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
+from fugaku_gpt.machine.fugaku import CORES, NODE_TEMPORARY_BYTES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
 from fugaku_gpt.pjm.options import KEYS, KNOB_VALUES
 from fugaku_gpt.pjm.values import (
     NodeShape,
@@ -121,13 +121,13 @@ def build_request(
     for key in (*_UNSUPPORTED_RESOURCES, "gpu"):
         if key in resources:
             raise Refusal(3, f"Invalid argument: {key}={resources[key] or ''} (this resource unit has none).")
-    remarks = []
+    remarks = [group.remark] if group.remark else []
     if resources.get("retention_state") == "1" and shape.count > RETENTION_LIMIT:
         remarks.append("warn: specification of core retention is invalid because job size is too large.")
         extra["retention_state"] = "0"
     custom = custom_resources(extra, shape.count)
     processes, per_node = _processes(mpi, shape)
-    _check_llio(llio)
+    remarks += _check_llio(llio)
     if "policy" in options:
         raise Refusal(2, "Invalid combination of options: -P needs vnode.")
     bulk = parse_value(parse_bulk, "--sparam", options["sparam"]) if model == BULK else (0, 0)
@@ -285,13 +285,20 @@ def _processes(mpi: Mapping[str, Optional[str]], shape: NodeShape) -> Tuple[int,
     return proc, per_node or -(-proc // nodes)
 
 
-def _check_llio(llio: Mapping[str, Optional[str]]) -> None:
+def _check_llio(llio: Mapping[str, Optional[str]]) -> List[str]:
+    """Check the temporary space of a node; returns the remarks."""
     total = 0
     for key in ("localtmp-size", "sharedtmp-size"):
         if key in llio:
             total += parse_value(parse_size, key, llio[key])
+    if total > NODE_TEMPORARY_BYTES:
+        text = f"The sum of localtmp-size and sharedtmp-size ({total}) exceeds {TEMPORARY_BYTES}."
+        raise Refusal(49, text, is_dated=True)
     if total > TEMPORARY_BYTES:
-        raise Refusal(49, f"The sum of localtmp-size and sharedtmp-size ({total}) exceeds {TEMPORARY_BYTES}.")
+        return [
+            f"localtmp-size and sharedtmp-size: the guide has {TEMPORARY_BYTES} bytes; jobs of June 2026 ran with 87Gi"
+        ]
+    return []
 
 
 def _priority(options: Mapping[str, Any]) -> int:

@@ -294,7 +294,12 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [FT + "#PJM -L elapse=24:00:00\n", FT + "#PJM -L elapse=1:00:00-2:00:00\n", FT + "#PJM -L elapse=60-\n"],
     ),
     "PJM050": (
-        [FT + "#PJM -L freq=2200,eco_state=0\n", FT + "#PJM -L freq=1800\n", FT + '#PJM -L "freq=2.2"\n'],
+        [
+            FT + "#PJM -L freq=2200,eco_state=0\n",
+            FT + "#PJM -L freq=2200,eco_state=1\n",
+            FT + "#PJM -L freq=1800\n",
+            FT + '#PJM -L "freq=2.2"\n',
+        ],
         [
             FT + "#PJM -L freq=2200,eco_state=2\n",
             FT + "#PJM -L freq=2000,eco_state=0\n",

@@ -64,10 +64,10 @@ def _may_launch(command: Command) -> bool:
     "PJM068",
     WARNING,
     "several mpiexec at once on the same nodes",
-    why="Each mpiexec takes the job's nodes from the first on. Calls that run at the same time need nodes of their "
-    "own, by a file of coordinates; without one the second is refused or shares the cores of the first.",
+    why="Calls that run at the same time need nodes of their own, by a file of coordinates, up to 128 calls; without "
+    "one the second is refused: [ERR.] PLE 0008 plexec must be started sequentially.",
     fix="give each call its own nodes with -vcoordfile FILE, or run one after the other",
-    source="MPI User's Guide J2UL-2565, mpiexec, -vcoordfile; Fugaku user guide 1.52, JobExecution",
+    source="MPI User's Guide J2UL-2565, mpiexec, -vcoordfile; Fugaku user guide 1.49, MPI, background execution",
     site=FX1000,
 )
 def concurrent_launches(facts: Facts) -> Iterator[Hit]:
