@@ -95,13 +95,13 @@ class Facts:
         """The resource group, or the site's default if none is named; None if it is a placeholder."""
         value = self.resources.get("rscgrp")
         if value is None:
-            return self.limits.default_group if "rscgrp" not in self.resources and self.is_fugaku else None
+            return self.limits.default_group or None if "rscgrp" not in self.resources else None
         return None if has_placeholder(value) or _PLACEHOLDER_FORMS.search(value) else value
 
     @cached_property
     def group_limits(self) -> Optional[GroupLimits]:
-        """The limits of the group on Fugaku, from the data file."""
-        return self.limits.groups.get(self.group) if self.is_fugaku and self.group else None
+        """The limits of the group, from the data file of the site; None where there is none."""
+        return self.limits.groups.get(self.group) if self.group else None
 
     @cached_property
     def node_shape(self) -> Optional[NodeShape]:

@@ -48,14 +48,15 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
     group = facts.group_limits
     if group is None or _SLURM_DAYS.fullmatch(text):
         return
-    first, last = elapse.minimum, elapse.maximum
+    first, last, longest = elapse.minimum, elapse.maximum, group.longest(facts.nodes)
     if group.min_elapse and first is not None and first < group.min_elapse:
         message = f"elapse={text} is {_as_time(first)}, below the least of {group.name}, {_as_time(group.min_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif group.name.startswith("spot-"):
         return  # PJM042 reports it
-    elif group.max_elapse and first is not None and first > group.max_elapse:
-        message = f"elapse={text} is {_as_time(first)}, above the most of {group.name}, {_as_time(group.max_elapse)}"
+    elif longest and first is not None and first > longest:
+        size = f" for {facts.nodes} nodes" if group.elapse_by_nodes and facts.nodes else ""
+        message = f"elapse={text} is {_as_time(first)}, above the most of {group.name}{size}, {_as_time(longest)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif elapse.is_range and group.range_max and last is not None and last > group.range_max:
         message = f"elapse={text} ends at {_as_time(last)}, above the most of {group.name}, {_as_time(group.range_max)}"

@@ -206,14 +206,13 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
     "command line.",
     fix="name a group for batch jobs, such as small, or submit with pjsub --interact",
     source="Fugaku user guide 1.52, JobExecution/InteractiveJob; FAQ of the supercomputer Flow, --interact",
-    site=FX1000,
 )
 def interactive_group(facts: Facts) -> Iterator[Hit]:
     group = facts.group
     if not group or "interact" in facts.script.options:
         return
     limits = facts.group_limits
-    is_interactive = limits.interactive if limits else not facts.is_fugaku and "interactive" in group
+    is_interactive = limits.interactive if limits else facts.site == FX1000 and "interactive" in group
     if is_interactive:
         line, column = facts.position("resources.rscgrp", group)
         message = f"the resource group {printable(group)} takes interactive jobs alone"

@@ -19,7 +19,6 @@ from fugaku_gpt.pjm.values import parse_node
     "ranges are data with a date; refresh them with --update-limits.",
     fix="choose the group that fits the size",
     source="Fugaku user guide 1.52, UsageRules; Command Reference J2UL-2549, messages 0054 and 0057",
-    site=FUGAKU,
 )
 def node_range(facts: Facts) -> Iterator[Hit]:
     group, nodes = facts.group_limits, facts.nodes
