@@ -103,6 +103,8 @@ class Linter:
             if not rule.applies_to(choice.site):
                 continue
             for hit in rule.check(facts):
+                if hit.is_absence and facts.is_template:
+                    continue
                 if not _is_silenced(rule.id, hit.line, silenced):
                     findings.append(self._finding(rule, hit, limits))
         findings.sort(key=lambda item: (item.line, item.column, item.id))

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from fugaku_gpt.pjm.groups import GroupLimits, SiteLimits
+from fugaku_gpt.pjm.lexer import TEMPLATE_TAG
 from fugaku_gpt.pjm.lint.launches import (
     Assignment,
     Launch,
@@ -26,6 +27,8 @@ _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
 # placeholders that the parser does not know: Python's {name}, %(name)s, __NAME__, %NAME%, ***, ???, ...
 _PLACEHOLDER_FORMS = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+_TEMPLATE_SUFFIXES = (".tmpl", ".tpl", ".template", ".j2", ".jinja", ".jinja2", ".mustache", ".erb", ".in")
 
 Value = TypeVar("Value")
 
@@ -66,6 +69,13 @@ class Facts:
         self.resources = script.resources
         self.mpi = script.mpi
         self.llio = script.llio
+
+    @cached_property
+    def is_template(self) -> bool:
+        """Whether the script is a template that is yet to be filled in: lines above its first command are nothing but
+        tags, or its file's name says so."""
+        head = self.script.lines[: (self.script.body_line or len(self.script.lines) + 1) - 1]
+        return any(TEMPLATE_TAG.fullmatch(line) for line in head) or self.file.endswith(_TEMPLATE_SUFFIXES)
 
     # positions
 

@@ -127,6 +127,17 @@ def test_a_template_is_read_through_the_tags_of_its_own_lines() -> None:
     assert "PJM001" not in ids(text)
 
 
+@pytest.mark.parametrize("name", ["job.sh", "job.sh.tmpl"])
+def test_what_a_template_lacks_may_come_when_it_is_filled_in(name: str) -> None:
+    tags = "{{#attributes}}\n#PJM -L {{key}}={{value}}\n{{/attributes}}\n" if name == "job.sh" else ""
+    text = f'#!/bin/bash\n{tags}#PJM --name "{{{{.}}}}"\n#PJM -L "node=0"\n./a.out\n'
+    findings = Linter().check(text, name).findings
+    assert {finding.id: finding.severity for finding in findings if finding.id != "PJM098"} == {"PJM031": "error"}
+    assert {finding.severity for finding in findings if finding.id == "PJM098"} == {"info"}
+    plain = Linter().check(text.replace(tags, ""), "job.sh").findings
+    assert {"PJM020", "PJM022", "PJM040", "PJM052"} <= {finding.id for finding in plain}
+
+
 def test_a_script_of_another_site_is_not_checked_by_rules_of_fugaku() -> None:
     text = ANY + "#PJM -L rscgrp=regular-o,node=2000,elapse=48:00:00 --mpi proc=3000\nmpiexec -of o ./a\n"
     assert ids(text.replace("regular-o", "regular-a")) == []

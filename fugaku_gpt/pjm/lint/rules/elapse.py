@@ -34,7 +34,8 @@ def _elapse_position(facts: Facts) -> "tuple[str, int, int]":
 def elapse_range(facts: Facts) -> Iterator[Hit]:
     if "elapse" not in facts.resources:
         if facts.is_fugaku:
-            yield Hit(facts.top, "no elapse=: the job is ended after the default of one minute", downgrade=COMMAND_LINE)
+            message = "no elapse=: the job is ended after the default of one minute"
+            yield Hit(facts.top, message, downgrade=COMMAND_LINE, is_absence=True)
         return
     text, line, column = _elapse_position(facts)
     elapse = facts.elapse

@@ -116,7 +116,7 @@ def no_node(facts: Facts) -> Iterator[Hit]:
         return
     group = facts.group_limits
     default = f": {group.default_nodes} in {group.name} (as of {group.date})" if group and group.default_nodes else ""
-    yield Hit(facts.top, f"no node=: the job gets the group's default{default}")
+    yield Hit(facts.top, f"no node=: the job gets the group's default{default}", is_absence=True)
 
 
 @rule(

@@ -87,7 +87,9 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
 )
 def no_knob(facts: Facts) -> Iterator[Hit]:
     if not any(knob in facts.resources for knob in KNOB_VALUES):
-        yield Hit(facts.top, "no power knob is set: clock and pipes are the site's defaults of the day")
+        yield Hit(
+            facts.top, "no power knob is set: clock and pipes are the site's defaults of the day", is_absence=True
+        )
 
 
 @rule(
