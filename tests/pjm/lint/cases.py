@@ -428,12 +428,16 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "for i in 1 2; do mpiexec -n 4 $EXE in.txt & done\nwait\n",
             FT + "mpiexec ./a &\nwait\nmpiexec ./b &\nmpiexec ./c &\nwait\n",
             FT + "mpiexec ./a &\nsleep 5\nmpiexec ./b &\nwait\n",
+            FT + "seq 4 | xargs -P 4 -I{} mpiexec -n 1 ./a {}\n",
+            FT + "parallel mpiexec -n 1 ./a ::: 1 2\n",
             ANY + "#PJM -L rscunit=fx\nwhile read x; do mpiexec ./a $x & done < list\nwait\n",
         ],
         [
             FT + "for i in 1 2 3 4; do\n  mpiexec -n 4 --vcoordfile v$i ./a.out &\ndone\nwait\n",
             FT + "mpiexec -n 4 -vcoordfile v1 ./a &\nmpiexec -n 4 -vcoordfile v2 ./b &\nwait\n",
             FT + "mpiexec -n 4 ./a &\nwait\nmpiexec -n 4 ./b\n",
+            FT + "seq 4 | xargs -I{} mpiexec -n 1 ./a {}\nseq 4 | xargs -P 1 mpiexec ./a\n",
+            FT + "seq 4 | xargs -P 4 -I{} mpiexec -n 1 -vcoordfile v{} ./a\n",
             FT + "for i in 1 2; do mpiexec ./a $i; done\n",
             FT + "if x; then\nmpiexec ./a &\nfi\nwait\n",
             FT + "for i in 1 2; do mpiexec $PLACE -n 4 ./a & done\nwait\n",
@@ -447,6 +451,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [
             FT + "mpiexec -n 16 --vcoordfile v1 ./a.out &\n",
             ANY + "#PJM -S\nmpiexec ./a &\necho started\n",
+            FT + "./a.out &\n",
+            FT + "for i in 1 2 3; do ./a.out $i & done\n",
+            FT + "nohup ./a.out > log 2>&1 &\necho started\n",
         ],
         [
             FT + "mpiexec ./a &\nwait\n",
@@ -455,6 +462,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "mpiexec ./a\n",
             FT + "wait_all() { wait; }\nmpiexec ./a &\nwait_all\n",
             FT + "mpiexec ./a &\n./monitor.sh\n",
+            FT + "top -b > top.log &\n./a.out\n",
+            FT + "./a.out 1 &\n./a.out 2 &\nwait\n",
+            FT + "sleep 9 &\n",
         ],
     ),
     "PJM070": (
@@ -557,6 +567,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "lio_transfer ./a.out\n",
             FT + "dir_tranfser x\n",
             FT + "mpiexce ./a.out\n",
+            FT + "mpirum ./a.out\n",
+            FT + "LLIO_transfer ./a.out\n",
+            FT + "/home/system/tool/dir_transfr x\n",
         ],
         [
             FT + "llio_transfer ./a.out\n",

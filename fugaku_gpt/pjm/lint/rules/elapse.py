@@ -156,9 +156,12 @@ def slurm_days(facts: Facts) -> Iterator[Hit]:
     if _SLURM_DAYS.fullmatch(text.strip()):
         days, _, rest = text.strip().partition("-")
         refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
-        hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
+        seconds = int(days) * 24 * _HOUR + _slurm_seconds(rest)
+        meaning = (
+            f"{_days(int(days))} meant" if seconds == int(days) * 24 * _HOUR else "Slurm's days and hours are meant"
+        )
         message = f"elapse={text} is a range from {_as_time(elapse.minimum)} to {_as_time(elapse.maximum or 0)}"
-        yield Hit(line, message, column, f"write {hours}:00:00 if {_days(int(days))} meant", "" if refused else RUNS)
+        yield Hit(line, message, column, f"write {format_elapse(seconds)} if {meaning}", "" if refused else RUNS)
     elif elapse.is_range and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"
         yield Hit(line, message, column, "write the shorter time first")
