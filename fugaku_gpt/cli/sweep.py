@@ -226,7 +226,8 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
 
 
 def _has_failed(standing: "RunStanding") -> bool:
-    return standing.status not in (OK, REFUSED, "missing") and not standing.in_flight
+    is_refused_row = standing.status == REFUSED and not standing.job_id
+    return standing.status not in (OK, "missing") and not standing.in_flight and not is_refused_row
 
 
 def _submission_text(

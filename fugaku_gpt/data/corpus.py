@@ -43,10 +43,12 @@ class Corpus:
 
 
 def is_corpus(path: str) -> bool:
-    """Whether a path names a folder, or the prefix of a pair of which at least one file is there; its content is not
-    looked at."""
+    """Whether a path names a folder with a manifest, or the prefix of a pair of which at least one file is there; their
+    content is not looked at."""
     location = _location_of(path)
-    return location.is_dir() or any(location.with_name(location.name + end).exists() for end in (".idx", ".bin"))
+    if location.is_dir():
+        return (location / MANIFEST).exists()
+    return any(location.with_name(location.name + end).exists() for end in (".idx", ".bin"))
 
 
 def _location_of(path: str) -> Path:

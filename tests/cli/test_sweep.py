@@ -21,6 +21,7 @@ from fugaku_gpt.data.indexed import IndexedWriter
 from fugaku_gpt.launch.processes import marked_processes
 from fugaku_gpt.records.job import JobStatus
 from fugaku_gpt.records.run import RunDirectory
+from tests.support.prepared_corpus import PREPARED
 from tests.support.waiting import until
 from tests.sweep.fake import leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
@@ -150,11 +151,11 @@ def test_expand_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert expand("md").startswith("| run | ranks |") and "dp1-tp3-r1" in expand("table")
 
 
-JOBS = """
+JOBS = f"""
 preset: tiny
-defaults: {data.paths: [.], job.elapse: 0:30:00}
-matrix: {layout.tp: [1, 2, 3]}
-variants: {base: {}, LD_PRELOAD=libtcmalloc.so: {node.tcmalloc: true}}
+defaults: {{data.paths: [{PREPARED}], job.elapse: 0:30:00}}
+matrix: {{layout.tp: [1, 2, 3]}}
+variants: {{base: {{}}, LD_PRELOAD=libtcmalloc.so: {{node.tcmalloc: true}}}}
 where: layout.tp < 3 or not node.tcmalloc
 """
 

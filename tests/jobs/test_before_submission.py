@@ -10,6 +10,7 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.before_submission import check_run_script, check_script
 from tests.jobs.cases import config_of, rendered
+from tests.support.prepared_corpus import PREPARED
 
 TODAY = datetime.date(2026, 6, 1)
 
@@ -42,6 +43,6 @@ def test_a_corpus_is_required_only_if_the_script_reads_it() -> None:
         check_run_script(config, text, "job.sh", TODAY)
     measures = text.replace("-m fugaku_gpt train", "-m fugaku_gpt doctor node")
     assert check_run_script(config, measures, "job.sh", TODAY) == []
-    group = load_run_config(preset="tiny", overrides=["data.paths=[.]", "job.scheduler=pjm"])
+    group = load_run_config(preset="tiny", overrides=[f"data.paths=[{PREPARED}]", "job.scheduler=pjm"])
     with pytest.raises(UsageError, match="^job.group: not set"):
         check_run_script(group, text, "job.sh", TODAY)

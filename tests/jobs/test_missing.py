@@ -21,7 +21,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("pair.bin", "pair.idx", "torch.tar"):
         Path(name).touch()
-    Path("prepared").mkdir()
+    for name in ("prepared", "empty"):
+        Path(name).mkdir()
+    Path("prepared/manifest.json").touch()
     return tmp_path
 
 
@@ -34,12 +36,12 @@ def test_a_complete_job_lacks_nothing() -> None:
 
 def test_every_missing_setting_and_file_is_named() -> None:
     run = config(
-        "data.paths=[prepared, nowhere]", "job.tarball=no.tar", "job.local_tmp=1Gi", "job.transfer=[a.so]",
+        "data.paths=[prepared, nowhere, empty]", "job.tarball=no.tar", "job.local_tmp=1Gi", "job.transfer=[a.so]",
         "job.transfer_dirs=[lib]", "job.rank_map_file=map.txt",
     )  # fmt: skip
     keys = [line.split(": ")[:2] for line in missing_needs(run)]
     assert keys == [
-        ["data.paths", "nowhere"], ["job.group", "not set"], ["job.tarball", "no.tar"],
+        ["data.paths", "nowhere"], ["data.paths", "empty"], ["job.group", "not set"], ["job.tarball", "no.tar"],
         ["job.rank_map_file", "map.txt"], ["job.transfer", "a.so"], ["job.transfer_dirs", "lib"],
     ]  # fmt: skip
     with pytest.raises(UsageError, match="job.tarball: no.tar: is not there"):

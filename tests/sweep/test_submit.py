@@ -30,6 +30,7 @@ from fugaku_gpt.sweep.submit import (
     run_standings,
     submit_sweep,
 )
+from tests.support.prepared_corpus import PREPARED
 from tests.sweep import submit_kills
 from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
@@ -37,10 +38,10 @@ from tests.sweep.fake_scheduler import FakeScheduler
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = """
+TEXT = f"""
 preset: tiny
-defaults: {data.paths: [.], job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}
-matrix: {layout.tp: [1, 2, 3], training.seed: [1, 2]}
+defaults: {{data.paths: [{PREPARED}], job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}}
+matrix: {{layout.tp: [1, 2, 3], training.seed: [1, 2]}}
 """
 RUNS = [f"dp1-tp{tp}-seed{seed}-r1" for tp in (1, 2) for seed in (1, 2)]
 
@@ -260,7 +261,7 @@ def test_nothing_is_written_without_confirmation(plan: SweepPlan, out: Path, sch
 def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(
-        "preset: tiny\ndefaults: {data.paths: [.]}\n"
+        f"preset: tiny\ndefaults: {{data.paths: [{PREPARED}]}}\n"
         "include: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n"
     )
     plan, scheduler = plan_of(file, ("job.scheduler=local",)), FakeScheduler(tmp_path / "queue")
@@ -274,7 +275,8 @@ def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: P
 def test_a_run_that_does_not_fit_on_the_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(
-        "preset: 124m\ndefaults: {data.paths: [.]}\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]",
+        f"preset: 124m\ndefaults: {{data.paths: [{PREPARED}]}}\n"
+        "include: [{label: big, job.node_memory: 2Gi}, {label: small}]",
         encoding="utf-8",
     )
     plan = plan_of(file, ("job.scheduler=slurm",))
@@ -342,7 +344,7 @@ def test_a_sweep_without_a_corpus_is_refused_before_anything_is_written(
     tmp_path: Path, out: Path, scheduler: FakeScheduler
 ) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(TEXT.replace("data.paths: [.], ", ""), encoding="utf-8")
+    file.write_text(TEXT.replace(f"data.paths: [{PREPARED}], ", ""), encoding="utf-8")
     with pytest.raises(UsageError, match="^data.paths: empty") as error:
         submit_missing(plan_of(file, ("job.scheduler=slurm",)), out, scheduler)
     assert len(str(error.value).splitlines()) == 1  # once, not for each of the four runs

@@ -24,6 +24,7 @@ from fugaku_gpt.launch.processes import end_marked_processes
 from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 from tests.support.commands import Capture, json_of
+from tests.support.prepared_corpus import PREPARED
 from tests.support.waiting import until
 
 WAIT_SECONDS = 300.0
@@ -287,7 +288,7 @@ def test_without_the_scheduler_s_commands_nothing_is_submitted(
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin-of-nobody")
     arguments = ["--preset", "tiny", "--scheduler", "pjm", "--out", "run"]
-    assert run(["job", "submit", *arguments, "--set", "data.paths=[.]", "--set", "job.group=hp1"]) == 2
+    assert run(["job", "submit", *arguments, "--set", f"data.paths=[{PREPARED}]", "--set", "job.group=hp1"]) == 2
     assert "pjsub: no such command on this machine" in capsys.readouterr().err
     (row,) = json_of(capsys, "job", "status", "run")
     assert row["job"] is None and "not submitted: pjsub: no such command" in row["cause"]
@@ -355,7 +356,8 @@ def test_a_job_that_lacks_something_is_refused_and_nothing_is_written(capsys: Ca
 
 
 def test_a_script_in_which_lint_finds_an_error_is_not_submitted(capsys: Capture) -> None:
-    config = load_run_config(preset="tiny", overrides=["job.scheduler=pjm", "job.group=hp1", "data.paths=[.]"])
+    settings = ["job.scheduler=pjm", "job.group=hp1", f"data.paths=[{PREPARED}]"]
+    config = load_run_config(preset="tiny", overrides=settings)
     prepare_job(config, Path("runs/a"))
     script = Path("runs/a/job.sh")
     script.write_text(script.read_text().replace('#PJM -L "node=1"', '#PJM -L "node=0"'))
