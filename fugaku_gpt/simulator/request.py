@@ -232,7 +232,9 @@ def _node_shape(
     shape = (
         parse_value(parse_node, "node", resources["node"]) if "node" in resources else NodeShape((group.default_nodes,))
     )
-    check_range("node", shape.count, group.min_nodes, min(group.max_nodes, settings.nodes))
+    if group.max_nodes > settings.nodes:  # a simulator that is smaller than the site
+        check_range("node", shape.count, None, settings.nodes)
+    check_range("node", shape.count, group.min_nodes, group.max_nodes, is_dated=True)
     allocation = shape.allocation or ("torus" if shape.count > TORUS_ABOVE else group.allocations[0])
     if allocation not in group.allocations or (allocation != "torus" and shape.count > TORUS_ABOVE):
         raise Refusal(3, f"Invalid argument: node={resources.get('node')} ({allocation} is not available).")
@@ -251,11 +253,13 @@ def _elapse_limits(
     lowest = int(settings.min_elapse)
     if elapse.minimum is None:
         raise Refusal(57, f"elapse=unlimited is greater than the upper limit ({group.max_elapse}).")
-    check_range("elapse", elapse.minimum, lowest, group.max_elapse)
+    check_range("elapse", elapse.minimum, lowest, None)
+    check_range("elapse", elapse.minimum, None, group.max_elapse, is_dated=True)
     if not elapse.is_range:
         return elapse.minimum, elapse.minimum, False
     maximum = elapse.maximum if elapse.maximum is not None else group.range_max
-    check_range("elapse", maximum, lowest, group.range_max)
+    check_range("elapse", maximum, lowest, None)
+    check_range("elapse", maximum, None, group.range_max, is_dated=True)
     if maximum <= elapse.minimum:
         raise Refusal(3, f"Invalid argument: elapse={resources['elapse']} (the maximum is not above the minimum).")
     return elapse.minimum, maximum, True

@@ -19,7 +19,6 @@ UNKNOWN_ELAPSE = 72 * HOUR_SECONDS  # seconds, in a group whose limit is not kno
 RANGE_EXTRA = 72 * HOUR_SECONDS  # seconds by which a range may exceed the fixed limit
 ALLOCATIONS_BY_DEFAULT = ("noncont", "mesh", "torus")
 RESOURCE_UNIT = "rscunit_ft01"
-_DATED_ITEMS = ("node", "elapse")  # their limits are those of a resource group
 UNKNOWN_GROUP = 59999  # the group id that Fugaku names for a job without -g
 DEFAULT_PRIORITY = 127
 
@@ -106,13 +105,15 @@ def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
     )
 
 
-def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) -> None:
+def check_range(item: str, value: int, low: Optional[int], high: Optional[int], is_dated: bool = False) -> None:
     """Check that a value is within its limits.
+
+    Args:
+        is_dated: whether the limits are the site's data, and not those of this simulator or of PJM.
 
     Raises:
         Refusal: it is below (PJM 0054) or above (PJM 0057) them.
     """
-    is_dated = item in _DATED_ITEMS
     if low is not None and value < low:
         raise Refusal(54, f"{item}={value} is less than the lower limit ({low}).", is_dated)
     if high is not None and value > high:

@@ -281,9 +281,7 @@ def test_refusals_go_to_standard_error_with_their_number(
     if text is not None:
         assert done["err"].splitlines()[0] == f"[ERR.] PJM {code:04d} pjsub {text}"
     rests_on_site_data = code in (49, 58) or "eco_state" in str(arguments) or "rscgrp" in str(arguments)
-    assert ("by what was published of the site up to 20" in done["err"]) is (
-        rests_on_site_data or arguments == ["-L", "elapse=0"]
-    )
+    assert ("by what was published of the site up to 20" in done["err"]) is rests_on_site_data
 
 
 def test_what_users_have_seen_is_accepted_with_a_remark(site: Simulator, write: Write, tmp_path: Path) -> None:
