@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -12,17 +15,17 @@ import click
 from fugaku_gpt.cli.numbers import seconds_of_option
 from fugaku_gpt.cli.options import PATH, format_option, options_as, scheduler_option, scheduler_overrides
 from fugaku_gpt.cli.output import render_rows
-from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs, total_text
-from fugaku_gpt.config.values import format_duration
+from fugaku_gpt.cli.sweep_plan import print_jobs
+from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import OK, REFUSED
-from fugaku_gpt.sweep.expand import Run, Sweep, expand_sweep
+from fugaku_gpt.sweep.expand import Run, expand_sweep
 from fugaku_gpt.sweep.plan import PLAN_FILE as PLAN_FILE
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan
 
 if TYPE_CHECKING:
     from fugaku_gpt.sweep.run import EndedRun
-    from fugaku_gpt.sweep.submit import PlannedJob, RunStanding, SubmittedSweep
+    from fugaku_gpt.sweep.submit import RunStanding, SubmittedSweep
 
 _COLUMNS = (
     "run", "ranks", "dp", "tp", "pp", "micro_batch", "global_batch", "iterations", "nodes", "node_hours", "variant",
@@ -45,6 +48,8 @@ class SubmitOptions:
         overrides: ``key=value`` over every row.
         max_in_flight: largest number of jobs of the sweep that wait or run at once; None for no limit.
         dry_run: whether the jobs are only printed.
+        scripts: whether their scripts are printed as well.
+        wait: whether to wait until all jobs have ended.
         yes: whether to submit without asking for confirmation.
     """
 
@@ -52,6 +57,8 @@ class SubmitOptions:
     overrides: Tuple[str, ...]
     max_in_flight: Optional[int]
     dry_run: bool
+    scripts: bool
+    wait: bool
     yes: bool
 
     @property
@@ -71,7 +78,15 @@ def _submit_options(function: Callable[..., Any]) -> Callable[..., Any]:
     command = options_as(SubmitOptions)(function)
     command = click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")(command)
     command = click.option(
-        "--dry-run", is_flag=True, help="Print every job, its script and its node-hours; write and submit nothing."
+        "--wait",
+        is_flag=True,
+        help="Wait until all jobs have ended; with --max-in-flight, the next ones are submitted as jobs end.",
+    )(command)
+    command = click.option("--scripts", is_flag=True, help="With --dry-run: print the script of every job as well.")(
+        command
+    )
+    command = click.option(
+        "--dry-run", is_flag=True, help="Print a table of the jobs with their node-hours; write and submit nothing."
     )(command)
     command = click.option(
         "--max-in-flight",
@@ -142,11 +157,13 @@ def run(
 @click.option("--out", required=True, type=PATH, help="Folder for the run directories.")
 @_submit_options
 def submit(file: Path, out: Path, options: SubmitOptions) -> None:
-    """Submit the runs of a sweep FILE as jobs, and return at once.
+    """Submit the runs of a sweep FILE as jobs, and return at once, or with --wait when all have ended.
 
     Runs that have a result, or a job that is waiting or running, are skipped, so that the same command continues: after
     --max-in-flight has held some back, after Ctrl-C, after a kill at any moment. Failed runs are submitted again by
     `sweep resume`.
+
+    Exit codes: 0 submitted, or with --wait all ended well; 1 a scheduler refused a job, or with --wait a run failed.
     """
     command = ["sweep", "submit", str(file), "--out", str(out), *options.arguments()]
     _submit(plan_of(file, options.all_overrides), out, options, command, resume=False)
@@ -196,60 +213,53 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
 
         expanded = plan.sweep()
         standings, planned = planned_jobs(expanded, out, plan, resume)
-        _print_jobs(expanded, standings, planned)
+        print_jobs(expanded, standings, planned, options.scripts)
         return
-    submission = submit_jobs(plan, out, options.max_in_flight, resume, options.yes)
-    closing = _submission_text(submission, out, command, resume)
-    if submission.refused or submission.stop_reason:
+    if options.scripts:
+        raise UsageError("--scripts: goes with --dry-run")
+    submission = submit_jobs(plan, out, options.max_in_flight, resume, options.yes, options.wait)
+    closing = _submission_text(submission, out, command, resume, options.wait)
+    has_failures = options.wait and any(_has_failed(standing) for standing in submission.standings)
+    if submission.refused or submission.stop_reason or has_failures:
         raise RunFailed(closing)
     click.echo(closing, err=True)
 
 
-def _submission_text(submission: "SubmittedSweep", out: Path, command: List[str], resume: bool) -> str:
+def _has_failed(standing: "RunStanding") -> bool:
+    is_refused_row = standing.status == REFUSED and not standing.job_id
+    return standing.status not in (OK, "missing") and not standing.in_flight and not is_refused_row
+
+
+def _submission_text(
+    submission: "SubmittedSweep", out: Path, command: List[str], resume: bool, is_complete: bool
+) -> str:
+    """Return what was submitted, what is left, and how to continue.
+
+    Args:
+        is_complete: whether the standings are those after the submitted jobs, and not those before.
+    """
     lines = [f"{len(submission.standings)} runs: {len(submission.job_ids)} submitted now, {submission.remaining} left"]
     lines += refusal_lines(submission)
-    before = [standing for standing in submission.standings if standing.run.name not in submission.job_ids]
-    earlier_counts = _status_counts(before)
-    lines += [f"of the others: {earlier_counts}"] if before else []
+    shown = [
+        standing for standing in submission.standings if is_complete or standing.run.name not in submission.job_ids
+    ]
+    lines += [f"{'runs' if is_complete else 'of the others'}: {_status_counts(shown)}"] if shown else []
     lines += [submission.stop_reason] if submission.stop_reason else []
     if submission.remaining:
         lines.append(f"to continue: fugaku-gpt {shlex.join(command)}")
-    failed = [
-        standing
-        for standing in before
-        if standing.status not in (OK, REFUSED) and not standing.in_flight and standing.status != "missing"
-    ]
+        lines.append(f"  or as jobs end, with --wait, or every ten minutes by cron: {_cron_line(command)}")
+    failed = [standing for standing in shown if _has_failed(standing)]
     if failed and not resume:
         lines.append(f"to submit failed runs again: fugaku-gpt sweep resume {shlex.quote(str(out))}")
     lines.append(follow_text(out))
     return "\n".join(lines)
 
 
-def _print_jobs(expanded: Sweep, standings: Sequence["RunStanding"], planned: Sequence["PlannedJob"]) -> None:
-    for number, planned_run in enumerate(planned, start=1):
-        click.echo(f"==> [{number}/{len(planned)}] {planned_run.run.name}: {_job_text(planned_run)}")
-        if planned_run.job is None:
-            continue
-        for note in planned_run.job.notes:
-            click.echo(f"note: {note}")
-        click.echo(f"{planned_run.job.directory}/{planned_run.job.script}:")
-        click.echo(planned_run.job.text)
-    refused = [run for run in expanded.runs if run.config is None]
-    for refused_run in refused:
-        click.echo(f"==> {refused_run.name}: refused: {refused_run.refusal}")
-    skipped = len(standings) - len(planned) - len(refused)
-    skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
-    click.echo(f"total: {total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
-
-
-def _job_text(planned: "PlannedJob") -> str:
-    if planned.job is None:
-        return f"refused: {planned.refusal}"
-    job = planned.job.config.job
-    limit = f"at most {format_duration(job.elapse)}" if job.elapse is not None else "no time limit"
-    hours = f"{planned.job.node_hours:.4g} node-hours" if planned.job.node_hours is not None else "node-hours not known"
-    more = (f", sub-jobs {job.bulk}" if job.bulk else "") + (f", {job.chain} links" if job.chain > 1 else "")
-    return f"{job.scheduler}, {job.nodes} {'node' if job.nodes == 1 else 'nodes'}, {limit}{more}, {hours}"
+def _cron_line(command: Sequence[str]) -> str:
+    """A line of a crontab that continues a submission: with absolute paths, as cron has another folder and PATH."""
+    program = shutil.which("fugaku-gpt") or f"{sys.executable} -m fugaku_gpt"
+    line = f"cd {shlex.quote(os.getcwd())} && {program} {shlex.join([*command, '--yes'])}"
+    return "*/10 * * * * " + line.replace("%", "\\%")
 
 
 def _plan_and_folder(target: Path, out: Optional[Path], overrides: Tuple[str, ...]) -> Tuple[SweepPlan, Path]:
@@ -330,7 +340,7 @@ def _run_row(run: Run) -> Dict[str, Any]:
             "digest": run.digest,
             "reason": reason,
         }
-    from fugaku_gpt.jobs.submission import node_hours
+    from fugaku_gpt.jobs.billing import node_hours
 
     layout, training = run.config.layout, run.config.training
     hours = node_hours(run.config)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Union
 
 import click
 
@@ -41,7 +42,12 @@ def run_on_this_machine(
 
 
 def submit_jobs(
-    plan: SweepPlan, out: Path, max_in_flight: Optional[int] = None, resume: bool = False, yes: bool = False
+    plan: SweepPlan,
+    out: Path,
+    max_in_flight: Optional[int] = None,
+    resume: bool = False,
+    yes: bool = False,
+    waits: bool = False,
 ) -> "SubmittedSweep":
     """Submit the missing runs of a sweep as jobs, and print a line for each.
 
@@ -49,23 +55,41 @@ def submit_jobs(
         max_in_flight: largest number of jobs of the sweep that wait or run at once; None for no limit.
         resume: whether failed runs are submitted again.
         yes: whether to submit without asking for confirmation on a terminal.
+        waits: whether to wait until all jobs have ended: further runs are submitted as jobs end.
 
     Raises:
         UsageError: see :func:`fugaku_gpt.sweep.submit.submit_sweep`.
     """
-    from fugaku_gpt.sweep.submit import submit_sweep
+    from fugaku_gpt.jobs.schedulers.commands import query_intervals
+    from fugaku_gpt.sweep.refill import submit_to_the_end
+    from fugaku_gpt.sweep.submit import RunStanding, is_due, submit_sweep
+
+    is_confirmed = yes or not sys.stdin.isatty()
 
     def report_submission(number: int, total: int, planned: "PlannedJob", message: str) -> None:
         click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
 
     def confirm_submission(planned: Sequence["PlannedJob"]) -> bool:
-        if not planned or yes or not sys.stdin.isatty():
-            return True
-        return click.confirm(f"submit {total_text(planned)}?", err=True)
+        nonlocal is_confirmed
+        if planned and not is_confirmed:  # asked once, also if it waits and submits more
+            is_confirmed = click.confirm(f"submit {total_text(planned)}?", err=True)
+        return is_confirmed or not planned
 
-    return submit_sweep(
-        plan, out, max_in_flight=max_in_flight, resume=resume, on_job=report_submission, confirm=confirm_submission
-    )
+    def submit(is_chosen: Callable[[RunStanding], bool]) -> "SubmittedSweep":
+        return submit_sweep(
+            plan,
+            out,
+            max_in_flight=max_in_flight,
+            is_chosen=is_chosen,
+            on_job=report_submission,
+            confirm=confirm_submission,
+        )
+
+    if not waits:
+        return submit(lambda standing: is_due(standing, resume))
+    pauses = query_intervals()
+    next(pauses)  # the first query is the submission itself
+    return submit_to_the_end(submit, resume, pauses, time.sleep)
 
 
 def total_text(planned: Sequence["PlannedJob"]) -> str:

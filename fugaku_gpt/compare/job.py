@@ -13,6 +13,7 @@ from fugaku_gpt.config.profile import Profile, this_python
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
 from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX
@@ -69,7 +70,7 @@ def comparison_script(
         "sides": [_side_argument(side) for side in sides],
         "compare_arguments": ["--out", FOLDER, *arguments, *_budget_argument(base, arguments)],
     }
-    return base, render_job(base, profile, name=TEMPLATE, extra_values=template_values)
+    return base, render_job(base, profile, name=TEMPLATE, extra_values=template_values, notes=missing_needs(base))
 
 
 def _in_environments(sides: Tuple[LiveSide, LiveSide], profile: str) -> Tuple[LiveSide, LiveSide]:

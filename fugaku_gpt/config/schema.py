@@ -521,8 +521,8 @@ class JobConfig:
     environment: Tuple[str, ...] = option((), "variables for the ranks, each NAME=value", form=_VARIABLE)
     profile: str = option(
         "",
-        "file that describes the PyTorch build, such as env/a64fx-torch-1.10.yaml, relative to the current folder, "
-        "the run file's folder or the top of its checkout; or the name of a profile of the package",
+        "name of a profile of `env list`, or a file such as env/a64fx-torch-1.10.yaml, relative to the run file that "
+        "names it, the top of that file's checkout or the current folder",
         form=_PATH,
     )
     template: str = option("", "job script template, such as one that overrides blocks", form=_PATH)

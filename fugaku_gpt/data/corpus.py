@@ -43,13 +43,30 @@ class Corpus:
         return int(self.manifest["vocab_size"]) if self.manifest is not None else None
 
 
+def is_corpus(path: str) -> bool:
+    """Whether a path names a folder with a manifest, or the prefix of a pair of which at least one file is there; their
+    content is not looked at."""
+    location = _location_of(path)
+    if location.is_dir():
+        return (location / MANIFEST).exists()
+    return any(location.with_name(location.name + end).exists() for end in (".idx", ".bin"))
+
+
+def _location_of(path: str) -> Path:
+    """The folder or prefix that a path names; a prefix may be written with the suffix of one of its files."""
+    location = Path(path)
+    if location.suffix in (".bin", ".idx") and not location.is_dir():
+        location = location.with_suffix("")
+    return location
+
+
 def open_corpus(path: str) -> Corpus:
     """Open a prepared folder or a Megatron prefix (with or without ``.bin`` or ``.idx``).
 
     Raises:
         DataError: there is no corpus, or it is damaged.
     """
-    location = Path(path)
+    location = _location_of(path)
     if location.is_dir():
         manifest = read_manifest(location)
         index = IndexedCorpus(location / CORPUS)
@@ -59,12 +76,7 @@ def open_corpus(path: str) -> Corpus:
                 f"but the corpus has {index.tokens} in {index.documents}; prepare it again with --force"
             )
         return Corpus(path, index, manifest, str(manifest["fingerprint"]))
-    if location.suffix in (".bin", ".idx"):
-        location = location.with_suffix("")
-    if (
-        not location.with_name(location.name + ".idx").exists()
-        and not location.with_name(location.name + ".bin").exists()
-    ):
+    if not is_corpus(path):
         raise DataError(
             f"{path}: neither a folder made by `fugaku-gpt data prepare` nor the prefix of a .bin/.idx pair; "
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"

@@ -82,9 +82,10 @@ def find_profile(name_or_path: str) -> Path:
 def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: Optional[Path] = None) -> RunConfig:
     """The run with ``job.profile`` as the path of a file that exists.
 
-    A relative path is looked up from ``base``, then from the folder of the run file, then from the top of the checkout
-    that the run file is in. If it is none of these, ``NAME`` and ``env/NAME.yaml`` stand for the shipped profile of
-    that name, so that a run file of the checkout works where fugaku_gpt was installed without one.
+    A relative path that the run file names is looked up from the folder of that file, then from the top of the checkout
+    that it is in, then from ``base``; one that the command line names, from ``base`` first. If it is none of these,
+    ``NAME`` and ``env/NAME.yaml`` stand for the shipped profile of that name, so that a run file of the checkout works
+    where fugaku_gpt was installed without one.
 
     Args:
         run_file: the run or sweep file; None where the run has none.
@@ -95,12 +96,15 @@ def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: 
     """
     named = config.job.profile
     start = base if base is not None else Path.cwd()
-    if not named or (start / named).is_file():
+    if not named:
         return config
-    folders = [start]
+    folders = []
     if run_file is not None:
         beside = Path(os.path.abspath(start / run_file)).parent
         folders += [folder for folder in (beside, _top_of_checkout(beside)) if folder is not None]
+    folders = [*folders, start] if _names(run_file, named, start) else [start, *folders]
+    if folders[0] == start and (start / named).is_file():
+        return config
     profiles = _profiles_in(shipped_folder("env"))
     candidates = [folder / named for folder in folders]
     name = named[len("env/") : -len(".yaml")] if named.startswith("env/") and named.endswith(".yaml") else named
@@ -112,6 +116,16 @@ def with_profile_file(config: RunConfig, run_file: Optional[Path] = None, base: 
     searched = "" if Path(named).is_absolute() else f" in {', '.join(map(str, dict.fromkeys(folders)))}"
     shipped = f", or one of {', '.join(profiles)}" if profiles else ""
     raise ConfigError(f"job.profile: {named}: no such file{searched}; valid: the path of a file{shipped}")
+
+
+def _names(run_file: Optional[Path], value: str, start: Path) -> bool:
+    """True if a run or sweep file has a value, so that it did not come from the command line."""
+    if run_file is None:
+        return False
+    try:
+        return value in (start / run_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # a sweep's file that was moved away since
+        return False
 
 
 def _top_of_checkout(folder: Path) -> Optional[Path]:

@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.profile import Build, Profile
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.machine.checkout import checkout
 
@@ -57,7 +58,8 @@ def build_job(
         "tarred": [f"{build.prefix}/{name}" for name in build.keep] or [build.prefix],
     }
     bare_profile = replace(profile, path=(), library_path=(), preload=(), environment=())
-    script = render_job(config, bare_profile, name="build_torch.sh.j2", extra_values=context)
+    notes = missing_needs(config, trains=False)
+    script = render_job(config, bare_profile, name="build_torch.sh.j2", extra_values=context, notes=notes)
     if config.job.volumes:
         return script
     note = f"no job.volumes: {root} and the profile must be on a volume that every node has, or be named there"

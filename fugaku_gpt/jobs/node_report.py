@@ -6,6 +6,7 @@ from typing import Sequence
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.jobs.render import JobScript, profile_of, render_job
 
 TEMPLATE = "node_report.sh.j2"
@@ -23,4 +24,6 @@ def render_node_report(config: RunConfig, arguments: Sequence[str]) -> JobScript
     """
     if config.job.chain != 1 or config.job.bulk:
         raise ConfigError("job.chain and job.bulk: nodes are measured by one job; leave them out")
-    return render_job(config, profile_of(config), name=TEMPLATE, extra_values={"node_arguments": list(arguments)})
+    notes = missing_needs(config, trains=False)
+    extra_values = {"node_arguments": list(arguments)}
+    return render_job(config, profile_of(config), name=TEMPLATE, extra_values=extra_values, notes=notes)

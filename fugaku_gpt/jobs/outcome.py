@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
@@ -24,6 +24,7 @@ from fugaku_gpt.jobs.failure_causes import (
     Cause,
     scheduler_cause,
 )
+from fugaku_gpt.jobs.plain_outcome import plain_cause
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
 from fugaku_gpt.launch.launch_result import failure_reason, has_out_of_memory_message, log_tail
 from fugaku_gpt.records import run as runs
@@ -49,15 +50,8 @@ _LOG_FILES = 16  # log files of a job that are searched for the reason of its en
 _GIB = 2**30
 # the status of a bulk job is the worst of its sub-jobs
 _WORST_FIRST = (
-    runs.FAILED,
-    runs.HUNG,
-    runs.OUT_OF_MEMORY,
-    runs.REFUSED,
-    runs.LOST,
-    runs.TIMEOUT,
-    runs.INTERRUPTED,
-    runs.OK,
-)
+    runs.FAILED, runs.HUNG, runs.OUT_OF_MEMORY, runs.REFUSED, runs.LOST, runs.TIMEOUT, runs.INTERRUPTED, runs.OK,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -175,8 +169,12 @@ class _Evidence:
     def tail(self) -> List[str]:
         """Return the last lines that the job's script and its first ranks printed."""
         sub_job_id = sub_job_ids(self.job)[self.index]
-        files = [self.run.log_file, *scheduler_named(self.job.scheduler).output_files(self.directory, sub_job_id)]
-        return [line for file in files[:_LOG_FILES] for line in log_tail(file)]
+        folder = self.job.start_folder(self.directory)
+        return _tail_of([self.run.log_file, *scheduler_named(self.job.scheduler).output_files(folder, sub_job_id)])
+
+
+def _tail_of(files: Sequence[Path]) -> List[str]:
+    return [line for file in files[:_LOG_FILES] for line in log_tail(file)]
 
 
 def _evidence_of_job(
@@ -214,11 +212,26 @@ def _diagnose_evidence(evidence: _Evidence) -> Outcome:
     record, status = evidence.record, evidence.status
     over = status.state in OVER
     # a record that names a signal is written when the job receives it, and again when the job ends
-    if not over and (record is None or record.signal):
+    if not over and (record is None or record.signal or evidence.job.folder):
         return _unfinished_outcome(status)
     state = status.state if over else "ended"
-    end_cause = _find_cause(evidence)
+    if evidence.job.folder:
+        end_cause = plain_cause(evidence.job.scheduler, status, evidence.tail)
+    else:
+        end_cause = _find_cause(evidence)
     return Outcome(end_cause.status, state, end_cause.cause, end_cause.advice, end_cause.retry)
+
+
+def outcome_of_other_job(scheduler: str, status: JobStatus, output: Sequence[Path]) -> Outcome:
+    """Return how a job ended that no directory has a record of, or its state.
+
+    Args:
+        output: its output files, as far as they are known.
+    """
+    if status.state not in OVER:
+        return _unfinished_outcome(status)
+    end_cause = plain_cause(scheduler, status, lambda: _tail_of(output))
+    return Outcome(end_cause.status, status.state, end_cause.cause, end_cause.advice, end_cause.retry)
 
 
 def _unfinished_outcome(status: JobStatus) -> Outcome:

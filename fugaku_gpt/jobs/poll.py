@@ -46,6 +46,8 @@ class PolledRun:
         status: the scheduler's status of that job; None if nothing was submitted.
         recorded: result of the run that this poll wrote; None if there was nothing to write.
         unanswered: what a scheduler did not answer, such as ``job 7`` → the reason.
+        start_folder: folder in which the job starts and leaves its output; None for the run directory.
+        is_recorded: whether a run directory has a record of the job.
     """
 
     directory: Path
@@ -57,6 +59,8 @@ class PolledRun:
     status: Optional[JobStatus] = None
     recorded: Optional[Result] = None
     unanswered: Mapping[str, str] = field(default_factory=dict)
+    start_folder: Optional[Path] = None
+    is_recorded: bool = True
 
     @property
     def is_over(self) -> bool:
@@ -74,7 +78,7 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
-        below = list(_directories_below(path, _MAX_DEPTH))
+        below = list(directories_below(path))
         if not below:
             raise UsageError(
                 f"{path}: holds no run directory with a job ({JOB_FILE}); `fugaku-gpt job submit` makes one; "
@@ -147,10 +151,11 @@ def output_of(polled: PolledRun, make_scheduler: SchedulerFactory = scheduler_na
     """Return the output files of the deciding job: the script's own first, then those of its ranks."""
     if not polled.job_id:
         return []
-    return make_scheduler(polled.scheduler).output_files(polled.directory, polled.job_id)
+    return make_scheduler(polled.scheduler).output_files(polled.start_folder or polled.directory, polled.job_id)
 
 
-def _directories_below(path: Path, depth: int) -> Iterator[Path]:
+def directories_below(path: Path, depth: int = _MAX_DEPTH) -> Iterator[Path]:
+    """Yield the run directories with jobs at ``path`` and below it, sorted by name, without earlier attempts."""
     if (path / JOB_FILE).exists():
         yield path
         return
@@ -160,7 +165,7 @@ def _directories_below(path: Path, depth: int) -> Iterator[Path]:
         names = sorted(entry.name for entry in entries if entry.is_dir() and entry.name != ATTEMPTS)
     for name in names:
         if not name.startswith("."):
-            yield from _directories_below(path / name, depth - 1)
+            yield from directories_below(path / name, depth - 1)
 
 
 class _Schedulers:
@@ -269,6 +274,7 @@ def _poll_directory(
         status,
         _record_result(directory, outcome, timestamp),
         _unanswered(history, answers, error),
+        deciding.start_folder(directory),
     )
 
 

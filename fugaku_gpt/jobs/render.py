@@ -12,7 +12,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import fugaku_gpt
 from fugaku_gpt.config import RunConfig, changed_settings
@@ -24,6 +24,8 @@ from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
+from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.machine import fugaku
 
@@ -54,6 +56,7 @@ def render_job(
     template: Optional[str] = None,
     name: str = "",
     extra_values: Mapping[str, Any] = {},  # noqa: B006  # never written to
+    notes: Sequence[str] = (),
 ) -> JobScript:
     """Render the job script of a run for the scheduler ``config.job.scheduler``.
 
@@ -62,6 +65,7 @@ def render_job(
             override blocks. Default: the scheduler's own.
         name: name of another template in ``jobscripts/`` than the scheduler's.
         extra_values: values for the template, which override those of the run.
+        notes: further notes, such as what the job lacks.
 
     Raises:
         ConfigError: the scheduler cannot express the run (such as its name), or the template is not valid.
@@ -80,18 +84,19 @@ def render_job(
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["directive"] = _directive_value
     scheduler = config.job.scheduler
-    context, notes = _context(config, profile)
+    context, context_notes = _context(config, profile)
+    all_notes = (*notes, *context_notes)
     try:
         if template is None:
             parsed = environment.get_template(name or f"{scheduler}.sh.j2")
         else:
             parsed = environment.from_string(template)
-        text = parsed.render(**{**context, **extra_values}, notes=notes)
+        text = parsed.render(**{**context, **extra_values}, notes=all_notes)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{config.job.template or error.name}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
         raise ConfigError(f"{config.job.template or scheduler}: cannot be rendered: {error}") from None
-    return JobScript(re.sub(r"\n{3,}", "\n\n", text), tuple(notes))
+    return JobScript(re.sub(r"\n{3,}", "\n\n", text), all_notes)
 
 
 def template_folder() -> Path:
@@ -102,7 +107,8 @@ def template_folder() -> Path:
 
 
 def render_from_files(config: RunConfig) -> JobScript:
-    """Call :func:`render_job` with the profile and the template that ``job.profile`` and ``job.template`` name.
+    """Call :func:`render_job` with the profile and the template that ``job.profile`` and ``job.template`` name, and
+    note what the job lacks.
 
     Raises:
         ConfigError: see :func:`render_job`; also if a file is not valid or cannot be read.
@@ -113,7 +119,7 @@ def render_from_files(config: RunConfig) -> JobScript:
             template = Path(config.job.template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"job.template: {config.job.template}: cannot be read: {error}") from None
-    return render_job(config, profile_of(config), template)
+    return render_job(config, profile_of(config), template, notes=missing_needs(config))
 
 
 def profile_of(config: RunConfig) -> Profile:
@@ -172,7 +178,11 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
 
     threads = node.threads_per_rank
     if threads is None and (job.scheduler == "pjm" or profile.cores is not None):
-        threads = max(1, (profile.cores or fugaku.CORES) // config.ranks_per_node)
+        cores = profile.cores or fugaku.CORES
+        threads = max(1, cores // config.ranks_per_node)
+        notes.append(
+            f"node.threads_per_rank is not set: {threads}, by {cores} cores and {config.ranks_per_node} ranks a node"
+        )
     context: Dict[str, Any] = {
         **{key: getattr(job, key) for key in _COPIED_KEYS},
         "settings": {key: _yaml_scalar(value) for key, value in changed_settings(config).items()},
@@ -242,27 +252,11 @@ def _variables(config: RunConfig, profile: Profile, threads: Optional[int]) -> D
     return variables
 
 
-def _peak_text(knobs: Mapping[str, int]) -> str:
-    return f"{fugaku.peak_flops(knobs['freq'], knobs['eco_state']) / 1e12:.2f} TFLOP/s"
-
-
 def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
     job, node = config.job, config.node
     knobs = fugaku.power_knobs(node, job.nodes)
-    if node.freq_mhz is None and node.eco_state is None:
-        default = fugaku.site_power_knobs(job.nodes)
-        notes.append(
-            f"freq and eco_state are not set: {knobs['freq']} MHz with both pipes is written out, {_peak_text(knobs)} "
-            f"a node; Fugaku's default, {default['freq']} MHz with one pipe, has {_peak_text(default)}"
-        )
-    elif node.eco_state is None and knobs["eco_state"] in fugaku.ONE_PIPE_STATES:
-        notes.append(
-            f"eco_state is not set: at {knobs['freq']} MHz a core has one of its two pipes, {_peak_text(knobs)} a node"
-        )
-    if not job.elapse:
-        notes.append("no job.elapse: the resource group's default holds, which is one minute on Fugaku")
-    if not job.group:
-        notes.append("no job.group: Fugaku asks for one, here or as `pjsub -g`")
+    refuse_power_pair(node)
+    notes += choice_notes(config)
     if profile.launcher == "srun":
         raise ConfigError(f"{job.profile or 'profile'}: launcher: srun starts ranks under Slurm only; valid: mpiexec")
     suffixes = [job.allocation, job.strict]

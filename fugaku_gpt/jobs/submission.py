@@ -14,10 +14,11 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files, settings_of
 from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
 from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission, Uncertain
@@ -29,7 +30,6 @@ from fugaku_gpt.records.job import (
     JobHistory,
     append_event,
     append_status,
-    bulk_numbers,
     read_history,
 )
 from fugaku_gpt.records.run import RunDirectory
@@ -40,12 +40,8 @@ TAG_PREFIX = "fugaku-gpt-"
 # an open intent younger than this may be a submission in progress
 INTENT_SECONDS = 2 * TIMEOUT_SECONDS
 
-_COPIED_FILES = (
-    "config.yaml",
-    SCRIPT,
-    "sweep.json",
-    JOB_FILE,
-)  # files that are copied, not moved, to an earlier attempt
+# files that are copied, not moved, to an earlier attempt
+_COPIED_FILES = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)
 
 _REPEAT = re.compile(r"repeat-[0-9]+")
 
@@ -60,7 +56,7 @@ class PreparedJob:
         directory: directory in which the job starts.
         script: name of the script there.
         text: text of the script.
-        node_hours: nodes times time limit, over all links and sub-jobs; None without a time limit.
+        node_hours: billed nodes times time limit, over all links and sub-jobs; None without a time limit.
         notes: settings that the scheduler has no equivalent for, and choices made for the user; one line each.
     """
 
@@ -113,12 +109,14 @@ def load_prepared(directory: Path) -> PreparedJob:
         UsageError: it is not such a directory, or its configuration has changed since the script was rendered.
     """
     try:
-        text = (directory / SCRIPT).read_text(encoding="utf-8", errors="replace")
+        text = (directory / SCRIPT).read_bytes().decode("utf-8", "replace")  # line ends as they are
     except OSError as error:
         raise UsageError(
             f"{directory / SCRIPT}: cannot be read: {error.strerror}; valid: a run file, or a run directory with "
             f"config.yaml and {SCRIPT}"
         ) from None
+    if not (directory / "config.yaml").exists() and any(job.folder for job in read_history(directory).jobs):
+        raise UsageError(f"{directory}: has the record of a script that is of no run; submit that script again")
     config = load_run_config(directory / "config.yaml")
     changed = _settings_changed_since(text, config)
     if changed:
@@ -166,37 +164,51 @@ def submit(
     require_no_active_job(directory, scheduler, clock())
     ids: List[str] = []
     for submission in submissions(job):
-        tag = TAG_PREFIX + uuid.uuid4().hex
-        submission = replace(submission, tag=tag, after=ids[-1] if ids else None)
-        facts = {"tag": tag, "link": submission.link, "chain": submission.chain, "bulk": submission.bulk}
-        append_event(directory, "intent", clock(), scheduler=scheduler.name, **facts)
-        if submission.link == 1:
-            _yield_to_earlier_submission(directory, tag, clock())
+        submission = replace(submission, after=ids[-1] if ids else None)
         try:
-            job_id = scheduler.submit(submission)
-        except Uncertain as error:
-            raise Uncertain(
-                f"{error}\n{directory}: the job may have been accepted; `fugaku-gpt job status` finds out"
-            ) from None
-        except Overtaken as error:  # a short job has already ended: its end decides, as in any chain
-            append_event(directory, "refused", clock(), tag=tag, reason=str(error))
+            ids.append(submit_recorded(directory, submission, scheduler, clock))
+        except Overtaken:  # a short job has already ended: its end decides, as in any chain
             break
-        except UsageError as error:  # refused, or the command does not exist
-            append_event(directory, "refused", clock(), tag=tag, reason=str(error))
+        except Refused as error:
             note = f"\n{directory}: submitted before that, and kept: {', '.join(ids)}" if ids else ""
             raise Refused(f"{error}{note}") from None
-        append_event(
-            directory,
-            "submitted",
-            clock(),
-            scheduler=scheduler.name,
-            job_id=job_id,
-            script=submission.script,
-            command=scheduler.command_of(submission),
-            **facts,
-        )
-        ids.append(job_id)
     return ids
+
+
+def submit_recorded(
+    directory: Path, submission: Submission, scheduler: Scheduler, clock: Callable[[], float], folder: str = ""
+) -> str:
+    """Submit one script with a tag; record intent and outcome in a directory, and return the job id.
+
+    Args:
+        folder: start folder of a plain script, for the record; empty for the script of a run.
+
+    Raises:
+        Refused: the scheduler refused the job.
+        Overtaken: the job that this one should follow has already ended.
+        Uncertain: it is unknown whether the scheduler accepted the job; ``job status`` finds out.
+        UsageError: another submission of this directory came first.
+    """
+    submission = replace(submission, tag=TAG_PREFIX + uuid.uuid4().hex)
+    tag = submission.tag
+    facts: Dict[str, Any] = {"tag": tag, "link": submission.link, "chain": submission.chain, "bulk": submission.bulk}
+    if folder:
+        facts["folder"] = folder
+    append_event(directory, "intent", clock(), scheduler=scheduler.name, **facts)
+    if submission.link == 1:
+        _yield_to_earlier_submission(directory, tag, clock())
+    try:
+        job_id = scheduler.submit(submission)
+    except Uncertain as error:
+        raise Uncertain(
+            f"{error}\n{directory}: the job may have been accepted; `fugaku-gpt job status` finds out"
+        ) from None
+    except UsageError as error:  # refused, or the command does not exist
+        append_event(directory, "refused", clock(), tag=tag, reason=str(error))
+        raise error if isinstance(error, Refused) else Refused(str(error)) from None
+    facts.update(script=submission.script, command=scheduler.command_of(submission))
+    append_event(directory, "submitted", clock(), scheduler=scheduler.name, job_id=job_id, **facts)
+    return job_id
 
 
 def new_attempt(directory: Path, timestamp: float) -> Path:
@@ -310,17 +322,6 @@ def require_no_run(directory: Path) -> None:
         )
 
 
-def node_hours(config: RunConfig) -> Optional[float]:
-    """Return nodes times time limit, over all links of a chain and all sub-jobs; None without a time limit.
-
-    A scheduler may round nodes up and charge for them.
-    """
-    job = config.job
-    if job.elapse is None:
-        return None
-    return job.nodes * job.elapse / 3600 * job.chain * max(1, len(bulk_numbers(job.bulk)))
-
-
 def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunConfig:
     """Return the run with its paths made absolute, relative to ``base`` (default: the working directory)."""
     start = (base if base is not None else Path.cwd()).resolve()
@@ -347,7 +348,7 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
 def _settings_changed_since(script: str, config: RunConfig) -> List[str]:
     """Return the settings that have changed since the script was rendered; empty if the script has no settings."""
     try:
-        scripted = settings_of(script)
+        scripted = settings_of(script.replace("\r\n", "\n"))
     except ConfigError:  # edited on purpose
         return []
     if scripted is None:
@@ -371,6 +372,7 @@ def _record_recovered_job(directory: Path, intent: Intent, job_id: str, timestam
         link=intent.link,
         chain=intent.chain,
         bulk=intent.bulk,
+        **({"folder": intent.folder} if intent.folder else {}),
     )
 
 

@@ -7,7 +7,9 @@ Sources: user guide 1.52, chapters PowerControlFunction and UsageRules; the help
 
 from __future__ import annotations
 
-from typing import Dict
+import itertools
+import math
+from typing import Dict, Sequence, Tuple
 
 from fugaku_gpt.config.schema import POWER_KNOBS, NodeConfig
 
@@ -25,7 +27,8 @@ COMPILER_OPTIONS = ("-mcpu=a64fx", f"-msve-vector-bits={8 * VECTOR_BYTES}")  # o
 PIPES = 2  # floating-point pipes of a core
 ONE_PIPE_STATES = (1, 2)  # values of eco_state that leave a core one of its two floating-point pipes
 JOB_BYTES = 30_739_333_120  # of a node's memory that a job can ask for
-TEMPORARY_BYTES = 87 * 2**30 - 128 * 2**20  # of a node, for localtmp and sharedtmp together
+NODE_TEMPORARY_BYTES = 87 * 2**30  # of a node's disk for temporary files
+TEMPORARY_BYTES = NODE_TEMPORARY_BYTES - 128 * 2**20  # of them, for localtmp and sharedtmp together by the guide
 
 
 def site_power_knobs(nodes: int) -> Dict[str, int]:
@@ -59,6 +62,36 @@ def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
     if is_unset or node.freq_mhz == 2000:
         defaults["eco_state"] = 0
     return {name: default if requested[name] is None else requested[name] for name, default in defaults.items()}
+
+
+def allocated_nodes(dims: Sequence[int], is_torus: bool, is_io_exclusive: bool = False) -> int:
+    """The nodes that Fugaku allocates for a shape, and bills (user guide, UsageRules): whole units for a torus, which
+    every job of more than ``TORUS_ABOVE`` nodes is; otherwise those that were asked for.
+
+    Each side of a box is rounded up to the unit's, in the orientation that wastes least. A shape of one or two axes may
+    be folded, so its number of nodes is rounded up.
+
+    Args:
+        dims: sides of the shape in nodes, or the number of nodes alone.
+        is_torus: whether a torus is asked for, or the resource group has nothing else.
+        is_io_exclusive: whether no I/O node is shared with another job.
+    """
+    nodes = math.prod(dims)
+    if nodes <= TORUS_ABOVE and not is_torus:
+        return nodes
+    unit = allocation_unit(nodes, is_io_exclusive)
+    if len(dims) < 3:
+        size = math.prod(unit)
+        return -(-nodes // size) * size
+    return min(
+        math.prod(-(-side // least) * least for side, least in zip(order, unit))
+        for order in itertools.permutations(dims)
+    )
+
+
+def allocation_unit(nodes: int, is_io_exclusive: bool = False) -> Tuple[int, int, int]:
+    """The shape of the units in which a torus of this many nodes is allocated."""
+    return SHELF if nodes > TORUS_ABOVE or is_io_exclusive else TOFU_UNIT
 
 
 def peak_flops(freq_mhz: int, eco_state: int) -> float:

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.config.tree import parse_yaml, plain_values
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.limits import BATCH, INTERACTIVE, AclLimits, parse_acl
 from fugaku_gpt.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse_elapse
 
 FUGAKU = Path(__file__).parent / "sites" / "fugaku.yaml"
-_GROUP_KEYS = ("nodes", "default_nodes", "elapse", "range_max", "allocations", "interactive", "date")
-_KEYS = (
-    "site", "date", "source", "fresh_days", "default_group", "resource_units", "volumes", "groups", "reported",
-    "retired",
+_GROUP_KEYS = (
+    "nodes", "default_nodes", "elapse", "elapse_by_nodes", "range_max", "allocations", "interactive", "date",
 )  # fmt: skip
+_KEYS = (
+    "site", "title", "nodes", "date", "source", "fresh_days", "default_group", "resource_units", "group_patterns",
+    "volumes", "groups", "reported", "retired",
+)  # fmt: skip
+FX1000_NODES, OTHER_NODES = "fx1000", "any"
 _FRESH_DAYS = 365
-# lines of a saved output that name its group
-_COMMAND = re.compile(r"\bpjacl\b[^\n#]*?--(?:rg|rscgrp)[ =]+([A-Za-z][\w.-]*)")
-_GROUP_LINE = re.compile(r"^[ \t]*(?:rscgrp|resource group|rg)[ \t]*[:=][ \t]*([A-Za-z][\w.-]*)[ \t]*\r?$", re.M | re.I)
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class GroupLimits:
         min_nodes, max_nodes: nodes of one job.
         default_nodes: nodes of a job that asks for none.
         min_elapse, max_elapse: bounds in seconds for a fixed time limit and for the lower end of a range.
+        elapse_by_nodes: pairs of a number of nodes and the longest time limit in seconds of jobs up to that size, in
+            rising order; empty where it does not depend on the size.
         range_max: upper bound in seconds for the upper end of a range.
         allocations: supported ways of allocating nodes; empty where unknown.
         interactive: whether the group takes interactive jobs alone.
@@ -54,6 +54,12 @@ class GroupLimits:
     range_max: Optional[int] = None
     allocations: Tuple[str, ...] = ()
     interactive: bool = False
+    elapse_by_nodes: Tuple[Tuple[int, int], ...] = ()
+
+    def longest(self, nodes: Optional[int]) -> Optional[int]:
+        """Return the longest time limit in seconds of a job of this many nodes; None if it is not known."""
+        fitting = [seconds for size, seconds in self.elapse_by_nodes if nodes is not None and nodes <= size]
+        return fitting[0] if fitting else self.max_elapse
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,11 @@ class SiteLimits:
     """The resource groups of a site and their limits.
 
     Attributes:
+        site: name of the site, as in ``--site``.
+        title: name of the site in messages.
+        nodes: ``fx1000`` for nodes such as Fugaku's, else ``any``.
         date: date of the file.
+        group_patterns: patterns of names of groups by which a script is recognised as one for this site.
         fresh_days: age in days up to which limits count; what rests on older ones is advice.
         default_group: group of a job that names none.
         resource_units: patterns of the site's ``rscunit`` names.
@@ -80,6 +90,14 @@ class SiteLimits:
     reported: Mapping[str, str] = field(default_factory=dict)
     retired: Mapping[str, str] = field(default_factory=dict)
     fresh_days: int = _FRESH_DAYS
+    title: str = ""
+    nodes: str = FX1000_NODES
+    group_patterns: Tuple[str, ...] = ()
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether the limits of any group are known."""
+        return any(group.max_nodes or group.max_elapse for group in self.groups.values())
 
     def successor(self, group: str) -> Optional[str]:
         """Return the successor of a retired group; None for any other group."""
@@ -95,7 +113,9 @@ class SiteLimits:
 
     def has_group(self, group: str) -> bool:
         """Whether this is, or was, a group of the site."""
-        return group in self.groups or self.report_of(group) is not None or self.successor(group) is not None
+        if group in self.groups or any(fnmatch.fnmatchcase(group, pattern) for pattern in self.group_patterns):
+            return True
+        return self.report_of(group) is not None or self.successor(group) is not None
 
     def has_unit(self, unit: str) -> bool:
         """Whether this is a resource unit of the site."""
@@ -115,6 +135,14 @@ def fugaku_limits() -> SiteLimits:
     if FUGAKU not in _loaded:
         _loaded[FUGAKU] = load_limits(FUGAKU)
     return _loaded[FUGAKU]
+
+
+def other_sites() -> List[SiteLimits]:
+    """Return the limits of other sites that come with the package, by their names."""
+    for path in sorted(FUGAKU.parent.glob("*.yaml")):
+        if path not in _loaded:
+            _loaded[path] = load_limits(path)
+    return [limits for path, limits in sorted(_loaded.items()) if path != FUGAKU]
 
 
 def load_limits(path: Path) -> SiteLimits:
@@ -149,6 +177,9 @@ def parse_limits(text: str, where: str) -> SiteLimits:
         default_group=_text(top.get("default_group", ""), where, "default_group"),
         resource_units=_texts(top.get("resource_units", []), where, "resource_units"),
         volumes=_texts(top.get("volumes", []), where, "volumes"),
+        title=_text(top.get("title", ""), where, "title"),
+        nodes=_one_of((FX1000_NODES, OTHER_NODES), top.get("nodes", FX1000_NODES), where, "nodes"),
+        group_patterns=_texts(top.get("group_patterns", []), where, "group_patterns"),
         groups=groups,
         reported={name: _text(value, where, f"reported.{name}") for name, value in reported.items()},
         retired={name: _text(value, where, f"retired.{name}") for name, value in retired.items()},
@@ -162,11 +193,14 @@ def format_limits(limits: SiteLimits) -> str:
 
     top: Dict[str, Any] = {
         "site": limits.site,
+        "title": limits.title,
+        "nodes": limits.nodes,
         "date": limits.date,
         "source": limits.source,
         "fresh_days": str(limits.fresh_days),
         "default_group": limits.default_group,
         "resource_units": list(limits.resource_units),
+        "group_patterns": list(limits.group_patterns),
         "volumes": list(limits.volumes),
         "groups": {name: _group_data(group) for name, group in limits.groups.items()},
         "reported": dict(limits.reported),
@@ -217,6 +251,7 @@ def _read_group(name: str, values: Mapping[str, Any], date: str, where: str) -> 
         range_max=None if range_max is None else _seconds(range_max, where, f"{prefix}.range_max"),
         allocations=allocations,
         interactive=_is_yes(values.get("interactive", "no"), where, f"{prefix}.interactive"),
+        elapse_by_nodes=_elapse_by_nodes(values.get("elapse_by_nodes", ""), where, f"{prefix}.elapse_by_nodes"),
     )
 
 
@@ -229,6 +264,10 @@ def _group_data(group: GroupLimits) -> Dict[str, str]:
     if group.max_elapse is not None:
         start = "" if group.min_elapse is None else format_elapse(group.min_elapse) + "-"
         data["elapse"] = start + format_elapse(group.max_elapse)
+    if group.elapse_by_nodes:
+        data["elapse_by_nodes"] = ", ".join(
+            f"{size} {format_elapse(seconds)}" for size, seconds in group.elapse_by_nodes
+        )
     if group.range_max is not None:
         data["range_max"] = format_elapse(group.range_max)
     if group.allocations:
@@ -237,6 +276,21 @@ def _group_data(group: GroupLimits) -> Dict[str, str]:
         data["interactive"] = "yes"
     data["date"] = group.date
     return data
+
+
+def _elapse_by_nodes(value: Any, where: str, key: str) -> Tuple[Tuple[int, int], ...]:
+    pairs: List[Tuple[int, int]] = []
+    for part in filter(None, (text.strip() for text in _text(value, where, key).split(","))):
+        size, _, elapse = part.partition(" ")
+        pairs.append((_count(size, where, key), _seconds(elapse, where, key)))
+    return tuple(sorted(pairs))
+
+
+def _one_of(choices: Tuple[str, ...], value: Any, where: str, key: str) -> str:
+    text = _text(value, where, key)
+    if text not in choices:
+        raise UsageError(f"{where}: {key}: {text[:40]!r} is none of {', '.join(choices)}")
+    return text
 
 
 def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
@@ -306,50 +360,3 @@ def _seconds(value: Any, where: str, key: str) -> int:
     if elapse.minimum is None or elapse.is_range:
         raise UsageError(f"{where}: {key}: expected H:MM:SS")
     return elapse.minimum
-
-
-def read_acl_groups(text: str, date: str, where: str, name: str = "") -> List[GroupLimits]:
-    """Read the groups and limits in saved output of ``pjacl --rg GROUP``.
-
-    Args:
-        name: name of the group; empty if the text names it: in a line with the command, as a terminal shows it (one
-            text may then hold several groups), or in a line such as ``rscgrp: small``.
-
-    Raises:
-        UsageError: the text names no group, or holds no limit.
-    """
-    outputs: List[Tuple[str, str]] = []
-    commands = [] if name else list(_COMMAND.finditer(text))
-    if name:
-        outputs = [(name, text)]
-    elif commands:
-        ends = [command.start() for command in commands[1:]] + [len(text)]
-        outputs = [(command[1], text[command.end() : end]) for command, end in zip(commands, ends)]
-    else:
-        named = _GROUP_LINE.search(text)
-        if named is None:
-            raise UsageError(f"{where}: no line names the group; write GROUP=FILE, such as small={where}")
-        outputs = [(named[1], text)]
-    groups = [_group_from_acl(group, parse_acl(output), date) for group, output in outputs]
-    for group in groups:
-        if group.max_elapse is None and group.max_nodes is None:
-            raise UsageError(f"{where}: no limits of {group.name}: expected what `pjacl --rg {group.name}` prints")
-    return groups
-
-
-def _group_from_acl(name: str, acl: AclLimits, date: str) -> GroupLimits:
-    option = BATCH if acl.row("elapse", BATCH) or acl.row("node", BATCH) else INTERACTIVE
-    elapse = acl.seconds("elapse", option) or (None, None, None)
-    longest = acl.seconds("adaptive elapsed time max", option) or (None, None, None)
-    nodes = acl.nodes("node", option) or (None, None, None)
-    return GroupLimits(
-        name=name,
-        date=date,
-        min_nodes=nodes[0],
-        max_nodes=nodes[1],
-        default_nodes=nodes[2],
-        min_elapse=elapse[0],
-        max_elapse=elapse[1],
-        range_max=longest[1],
-        interactive=option == INTERACTIVE,
-    )

@@ -36,7 +36,7 @@ _MAX_EXPANDED_LENGTH = 65536  # characters of a value after --vset variables are
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"  # the ASCII dash and those that editors replace it with
 _PREFIX = re.compile(r"#PJM(?=[ \t\r\v\f]|$)")
 _DISABLED = re.compile(rf"[ \t]*#[# \t-]*PJM[ \t]*[\"']?[{_DASHES}]", re.IGNORECASE)
-_TEMPLATE_TAG = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|\{#.*#\}|<%.*%>)[ \t]*")
+TEMPLATE_TAG = re.compile(r"[ \t]*(?:\{\{.*\}\}|\{%.*%\}|\{#.*#\}|<%.*%>)[ \t]*")
 _BLANK = " \t\r\v\f\0"
 _BYTE_ORDER_MARK = "\ufeff"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -84,7 +84,7 @@ def read_script(text: str, skips_template_tags: bool = False) -> PjmScript:
             line = line[1:]
         if body_line == 0:
             start = line.lstrip(_BLANK)[:1]
-            if start not in ("", "#") and not (skips_template_tags and _TEMPLATE_TAG.fullmatch(line)):
+            if start not in ("", "#") and not (skips_template_tags and TEMPLATE_TAG.fullmatch(line)):
                 body_line = number
         if "PJM" not in line and "pjm" not in line:
             continue

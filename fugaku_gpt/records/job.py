@@ -5,6 +5,7 @@
 * ``intent``: scheduler, tag (unique; submitted with the job as its comment), link (of a chain, from 1), chain, bulk:
   written before the scheduler is called, so that a job can be identified by its tag if the caller was killed;
 * ``submitted``: scheduler, job_id, tag, script (name in the run directory), command (words), link, chain, bulk;
+  for a script that is not of a run, both have ``folder``, in which the job starts and leaves its output;
 * ``refused``: tag, reason: the scheduler has not accepted it; ``abandoned``: the same, discovered afterwards;
 * ``status``: job_id and the fields of :class:`JobStatus`, written when they have changed;
 * ``cancelled``, ``held``, ``released``: job_id;
@@ -110,6 +111,8 @@ class SubmittedJob:
         chain: number of links of the chain.
         bulk: numbers of the sub-jobs, such as ``0-9``; empty if it is not a bulk job.
         time: time of submission, seconds since the epoch.
+        folder: folder in which the job of a plain script starts; empty for the job of a run, which starts in its run
+            directory.
     """
 
     scheduler: str
@@ -119,6 +122,11 @@ class SubmittedJob:
     chain: int
     bulk: str
     time: float
+    folder: str = ""
+
+    def start_folder(self, directory: Path) -> Path:
+        """Return the folder in which the job starts, where ``directory`` has its record."""
+        return Path(self.folder) if self.folder else directory
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ class Intent:
     chain: int
     bulk: str
     time: float
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -299,6 +308,7 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
 
 
 def _event_record(kind: Any, values: Dict[str, Any], time: float) -> Any:
+    values = {"folder": "", **values}  # older lines have none
     record_values = {name: values[name] for name in kind.__dataclass_fields__ if name != "time"}
     return kind(**record_values, time=time)
 

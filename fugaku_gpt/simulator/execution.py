@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal as signals
 import subprocess
 import time
@@ -18,6 +19,7 @@ from fugaku_gpt.pjm.values import parse_count, parse_limit
 from fugaku_gpt.simulator.environment import (
     JOB_MARK_VARIABLE,
     STAND_IN_VARIABLE,
+    SYSTEM_PATH,
     job_environment,
     job_folder,
     output_paths,
@@ -27,6 +29,7 @@ from fugaku_gpt.simulator.spool import Spool
 
 OPEN_FILES = 1024  # limit of one process if the job sets no proc-openfd
 _KILL_SECONDS = 5.0
+_SH = ("/bin/sh", "/usr/bin/sh")
 
 
 class CannotStart(Exception):
@@ -93,6 +96,7 @@ def start_script(spool: Spool, job: Job, max_ranks: int) -> int:
         try:
             process = subprocess.Popen(
                 [*request.interpreter, request.script],
+                executable=_program_of(request.interpreter[0]),
                 cwd=request.directory,
                 env=job_environment(spool, job, max_ranks),
                 stdin=subprocess.DEVNULL,
@@ -105,6 +109,13 @@ def start_script(spool: Spool, job: Job, max_ranks: int) -> int:
             raise CannotStart(f"{request.interpreter[0]}: {error.strerror}", directory=False) from None
     process.returncode = 0  # poll_end waits for it by its pid: the Popen object must not
     return process.pid
+
+
+def _program_of(interpreter: str) -> str:
+    """The program that is started as an interpreter: bash for ``sh``, which it is on Fugaku's nodes. Under the name of
+    ``sh`` it is in POSIX mode, with arrays and ``[[``, which a small ``sh`` of this machine may not have."""
+    bash = shutil.which("bash", path=SYSTEM_PATH)
+    return bash if interpreter in _SH and bash is not None else interpreter
 
 
 def _limits(job: Job) -> Dict[int, int]:

@@ -11,7 +11,7 @@ from fugaku_gpt.simulator.environment import STAND_IN_VARIABLE
 from fugaku_gpt.simulator.spool import Spool
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-JOB_COMMANDS = ("mpiexec", "mpirun", "llio_transfer", "dir_transfer")  # commands of a job
+JOB_COMMANDS = ("mpiexec", "mpirun", "module", "llio_transfer", "dir_transfer")  # commands of a job
 _PREAMBLE = """import sys
 sys.path.append({root!r})  # last: it may hold more than this package
 """

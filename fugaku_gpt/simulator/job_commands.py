@@ -1,4 +1,4 @@
-"""Commands that only jobs have on PATH: ``mpiexec``, ``llio_transfer`` and ``dir_transfer``."""
+"""Commands that only jobs have on PATH: ``mpiexec``, ``module``, ``llio_transfer`` and ``dir_transfer``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ def main(command: str, arguments: List[str]) -> int:
         from fugaku_gpt.simulator.mpiexec import main as mpiexec
 
         return mpiexec(arguments)
+    if command == "module":
+        sys.stderr.write(f"module {' '.join(arguments)}: nothing is loaded: this machine has no module of Fugaku\n")
+        return 0
     from fugaku_gpt.simulator.transfer import dir_transfer, llio_transfer
 
     return llio_transfer(arguments) if command == "llio_transfer" else dir_transfer(arguments)

@@ -17,6 +17,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from fugaku_gpt.errors import FugakuGptError, UsageError
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.environment import FOLDER_VARIABLE, MAX_RANKS_VARIABLE, STAND_IN_VARIABLE
+from fugaku_gpt.simulator.placement import claim_nodes, ranks_on_nodes, read_coordinates
 
 # options are listed without their dashes: each may be written with one or two
 _RANK_FILES = {
@@ -36,7 +37,7 @@ _IGNORED_FILES = {  # options for a single file, which Fugaku ignores with a war
     "oferr": "-oferr/-stderr(stderr outputs to {})",
 }
 _RANK_OPTIONS = ("n", "np", "c")
-_WITH_ARGUMENT = ("vcoordfile", "ofprefix", "hostfile", "machinefile", "path", "am", "tune", "max-proc-per-node")
+_WITH_ARGUMENT = ("ofprefix", "hostfile", "machinefile", "path", "am", "tune", "max-proc-per-node")
 _WITHOUT_ARGUMENT = ("nompi", "debuglib", "tag-output", "oversubscribe", "q", "quiet", "v", "verbose")
 _METACHARACTERS = re.compile(r"%(?:(?P<pad>0\d+)?(?:/(?P<round>\d+))?(?P<letter>[jJbsnmr]))")
 DEFAULT_OUT = "./output.%j/%/1000r/%m/stdout"
@@ -55,12 +56,13 @@ class Segment:
 
 @dataclass
 class Command:
-    """The parsed command line; ``out``, ``err`` and ``stdin`` are paths."""
+    """The parsed command line; ``out``, ``err``, ``stdin`` and ``coordinates`` are paths."""
 
     segments: List[Segment] = field(default_factory=list)
     out: str = DEFAULT_OUT
     err: str = DEFAULT_ERR
     stdin: str = ""
+    coordinates: str = ""
     directory: str = ""
     warnings: List[str] = field(default_factory=list)
 
@@ -117,6 +119,8 @@ def _read_segment(remaining: List[str], segment: Segment, command: Command, envi
             next_argument(option)
         elif name == "stdin":
             command.stdin = os.path.abspath(next_argument(option))
+        elif name == "vcoordfile":
+            command.coordinates = os.path.abspath(next_argument(option))
         elif name in ("wdir", "wd"):
             command.directory = os.path.abspath(next_argument(option))
         elif name in _WITH_ARGUMENT:
@@ -184,7 +188,10 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     capacity = int(environment.get("PJM_PROC_BY_NODE", "1")) * int(environment.get("PJM_NODE", "1"))
     if total > capacity:
         raise UsageError(f"mpiexec: {total} processes: the job has room for {capacity} (--mpi proc, max-proc-per-node)")
-    call_number, folder = _make_call_folder(Path(environment[FOLDER_VARIABLE]))
+    coordinates = read_coordinates(command.coordinates, total, environment) if command.coordinates else None
+    job_folder = Path(environment[FOLDER_VARIABLE])
+    call_number, folder = _make_call_folder(job_folder)
+    claim = claim_nodes(job_folder, folder, None if coordinates is None else frozenset(coordinates))
     files = {
         str(rank): {
             "out": os.path.abspath(expand_path(_with_rank(command.out), environment, call_number, rank)),
@@ -199,11 +206,12 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "folder": str(folder),
         "variables": sorted(set(environment) - {STAND_IN_VARIABLE}),
         "environment": [segment.environment for segment in command.segments],
-        "rank_on_node": node_local_ranks(total, environment),
+        "rank_on_node": node_local_ranks(total, environment) if coordinates is None else ranks_on_nodes(coordinates),
     }
     plan_file = folder / "plan.json"
     plan_file.write_text(json.dumps(plan), encoding="utf-8")
-    code = _launch(command, ranks, plan_file, environment)
+    with claim:
+        code = _launch(command, ranks, plan_file, environment)
     _remove_empty(files, environment)
     return code
 
@@ -266,5 +274,6 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return run(arguments, dict(os.environ))
     except FugakuGptError as error:
-        print(f"[ERR.] PLE plexec {error}", file=sys.stderr)
+        text = str(error) if str(error).startswith("PLE ") else f"PLE plexec {error}"
+        print(f"[ERR.] {text}", file=sys.stderr)
         return 1

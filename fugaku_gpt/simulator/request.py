@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from fugaku_gpt.machine.fugaku import CORES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
+from fugaku_gpt.machine.fugaku import CORES, NODE_TEMPORARY_BYTES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
 from fugaku_gpt.pjm.options import KEYS, KNOB_VALUES
 from fugaku_gpt.pjm.values import (
     NodeShape,
@@ -121,13 +121,13 @@ def build_request(
     for key in (*_UNSUPPORTED_RESOURCES, "gpu"):
         if key in resources:
             raise Refusal(3, f"Invalid argument: {key}={resources[key] or ''} (this resource unit has none).")
-    remarks = []
+    remarks = [group.remark] if group.remark else []
     if resources.get("retention_state") == "1" and shape.count > RETENTION_LIMIT:
         remarks.append("warn: specification of core retention is invalid because job size is too large.")
         extra["retention_state"] = "0"
     custom = custom_resources(extra, shape.count)
     processes, per_node = _processes(mpi, shape)
-    _check_llio(llio)
+    remarks += _check_llio(llio)
     if "policy" in options:
         raise Refusal(2, "Invalid combination of options: -P needs vnode.")
     bulk = parse_value(parse_bulk, "--sparam", options["sparam"]) if model == BULK else (0, 0)
@@ -232,7 +232,9 @@ def _node_shape(
     shape = (
         parse_value(parse_node, "node", resources["node"]) if "node" in resources else NodeShape((group.default_nodes,))
     )
-    check_range("node", shape.count, group.min_nodes, min(group.max_nodes, settings.nodes))
+    if group.max_nodes > settings.nodes:  # a simulator that is smaller than the site
+        check_range("node", shape.count, None, settings.nodes)
+    check_range("node", shape.count, group.min_nodes, group.max_nodes, is_dated=True)
     allocation = shape.allocation or ("torus" if shape.count > TORUS_ABOVE else group.allocations[0])
     if allocation not in group.allocations or (allocation != "torus" and shape.count > TORUS_ABOVE):
         raise Refusal(3, f"Invalid argument: node={resources.get('node')} ({allocation} is not available).")
@@ -251,11 +253,13 @@ def _elapse_limits(
     lowest = int(settings.min_elapse)
     if elapse.minimum is None:
         raise Refusal(57, f"elapse=unlimited is greater than the upper limit ({group.max_elapse}).")
-    check_range("elapse", elapse.minimum, lowest, group.max_elapse)
+    check_range("elapse", elapse.minimum, lowest, None)
+    check_range("elapse", elapse.minimum, None, group.max_elapse, is_dated=True)
     if not elapse.is_range:
         return elapse.minimum, elapse.minimum, False
     maximum = elapse.maximum if elapse.maximum is not None else group.range_max
-    check_range("elapse", maximum, lowest, group.range_max)
+    check_range("elapse", maximum, lowest, None)
+    check_range("elapse", maximum, None, group.range_max, is_dated=True)
     if maximum <= elapse.minimum:
         raise Refusal(3, f"Invalid argument: elapse={resources['elapse']} (the maximum is not above the minimum).")
     return elapse.minimum, maximum, True
@@ -285,13 +289,20 @@ def _processes(mpi: Mapping[str, Optional[str]], shape: NodeShape) -> Tuple[int,
     return proc, per_node or -(-proc // nodes)
 
 
-def _check_llio(llio: Mapping[str, Optional[str]]) -> None:
+def _check_llio(llio: Mapping[str, Optional[str]]) -> List[str]:
+    """Check the temporary space of a node; returns the remarks."""
     total = 0
     for key in ("localtmp-size", "sharedtmp-size"):
         if key in llio:
             total += parse_value(parse_size, key, llio[key])
+    if total > NODE_TEMPORARY_BYTES:
+        text = f"The sum of localtmp-size and sharedtmp-size ({total}) exceeds {TEMPORARY_BYTES}."
+        raise Refusal(49, text, is_dated=True)
     if total > TEMPORARY_BYTES:
-        raise Refusal(49, f"The sum of localtmp-size and sharedtmp-size ({total}) exceeds {TEMPORARY_BYTES}.")
+        return [
+            f"localtmp-size and sharedtmp-size: the guide has {TEMPORARY_BYTES} bytes; jobs of June 2026 ran with 87Gi"
+        ]
+    return []
 
 
 def _priority(options: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
 from fugaku_gpt.machine.fugaku import site_power_knobs
-from fugaku_gpt.pjm.groups import fugaku_limits
+from fugaku_gpt.pjm.groups import GroupLimits, fugaku_limits
 from fugaku_gpt.pjm.options import KNOB_VALUES
 
 HOUR_SECONDS = 3600
@@ -29,12 +29,14 @@ class Refusal(Exception):
     Attributes:
         code: number of the message.
         text: text of the message, which follows the command's name.
+        is_dated: whether it rests on the site's data, which change with time.
     """
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, is_dated: bool = False) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
+        self.is_dated = is_dated
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class ResourceGroup:
         max_elapse: upper limit in seconds of a fixed time and of the minimum of a range.
         range_max: upper limit in seconds of the maximum of a range.
         allocations: kinds of node allocation, the default first.
+        remark: what a job should know of the group; empty for a group that the site lists.
     """
 
     name: str
@@ -56,6 +59,7 @@ class ResourceGroup:
     max_elapse: int
     range_max: int
     allocations: Tuple[str, ...]
+    remark: str = ""
 
     @property
     def is_spot(self) -> bool:
@@ -78,12 +82,15 @@ def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
     """
     limits = fugaku_limits()
     if unit is not None and not limits.has_unit(unit):
-        raise Refusal(58, f"rscunit={unit} does not exist.")
+        raise Refusal(58, f"rscunit={unit} does not exist.", is_dated=True)
     group = limits.groups.get(name or limits.default_group)
+    if group is None and name is not None and limits.report_of(name) is not None:
+        group = GroupLimits(name, limits.date)  # seen by users: refusing it would be to know better than they
     if group is None:
-        raise Refusal(58, f"rscgrp={name} does not exist.")
+        raise Refusal(58, f"rscgrp={name} does not exist.", is_dated=True)
     if group.name in ("int", "spot-int"):
         raise Refusal(70, f"No execute permission: rscgrp={group.name} is for interactive jobs.")
+    report = limits.report_of(group.name)
     low = group.min_nodes or 1
     elapse = group.max_elapse or UNKNOWN_ELAPSE
     return ResourceGroup(
@@ -94,19 +101,23 @@ def find_group(name: Optional[str], unit: Optional[str]) -> ResourceGroup:
         max_elapse=elapse,
         range_max=group.range_max or elapse + RANGE_EXTRA,
         allocations=group.allocations or ALLOCATIONS_BY_DEFAULT,
+        remark=f"rscgrp={group.name} is in no list of the site as of {limits.date}; {report} name it" if report else "",
     )
 
 
-def check_range(item: str, value: int, low: Optional[int], high: Optional[int]) -> None:
+def check_range(item: str, value: int, low: Optional[int], high: Optional[int], is_dated: bool = False) -> None:
     """Check that a value is within its limits.
+
+    Args:
+        is_dated: whether the limits are the site's data, and not those of this simulator or of PJM.
 
     Raises:
         Refusal: it is below (PJM 0054) or above (PJM 0057) them.
     """
     if low is not None and value < low:
-        raise Refusal(54, f"{item}={value} is less than the lower limit ({low}).")
+        raise Refusal(54, f"{item}={value} is less than the lower limit ({low}).", is_dated)
     if high is not None and value > high:
-        raise Refusal(57, f"{item}={value} is greater than the upper limit ({high}).")
+        raise Refusal(57, f"{item}={value} is greater than the upper limit ({high}).", is_dated)
 
 
 def knob_defaults(nodes: int) -> Dict[str, int]:
@@ -139,5 +150,6 @@ def custom_resources(requested: Mapping[str, Optional[str]], nodes: int) -> Dict
     for name, default in knob_defaults(nodes).items():
         resources.setdefault(name, str(default))
     if resources["freq"] == "2200" and resources["eco_state"] != "2":
-        raise Refusal(76, f"eco_state={resources['eco_state']} must be one of 2 with freq=2200.")
+        text = f"eco_state={resources['eco_state']} must be one of 2 with freq=2200."
+        raise Refusal(76, text, is_dated=True)
     return resources

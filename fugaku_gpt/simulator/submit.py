@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 import time
 import uuid
@@ -11,8 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from fugaku_gpt.pjm.groups import fugaku_limits
 from fugaku_gpt.pjm.jobids import PjmJobId
 from fugaku_gpt.pjm.lexer import read_script
+from fugaku_gpt.pjm.lint.facts import Facts
+from fugaku_gpt.pjm.lint.sites import FUGAKU
+from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.command_line import (
     CommandLine,
@@ -31,6 +36,7 @@ from fugaku_gpt.simulator.site import Refusal
 from fugaku_gpt.simulator.table import JobTable
 
 STDIN_NAME = "STDIN"
+_MENTIONS_LAUNCHER = re.compile(r"^(?!\s*#).*\bmpi(?:exec|run)\b", re.MULTILINE)
 HELP = f"""pjsub ({BANNER})
 Usage: pjsub [option] [script-file...]
   -L|--rsc-list k=v[,...]  --mpi k=v[,...]  --llio k=v[,...]  -g|--gname group  -N|--name name
@@ -80,7 +86,12 @@ def pjsub(invocation: Invocation, table: JobTable, settings: Settings, faults: F
 
 
 def _refusal_message(refusal: Refusal) -> str:
-    return pjm_message("pjsub", refusal.code, refusal.text)
+    message = pjm_message("pjsub", refusal.code, refusal.text)
+    if refusal.is_dated:
+        message += (
+            f"pjsub: by what was published of the site up to {fugaku_limits().date}; pjacl on Fugaku has the truth\n"
+        )
+    return message
 
 
 def _script_names(command_line: CommandLine, directory: str) -> List[str]:
@@ -131,11 +142,36 @@ def _submit_script(
         umask=invocation.umask,
         timestamp=timestamp,
     )
+    _refuse_too_many_ranks(script, request, settings)
     if parent is not None and number and step_parameters(options).job_name not in (None, parent.request.name):
         raise Refusal(18, f"The job name differs from that of job {number}.")
     if not number:
         number = table.spool.next_number(settings.first_job)
     return _add_to_table(number, sub, request, script_text, parent, table, timestamp), remarks + site_remarks
+
+
+def _refuse_too_many_ranks(script: PjmScript, request: JobRequest, settings: Settings) -> None:
+    """Refuse a script whose ``mpiexec`` would start more processes than this simulator can: it would wait in the queue,
+    and fail at that line. A script without ``mpiexec`` may simulate any number of nodes.
+
+    Raises:
+        Refusal: it would.
+    """
+    facts = Facts(script, fugaku_limits(), FUGAKU)
+    calls = [
+        (launch.word.line, launch.processes if launch.count_word is not None else request.processes)
+        for launch in facts.launches
+        if not launch.has_several_programs or launch.processes is not None
+    ]
+    if not facts.launches and _MENTIONS_LAUNCHER.search(facts.body_text):  # in a variable or an array
+        calls = [(script.body_line, request.processes)]
+    for line, count in calls:
+        if count is not None and count > settings.max_ranks:
+            raise Refusal(
+                57,
+                f"proc={count} is greater than the upper limit ({settings.max_ranks}) of this simulator, which starts "
+                f"real processes: mpiexec from line {line} on.",
+            )
 
 
 def _read_script(invocation: Invocation, name: str) -> str:

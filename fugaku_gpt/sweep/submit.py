@@ -15,11 +15,14 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.environments.registry import with_profile_file
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.before_submission import check_script
+from fugaku_gpt.jobs.billing import node_hours
+from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.jobs.poll import PolledRun, SchedulerFactory, poll_runs
 from fugaku_gpt.jobs.render import render_from_files
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Uncertain
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, node_hours, prepare_job, submit, with_absolute_paths
+from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, prepare_job, submit, with_absolute_paths
 from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 from fugaku_gpt.records.job import JOB_FILE, OVER, read_history
 from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
@@ -144,7 +147,7 @@ def submit_sweep(
     out: Path,
     *,
     max_in_flight: Optional[int] = None,
-    resume: bool = False,
+    is_chosen: Callable[[RunStanding], bool] = lambda standing: is_due(standing, resume=False),
     on_job: OnJob = lambda number, total, planned, outcome: None,
     confirm: Callable[[Sequence[PlannedJob]], bool] = lambda planned: True,
     scheduler_factory: SchedulerFactory = scheduler_named,
@@ -155,22 +158,24 @@ def submit_sweep(
     Args:
         plan: plan of the sweep; relative paths start at its ``base``.
         max_in_flight: maximum number of this sweep's jobs at schedulers at once; None for no limit.
-        resume: True to submit failed runs again, too; earlier attempts are preserved.
+        is_chosen: whether a run is to be submitted; default: the missing ones (:func:`is_due`). Earlier attempts are
+            preserved.
         on_job: is called with the outcome of each job.
         confirm: is called before the first job is submitted; nothing is written where it returns False.
         scheduler_factory: returns the scheduler of a name.
         clock: returns the time, in seconds since the epoch.
 
     Raises:
-        UsageError: another sweep runs in ``out``, or ``out`` holds other runs.
+        UsageError: another sweep runs in ``out``, ``out`` holds other runs, or the jobs lack a setting or a file.
     """
     with SweepLock(out):
         sweep = with_recorded_names(plan.sweep(), out)
         standings = run_standings(sweep, out, scheduler_factory, clock)
-        due = [standing for standing in standings if is_due(standing, resume)]
+        due = [standing for standing in standings if is_chosen(standing)]
         in_flight = sum(1 for standing in standings if standing.in_flight)
         free_slots = len(due) if max_in_flight is None else max(0, max_in_flight - in_flight)
         jobs = [_plan_job(standing.run, out, plan) for standing in due[:free_slots]]
+        _refuse_missing_needs(jobs)
         if not confirm(jobs):
             return SubmittedSweep(standings, {}, {}, len(due))
         write_plan(out, plan)
@@ -179,6 +184,13 @@ def submit_sweep(
                 write_refused(sweep, standing.run, RunDirectory(standing.directory), standing.run.refusal, clock())
         job_ids, refused, stopped = _submit_jobs(sweep, jobs, out, on_job, scheduler_factory, clock)
         return SubmittedSweep(standings, job_ids, refused, len(due) - len(job_ids) - len(refused), stopped)
+
+
+def _refuse_missing_needs(jobs: Sequence[PlannedJob]) -> None:
+    """Refuses the whole sweep, before anything is written: what one job lacks, the others do as a rule."""
+    lines = [line for planned in jobs if planned.job is not None for line in missing_needs(planned.job.config)]
+    if lines:
+        raise UsageError("\n".join(dict.fromkeys(lines)))
 
 
 def is_due(standing: RunStanding, resume: bool) -> bool:
@@ -238,6 +250,7 @@ def _plan_job(run: Run, out: Path, plan: SweepPlan) -> PlannedJob:
         config = with_absolute_paths(named_config, base)
         refuse_job_too_large(config)
         script = render_from_files(config)
+        check_script(script.text, config.job.scheduler, str(out / run.name / SCRIPT))
     except UsageError as error:
         return PlannedJob(run, None, str(error))
     return PlannedJob(run, PreparedJob(out / run.name, config, SCRIPT, script.text, node_hours(config), script.notes))

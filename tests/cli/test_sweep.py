@@ -21,6 +21,7 @@ from fugaku_gpt.data.indexed import IndexedWriter
 from fugaku_gpt.launch.processes import marked_processes
 from fugaku_gpt.records.job import JobStatus
 from fugaku_gpt.records.run import RunDirectory
+from tests.support.prepared_corpus import PREPARED
 from tests.support.waiting import until
 from tests.sweep.fake import leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
@@ -150,11 +151,11 @@ def test_expand_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert expand("md").startswith("| run | ranks |") and "dp1-tp3-r1" in expand("table")
 
 
-JOBS = """
+JOBS = f"""
 preset: tiny
-defaults: {job.elapse: 0:30:00}
-matrix: {layout.tp: [1, 2, 3]}
-variants: {base: {}, LD_PRELOAD=libtcmalloc.so: {node.tcmalloc: true}}
+defaults: {{data.paths: [{PREPARED}], job.elapse: 0:30:00}}
+matrix: {{layout.tp: [1, 2, 3]}}
+variants: {{base: {{}}, LD_PRELOAD=libtcmalloc.so: {{node.tcmalloc: true}}}}
 where: layout.tp < 3 or not node.tcmalloc
 """
 
@@ -172,12 +173,19 @@ def test_a_dry_run_prints_every_job_with_script_and_node_hours(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(os.listdir(tmp_path))
-    assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm", "--dry-run"]) == 0
+    dry_run = ["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm", "--dry-run"]
+    assert run(dry_run) == 0
+    output = capsys.readouterr().out
+    rows = {line.split()[0]: line.split() for line in output.splitlines() if line.startswith("dp1")}
+    row = ["dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1", "slurm", "1", "1", "0:30:00", "1", "0.5", "-"]
+    assert rows[row[0]] == row and rows["dp1-tp3-r1"][1:7] == ["-"] * 6 and "layout.tp: 3" in output
+    notes = [line for line in output.splitlines() if line.startswith("note")]
+    assert notes == list(dict.fromkeys(notes)) and "note: no job.profile" in output  # once for all jobs
+    assert "#!/bin/bash" not in output
+    assert output.endswith("total: 4 jobs, 2 node-hours, 1 refused; nothing was written\n")
+    assert run([*dry_run, "--scripts"]) == 0
     output = capsys.readouterr().out
     assert output.count("#!/bin/bash") == 4 and "#SBATCH --time=0:30:00" in output.replace('"', "")
-    assert "==> [2/4] dp1-tp1-LD_PRELOAD_libtcmalloc.so-r1: slurm, 1 node, at most 0:30:00, 0.5 node-hours" in output
-    assert "==> dp1-tp3-r1: refused: " in output
-    assert output.endswith("total: 4 jobs, 2 node-hours, 1 refused; nothing was written\n")
     assert sorted(os.listdir(tmp_path)) == before and queue.jobs() == [] and queue.polls == []
     assert run(["sweep", "submit", "jobs.yaml", "--out", "o", "--set", "job.elapse=null", "--dry-run"]) == 0
     assert "total: 4 jobs, 0 node-hours and 4 without a time limit (job.elapse), 1 refused" in capsys.readouterr().out
@@ -217,6 +225,41 @@ def test_jobs_are_submitted_followed_and_resumed(
     polls = len(queue.polls)
     assert run(["sweep", "status", "an out", "--no-ask"]) == 0
     assert "running" in capsys.readouterr().out and len(queue.polls) == polls
+
+
+def test_waiting_submits_the_next_runs_as_jobs_end(
+    tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "o"
+    pauses = []
+
+    def end_a_job(seconds: float) -> None:
+        pauses.append(seconds)
+        job_id = f"{99 + len(pauses)}"
+        (job,) = [job for job in queue.jobs() if job["id"] == job_id]
+        if job_id != "101":
+            leave_run(out / job["run"], load_run_config(out / job["run"] / "config.yaml"))
+        raw = "NODE_FAIL" if job_id == "101" else "COMPLETED"
+        queue.states[job_id] = JobStatus(job_id, "ended", raw, exit_code=0)
+
+    monkeypatch.setattr("fugaku_gpt.cli.sweep_runs.time.sleep", end_a_job)
+    submit = ["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm", "--max-in-flight", "2"]
+    assert run([*submit, "--wait"]) == 1  # one run has failed, and is not tried again
+    error = capsys.readouterr().err
+    assert len(queue.jobs()) == 4 and len(pauses) == 4 and pauses[0] > 0
+    assert "5 runs: 4 submitted now, 0 left" in error and "runs: 3 ok, 1 failed, 1 refused" in error
+    assert "to submit failed runs again: fugaku-gpt sweep resume o" in error
+
+
+def test_the_line_for_cron_continues_a_submission(
+    tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit = ["sweep", "submit", "jobs.yaml", "--out", "o", "--scheduler", "slurm", "--max-in-flight", "1"]
+    assert run([*submit, "--set", "job.name=a%b"]) == 1  # a name that is refused, but it shows how cron reads %
+    line = next(line for line in capsys.readouterr().err.splitlines() if "by cron: " in line)
+    command = line.partition("by cron: ")[2]
+    assert command.startswith(f"*/10 * * * * cd {tmp_path} && /")
+    assert command.endswith(r" --set job.name=a\%b --max-in-flight 1 --yes")
 
 
 def test_submit_asks_for_confirmation(

@@ -88,6 +88,24 @@ def test_a_run_s_profile_is_looked_up_beside_the_run_file_in_the_checkout_and_am
     assert profile("") == ""
 
 
+def test_the_file_that_names_a_profile_comes_before_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("project", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").touch()
+    run_file = tmp_path / "project" / "run.yaml"
+    run_file.write_text("job: {profile: mine.yaml}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_run_config(run_file)
+    assert with_profile_file(config, Path("../project/run.yaml")).job.profile == str(tmp_path / "project" / "mine.yaml")
+    (tmp_path / "project" / "mine.yaml").unlink()
+    assert with_profile_file(config, run_file).job.profile == str(tmp_path / "elsewhere" / "mine.yaml")
+    run_file.write_text("preset: tiny\n", encoding="utf-8")  # now the command line names it
+    (tmp_path / "project" / "mine.yaml").touch()
+    assert with_profile_file(config, run_file).job.profile == "mine.yaml"
+
+
 def test_an_unknown_name_is_refused_with_the_valid_names() -> None:
     with pytest.raises(UsageError, match=r"torch-1\.8: no profile has this name; did you mean .*valid: torch-1\.7, "):
         resolve("torch-1.8")

@@ -14,12 +14,12 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
 from fugaku_gpt.jobs.submission import (
     INTENT_SECONDS,
     load_prepared,
     new_attempt,
-    node_hours,
     plan_job,
     prepare_job,
     resolve_intents,

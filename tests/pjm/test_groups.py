@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.pjm.groups import format_limits, fugaku_limits, load_limits, parse_limits, read_acl_groups, with_groups
+from fugaku_gpt.pjm.acl_groups import read_acl_groups
+from fugaku_gpt.pjm.groups import format_limits, fugaku_limits, load_limits, other_sites, parse_limits, with_groups
 
 PJACL = """\
 pjsub option parameters
@@ -43,9 +44,24 @@ def test_the_packages_file_has_todays_groups() -> None:
     assert limits.groups["spot-int"].interactive and not limits.groups["spot-small"].interactive
 
 
-def test_a_limits_file_is_read_back() -> None:
-    limits = fugaku_limits()
-    assert parse_limits(format_limits(limits), "x") == limits
+def test_limits_files_are_read_back() -> None:
+    for limits in (fugaku_limits(), *other_sites()):
+        assert parse_limits(format_limits(limits), "x") == limits
+        assert limits.source and limits.date and "://" not in limits.source
+
+
+def test_other_sites_have_files_of_their_own() -> None:
+    sites = {limits.site: limits for limits in other_sites()}
+    assert sorted(sites) == ["flow", "fx700", "genkai", "odyssey"]
+    large = sites["flow"].groups["fx-large"]
+    assert (large.min_nodes, large.max_nodes, large.max_elapse) == (96, 192, 72 * 3600)
+    assert sites["flow"].groups["fx-interactive"].interactive and sites["flow"].nodes == "fx1000"
+    batch = sites["genkai"].groups["a-batch"]
+    longest = [(batch.longest(nodes) or 0) // 3600 for nodes in (1, 2, 3, 4, 15, 16, 31, 32, 63, 64, 128, None)]
+    assert longest == [168, 96, 96, 48, 48, 24, 24, 12, 12, 6, 6, 168] and sites["genkai"].nodes == "any"
+    assert sites["genkai"].groups["b-batch"].date == "2024-07-08"
+    assert sites["odyssey"].has_group("short-o") and not sites["odyssey"].has_group("short-a")
+    assert sites["fx700"].has_unit("fx700-a") and sites["fx700"].groups == {}
 
 
 def test_pjacl_updates_a_group_and_keeps_unnamed_limits() -> None:

@@ -279,7 +279,18 @@ def test_refusals_go_to_standard_error_with_their_number(
     assert (done["code"], done["out"]) == (1, "")
     assert done["err"].startswith(f"[ERR.] PJM {code:04d} pjsub ")
     if text is not None:
-        assert done["err"] == f"[ERR.] PJM {code:04d} pjsub {text}\n"
+        assert done["err"].splitlines()[0] == f"[ERR.] PJM {code:04d} pjsub {text}"
+    rests_on_site_data = code in (49, 58) or "eco_state" in str(arguments) or "rscgrp" in str(arguments)
+    assert ("by what was published of the site up to 20" in done["err"]) is rests_on_site_data
+
+
+def test_what_users_have_seen_is_accepted_with_a_remark(site: Simulator, write: Write, tmp_path: Path) -> None:
+    for arguments, remark in (
+        (["-L", "rscgrp=small-s2"], "rscgrp=small-s2 is in no list of the site as of 20"),
+        (["--llio", "localtmp-size=87Gi"], "jobs of June 2026 ran with 87Gi"),
+    ):
+        done = pjsub_reply(site, tmp_path, *arguments, write("true"))
+        assert (done["code"], "submitted" in done["out"]) == (0, True) and remark in done["err"]
 
 
 @pytest.mark.parametrize(

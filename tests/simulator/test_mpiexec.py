@@ -14,7 +14,7 @@ from fugaku_gpt.launch.launcher import MPICH, OPEN_MPI, find_launcher
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.mpiexec import expand_path, node_local_ranks, parse_command
 from fugaku_gpt.simulator.session import Simulator
-from tests.simulator.conftest import Write
+from tests.simulator.conftest import Write, alive
 from tests.support.corpus import write_byte_corpus
 
 JOB = {"PJM_JOBID": "9999", "PJM_SUBJOBID": "9999[4]", "PJM_BULKNUM": "4", "PJM_JOBNAME": "run"}
@@ -243,3 +243,71 @@ def test_mpiexec_outside_a_job_is_refused(site: Simulator, tmp_path: Path) -> No
     done = site.run("mpiexec", "true", cwd=tmp_path)
     assert done.returncode == 1
     assert "only inside a job of the simulator" in done.stderr
+
+
+@pytest.mark.mpi
+def test_calls_at_once_need_nodes_of_their_own(site: Simulator, write: Write, tmp_path: Path) -> None:
+    wait = "while ! test -e go; do sleep 0.02; done"
+    body = (
+        f"mpiexec -n 1 sh -c 'touch up; {wait}' &\nwhile ! test -e up; do sleep 0.02; done\n"
+        "mpiexec -n 1 touch second; echo $?; mpiexec -n 1 -vcoordfile one touch third; echo $?\ntouch go; wait\n"
+        "mpiexec -n 1 touch fourth; echo $?"
+    )
+    (tmp_path / "one").write_text("(1)\n")
+    job_id = run_job(site, write, tmp_path, body, "-L node=2")[0]
+    assert (tmp_path / f"job.sh.{job_id}.out").read_text() == "1\n1\n0\n"
+    err = (tmp_path / f"job.sh.{job_id}.err").read_text()
+    assert err.count("[ERR.] PLE 0008 plexec must be started sequentially.(nid=own node)") == 2
+    assert (tmp_path / "fourth").exists() and not (tmp_path / "second").exists() and not (tmp_path / "third").exists()
+
+
+@pytest.mark.mpi
+def test_calls_with_coordinates_run_at_once_where_they_share_no_node(
+    site: Simulator, write: Write, tmp_path: Path
+) -> None:
+    for name, text in {"a": "(0,0) # first\n\n(0,0)\n", "b": "(1,0)\n", "c": "(0,0)\n", "d": "(2,0)\n"}.items():
+        (tmp_path / name).write_text(text)
+    meet = "touch $0; while ! test -e a_up -a -e b_up; do sleep 0.02; done; echo $PLE_RANK_ON_NODE"
+    hold = "while ! test -e go; do sleep 0.02; done"
+    body = (
+        f"mpiexec -n 2 -vcoordfile a sh -c '{meet}; {hold}' a_up &\nmpiexec -n 1 --vcoordfile b sh -c '{meet}' b_up\n"
+        "echo $?\nmpiexec -n 1 -vcoordfile c true; echo $?; mpiexec -n 1 -vcoordfile d true; echo $?\n"
+        "mpiexec -n 2 -vcoordfile b true; echo $?; touch go; wait"
+    )
+    job_id = run_job(site, write, tmp_path, body, "-L node=2x1\n--mpi max-proc-per-node=2")[0]
+    assert (tmp_path / f"job.sh.{job_id}.out").read_text() == "0\n1\n1\n1\n"
+    err = (tmp_path / f"job.sh.{job_id}.err").read_text()
+    assert "the node (0,0) is used by another mpiexec" in err and "(2,0): is no node of this job, node=2x1" in err
+    assert "has 1 coordinates for 2 processes" in err
+    numbers = {path.name: path.read_text() for path in (tmp_path / f"output.{job_id}").glob("0/*/stdout*")}
+    assert sorted(numbers.values()) == ["0\n", "0\n", "1\n"]  # two ranks on (0,0), one on (1,0)
+
+
+@pytest.mark.mpi
+def test_background_ranks_end_with_a_script_that_does_not_wait(site: Simulator, write: Write, tmp_path: Path) -> None:
+    body = (
+        "mpiexec -n 2 sh -c 'echo $$ > pid.$PMIX_RANK; sleep 300' &\n"
+        "while ! test -s pid.0 -a -s pid.1; do sleep 0.02; done"
+    )
+    assert run_job(site, write, tmp_path, body)[1:] == ["0", "0", "0"]
+    assert not alive(tmp_path / "pid.0") and not alive(tmp_path / "pid.1")
+
+
+@pytest.mark.parametrize(
+    ("body", "directives", "is_refused"),
+    [
+        ("mpiexec ./a.out", "--mpi proc=300", True),
+        ("mpiexec -n 300 ./a.out", "--mpi max-proc-per-node=48", True),
+        ('launch=(mpiexec -n 300)\n"${launch[@]}" ./a.out', "--mpi proc=300", True),
+        ("mpiexec -n 2 true", "--mpi proc=300", False),
+        ("echo no ranks", "--mpi proc=300", False),
+    ],
+)
+def test_more_ranks_than_can_be_started_are_refused_at_submission(
+    site: Simulator, write: Write, tmp_path: Path, body: str, directives: str, is_refused: bool
+) -> None:
+    done = site.run("pjsub", write(body, f"-L node=300,elapse=1:00\n{directives}"), cwd=tmp_path)
+    assert (done.returncode != 0) is is_refused
+    assert (
+        "PJM 0057 pjsub proc=300 is greater than the upper limit (256) of this simulator" in done.stderr
+    ) is is_refused

@@ -117,6 +117,21 @@ def test_the_hash_bang_line_chooses_the_interpreter(site: Simulator, write: Writ
     assert (tmp_path / f"none.sh.{ids[1]}.out").read_text() == "/bin/bash\n"
 
 
+def test_scripts_for_sh_run_in_bash_as_on_fugaku(site: Simulator, write: Write, tmp_path: Path) -> None:
+    body = "nodes=(a b); if [[ ${nodes[1]} == b ]]; then echo ${BASH_VERSION:+bash} $(set -o | grep -c 'posix.*on'); fi"
+    job_id = site.submit(write(body, interpreter="#!/bin/sh"), cwd=tmp_path)
+    assert site.wait(job_id) == [[job_id, "0", "0", "0"]]
+    assert (tmp_path / f"job.sh.{job_id}.out").read_text() == "bash 1\n"
+
+
+def test_module_loads_nothing_and_says_so(site: Simulator, write: Write, tmp_path: Path) -> None:
+    job_id = site.submit(write("set -e; module load lang/tcsds-1.2.38; echo done"), cwd=tmp_path)
+    site.wait(job_id)
+    assert (tmp_path / f"job.sh.{job_id}.out").read_text() == "done\n"
+    err = (tmp_path / f"job.sh.{job_id}.err").read_text()
+    assert "module load lang/tcsds-1.2.38: nothing is loaded: this machine has no module of Fugaku" in err
+
+
 def test_without_a_hash_bang_line_the_login_shell_runs_the_script(
     site: Simulator, write: Write, tmp_path: Path
 ) -> None:

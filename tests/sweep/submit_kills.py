@@ -20,12 +20,13 @@ from typing import Any, Optional, Tuple
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of
 from fugaku_gpt.sweep.submit import submit_sweep
+from tests.support.prepared_corpus import PREPARED
 from tests.sweep.fake_scheduler import FakeScheduler
 
-TEXT = """
+TEXT = f"""
 preset: tiny
-defaults: {job.elapse: 0:30:00, job.nodes: 1}
-matrix: {layout.tp: [1, 2, 3]}
+defaults: {{data.paths: [{PREPARED}], job.elapse: 0:30:00, job.nodes: 1}}
+matrix: {{layout.tp: [1, 2, 3]}}
 """
 RUNS = ["dp1-tp1-r1", "dp1-tp2-r1"]  # that with tp=3 is refused
 CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")

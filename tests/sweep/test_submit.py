@@ -21,7 +21,16 @@ from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan
 from fugaku_gpt.sweep.run import run_sweep
-from fugaku_gpt.sweep.submit import PlannedJob, RunStanding, SubmittedSweep, planned_jobs, run_standings, submit_sweep
+from fugaku_gpt.sweep.submit import (
+    PlannedJob,
+    RunStanding,
+    SubmittedSweep,
+    is_due,
+    planned_jobs,
+    run_standings,
+    submit_sweep,
+)
+from tests.support.prepared_corpus import PREPARED
 from tests.sweep import submit_kills
 from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
 from tests.sweep.fake_scheduler import FakeScheduler
@@ -29,10 +38,10 @@ from tests.sweep.fake_scheduler import FakeScheduler
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = """
+TEXT = f"""
 preset: tiny
-defaults: {job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}
-matrix: {layout.tp: [1, 2, 3], training.seed: [1, 2]}
+defaults: {{data.paths: [{PREPARED}], job.elapse: 0:30:00, job.nodes: 1, training.iterations: 40}}
+matrix: {{layout.tp: [1, 2, 3], training.seed: [1, 2]}}
 """
 RUNS = [f"dp1-tp{tp}-seed{seed}-r1" for tp in (1, 2) for seed in (1, 2)]
 
@@ -56,6 +65,10 @@ def out(tmp_path: Path) -> Path:
 
 def submit_missing(plan: SweepPlan, out: Path, scheduler: FakeScheduler, **options: object) -> SubmittedSweep:
     return submit_sweep(plan, out, scheduler_factory=lambda name: scheduler, **options)  # type: ignore[arg-type]
+
+
+def is_missing_or_failed(standing: RunStanding) -> bool:
+    return is_due(standing, resume=True)
 
 
 def statuses(plan: SweepPlan, out: Path, scheduler: FakeScheduler) -> Dict[str, str]:
@@ -144,13 +157,13 @@ def test_failed_runs_are_skipped_by_submit_and_submitted_again_by_resume(
         "102": JobStatus("102", ENDED, "NODE_FAIL"),
     }
     assert submit_missing(plan, out, scheduler).job_ids == {}
-    resumed = submit_missing(plan, out, scheduler, resume=True)
+    resumed = submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed)
     assert resumed.job_ids == {RUNS[1]: ["104"], RUNS[2]: ["105"]}  # neither finished runs nor those in flight
     earlier_result = RunDirectory(out / "attempts" / RUNS[1] / "1").result()
     assert earlier_result is not None and earlier_result.reason.endswith("rank 1: ValueError: no")
     assert (out / "attempts" / RUNS[2] / "1" / "job.jsonl").exists()
     assert statuses(plan, out, scheduler)[RUNS[1]] == "queued"
-    assert submit_missing(plan, out, scheduler, resume=True).job_ids == {}
+    assert submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed).job_ids == {}
 
 
 def test_a_run_lost_by_the_scheduler_is_lost_until_resumed(
@@ -160,7 +173,7 @@ def test_a_run_lost_by_the_scheduler_is_lost_until_resumed(
     (scheduler.root / "jobs").write_text("".join(f'{{"id": "{n}", "tag": "", "run": ""}}\n' for n in (101, 102, 103)))
     assert statuses(plan, out, scheduler)[RUNS[0]] == "lost"
     assert submit_missing(plan, out, scheduler).job_ids == {}
-    assert list(submit_missing(plan, out, scheduler, resume=True).job_ids) == [RUNS[0]]
+    assert list(submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed).job_ids) == [RUNS[0]]
 
 
 def test_refusals_are_reported_and_identical_refusals_stop_the_submission(
@@ -247,7 +260,10 @@ def test_nothing_is_written_without_confirmation(plan: SweepPlan, out: Path, sch
 
 def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text("preset: tiny\ninclude: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n")
+    file.write_text(
+        f"preset: tiny\ndefaults: {{data.paths: [{PREPARED}]}}\n"
+        "include: [{label: big, layout.dp: 2, job.nodes: 2}, {label: small}]\n"
+    )
     plan, scheduler = plan_of(file, ("job.scheduler=local",)), FakeScheduler(tmp_path / "queue")
     submission = submit_missing(plan, out, scheduler)
     assert list(submission.job_ids) == ["small-r1"] and "valid: 1" in submission.refused["big-r1"]
@@ -258,7 +274,11 @@ def test_a_run_that_the_scheduler_cannot_start_is_refused(tmp_path: Path, out: P
 
 def test_a_run_that_does_not_fit_on_the_nodes_is_refused(tmp_path: Path, out: Path, scheduler: FakeScheduler) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text("preset: 124m\ninclude: [{label: big, job.node_memory: 2Gi}, {label: small}]", encoding="utf-8")
+    file.write_text(
+        f"preset: 124m\ndefaults: {{data.paths: [{PREPARED}]}}\n"
+        "include: [{label: big, job.node_memory: 2Gi}, {label: small}]",
+        encoding="utf-8",
+    )
     plan = plan_of(file, ("job.scheduler=slurm",))
     dry = planned_jobs(plan.sweep(), out, plan, False)[1]
     assert [(planned_job.job is None, bool(planned_job.refusal)) for planned_job in dry] == [
@@ -288,7 +308,7 @@ def test_a_longer_time_limit_is_not_another_run(plan: SweepPlan, out: Path, sche
     submit_missing(plan, out, scheduler)
     scheduler.states["100"] = JobStatus("100", ENDED, "TIMEOUT")
     longer = SweepPlan(plan.file, plan.name, plan.text, (*plan.overrides, "job.elapse=2:00:00"), plan.base)
-    assert submit_missing(longer, out, scheduler, resume=True).job_ids == {RUNS[0]: ["104"]}
+    assert submit_missing(longer, out, scheduler, is_chosen=is_missing_or_failed).job_ids == {RUNS[0]: ["104"]}
     assert load_run_config(out / RUNS[0] / "config.yaml").job.elapse == 7200
 
 
@@ -297,7 +317,7 @@ def test_runs_that_this_machine_has_finished_are_not_submitted(
 ) -> None:
     run_sweep(plan.sweep(), out, FakeLaunch(dp1_tp2_seed1=failing), QuietProgress())
     assert submit_missing(plan, out, scheduler).job_ids == {}
-    resumed = submit_missing(plan, out, scheduler, resume=True)
+    resumed = submit_missing(plan, out, scheduler, is_chosen=is_missing_or_failed)
     assert list(resumed.job_ids) == ["dp1-tp2-seed1-r1"]
     assert (out / "attempts" / "dp1-tp2-seed1-r1" / "1" / "metrics.jsonl").exists()
 
@@ -318,3 +338,14 @@ def test_an_open_intent_counts_as_in_flight_until_it_is_settled(
     assert standing(intent_time + 1).in_flight
     given_up = standing(intent_time + 10_000)
     assert not given_up.in_flight and given_up.status == "missing" and "no answer was recorded" in given_up.reason
+
+
+def test_a_sweep_without_a_corpus_is_refused_before_anything_is_written(
+    tmp_path: Path, out: Path, scheduler: FakeScheduler
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(TEXT.replace(f"data.paths: [{PREPARED}], ", ""), encoding="utf-8")
+    with pytest.raises(UsageError, match="^data.paths: empty") as error:
+        submit_missing(plan_of(file, ("job.scheduler=slurm",)), out, scheduler)
+    assert len(str(error.value).splitlines()) == 1  # once, not for each of the four runs
+    assert not scheduler.jobs() and [path.name for path in out.glob("*") if path.is_dir()] == []

@@ -1,4 +1,4 @@
-"""``fugaku-gpt job submit|status|watch|logs|cancel|hold|release|resume``: submit jobs and follow them."""
+"""``fugaku-gpt job status|watch|logs|cancel|hold|release``: follow jobs and change them."""
 
 from __future__ import annotations
 
@@ -9,83 +9,45 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.job.render import job_config
-from fugaku_gpt.cli.options import PATH, RunSource, format_option, run_source, scheduler_option
+from fugaku_gpt.cli.options import PATH, format_option, scheduler_option
 from fugaku_gpt.cli.output import render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.jobs.poll import PolledRun
-    from fugaku_gpt.jobs.submission import PreparedJob
 
 STORE = Path("runs")
 COLUMNS = ("run", "job", "state", "status", "cause", "advice")
 _FOLLOW_SECONDS = 0.5
 
-_directories = click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=PATH)
+_targets = click.argument("targets", metavar="DIR|JOB...", nargs=-1, required=True, type=PATH)
 _some_directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=PATH)
 _store_option = click.option(
     "--store", type=PATH, default=STORE, show_default=True, help="Folder of run directories, used if no DIR is given."
 )
-_yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation on a terminal.")
+
+
+_scheduler_option = scheduler_option("Scheduler of a JOB that no run directory has; default: the one on this machine.")
 
 
 @click.command()
-@run_source(metavar="[RUN.yaml|DIR]", settings_help="Override a setting, such as job.nodes=384; repeatable.")
-@scheduler_option()
-@click.option("--out", type=PATH, help="Run directory; default: a new one under runs/.")
-@click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and submit nothing.")
-@_yes_option
-def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, yes: bool) -> None:
-    """Submit the job of RUN.yaml, or of a prepared run directory DIR; do not wait for it.
-
-    config.yaml and job.sh are written into the run directory, in which the job starts. Job ids are printed, one for
-    each link of a chain. A run that does not fit into the memory of its nodes is refused.
-
-    Exit codes: 0 submitted, 2 not submitted.
-    """
-    from fugaku_gpt.jobs import submission
-    from fugaku_gpt.jobs.render import job_name
-    from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
-
-    target = source.run_file
-    if target is not None and target.is_dir():
-        if source.preset is not None or source.settings or scheduler is not None or out is not None:
-            raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
-        prepared = submission.load_prepared(target)
-        refuse_job_too_large(prepared.config)
-        if dry_run:
-            _show_plan(prepared)
-            return
-    else:
-        config = job_config(source, scheduler)
-        refuse_job_too_large(config)
-        name = job_name(config)
-        directory = out if out is not None else STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        if dry_run:
-            _show_plan(submission.plan_job(config, directory))
-            return
-        if not _confirmed([submission.plan_job(config, directory)], yes):
-            return
-        prepared = submission.prepare_job(config, directory)
-        yes = True
-    if not _confirmed([prepared], yes):
-        return
-    _submit(prepared)
-
-
-@click.command()
-@_some_directories
+@click.argument("targets", metavar="[DIR|JOB]...", nargs=-1, type=PATH)
 @_store_option
+@_scheduler_option
 @format_option()
-def status(directories: Tuple[Path, ...], store: Path, form: str) -> None:
+def status(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str], form: str) -> None:
     """Show what the jobs of run directories are doing, and how they ended; each scheduler is queried once.
 
-    DIR is a run directory or a folder of them. The exit code is 0, whatever the jobs did.
+    DIR is a run directory or a folder of them, JOB the id of a job: of a run directory in the store, or one that was
+    submitted by other means. The exit code is 0, whatever the jobs did.
     """
+    from fugaku_gpt.jobs.by_id import poll_other_jobs, resolve_targets
     from fugaku_gpt.jobs.poll import job_directories, poll_runs
 
-    runs = poll_runs(job_directories(directories or (store,)))
+    folders, jobs = resolve_targets(targets, store, scheduler)
+    recorded = dict.fromkeys(job.directory for job in jobs if job.directory is not None)
+    directories = job_directories(folders if targets else [store]) + list(recorded)
+    runs = poll_runs(directories) + poll_other_jobs([job for job in jobs if job.directory is None])
     click.echo(render_rows(COLUMNS, [_row(run) for run in runs], form), nl=False)
 
 
@@ -118,18 +80,32 @@ def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=PATH)
+@click.argument("target", metavar="DIR|JOB", type=PATH)
+@_store_option
+@_scheduler_option
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new output until the job has ended.")
 @click.option("--rank", type=click.IntRange(min=0), help="Print the output of this rank instead of the script's.")
 @click.option("--lines", "-n", type=click.IntRange(min=0), help="Print only this many last lines of each file.")
-def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int]) -> None:
+def logs(
+    target: Path, store: Path, scheduler: Optional[str], follow: bool, rank: Optional[int], lines: Optional[int]
+) -> None:
     """Print the output of the job of a run directory DIR: that of its script and rank 0, or that of one rank.
+
+    JOB is the id of a job of a run directory in the store, or of one that was submitted by other means: its output is
+    looked for in the present folder.
 
     Exit codes: 0 something was printed, 2 there is nothing to print yet.
     """
+    from fugaku_gpt.jobs.by_id import poll_other_jobs, resolve_targets
     from fugaku_gpt.jobs.poll import output_of, poll_runs
 
-    run = poll_runs([_only_run_directory(directory)])[0]
+    folders, jobs = resolve_targets([target], store, scheduler)
+    directory = _only_run_directory(folders[0]) if folders else jobs[0].directory
+
+    def poll() -> PolledRun:
+        return (poll_runs([directory]) if directory is not None else poll_other_jobs(jobs))[0]
+
+    run = poll()
     files = _shown_files(output_of(run), rank)
     if not files and not (follow and not run.is_over):
         raise UsageError(_no_output_message(run, rank, output_of(run)))
@@ -139,181 +115,65 @@ def logs(directory: Path, follow: bool, rank: Optional[int], lines: Optional[int
         while time.monotonic() < deadline:
             time.sleep(_FOLLOW_SECONDS)
             _print_new_output(ends)
-        run = poll_runs([directory])[0]
+        run = poll()
         for path in _shown_files(output_of(run), rank):
             ends.setdefault(path, 0)
         _print_new_output(ends)
 
 
 @click.command()
-@_directories
-def cancel(directories: Tuple[Path, ...]) -> None:
-    """Cancel the jobs of run directories DIR, with all links of a chain.
+@_targets
+@_store_option
+@_scheduler_option
+def cancel(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> None:
+    """Cancel the jobs of run directories DIR, with all links of a chain, or the job with the id JOB.
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(directories, "cancel", "cancelled")
+    _change_jobs(targets, store, scheduler, ("cancel", "cancelled"))
 
 
 @click.command()
-@_directories
-def hold(directories: Tuple[Path, ...]) -> None:
-    """Hold the waiting jobs of run directories DIR, so that they do not start.
+@_targets
+@_store_option
+@_scheduler_option
+def hold(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> None:
+    """Hold the waiting jobs of run directories DIR, or the job with the id JOB, so that they do not start.
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(directories, "hold", "held")
+    _change_jobs(targets, store, scheduler, ("hold", "held"))
 
 
 @click.command()
-@_directories
-def release(directories: Tuple[Path, ...]) -> None:
-    """Release the held jobs of run directories DIR, so that they can start.
+@_targets
+@_store_option
+@_scheduler_option
+def release(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> None:
+    """Release the held jobs of run directories DIR, or the job with the id JOB, so that they can start.
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(directories, "release", "released")
+    _change_jobs(targets, store, scheduler, ("release", "released"))
 
 
-@click.command()
-@_directories
-@click.option("--force", is_flag=True, help="Also submit runs that would fail the same way again, or that ended well.")
-@click.option("--dry-run", is_flag=True, help="Only report what would be submitted.")
-@_yes_option
-def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
-    """Submit again the runs in DIR that stopped and can be resumed, or that failed through no fault of their own.
+def _change_jobs(targets: Sequence[Path], store: Path, scheduler: Optional[str], change: Tuple[str, str]) -> None:
+    """Ask each scheduler once to change jobs; print and record what it accepted.
 
-    DIR is a run directory or a folder of them. A run resumes from its newest valid checkpoint, or starts from the
-    beginning if it has none. The output of earlier jobs is moved to attempts/ beside the run directory. Jobs that are
-    still waiting or running are refused; so is a lost job that cannot be cancelled, as it may still run. Of several
-    runs, those that cannot be submitted are left out.
-
-    Exit codes: 0 submitted, 2 not submitted: no run can be submitted again, or a lost job could not be cancelled.
+    Args:
+        targets: run directories, and ids of jobs.
+        change: name of the scheduler's method, and of the event that is recorded.
     """
-    from fugaku_gpt.jobs.poll import job_directories, poll_runs
-    from fugaku_gpt.jobs.submission import load_prepared
-
-    runs = poll_runs(job_directories(directories))
-    chosen = [run for run in runs if _may_resume(run, force, is_only_target=len(runs) == 1)]
-    if not chosen:
-        raise UsageError(f"none of {len(runs)} runs can be submitted again; the lines above say why")
-    for run in chosen:
-        click.echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
-    if dry_run or not _confirmed([load_prepared(run.directory) for run in chosen], yes):
-        return
-    refused = [run for run in chosen if not _resume(run)]
-    if refused:
-        raise UsageError(f"not submitted: {', '.join(str(run.directory) for run in refused)}")
-
-
-def _show_plan(prepared: PreparedJob) -> None:
-    import shlex
-    from dataclasses import replace
-
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
-
-    scheduler = scheduler_named(prepared.config.job.scheduler)
-    click.echo(prepared.text, nl=False)
-    for submission in submissions(prepared):
-        command = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
-        click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)
-    click.echo(_cost_text([prepared]), err=True)
-    for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
-
-
-def _cost_text(prepared: Sequence[PreparedJob]) -> str:
-    hours = [job.node_hours for job in prepared]
-    total = sum(hour for hour in hours if hour is not None)
-    text = f"node-hours: {total:.4g} at most" if any(hour is not None for hour in hours) else "node-hours: not known"
-    open_ended = sum(1 for hour in hours if hour is None)
-    return text + (f"; {open_ended} without job.elapse" if open_ended else "")
-
-
-def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
-    """True if the jobs are to be submitted; the user is asked on a terminal only, so that scripts do not wait."""
-    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
-    for job in prepared:
-        click.echo(f"{job.directory}: {job.config.job.nodes} nodes, {job.config.job.scheduler}", err=True)
-        for note in job.notes:
-            click.echo(f"note: {note}", err=True)
-    return click.confirm(f"{_cost_text(prepared)}; submit?", err=True)
-
-
-def _submit(prepared: PreparedJob) -> None:
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import submit as submit_job
-
-    for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
-    ids = submit_job(prepared, scheduler_named(prepared.config.job.scheduler))
-    for job_id in ids:
-        click.echo(job_id)
-    click.echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
-
-
-def _resume(run: PolledRun) -> bool:
-    """Submit a run again; returns False, with a message, if its lost job may still run."""
-    from fugaku_gpt.jobs.submission import load_prepared, new_attempt
-    from fugaku_gpt.records.job import LOST
-
-    if run.outcome.state == LOST:  # it may exist all the same: two jobs must not write into one directory
-        refusal = _refusal_to_end_lost_job(run)
-        if refusal:
-            click.echo(f"{run.directory}: not submitted: {run.job_id} may still run: {refusal}", err=True)
-            return False
-    if run.job_id:
-        archive = new_attempt(run.directory, time.time())
-        click.echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
-    _submit(load_prepared(run.directory))
-    return True
-
-
-def _refusal_to_end_lost_job(run: PolledRun) -> str:
-    """Cancel a job that its scheduler has lost; returns why it may still run, empty if it surely does not."""
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-
-    scheduler = scheduler_named(run.scheduler)
-    try:
-        refusal = scheduler.cancel([run.job_id]).get(run.job_id, "")
-    except UsageError as error:
-        refusal = str(error)
-    return "" if scheduler.is_gone(refusal) else refusal
-
-
-def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
-    """True if a run is to be submitted again.
-
-    Raises:
-        UsageError: it must not be submitted; if there are several, it is left out instead.
-    """
-    outcome = run.outcome
-    if not run.is_over or outcome.retry == "wait":
-        reason = f"is {outcome.state}: cancel it, or wait for its end"
-    elif outcome.retry in ("resume", "retry") or force:
-        return True
-    elif outcome.status == "ok":
-        reason = "has ended well; --force runs it again"
-    else:
-        reason = f"would end the same way ({outcome.cause}): {outcome.advice or 'mend the cause'}; --force submits it"
-    if is_only_target:
-        raise UsageError(f"{run.directory}: {reason}")
-    click.echo(f"{run.directory}: left out: {reason}", err=True)
-    return False
-
-
-def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
-    """Ask each scheduler once to change jobs; print and record what it accepted."""
+    from fugaku_gpt.jobs.by_id import NamedJob, resolve_targets
     from fugaku_gpt.jobs.poll import job_directories
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import resolve_intents
     from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
 
-    jobs_of_scheduler: Dict[str, Dict[str, Path]] = {}
+    verb, event = change
+    folders, jobs = resolve_targets(targets, store, scheduler)
     refused = []
-    for directory in job_directories(directories):
+    for directory in job_directories(folders):
         history = read_history(directory)
         for name in {
             intent.scheduler for intent in history.open
@@ -325,16 +185,20 @@ def _change_jobs(directories: Sequence[Path], verb: str, event: str) -> None:
         for job in history.jobs:
             last = history.statuses.get(job.job_id)
             if last is None or last.state not in OVER or (verb == "cancel" and last.state == LOST):
-                jobs_of_scheduler.setdefault(job.scheduler, {})[job.job_id] = directory
-    if not jobs_of_scheduler and not refused:
+                jobs.append(NamedJob(job.scheduler, job.job_id, directory))
+    if not jobs and not refused:
         raise UsageError("no job is waiting or running there")
-    for name, jobs in jobs_of_scheduler.items():
-        for job_id, refusal in getattr(scheduler_named(name), verb)(list(jobs)).items():
-            click.echo(f"{jobs[job_id]}: {job_id}: {refusal or event}")
+    for name in dict.fromkeys(job.scheduler for job in jobs):
+        directories = {job.job_id: job.directory for job in jobs if job.scheduler == name}
+        for job_id, refusal in getattr(scheduler_named(name), verb)(list(directories)).items():
+            where = directories[job_id]
+            click.echo(
+                f"{where}: {job_id}: {refusal or event}" if where is not None else f"{job_id}: {refusal or event}"
+            )
             if refusal:
                 refused.append(job_id)
-            else:
-                append_event(jobs[job_id], event, time.time(), job_id=job_id)
+            elif where is not None:
+                append_event(where, event, time.time(), job_id=job_id)
     if refused:
         raise RunFailed(f"not {event}: {', '.join(refused)}")
 
@@ -343,7 +207,7 @@ def _row(run: PolledRun) -> Dict[str, Any]:
     outcome = run.outcome
     job = run.job_id + (f" ({run.link} of {run.chain})" if run.chain > 1 else "")
     cells = {
-        "run": str(run.directory),
+        "run": str(run.directory) if run.is_recorded else "",
         "job": job,
         "state": outcome.state,
         "status": outcome.status,
@@ -405,7 +269,8 @@ def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
 def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path]) -> str:
     source = f"rank {rank}" if rank is not None else "its job"
     hint = "; its ranks print into one file: leave --rank out" if rank is not None and files else ""
-    return f"{run.directory}: {source} has printed nothing yet; state: {run.outcome.state or 'not submitted'}{hint}"
+    subject = str(run.directory) if run.is_recorded else f"{run.scheduler} job {run.job_id}"
+    return f"{subject}: {source} has printed nothing yet; state: {run.outcome.state or 'not submitted'}{hint}"
 
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:

@@ -15,9 +15,9 @@ COMMANDS = {
     "parse": "fugaku_gpt.cli.job.parse:parse",
     "release": "fugaku_gpt.cli.job.follow:release",
     "render": "fugaku_gpt.cli.job.render:render",
-    "resume": "fugaku_gpt.cli.job.follow:resume",
+    "resume": "fugaku_gpt.cli.job.submit:resume",
     "status": "fugaku_gpt.cli.job.follow:status",
-    "submit": "fugaku_gpt.cli.job.follow:submit",
+    "submit": "fugaku_gpt.cli.job.submit:submit",
     "watch": "fugaku_gpt.cli.job.follow:watch",
 }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fugaku_gpt.pjm.groups import SiteLimits
     from fugaku_gpt.pjm.lint.engine import FileReport, Linter
 
+SITES = ("auto", "fugaku", "flow", "odyssey", "genkai", "fx700", "fx1000", "any")
 _STDIN = "-"
 
 
@@ -63,13 +64,13 @@ class LintOptions:
 )
 @click.option(
     "--site",
-    type=click.Choice(("auto", "fugaku", "fx1000", "any")),
+    type=click.Choice(SITES),
     default="auto",
     show_default=True,
-    help="Site that the scripts are for: Fugaku, another FX1000 system (Flow, Odyssey), or any; auto decides for each "
+    help="Site that the scripts are for: a site with a data file, another FX1000 system, or any; auto decides for each "
     "script by its directives, and prints what decided it.",
 )
-@click.option("--limits", "limits_file", metavar="FILE", type=PATH, help="File of site limits, in place of Fugaku's.")
+@click.option("--limits", "limits_file", metavar="FILE", type=PATH, help="File of a site's limits, in place of ours.")
 @click.option("--explain", metavar="ID", help="Explain a rule: what it is about, why, and its source.")
 @click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
 @click.option(
@@ -109,13 +110,17 @@ def lint(files: Tuple[str, ...], options: LintOptions) -> int:
 
 
 def _check(files: Sequence[str], options: LintOptions) -> int:
+    from fugaku_gpt.pjm.groups import fugaku_limits, other_sites
     from fugaku_gpt.pjm.lint.engine import Linter
     from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
     from fugaku_gpt.pjm.lint.registry import is_at_least, select_rules
 
     rules = select_rules(_ids(options.select), _ids(options.ignore))
-    limits = _limits(options.limits_file)
-    reports, unreadable = _reports(Linter(rules, limits, options.site, options.strict, datetime.date.today()), files)
+    limits, others = _limits(options.limits_file), other_sites()
+    if limits.site != SITES[1]:
+        limits, others = fugaku_limits(), [other for other in others if other.site != limits.site] + [limits]
+    linter = Linter(rules, limits, others, options.site, options.strict, datetime.date.today())
+    reports, unreadable = _reports(linter, files)
     if options.form == "sarif":
         text = as_sarif(reports, rules, limits)
     else:
@@ -170,7 +175,8 @@ def _rules(form: str) -> str:
 
 
 def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optional[Path]) -> int:
-    from fugaku_gpt.pjm.groups import GroupLimits, format_limits, read_acl_groups, with_groups
+    from fugaku_gpt.pjm.acl_groups import read_acl_groups
+    from fugaku_gpt.pjm.groups import GroupLimits, format_limits, with_groups
 
     groups: List[GroupLimits] = []
     for argument in files:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits
+from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits, other_sites
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.facts import Facts
 from fugaku_gpt.pjm.lint.registry import DATED, DOWNGRADE_REASONS, ERROR, INFO, Hit, Rule, all_rules, severity_of
-from fugaku_gpt.pjm.lint.sites import ANY, AUTO, SiteChoice, choose_site
+from fugaku_gpt.pjm.lint.sites import ANY, AUTO, choose_site, site_named
 from fugaku_gpt.pjm.script import PjmScript
 
 STDIN = "-"
@@ -56,12 +56,14 @@ class FileReport:
     Attributes:
         site: the site that its rules were chosen for.
         site_reason: what in the script decided that; empty if the user did.
+        limits: limits of that site; None where no data file is for it.
     """
 
     path: str
     findings: Tuple[LintFinding, ...]
     site: str = ANY
     site_reason: str = ""
+    limits: Optional[SiteLimits] = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,10 @@ class Linter:
 
     Attributes:
         rules: rules to check; default: all.
-        limits: limits of the site's groups; default: those that come with the package.
-        site: ``fugaku``, ``fx1000``, ``any``, or ``auto``, which decides for each script by its directives.
+        limits: limits of Fugaku's groups; default: those that come with the package.
+        others: limits of other sites, likewise.
+        site: ``fugaku``, ``fx1000``, ``any``, the name of another site, or ``auto``, which decides for each script by
+            its directives.
         strict: whether errors that would be downgraded to warnings are shown as errors.
         today: day by which the site's data are judged: what rests on data that are too old is shown as info, ``strict``
             or not. None: their age does not count.
@@ -79,6 +83,7 @@ class Linter:
 
     rules: Sequence[Rule] = field(default_factory=all_rules)
     limits: SiteLimits = field(default_factory=fugaku_limits)
+    others: Sequence[SiteLimits] = field(default_factory=other_sites)
     site: str = AUTO
     strict: bool = False
     today: Optional[datetime.date] = None
@@ -86,25 +91,31 @@ class Linter:
     def check(self, text: str, path: str = "") -> FileReport:
         """Check a script. Never raises, whatever the text."""
         script = read_script(text, skips_template_tags=True)
-        choice = choose_site(script, self.limits) if self.site == AUTO else SiteChoice(self.site, "")
-        facts = Facts(script, self.limits, choice.site, "" if path == STDIN else path)
+        if self.site == AUTO:
+            choice = choose_site(script, self.limits, self.others)
+        else:
+            choice = site_named(self.site, self.limits, self.others)
+        limits = choice.limits if choice.limits is not None else SiteLimits("", self.limits.date, "", "")
+        facts = Facts(script, limits, choice.site, "" if path == STDIN else path)
         silenced = _silenced_ids(script)
         findings: List[LintFinding] = []
         for rule in self.rules:
             if not rule.applies_to(choice.site):
                 continue
             for hit in rule.check(facts):
+                if hit.is_absence and facts.is_template:
+                    continue
                 if not _is_silenced(rule.id, hit.line, silenced):
-                    findings.append(self._finding(rule, hit))
+                    findings.append(self._finding(rule, hit, limits))
         findings.sort(key=lambda item: (item.line, item.column, item.id))
-        return FileReport(path, tuple(findings), choice.site, choice.reason)
+        return FileReport(path, tuple(findings), choice.site, choice.reason, choice.limits)
 
-    def _finding(self, rule: Rule, hit: Hit) -> LintFinding:
+    def _finding(self, rule: Rule, hit: Hit, limits: SiteLimits) -> LintFinding:
         severity = severity_of(rule, hit, self.strict)
         lowered = DOWNGRADE_REASONS[hit.downgrade] if hit.downgrade and severity != ERROR else ""
-        date = hit.date or (self.limits.date if hit.downgrade == DATED else "")
-        if date and self.today is not None and severity != INFO and self.limits.is_stale(date, self.today):
-            severity, lowered = INFO, f"it rests on data of {date}, older than {self.limits.fresh_days} days"
+        date = hit.date or (limits.date if hit.downgrade == DATED else "")
+        if date and self.today is not None and severity != INFO and limits.is_stale(date, self.today):
+            severity, lowered = INFO, f"it rests on data of {date}, older than {limits.fresh_days} days"
         return LintFinding(
             rule.id, rule.title, severity, hit.line, hit.column, hit.message, hit.fix or rule.fix, lowered
         )

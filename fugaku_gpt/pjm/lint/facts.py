@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from fugaku_gpt.pjm.groups import GroupLimits, SiteLimits
+from fugaku_gpt.pjm.lexer import TEMPLATE_TAG
 from fugaku_gpt.pjm.lint.launches import (
     Assignment,
     Launch,
@@ -26,6 +27,8 @@ _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
 # placeholders that the parser does not know: Python's {name}, %(name)s, __NAME__, %NAME%, ***, ???, ...
 _PLACEHOLDER_FORMS = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+_TEMPLATE_SUFFIXES = (".tmpl", ".tpl", ".template", ".j2", ".jinja", ".jinja2", ".mustache", ".erb", ".in")
 
 Value = TypeVar("Value")
 
@@ -67,6 +70,13 @@ class Facts:
         self.mpi = script.mpi
         self.llio = script.llio
 
+    @cached_property
+    def is_template(self) -> bool:
+        """Whether the script is a template that is yet to be filled in: lines above its first command are nothing but
+        tags, or its file's name says so."""
+        head = self.script.lines[: (self.script.body_line or len(self.script.lines) + 1) - 1]
+        return any(TEMPLATE_TAG.fullmatch(line) for line in head) or self.file.endswith(_TEMPLATE_SUFFIXES)
+
     # positions
 
     @cached_property
@@ -95,13 +105,13 @@ class Facts:
         """The resource group, or the site's default if none is named; None if it is a placeholder."""
         value = self.resources.get("rscgrp")
         if value is None:
-            return self.limits.default_group if "rscgrp" not in self.resources and self.is_fugaku else None
+            return self.limits.default_group or None if "rscgrp" not in self.resources else None
         return None if has_placeholder(value) or _PLACEHOLDER_FORMS.search(value) else value
 
     @cached_property
     def group_limits(self) -> Optional[GroupLimits]:
-        """The limits of the group on Fugaku, from the data file."""
-        return self.limits.groups.get(self.group) if self.is_fugaku and self.group else None
+        """The limits of the group, from the data file of the site; None where there is none."""
+        return self.limits.groups.get(self.group) if self.group else None
 
     @cached_property
     def node_shape(self) -> Optional[NodeShape]:

@@ -40,7 +40,9 @@ def as_text(reports: Sequence[FileReport], limits: SiteLimits) -> str:
             downgraded += bool(finding.downgraded) and finding.severity == WARNING
         if report.site != FUGAKU and report.site_reason not in ("", NO_DIRECTIVE):
             rules = "those for FX1000 systems" if report.site == FX1000 else "those for any site"
-            reason = f"taken for another site than Fugaku ({_printable(report.site_reason)})"
+            title = report.limits.title if report.limits is not None else "another site than Fugaku"
+            dated = f"; its limits are of {report.limits.date}" if report.limits and report.limits.has_limits else ""
+            reason = f"taken for {title} ({_printable(report.site_reason)}{dated})"
             lines.append(f"{name}: {reason}: of the rules, {rules} apply; --site fugaku applies all")
     counts = count_severities(reports)
     files = f"{len(reports)} file{'s' if len(reports) != 1 else ''}"
@@ -72,12 +74,13 @@ def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
     """Format one JSON object: files with their findings, counts, and the date of the limits."""
     data = {
         "version": 1,
-        "limits": {"site": limits.site, "date": limits.date},
+        "limits": _limits_data(limits),
         "files": [
             {
                 "path": _without_surrogates(report.path),
                 "site": report.site,
                 "site_reason": report.site_reason or None,
+                "limits": _limits_data(report.limits) if report.limits is not None else None,
                 "findings": [
                     {
                         "id": finding.id,
@@ -97,6 +100,10 @@ def as_json(reports: Sequence[FileReport], limits: SiteLimits) -> str:
         "summary": {"files": len(reports), **{name: count_severities(reports)[name] for name in reversed(SEVERITIES)}},
     }
     return json.dumps(data, indent=2) + "\n"
+
+
+def _limits_data(limits: SiteLimits) -> Dict[str, str]:
+    return {"site": limits.site, "date": limits.date}
 
 
 def as_sarif(reports: Sequence[FileReport], rules: Sequence[Rule], limits: SiteLimits) -> str:

@@ -41,6 +41,7 @@ class Hit:
         fix: how to correct it; empty for the rule's own text.
         downgrade: why an error is shown as a warning, one of :data:`DOWNGRADE_REASONS`; empty if it is certain.
         severity: replaces the severity of the rule; empty for the rule's own.
+        is_absence: whether it is about something that is not there; a template may put it there when it is filled in.
         date: date of the site's data that the match rests on, ``YYYY-MM-DD``; empty if it rests on none.
     """
 
@@ -51,6 +52,7 @@ class Hit:
     downgrade: str = ""
     severity: str = ""
     date: str = ""
+    is_absence: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Sequence
 
-from fugaku_gpt.pjm.groups import SiteLimits
+from fugaku_gpt.pjm.groups import FX1000_NODES, SiteLimits
 from fugaku_gpt.pjm.options import KNOB_VALUES, OPTIONS
 from fugaku_gpt.pjm.script import PjmScript
 from fugaku_gpt.pjm.values import has_placeholder
@@ -18,10 +17,6 @@ ANY = "any"
 NO_DIRECTIVE = "no directive"  # why a script without any is of no site
 # resources that Fugaku does not have, but Flow, Wisteria, Genkai, ITO, HOKUSAI or the K computer do
 FOREIGN_RESOURCES = ("gpu", "vnode", "vnode-core", "vnode-mem", "core-mem")
-# Groups and units of FX1000 systems: Flow's Type I subsystem (Nagoya University), Wisteria's Odyssey (The University of
-# Tokyo). Their limits are not known here, their nodes are.
-_FX1000_UNITS = ("fx",)
-_FX1000_GROUPS = ("fx-*", "*-o")
 _K_OPTIONS = frozenset(option.name for option in OPTIONS if option.era == "k")
 _K_SETUP = "/system/Env_base"  # read by every script of the K computer
 # what names an older Fujitsu machine in a script's commands: processors of FX10, FX100 and the K computer
@@ -29,14 +24,31 @@ _OLDER_MACHINE = re.compile(r"\bFX100?(?![0-9])|sparc64|HPC_ACE2?\b", re.IGNOREC
 
 
 class SiteChoice(NamedTuple):
-    """The site that a script is checked for, and what in the script decided that."""
+    """The rules that a script is checked by, and what in the script decided that.
+
+    ``site``: Fugaku, another site with its nodes (FX1000), or any. ``limits``: those of the site; None if no data file
+    is for it.
+    """
 
     site: str
     reason: str
+    limits: Optional[SiteLimits] = None
 
 
-def choose_site(script: PjmScript, limits: SiteLimits) -> SiteChoice:
+def site_named(name: str, limits: SiteLimits, others: Sequence[SiteLimits]) -> SiteChoice:
+    """Return the choice that a user has made: ``fugaku``, ``fx1000``, ``any``, or the name of another site's file."""
+    other = next((other for other in others if other.site == name), None)
+    if other is not None:
+        return SiteChoice(_rules_of(other), "", other)
+    return SiteChoice(name, "", limits if name == FUGAKU else None)
+
+
+def choose_site(script: PjmScript, limits: SiteLimits, others: Sequence[SiteLimits]) -> SiteChoice:
     """Choose the site by a script's directives: Fugaku, another site with its nodes (FX1000), or any.
+
+    Args:
+        limits: those of Fugaku.
+        others: those of other sites.
 
     The checks in this order: a resource unit decides; power knobs and ``PJM_LLIO_GFSCACHE`` mean Fugaku; file staging
     and the K computer's set-up file mean another site; a resource group decides; without one, virtual nodes, GPUs and
@@ -48,20 +60,20 @@ def choose_site(script: PjmScript, limits: SiteLimits) -> SiteChoice:
     resources = script.resources
     unit = resources.get("rscunit")
     if unit and not has_placeholder(unit):
-        return SiteChoice(_site_of(unit, limits.has_unit(unit), _FX1000_UNITS), f"rscunit={unit}")
+        return _choice(f"rscunit={unit}", next((site for site in (limits, *others) if site.has_unit(unit)), None))
     mark = _mark_of_fugaku(script)
     if mark:
-        return SiteChoice(FUGAKU, mark)
+        return SiteChoice(FUGAKU, mark, limits)
     if has_staging(script) or any(_K_SETUP in line for line in script.lines):
         return SiteChoice(ANY, "file staging, or the set-up of the K computer")
     group = resources.get("rscgrp")
     if group and not has_placeholder(group):
-        return SiteChoice(_site_of(group, limits.has_group(group), _FX1000_GROUPS), f"rscgrp={group}")
+        return _choice(f"rscgrp={group}", next((site for site in (limits, *others) if site.has_group(group)), None))
     foreign = next((key for key in FOREIGN_RESOURCES if key in resources), "--omp" if "omp" in script.options else "")
     older = None if foreign else _older_machine(script)
     if foreign or older:
         return SiteChoice(ANY, foreign or older or "")
-    return SiteChoice(FUGAKU, "nothing in it names a site")
+    return SiteChoice(FUGAKU, "nothing in it names a site", limits)
 
 
 def has_staging(script: PjmScript) -> bool:
@@ -69,10 +81,15 @@ def has_staging(script: PjmScript) -> bool:
     return not _K_OPTIONS.isdisjoint(script.options) or "use-rankdir" in script.mpi
 
 
-def _site_of(name: str, is_of_fugaku: bool, patterns: Tuple[str, ...]) -> str:
-    if is_of_fugaku:
+def _choice(reason: str, limits: Optional[SiteLimits]) -> SiteChoice:
+    return SiteChoice(ANY if limits is None else _rules_of(limits), reason, limits)
+
+
+def _rules_of(limits: SiteLimits) -> str:
+    """The rules that hold for a site."""
+    if limits.site == FUGAKU:
         return FUGAKU
-    return FX1000 if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) else ANY
+    return FX1000 if limits.nodes == FX1000_NODES else ANY
 
 
 def _mark_of_fugaku(script: PjmScript) -> str:

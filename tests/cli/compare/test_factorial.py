@@ -14,6 +14,7 @@ from fugaku_gpt.records.run import RunDirectory
 from tests.compare.runs import ENVIRONMENT, leave_run, tiny
 from tests.support.corpus import write_byte_corpus
 from tests.support.measurements import MEASUREMENTS
+from tests.support.prepared_corpus import PREPARED
 from tests.sweep.fake_scheduler import FakeScheduler
 
 
@@ -90,7 +91,7 @@ def test_a_submitted_design_asks_first_and_prints_commands_that_can_be_pasted(
     scheduler = FakeScheduler(tmp_path / "queue")
     monkeypatch.setattr("fugaku_gpt.jobs.schedulers.slurm.SlurmScheduler", lambda: scheduler)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    settings = ["--preset", "tiny", "--set", "job.elapse=30:00", "--repeats", 1]
+    settings = ["--preset", "tiny", "--set", "job.elapse=30:00", "--set", f"data.paths=[{PREPARED}]", "--repeats", 1]
     assert factorial("dtype", *settings, "--scheduler", "slurm", "--out", "an out") == EXIT_OK
     error = capsys.readouterr().err
     assert "submit 2 jobs, 1 node-hours? [y/N]" in error and len(scheduler.jobs()) == 2

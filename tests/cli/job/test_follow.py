@@ -24,6 +24,7 @@ from fugaku_gpt.launch.processes import end_marked_processes
 from fugaku_gpt.records.job import append_event, read_events
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 from tests.support.commands import Capture, json_of
+from tests.support.prepared_corpus import PREPARED
 from tests.support.waiting import until
 
 WAIT_SECONDS = 300.0
@@ -287,7 +288,7 @@ def test_without_the_scheduler_s_commands_nothing_is_submitted(
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin-of-nobody")
     arguments = ["--preset", "tiny", "--scheduler", "pjm", "--out", "run"]
-    assert run(["job", "submit", *arguments]) == 2
+    assert run(["job", "submit", *arguments, "--set", f"data.paths=[{PREPARED}]", "--set", "job.group=hp1"]) == 2
     assert "pjsub: no such command on this machine" in capsys.readouterr().err
     (row,) = json_of(capsys, "job", "status", "run")
     assert row["job"] is None and "not submitted: pjsub: no such command" in row["cause"]
@@ -341,3 +342,62 @@ def test_watch_on_a_terminal_prints_a_table() -> None:
     code, output = run_on_terminal(["job", "watch", str(directory)])
     assert code == 1
     assert "the jobs continue" in output and "exit code 3" in output and "┃" in output
+
+
+def test_a_job_that_lacks_something_is_refused_and_nothing_is_written(capsys: Capture) -> None:
+    arguments = ["--preset", "tiny", "--scheduler", "pjm", "--out", "run"]
+    assert run(["job", "submit", *arguments, "--set", "job.tarball=no.tar", "--set", "job.local_tmp=1Gi"]) == 2
+    error = capsys.readouterr().err
+    assert "data.paths: empty" in error and "job.group: not set" in error and "no.tar: is not there" in error
+    assert not Path("run").exists()
+    assert run(["job", "render", *arguments[:-2]]) == 0
+    captured = capsys.readouterr()
+    assert "note: data.paths: empty" in captured.err and "# Note: job.group: not set" in captured.out
+
+
+def test_a_script_in_which_lint_finds_an_error_is_not_submitted(capsys: Capture) -> None:
+    settings = ["job.scheduler=pjm", "job.group=hp1", f"data.paths=[{PREPARED}]"]
+    config = load_run_config(preset="tiny", overrides=settings)
+    prepare_job(config, Path("runs/a"))
+    script = Path("runs/a/job.sh")
+    script.write_text(script.read_text().replace('#PJM -L "node=1"', '#PJM -L "node=0"'))
+    assert run(["job", "submit", "runs/a"]) == 2
+    error = capsys.readouterr().err
+    assert "runs/a/job.sh:" in error and "`job lint` finds errors" in error
+    assert not Path("runs/a/job.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_script_is_submitted_and_followed_by_job_id(capsys: Capture) -> None:
+    Path("job.sh").write_text("#!/bin/bash\necho from $PWD; touch up; if [[ -e wait ]]; then sleep 900; fi\n")
+    assert run(["job", "submit", "job.sh"]) == 2
+    assert "name the scheduler with --scheduler" in capsys.readouterr().err
+    assert run(["job", "submit", "job.sh", "--scheduler", "local", "--set", "job.nodes=2"]) == 2
+    assert run(["job", "submit", "job.sh", "--scheduler", "local", "--dry-run"]) == 0
+    assert "command: bash job.sh" in capsys.readouterr().err and not Path("runs").exists()
+    assert run(["job", "submit", "job.sh", "--scheduler", "local"]) == 0
+    assert capsys.readouterr().out == "local-1\n"
+    assert run(["job", "watch"]) == 0
+    (row,) = json_of(capsys, "job", "status", "local-1")
+    assert (row["job"], row["status"], row["run"].startswith("runs/job-")) == ("local-1", "ok", True)
+    assert run(["job", "logs", "local-1"]) == 0
+    assert capsys.readouterr().out == f"from {Path.cwd()}\n"
+
+    Path("up").unlink()
+    Path("wait").touch()
+    assert run(["job", "submit", "job.sh", "--scheduler", "local", "--out", "second"]) == 0
+    until(Path("up").exists)
+    capsys.readouterr()
+    assert run(["job", "cancel", "local-2"]) == 0  # not below runs/: asked for at the scheduler
+    assert capsys.readouterr().out == "local-2: cancelled\n"
+    assert run(["job", "watch", "second"]) == 1
+    (row,) = json_of(capsys, "job", "status", "local-2")
+    assert (row["run"], row["status"], row["state"]) == (None, "interrupted", "cancelled")
+    assert run(["job", "cancel", "local-1"]) == 1  # is over: the scheduler says so
+
+
+def test_a_plain_script_is_linted_before_it_is_submitted(capsys: Capture) -> None:
+    Path("bad.sh").write_text("#!/bin/bash\n#PJM -L node=0\n")
+    assert run(["job", "submit", "bad.sh"]) == 2
+    error = capsys.readouterr().err
+    assert "bad.sh:2: PJM" in error and "not submitted: `job lint` finds errors" in error and not Path("runs").exists()

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from fugaku_gpt.cli.job.lint import SITES
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
-from fugaku_gpt.pjm.groups import load_limits
+from fugaku_gpt.pjm.groups import format_limits, load_limits, other_sites
+from tests.support.commands import Capture
 
 BAD = "#!/bin/bash\n#PJM -L rscunit=rscunit_ft01\n#PJM -L freq=1800,eco_state=0\n"
 CLEAN = """\
@@ -151,3 +153,16 @@ def test_help_imports_nothing_heavy() -> None:
         "assert not {'yaml', 'numpy', 'jinja2', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=300)
+
+
+def test_every_data_file_of_a_site_can_be_named() -> None:
+    assert set(SITES) == {"auto", "fugaku", "fx1000", "any", *(limits.site for limits in other_sites())}
+
+
+def test_a_limits_file_of_another_site_takes_the_place_of_its_data(tmp_path: Path, capsys: Capture) -> None:
+    script, limits = tmp_path / "job.sh", tmp_path / "flow.yaml"
+    script.write_text("#!/bin/bash\n#PJM -L rscgrp=fx-small,node=30,elapse=1:00:00\n#PJM -S\n./a\n")
+    (flow,) = [site for site in other_sites() if site.site == "flow"]
+    limits.write_text(format_limits(flow).replace("nodes: 1-24", "nodes: 1-48"))
+    assert run(["job", "lint", str(script), "--select", "PJM030", "--fail-on", "info"]) == 3
+    assert run(["job", "lint", str(script), "--select", "PJM030", "--fail-on", "info", "--limits", str(limits)]) == 0

@@ -11,6 +11,7 @@
 #   node.eco_state: 2
 #   job.scheduler: "local"
 #   job.tarball: "torch.tar"
+# Note: node.threads_per_rank is not set: 24, by 48 cores and 2 ranks a node
 # Note: node.eco_state=2: not applied on this machine
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions

@@ -62,6 +62,7 @@
 #   job.transfer_dirs: ["/vol0004/lib"]
 #   job.tarball: "/vol0004/torch.tar"
 #   job.environment: ["TOFU_6D=xya"]
+# Note: node.threads_per_rank is not set: 12, by 48 cores and 4 ranks a node
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u

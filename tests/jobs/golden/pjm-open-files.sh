@@ -31,7 +31,10 @@
 #   job.group: "hp190122"
 #   job.resource_group: "small"
 #   job.volumes: ["/vol0004"]
+# Note: node.threads_per_rank is not set: 12, by 48 cores and 4 ranks a node
 # Note: freq and eco_state are not set: 2000 MHz with both pipes is written out, 6.14 TFLOP/s a node; Fugaku's default, 2200 MHz with one pipe, has 3.38 TFLOP/s
+# Note: not set, Fugaku's defaults are written out: retention_state=1, throttling_state=0, issue_state=0, ex_pipe_state=0
+# Note: retention_state=1: idle cores sleep, and take 3 ms to wake; OMP_WAIT_POLICY=active keeps them up
 
 # shellcheck disable=SC2016,SC2329  # quoted values stay as they are; the traps call the functions
 set -u

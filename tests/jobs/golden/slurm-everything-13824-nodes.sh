@@ -55,6 +55,7 @@
 #   job.transfer_dirs: ["/vol0004/lib"]
 #   job.tarball: "/vol0004/torch.tar"
 #   job.environment: ["TOFU_6D=xya"]
+# Note: node.threads_per_rank is not set: 12, by 48 cores and 4 ranks a node
 # Note: node.eco_state=0: Slurm has no equivalent; not applied
 # Note: node.retention_state=0: Slurm has no equivalent; not applied
 # Note: node.throttling_state=0: Slurm has no equivalent; not applied

@@ -294,7 +294,12 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [FT + "#PJM -L elapse=24:00:00\n", FT + "#PJM -L elapse=1:00:00-2:00:00\n", FT + "#PJM -L elapse=60-\n"],
     ),
     "PJM050": (
-        [FT + "#PJM -L freq=2200,eco_state=0\n", FT + "#PJM -L freq=1800\n", FT + '#PJM -L "freq=2.2"\n'],
+        [
+            FT + "#PJM -L freq=2200,eco_state=0\n",
+            FT + "#PJM -L freq=2200,eco_state=1\n",
+            FT + "#PJM -L freq=1800\n",
+            FT + '#PJM -L "freq=2.2"\n',
+        ],
         [
             FT + "#PJM -L freq=2200,eco_state=2\n",
             FT + "#PJM -L freq=2000,eco_state=0\n",
@@ -423,12 +428,16 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "for i in 1 2; do mpiexec -n 4 $EXE in.txt & done\nwait\n",
             FT + "mpiexec ./a &\nwait\nmpiexec ./b &\nmpiexec ./c &\nwait\n",
             FT + "mpiexec ./a &\nsleep 5\nmpiexec ./b &\nwait\n",
+            FT + "seq 4 | xargs -P 4 -I{} mpiexec -n 1 ./a {}\n",
+            FT + "parallel mpiexec -n 1 ./a ::: 1 2\n",
             ANY + "#PJM -L rscunit=fx\nwhile read x; do mpiexec ./a $x & done < list\nwait\n",
         ],
         [
             FT + "for i in 1 2 3 4; do\n  mpiexec -n 4 --vcoordfile v$i ./a.out &\ndone\nwait\n",
             FT + "mpiexec -n 4 -vcoordfile v1 ./a &\nmpiexec -n 4 -vcoordfile v2 ./b &\nwait\n",
             FT + "mpiexec -n 4 ./a &\nwait\nmpiexec -n 4 ./b\n",
+            FT + "seq 4 | xargs -I{} mpiexec -n 1 ./a {}\nseq 4 | xargs -P 1 mpiexec ./a\n",
+            FT + "seq 4 | xargs -P 4 -I{} mpiexec -n 1 -vcoordfile v{} ./a\n",
             FT + "for i in 1 2; do mpiexec ./a $i; done\n",
             FT + "if x; then\nmpiexec ./a &\nfi\nwait\n",
             FT + "for i in 1 2; do mpiexec $PLACE -n 4 ./a & done\nwait\n",
@@ -442,6 +451,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [
             FT + "mpiexec -n 16 --vcoordfile v1 ./a.out &\n",
             ANY + "#PJM -S\nmpiexec ./a &\necho started\n",
+            FT + "./a.out &\n",
+            FT + "for i in 1 2 3; do ./a.out $i & done\n",
+            FT + "nohup ./a.out > log 2>&1 &\necho started\n",
         ],
         [
             FT + "mpiexec ./a &\nwait\n",
@@ -450,6 +462,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "mpiexec ./a\n",
             FT + "wait_all() { wait; }\nmpiexec ./a &\nwait_all\n",
             FT + "mpiexec ./a &\n./monitor.sh\n",
+            FT + "top -b > top.log &\n./a.out\n",
+            FT + "./a.out 1 &\n./a.out 2 &\nwait\n",
+            FT + "sleep 9 &\n",
         ],
     ),
     "PJM070": (
@@ -552,6 +567,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "lio_transfer ./a.out\n",
             FT + "dir_tranfser x\n",
             FT + "mpiexce ./a.out\n",
+            FT + "mpirum ./a.out\n",
+            FT + "LLIO_transfer ./a.out\n",
+            FT + "/home/system/tool/dir_transfr x\n",
         ],
         [
             FT + "llio_transfer ./a.out\n",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.pjm.groups import fugaku_limits
+from fugaku_gpt.pjm.groups import fugaku_limits, other_sites
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.engine import Linter, find_scripts
 from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
@@ -88,15 +88,17 @@ def test_noqa_for_a_file() -> None:
 )
 def test_the_site_is_chosen_by_the_directives(directives: str, site: str, reason: str) -> None:
     script = read_script(f"#!/bin/bash\n#PJM {directives}\n")
-    assert choose_site(script, fugaku_limits()) == (site, reason)
+    assert choose_site(script, fugaku_limits(), other_sites())[:2] == (site, reason)
 
 
 @pytest.mark.parametrize("line", ['FLAGS="-KHPC_ACE2"', "cd /opt/FJSVXosDevkit/sparc64fx", "# FX100", "make FX10"])
 def test_commands_that_name_an_older_machine_mean_another_site(line: str) -> None:
     text = f"#!/bin/bash\n#PJM -L node=1\nls\n{line}\n"
-    assert choose_site(read_script(text), fugaku_limits()).site == ANY_SITE
-    assert choose_site(read_script(text.replace("node=1", "rscgrp=small")), fugaku_limits()).site == FUGAKU
-    assert choose_site(read_script("#PJM -L node=1\nls\necho FX1000\n"), fugaku_limits()).site == FUGAKU
+    assert choose_site(read_script(text), fugaku_limits(), other_sites()).site == ANY_SITE
+    assert (
+        choose_site(read_script(text.replace("node=1", "rscgrp=small")), fugaku_limits(), other_sites()).site == FUGAKU
+    )
+    assert choose_site(read_script("#PJM -L node=1\nls\necho FX1000\n"), fugaku_limits(), other_sites()).site == FUGAKU
 
 
 def test_what_rests_on_old_data_of_the_site_is_an_info() -> None:
@@ -125,13 +127,51 @@ def test_a_template_is_read_through_the_tags_of_its_own_lines() -> None:
     assert "PJM001" not in ids(text)
 
 
+@pytest.mark.parametrize("name", ["job.sh", "job.sh.tmpl"])
+def test_what_a_template_lacks_may_come_when_it_is_filled_in(name: str) -> None:
+    tags = "{{#attributes}}\n#PJM -L {{key}}={{value}}\n{{/attributes}}\n" if name == "job.sh" else ""
+    text = f'#!/bin/bash\n{tags}#PJM --name "{{{{.}}}}"\n#PJM -L "node=0"\n./a.out\n'
+    findings = Linter().check(text, name).findings
+    assert {finding.id: finding.severity for finding in findings if finding.id != "PJM098"} == {"PJM031": "error"}
+    assert {finding.severity for finding in findings if finding.id == "PJM098"} == {"info"}
+    plain = Linter().check(text.replace(tags, ""), "job.sh").findings
+    assert {"PJM020", "PJM022", "PJM040", "PJM052"} <= {finding.id for finding in plain}
+
+
 def test_a_script_of_another_site_is_not_checked_by_rules_of_fugaku() -> None:
     text = ANY + "#PJM -L rscgrp=regular-o,node=2000,elapse=48:00:00 --mpi proc=3000\nmpiexec -of o ./a\n"
-    assert ids(text.replace("regular-o", "a-batch")) == []
+    assert ids(text.replace("regular-o", "regular-a")) == []
     assert ids(text) == ["PJM061", "PJM070"]  # what holds for every FX1000 system
     assert "PJM020" in [finding.id for finding in Linter(site="fugaku").check(text, "").findings]
     assert ids(text) == [finding.id for finding in Linter(site="fx1000").check(text, "").findings]
     assert [finding.id for finding in Linter(site="any").check(FT + "#PJM -L freq=1\n", "").findings] == []
+
+
+@pytest.mark.parametrize(
+    ("directives", "site", "expected"),
+    [
+        ("rscgrp=fx-large,node=48,elapse=80:00:00", "Flow", {"PJM030", "PJM040"}),
+        ("rscunit=fx,rscgrp=fx-large,node=96,elapse=72:00:00", "Flow", set()),
+        ("rscgrp=fx-interactive,node=1,elapse=1:00:00", "Flow", {"PJM024"}),
+        ("rscgrp=regular-o,node=9999,elapse=999:00:00", "Odyssey", set()),  # its limits are not known
+        ("rscgrp=a-batch,node=64,elapse=12:00:00", "Genkai", {"PJM040"}),
+        ("rscgrp=a-batch,node=63,elapse=12:00:00", "Genkai", set()),
+        ("rscgrp=a-batch,vnode=1,vnode-core=40,elapse=168:00:00", "Genkai", set()),
+        ("rscgrp=b-batch,gpu=1,elapse=200:00:00", "Genkai", {"PJM040"}),
+        ("rscgrp=b-batch,node=5,elapse=1:00:00", "Genkai", {"PJM030"}),
+        ("rscgrp=a-inter,node=1,elapse=1:00:00", "Genkai", {"PJM024"}),
+        ("rscgrp=fx700,node=2,elapse=1:00:00", "FX700", set()),
+    ],
+)
+def test_limits_of_other_sites_are_checked_by_their_own_data(directives: str, site: str, expected: Set[str]) -> None:
+    text = f"#!/bin/bash\n#PJM -L {directives}\n#PJM -S\nmpiexec ./a\n"
+    report = Linter().check(text, "job.sh")
+    assert report.limits is not None and site in report.limits.title
+    limit_rules = {"PJM024", "PJM030", "PJM040"}
+    assert {finding.id for finding in report.findings} & limit_rules == expected
+    assert {finding.id for finding in Linter(site=report.limits.site).check(text).findings} & limit_rules == expected
+    old = Linter(today=datetime.date(2030, 1, 1)).check(text)
+    assert all(finding.severity == "info" for finding in old.findings if finding.id in ("PJM030", "PJM040"))
 
 
 def test_a_script_without_directives_has_no_findings() -> None:

@@ -40,9 +40,12 @@ def test_text_names_the_site_and_what_decided_it() -> None:
         return as_text([linter.check(f"#PJM -L rscgrp={group}\n", "job.sh")], linter.limits)
 
     assert text("small") == "1 file checked, nothing found; taken for Fugaku (rscgrp=small)\n"
-    assert "job.sh: taken for another site than Fugaku (rscgrp=regular-o)" in text("regular-o")
+    assert "job.sh: taken for another site than Fugaku (rscgrp=regular-a)" in text("regular-a")
+    assert "job.sh: taken for Wisteria, Odyssey (rscgrp=regular-o): of the rules" in text("regular-o")
     assert "those for FX1000 systems apply; --site fugaku applies all" in text("regular-o")
-    assert "(rscgrp=a-batch): of the rules, those for any site apply" in text("a-batch")
+    assert "taken for Genkai (rscgrp=a-batch; its limits are of 2025-10-09): of the rules, those for any" in text(
+        "a-batch"
+    )
     chosen = Linter(rules=[], site="any")
     assert as_text([chosen.check("#PJM -S\n", "a")], chosen.limits) == "1 file checked, nothing found\n"
 

@@ -118,3 +118,24 @@ def test_control_characters_of_a_script_do_not_reach_messages() -> None:
     text = FT + "#PJM -L freq=\x1b[31m1\x07\n#PJM -N \x1b]0;x\x07/\n"
     for finding in Linter(strict=True).check(text, "job.sh").findings:
         assert re.sub(r"[^\x00-\x1f\x7f]", "", finding.message + finding.fix) == ""
+
+
+@pytest.mark.parametrize(
+    ("elapse", "fix"),
+    [
+        ("1-0:0:0", "write 24:00:00 if 1 day is meant"),
+        ("2-00:00:00", "write 48:00:00 if 2 days are meant"),
+        ("1-02:30:00", "write 26:30:00 if Slurm's days and hours are meant"),
+        ("0-12:00:00", "write 12:00:00 if Slurm's days and hours are meant"),
+    ],
+)
+def test_days_of_slurm_are_converted_to_the_second(elapse: str, fix: str) -> None:
+    assert [finding.fix for finding in findings("PJM044", FT + f"#PJM -L elapse={elapse}\n")] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("lines", "severity"),
+    [("# PJM -L node=4\n", "warning"), ("# PJM -L node=4\n#PJM -L node=8\n", "info"), ("##PJM -L node=4\n", "info")],
+)
+def test_a_line_that_is_off_beside_another_value_is_off_on_purpose(lines: str, severity: str) -> None:
+    assert [finding.severity for finding in findings("PJM002", FT + lines)] == [severity]

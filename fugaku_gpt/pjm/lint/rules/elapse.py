@@ -34,7 +34,8 @@ def _elapse_position(facts: Facts) -> "tuple[str, int, int]":
 def elapse_range(facts: Facts) -> Iterator[Hit]:
     if "elapse" not in facts.resources:
         if facts.is_fugaku:
-            yield Hit(facts.top, "no elapse=: the job is ended after the default of one minute", downgrade=COMMAND_LINE)
+            message = "no elapse=: the job is ended after the default of one minute"
+            yield Hit(facts.top, message, downgrade=COMMAND_LINE, is_absence=True)
         return
     text, line, column = _elapse_position(facts)
     elapse = facts.elapse
@@ -48,14 +49,15 @@ def elapse_range(facts: Facts) -> Iterator[Hit]:
     group = facts.group_limits
     if group is None or _SLURM_DAYS.fullmatch(text):
         return
-    first, last = elapse.minimum, elapse.maximum
+    first, last, longest = elapse.minimum, elapse.maximum, group.longest(facts.nodes)
     if group.min_elapse and first is not None and first < group.min_elapse:
         message = f"elapse={text} is {_as_time(first)}, below the least of {group.name}, {_as_time(group.min_elapse)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif group.name.startswith("spot-"):
         return  # PJM042 reports it
-    elif group.max_elapse and first is not None and first > group.max_elapse:
-        message = f"elapse={text} is {_as_time(first)}, above the most of {group.name}, {_as_time(group.max_elapse)}"
+    elif longest and first is not None and first > longest:
+        size = f" for {facts.nodes} nodes" if group.elapse_by_nodes and facts.nodes else ""
+        message = f"elapse={text} is {_as_time(first)}, above the most of {group.name}{size}, {_as_time(longest)}"
         yield Hit(line, f"{message} (as of {group.date})", column, downgrade=DATED, date=group.date)
     elif elapse.is_range and group.range_max and last is not None and last > group.range_max:
         message = f"elapse={text} ends at {_as_time(last)}, above the most of {group.name}, {_as_time(group.range_max)}"
@@ -154,9 +156,12 @@ def slurm_days(facts: Facts) -> Iterator[Hit]:
     if _SLURM_DAYS.fullmatch(text.strip()):
         days, _, rest = text.strip().partition("-")
         refused = elapse.maximum is not None and elapse.maximum < elapse.minimum
-        hours = (int(days) * 24 * _HOUR + _slurm_seconds(rest)) // _HOUR
+        seconds = int(days) * 24 * _HOUR + _slurm_seconds(rest)
+        meaning = (
+            f"{_days(int(days))} meant" if seconds == int(days) * 24 * _HOUR else "Slurm's days and hours are meant"
+        )
         message = f"elapse={text} is a range from {_as_time(elapse.minimum)} to {_as_time(elapse.maximum or 0)}"
-        yield Hit(line, message, column, f"write {hours}:00:00 if {_days(int(days))} meant", "" if refused else RUNS)
+        yield Hit(line, message, column, f"write {format_elapse(seconds)} if {meaning}", "" if refused else RUNS)
     elif elapse.is_range and elapse.maximum is not None and elapse.maximum < elapse.minimum:
         message = f"elapse={text} is a range that ends before it starts"
         yield Hit(line, message, column, "write the shorter time first")

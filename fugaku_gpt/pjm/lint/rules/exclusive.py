@@ -45,7 +45,7 @@ def statistics(facts: Facts) -> Iterator[Hit]:
 )
 def no_statistics(facts: Facts) -> Iterator[Hit]:
     if "stats" not in facts.script.options and "stats_nodes" not in facts.script.options:
-        yield Hit(facts.top, "neither -s nor -S: there will be no record of energy and power")
+        yield Hit(facts.top, "neither -s nor -S: there will be no record of energy and power", is_absence=True)
 
 
 @rule(

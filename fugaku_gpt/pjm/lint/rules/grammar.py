@@ -46,15 +46,22 @@ def misplaced_directive(facts: Facts) -> Iterator[Hit]:
 )
 def disabled_directive(facts: Facts) -> Iterator[Hit]:
     script = facts.script
+    active = {_option_of(script.lines[directive.line - 1]) for directive in script.directives}
     for line in script.disabled_lines:
         if script.body_line and line > script.body_line:
             continue  # it would be ignored in any case
         text = script.lines[line - 1]
-        # a second # or a tab behind it is how editors and people switch a line off
+        # a second # or a tab behind it is how editors and people switch a line off; so is any form beside another value
         before = text.partition("PJM")[0]
-        deliberate = before.count("#") > 1 or before.endswith("\t")
+        deliberate = before.count("#") > 1 or before.endswith("\t") or _option_of(text) in active
         column = len(text) - len(text.lstrip()) + 1
         yield Hit(line, f"{printable(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
+
+
+def _option_of(text: str) -> str:
+    """The option of a line and the key of its first value, such as ``-L node``."""
+    match = re.search(r"""PJM\s+(-\S+)(?:[\s="']+([A-Za-z][\w-]*))?""", text, re.IGNORECASE)
+    return " ".join(filter(None, match.groups())) if match else text
 
 
 @rule(

@@ -69,9 +69,8 @@ def job_name(facts: Facts) -> Iterator[Hit]:
 )
 def no_group(facts: Facts) -> Iterator[Hit]:
     if "group" not in facts.script.options and "gid" not in facts.script.options:
-        yield Hit(
-            facts.top, "no -g: pjsub refuses the job unless the command line names a group", downgrade=COMMAND_LINE
-        )
+        message = "no -g: pjsub refuses the job unless the command line names a group"
+        yield Hit(facts.top, message, downgrade=COMMAND_LINE, is_absence=True)
 
 
 @rule(
@@ -109,7 +108,7 @@ def volumes(facts: Facts) -> Iterator[Hit]:
     value = facts.directive_environment.get(_VOLUMES)
     if value is None:
         if "export_all" not in facts.script.options:
-            yield Hit(facts.top, f"no -x {_VOLUMES}: only the volume of your home is there")
+            yield Hit(facts.top, f"no -x {_VOLUMES}: only the volume of your home is there", is_absence=True)
         return
     line, column = facts.position(f"environment.{_VOLUMES}", value)
     if has_placeholder(value) or _PLACEHOLDERS.search(value):
@@ -158,13 +157,14 @@ def all_volumes(facts: Facts) -> Iterator[Hit]:
 def placeholder(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     defined = set(script.options.get("vset", {}))
+    severity = INFO if facts.is_template else ""  # it is there to be filled in
     lines = sorted({directive.line for directive in script.directives} | {problem.line for problem in script.problems})
     for line in lines:
         text = script.lines[line - 1]
         end = re.search(r"\s#", text)
         match = _first_placeholder(_PLACEHOLDERS, text[: end.start()] if end else text, defined)
         if match:
-            yield Hit(line, f"{printable(match[0])} is not replaced by pjsub", match.start() + 1)
+            yield Hit(line, f"{printable(match[0])} is not replaced by pjsub", match.start() + 1, severity=severity)
 
 
 def _first_placeholder(pattern: "re.Pattern[str]", text: str, defined: "set[str]") -> "Optional[re.Match[str]]":
@@ -206,14 +206,13 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
     "command line.",
     fix="name a group for batch jobs, such as small, or submit with pjsub --interact",
     source="Fugaku user guide 1.52, JobExecution/InteractiveJob; FAQ of the supercomputer Flow, --interact",
-    site=FX1000,
 )
 def interactive_group(facts: Facts) -> Iterator[Hit]:
     group = facts.group
     if not group or "interact" in facts.script.options:
         return
     limits = facts.group_limits
-    is_interactive = limits.interactive if limits else not facts.is_fugaku and "interactive" in group
+    is_interactive = limits.interactive if limits else facts.site == FX1000 and "interactive" in group
     if is_interactive:
         line, column = facts.position("resources.rscgrp", group)
         message = f"the resource group {printable(group)} takes interactive jobs alone"

@@ -8,7 +8,7 @@ from typing import Iterator, Optional
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.launches import COUNT_OPTIONS, LAUNCHERS, Launch
 from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
-from fugaku_gpt.pjm.lint.shell import Command
+from fugaku_gpt.pjm.lint.shell import Command, Word
 from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
 
 # options of mpiexec that give a call nodes of its own
@@ -33,7 +33,8 @@ _MAY_LAUNCH = re.compile(
 # a launcher in a line that is no comment, such as in a substitution or a here-document
 _LAUNCH = re.compile(r"^(?!\s*#).*\bmpi(?:exec|run)\b", re.MULTILINE)
 # commands of the site, and of its scheduler, that scripts misspell; shorter ones resemble too many others
-_SITE_COMMANDS = ("llio_transfer", "dir_transfer", "sort_libp", "mpiexec", "pjstat")
+_SITE_COMMANDS = ("llio_transfer", "dir_transfer", "sort_libp", "mpiexec", "mpirun", "pjstat")
+_SITE_FOLDERS = ("/home/system/tool/", "/usr/bin/", "/bin/")  # in which they are
 
 
 @rule(
@@ -64,16 +65,20 @@ def _may_launch(command: Command) -> bool:
     "PJM068",
     WARNING,
     "several mpiexec at once on the same nodes",
-    why="Each mpiexec takes the job's nodes from the first on. Calls that run at the same time need nodes of their "
-    "own, by a file of coordinates; without one the second is refused or shares the cores of the first.",
+    why="Calls that run at the same time need nodes of their own, by a file of coordinates, up to 128 calls; without "
+    "one the second is refused: [ERR.] PLE 0008 plexec must be started sequentially.",
     fix="give each call its own nodes with -vcoordfile FILE, or run one after the other",
-    source="MPI User's Guide J2UL-2565, mpiexec, -vcoordfile; Fugaku user guide 1.52, JobExecution",
+    source="MPI User's Guide J2UL-2565, mpiexec, -vcoordfile; Fugaku user guide 1.49, MPI, background execution",
     site=FX1000,
 )
 def concurrent_launches(facts: Facts) -> Iterator[Hit]:
     launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
     running: Optional[Launch] = None
     for command in facts.commands:
+        word = _launcher_of_many(command)
+        if word is not None:
+            yield Hit(word.line, f"{command.name} starts several mpiexec at once, on the same nodes", word.column)
+            return
         launch = launches.get((command.line, command.column))
         if command.name in _WAITS:
             running = None
@@ -88,6 +93,19 @@ def concurrent_launches(facts: Facts) -> Iterator[Hit]:
             yield Hit(launch.word.line, message, launch.word.column)
             return
         running = launch if command.background else running
+
+
+def _launcher_of_many(command: Command) -> Optional[Word]:
+    """The word with which ``xargs -P`` or GNU parallel start ``mpiexec`` several times at once; None if they do not."""
+    texts = [word.text for word in command.argv]
+    at = next((index for index, text in enumerate(texts) if text.rpartition("/")[2] in LAUNCHERS), None)
+    if at is None or any(_PLACEMENT.fullmatch(text) for text in texts):
+        return None
+    options = " ".join(texts[1:at])
+    is_serial = command.name == "xargs" and not re.search(r"(?:-P|--max-procs[= ]) ?(?!1\b)\S", options)
+    if command.name not in ("xargs", "parallel") or is_serial or re.search(r"-j ?1\b", options):
+        return None
+    return command.argv[at]
 
 
 def _loop_waits(facts: Facts, launch: Command) -> bool:
@@ -109,23 +127,30 @@ def _is_placed(launch: Launch) -> bool:
 @rule(
     "PJM069",
     WARNING,
-    "a background mpiexec that nothing waits for",
+    "a background program that nothing waits for",
     why="The job ends with its script, and what still runs in the background is killed.",
     fix="end the script with wait",
     source="End-user's Guide J2UL-2534, 2.1.1",
 )
 def no_wait(facts: Facts) -> Iterator[Hit]:
-    behind = [launch for launch in facts.launches if launch.command.background]
+    launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
+    behind = [command for command in facts.commands if command.background and _is_program(command)]
     if not behind or any(command.name == "wait" for command in facts.commands):
         return
     last = behind[-1]
     for command in facts.commands:
-        if command.line < last.command.line or command == last.command:
+        if command.line < last.line or command == last:
             continue
-        if command.name in _KEEP_ALIVE or (command.name not in _QUIET and command.argv and not command.background):
+        if command.name in _KEEP_ALIVE or (_is_program(command) and not command.background):
             return
-    message = "mpiexec in the background, and no wait after it: the script ends at once"
-    yield Hit(last.word.line, message, last.word.column)
+    launch = launches.get((last.line, last.column))
+    word = launch.word if launch is not None else last.argv[0]
+    name = "mpiexec" if launch is not None else printable(word.text)
+    yield Hit(word.line, f"{name} in the background, and no wait after it: the script ends at once", word.column)
+
+
+def _is_program(command: Command) -> bool:
+    return bool(command.argv) and command.name not in _QUIET
 
 
 @rule(
@@ -141,18 +166,27 @@ def no_wait(facts: Facts) -> Iterator[Hit]:
 def misspelt_command(facts: Facts) -> Iterator[Hit]:
     for command in facts.commands:
         word = command.argv[0] if command.argv else None
-        if word is None or "/" in word.text or "$" in word.text or word.text in (*_SITE_COMMANDS, *LAUNCHERS):
+        if word is None or "$" in word.text:
             continue
-        meant = next((name for name in _SITE_COMMANDS if _is_misspelling(word.text, name)), None)
-        name = re.escape(word.text)
+        folder = next((folder for folder in _SITE_FOLDERS if word.text.startswith(folder)), "")
+        text = word.text[len(folder) :]
+        if "/" in text or text in (*_SITE_COMMANDS, *LAUNCHERS):
+            continue
+        meant = next((name for name in _SITE_COMMANDS if _is_misspelling(text, name)), None)
+        name = re.escape(text)
         if meant and not re.search(rf"^\s*(?:function\s+{name}\b|{name}\s*\(\))", facts.body_text, re.MULTILINE):
-            yield Hit(word.line, f"no site has a command {printable(word.text)}", word.column, f"did you mean {meant}?")
+            yield Hit(
+                word.line,
+                f"no site has a command {printable(word.text)}",
+                word.column,
+                f"did you mean {folder}{meant}?",
+            )
 
 
 def _is_misspelling(text: str, name: str) -> bool:
     """Whether one letter of ``name`` is missing, added or another, or two neighbours have changed places; in long names
-    also hyphens for underscores."""
-    if len(name) > 8 and text.replace("-", "_") == name:
+    also hyphens for underscores; or capitals are written."""
+    if text.replace("-", "_").casefold() == name and (len(name) > 8 or "-" not in text):
         return text != name
     if abs(len(text) - len(name)) > 1:
         return False

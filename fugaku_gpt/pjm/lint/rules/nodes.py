@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from typing import Iterator, Sequence, Tuple
+from typing import Iterator
 
-from fugaku_gpt.machine.fugaku import SHELF, TOFU_UNIT, TORUS_ABOVE
+from fugaku_gpt.machine.fugaku import TORUS_ABOVE, allocated_nodes, allocation_unit
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, UNSURE, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
@@ -21,7 +19,6 @@ from fugaku_gpt.pjm.values import parse_node
     "ranges are data with a date; refresh them with --update-limits.",
     fix="choose the group that fits the size",
     source="Fugaku user guide 1.52, UsageRules; Command Reference J2UL-2549, messages 0054 and 0057",
-    site=FUGAKU,
 )
 def node_range(facts: Facts) -> Iterator[Hit]:
     group, nodes = facts.group_limits, facts.nodes
@@ -95,27 +92,14 @@ def rounded(facts: Facts) -> Iterator[Hit]:
     if node is None:
         return
     torus = node.allocation == "torus" or (group is not None and group.allocations == ("torus",))
-    large = node.count > TORUS_ABOVE
-    sides = SHELF if large or (torus and node.io == "io-exclusive") else TOFU_UNIT
-    least = _allocated_nodes(node.dims, sides)
-    if (torus or large) and node.count != least:
+    is_io_exclusive = torus and node.io == "io-exclusive"
+    least = allocated_nodes(node.dims, torus, is_io_exclusive)
+    if node.count != least:
         text = facts.resources["node"] or ""
         line, column = facts.position("resources.node", text)
-        shape = "x".join(map(str, sides))
+        shape = "x".join(map(str, allocation_unit(node.count, is_io_exclusive)))
         message = f"node={text}: a torus consists of units of {shape}: {least} nodes for {node.count}, and billed so"
         yield Hit(line, message, column, f"ask for {least} nodes")
-
-
-def _allocated_nodes(dims: Sequence[int], unit: Tuple[int, int, int]) -> int:
-    """Return the fewest nodes of whole units that hold a shape: each side of a box is rounded up to the unit's, in the
-    orientation that wastes least; a shape of one or two axes may be folded, so its number of nodes is rounded up."""
-    if len(dims) < 3:
-        size = math.prod(unit)
-        return -(-math.prod(dims) // size) * size
-    return min(
-        math.prod(-(-side // least) * least for side, least in zip(order, unit))
-        for order in itertools.permutations(dims)
-    )
 
 
 @rule(
@@ -132,7 +116,7 @@ def no_node(facts: Facts) -> Iterator[Hit]:
         return
     group = facts.group_limits
     default = f": {group.default_nodes} in {group.name} (as of {group.date})" if group and group.default_nodes else ""
-    yield Hit(facts.top, f"no node=: the job gets the group's default{default}")
+    yield Hit(facts.top, f"no node=: the job gets the group's default{default}", is_absence=True)
 
 
 @rule(

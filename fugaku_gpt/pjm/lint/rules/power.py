@@ -35,8 +35,8 @@ def _all_states() -> str:
     "PJM050",
     ERROR,
     "boost mode without eco mode, or no such frequency",
-    why="The clock is 2000 or 2200 MHz, and 2200 without eco mode (eco_state=0) is refused at present: the pairs that "
-    "run are 2000 with 0 or 2, and 2200 with 2. Until 2024 boost without eco did run.",
+    why="The clock is 2000 or 2200 MHz, and 2200 without eco mode (eco_state 0 or 1) is refused at present: the pairs "
+    "that run are 2000 with 0 or 2, and 2200 with 2. Until 2024 boost without eco did run.",
     fix="freq=2200,eco_state=2 (boost eco), freq=2000,eco_state=2 (eco) or freq=2000,eco_state=0 (normal)",
     source=_SOURCE + "; user briefings of April and September 2025",
     site=FUGAKU,
@@ -50,8 +50,8 @@ def frequency(facts: Facts) -> Iterator[Hit]:
     if freq not in KNOB_VALUES["freq"]:
         if freq is not None or not is_unfilled(text):
             yield Hit(line, f"freq={printable(text)} is neither 2000 nor 2200", column)
-    elif freq == 2200 and facts.knob("eco_state") == 0:
-        message = f"freq=2200 with eco_state=0 is refused (as of {facts.limits.date})"
+    elif freq == 2200 and facts.knob("eco_state") in (0, 1):
+        message = f"freq=2200 with eco_state={facts.knob('eco_state')} is refused (as of {facts.limits.date})"
         yield Hit(line, message, column, downgrade=DATED)
 
 
@@ -87,7 +87,9 @@ def half_a_mode(facts: Facts) -> Iterator[Hit]:
 )
 def no_knob(facts: Facts) -> Iterator[Hit]:
     if not any(knob in facts.resources for knob in KNOB_VALUES):
-        yield Hit(facts.top, "no power knob is set: clock and pipes are the site's defaults of the day")
+        yield Hit(
+            facts.top, "no power knob is set: clock and pipes are the site's defaults of the day", is_absence=True
+        )
 
 
 @rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Optional, Set
 
-from fugaku_gpt.machine.fugaku import JOB_BYTES, TEMPORARY_BYTES
+from fugaku_gpt.machine.fugaku import JOB_BYTES, NODE_TEMPORARY_BYTES, TEMPORARY_BYTES
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.launches import Launch
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, INFO, WARNING, Hit, rule
@@ -15,7 +15,6 @@ from fugaku_gpt.pjm.values import parse_limit, parse_size
 
 _USABLE = 25 * 10**9  # bytes of a node's memory that programs can count on
 _MANY_NODES = 64
-_NODE_TEMPORARY = 87 * 2**30  # bytes of a node's disk for temporary files
 _SOURCE = "Fugaku user guide 1.52, LayeredStorageAndLLIO"
 # ${PJM_LOCALTMP:-/tmp} and ${PJM_LOCALTMP+...} also work without temporary space
 _USES = {
@@ -57,7 +56,7 @@ def temporary_space(facts: Facts) -> Iterator[Hit]:
         message = (
             f"localtmp-size and sharedtmp-size are {_gib(total)} together, more than {_gib(TEMPORARY_BYTES)} of a node"
         )
-        if total <= _NODE_TEMPORARY:
+        if total <= NODE_TEMPORARY_BYTES:
             fix = "ask for 86Gi if pjsub refuses it: by the guide 128 MiB of the 87 GiB are kept"
             yield Hit(line, f"{message}; public jobs of June 2026 ran with it", fix=fix, severity=INFO)
         else:

@@ -1,0 +1,51 @@
+"""Settings and files that a job needs and lacks: it would wait in a queue, and then end at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List
+
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import UsageError
+
+
+def missing_needs(config: RunConfig, trains: bool = True) -> List[str]:
+    """Return one line for each setting or file that the job of a run needs and that is missing: key, what, and how to
+    mend it. Files are looked up on this machine, from the present folder if their paths are relative.
+
+    Args:
+        trains: whether the job trains, so that it needs a corpus.
+    """
+    job = config.job
+    lines = _missing_corpora(config) if trains else []
+    if job.scheduler == "pjm" and not job.group:
+        lines.append("job.group: not set: Fugaku refuses a job without one; `id` lists yours: --set job.group=GROUP")
+    files = {
+        "job.tarball": (job.tarball,),
+        "job.rank_map_file": (job.rank_map_file,),
+        "job.transfer": job.transfer,
+        "job.transfer_dirs": job.transfer_dirs,
+    }
+    for key, paths in files.items():
+        lines += [f"{key}: {path}: is not there" for path in paths if path and not Path(path).exists()]
+    return lines
+
+
+def _missing_corpora(config: RunConfig) -> List[str]:
+    make = "`fugaku-gpt data prepare --stdlib --out DIR` makes one"
+    if not config.data.paths:
+        return [f"data.paths: empty: name a corpus with --set data.paths=[DIR]; {make}"]
+    from fugaku_gpt.data.corpus import is_corpus
+
+    return [f"data.paths: {path}: there is no corpus; {make}" for path in config.data.paths if not is_corpus(path)]
+
+
+def refuse_missing_needs(config: RunConfig, trains: bool = True) -> None:
+    """Refuse to submit a job that lacks something.
+
+    Raises:
+        UsageError: see :func:`missing_needs`.
+    """
+    lines = missing_needs(config, trains)
+    if lines:
+        raise UsageError("\n".join(lines))
