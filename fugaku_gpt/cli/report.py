@@ -17,7 +17,7 @@ from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_tables
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
-from fugaku_gpt.report.imported import import_logs, parse_settings
+from fugaku_gpt.report.imported import import_logs, parse_settings, understood
 from fugaku_gpt.report.notes_table import NO_VALUE, column_titles, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, raw_values
 
@@ -113,7 +113,8 @@ def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: b
     help="Value that the log lacks, such as nodes=4; repeatable.",
 )
 def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> None:
-    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM or fugaku_gpt as a row; several files are one run.
+    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX or fugaku_gpt as a row; several files are one
+    run.
 
     Values that neither the log nor --set gives stay unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab,
     nodes, ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status
@@ -124,6 +125,7 @@ def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> Non
         name for name in ("nodes", "dp", "tp", "pp", "micro_batch", "global_batch") if getattr(row, name) is None
     ]
     print_table(([row], [row]), "table")
+    click.echo(understood(out), err=True)
     if unknown:
         click.echo(
             f"not in the log: {', '.join(unknown)}; give them with --set, such as --set {unknown[0]}=1", err=True
