@@ -18,7 +18,7 @@ from fugaku_gpt.report.check import check_tables
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, parse_settings, understood
-from fugaku_gpt.report.notes_table import NO_VALUE, column_titles, notes_tables, row_cells, rows_by_heading
+from fugaku_gpt.report.notes_table import column_titles, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, raw_values
 
 Rows = Tuple[List[ResultRow], List[ResultRow]]  # one for each configuration, one for each run
@@ -92,13 +92,8 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
     """The notes' columns and the validation loss; the widest column comes last."""
-    titles = (*column_titles(energy)[:-1], "Validation loss", column_titles()[-1])
-    displayed: List[Dict[str, Any]] = []
-    for row in rows:
-        *measured, notes = row_cells(row, si, energy)
-        losses = (row.first_validation_loss, row.last_validation_loss)
-        loss = " to ".join(f"{value:.3f}" for value in losses if value is not None) or NO_VALUE
-        displayed.append(dict(zip(titles, (*measured, loss, notes))))
+    titles = column_titles(energy, validation=True)
+    displayed = [dict(zip(titles, row_cells(row, si, energy, validation=True))) for row in rows]
     return heading.lstrip("# ") + "\n" + render_rows(titles, displayed, "table")
 
 

@@ -10,6 +10,7 @@ from fugaku_gpt.config.load import (
     dump_run_config,
     load_run_config,
     preset_names,
+    readable_settings,
     valid_keys,
 )
 from fugaku_gpt.config.schema import (
@@ -41,5 +42,6 @@ __all__ = [
     "dump_run_config",
     "load_run_config",
     "preset_names",
+    "readable_settings",
     "valid_keys",
 ]

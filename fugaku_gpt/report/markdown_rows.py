@@ -89,6 +89,9 @@ def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
     states = dict(nodes.states)
     memory = bytes_of(read_figure(line.cell("mem")), table.units.get("mem", ""))
     seconds = seconds_of(read_figure(line.cell("seconds")), table.units.get("seconds", ""))
+    validations = [
+        read_figure(text).value for text in line.cell("validation").split(" to ") if read_figure(text).is_number
+    ]
     row = ResultRow(
         size=line.cell("size") or heading.size or NO_VALUE,
         seq_len=_count_cell(line, "seq_len") or heading.seq_len,
@@ -108,6 +111,8 @@ def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
         node_used_bytes=memory.middle if memory is not None else None,
         seconds_per_iteration=seconds.middle if seconds is not None else None,
         tflops_notes=_tflops(line, nodes.nodes),
+        first_validation_loss=validations[0] if validations else None,
+        last_validation_loss=validations[-1] if validations else None,
         status=NO_STATUS,
     )
     return _with_notes(row, line.cell("notes"))

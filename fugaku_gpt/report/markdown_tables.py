@@ -37,6 +37,7 @@ _COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(
         ("estaggrpetaflops", "aggrpetaflops", "petaflops", "estpetaflops", "aggregatepetaflops", "pflops"), "aggregate"
     ),
+    "validationloss": "validation",
     **dict.fromkeys(("notes", "note", "comments", "comment", "remarks"), "notes"),
     **dict.fromkeys(("seqlen", "sequencelength", "seq", "seqlength"), "seq_len"),
     **dict.fromkeys(("nheads", "heads", "nhead", "numattentionheads"), "heads"),
