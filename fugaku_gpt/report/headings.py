@@ -164,7 +164,7 @@ class HeadingReader:
 
 def _numbers(text: str) -> Dict[str, int]:
     matches = ((name, pattern.search(text)) for name, pattern in _SETTINGS.items())
-    return {name: int(found[1]) * (1000 if found[2] else 1) for name, found in matches if found is not None}
+    return {name: int(matched[1]) * (1000 if matched[2] else 1) for name, matched in matches if matched is not None}
 
 
 def _is_statement(text: str) -> bool:

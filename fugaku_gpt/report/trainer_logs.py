@@ -217,8 +217,8 @@ class LogReader:
         rank = marked[0].strip().rstrip(":").lower() if marked else ""
         headers = list(_HEADER.finditer(text))
         speed = _SPEED_BEFORE.search(text[: headers[0].start()]) if headers else None
-        before = text[: speed.start()] if speed else text[: headers[0].start()] if headers else text
-        is_rest = self._continue_torn_line(rank, before)
+        text_before = text[: speed.start()] if speed else text[: headers[0].start()] if headers else text
+        is_rest = self._continue_torn_line(rank, text_before)
         for header, following in zip(headers, [*headers[1:], None]):
             self._close(rank)
             end = following.start() if following is not None else len(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fugaku_gpt.config.differences import MOST_NAMED, differing_settings
 
 
-def test_only_what_differs_and_no_column_shows_is_named() -> None:
+def test_only_differences_that_no_column_shows_are_named() -> None:
     runs = [
         {"training.lr": 0.001, "training.seed": 1, "layout.tp": 2, "job.elapse": 60},
         {"training.lr": 0.0003, "training.seed": 1, "layout.tp": 4, "job.elapse": 90},
@@ -24,7 +24,7 @@ def test_texts_of_values() -> None:
     ]
 
 
-def test_the_same_name_in_two_sections_is_written_whole() -> None:
+def test_the_same_name_in_two_sections_is_written_with_the_section() -> None:
     runs = [{"training.seed": 1, "other.seed": 2}, {"training.seed": 3, "other.seed": 4}]
     assert differing_settings(runs, set())[0] == ("other.seed=2", "training.seed=1")
 

@@ -52,11 +52,11 @@ def a100_tables() -> Dict[str, List[str]]:
 
 
 def test_the_measured_rows_of_the_notes_on_a100_are_no_findings() -> None:
-    found: Dict[str, str] = {}
+    rule_of_row: Dict[str, str] = {}
     for text, names in a100_tables().items():
         for finding in check_text(text)[1]:
-            found[names[finding.line - 7]] = finding.rule
-    assert found == WRONG_ON_A100
+            rule_of_row[names[finding.line - 7]] = finding.rule
+    assert rule_of_row == WRONG_ON_A100
 
 
 def test_a_mistake_in_a_row_of_a100_is_a_finding() -> None:
@@ -92,7 +92,7 @@ TITLES = ("Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFL
 
 
 @pytest.mark.parametrize("machine", ["on A100", ""])
-def test_what_is_not_said_is_not_one(machine: str) -> None:
+def test_an_unstated_setting_is_no_1(machine: str) -> None:
     """Heads, GPUs per node, sequence length and vocabulary: their rules are left out, and counted."""
     text = f"## A table {machine}\n\nNHIDDEN=14336 / NLAYERS=72\n\n{table(TITLES, A100_ROW)}"
     checked = check_tables(text)
@@ -117,7 +117,7 @@ def test_gpus_per_node_are_those_of_most_rows_of_the_text() -> None:
     assert len(findings) == 1 and findings[0].line == 12 and "GPUs per node 8" in findings[0].what + findings[0].cause
 
 
-def test_two_models_in_one_text() -> None:
+def test_two_models_in_a_text() -> None:
     text = (
         "# A100\n\n20B model: TP=8, NLAYERS=8, NHIDDEN=14400, NHEADS=32, SEQ_LEN=2048, VOCAB_LENGTH=250k, GBS=2048\n"
         "\n200B model: TP=8, PP=10, NLAYERS=80, NHIDDEN=14400, NHEADS=96, SEQ_LEN=2048, VOCAB_LENGTH=250k, GBS=2048\n\n"
@@ -169,15 +169,15 @@ def test_a_column_of_activation_checkpointing_and_of_the_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["w\\o Activation Checkpointing", "w/o activation checkpointing", "no full recompute"]
+    "phrase", ["w\\o Activation Checkpointing", "w/o activation checkpointing", "no full recompute"]
 )
-def test_without_activation_checkpointing(words: str) -> None:
+def test_without_activation_checkpointing(phrase: str) -> None:
     row = (64, "350M", 64, 1, 1, 1, 512, "4000.0 MiB", 10.0, 1.92, "02-15")
-    text = f"### 350M model, Sequence Length=1024, {words}, PyTorch 1.10\n{table(TITLES, row)}"
+    text = f"### 350M model, Sequence Length=1024, {phrase}, PyTorch 1.10\n{table(TITLES, row)}"
     assert rules(text) == []
-    assert rules(text.replace(words, "\\w Activation Checkpointing")) == ["tflops"]
+    assert rules(text.replace(phrase, "\\w Activation Checkpointing")) == ["tflops"]
     noted = (
-        text.replace(f", {words}", "").replace("1.92", "2.56").replace("02-15", "02-15 with Activation Checkpointing")
+        text.replace(f", {phrase}", "").replace("1.92", "2.56").replace("02-15", "02-15 with Activation Checkpointing")
     )
     assert rules(noted) == []
 

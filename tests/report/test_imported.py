@@ -307,7 +307,7 @@ def test_norms_that_are_not_finite_are_a_remark(tmp_path: Path) -> None:
     assert "grad norm not finite in 2 of 3 lines" in row.remarks and "loss not finite in 1 of 3 lines" in row.remarks
 
 
-def test_what_is_not_understood_is_counted(tmp_path: Path) -> None:
+def test_lines_and_fields_not_understood_are_counted(tmp_path: Path) -> None:
     text = " iteration 1/ 2 | elapsed time per iteration (s): 1.0 | weather: 3 | lm loss: 2.0 |\n"
     text += " at iteration two | loss so far: 2.5 |\n validation loss at the end | lm loss value: 2.0 |\nan iteration\n"
     row = imported(tmp_path, text)

@@ -191,7 +191,7 @@ def test_seconds_are_rounded_not_changed(seconds: float) -> None:
         assert len(cell.replace("0.", "", 1).lstrip("0")) == 3
 
 
-def test_a_validation_loss_has_a_column_where_a_run_has_one() -> None:
+def test_a_validation_loss_has_a_column_where_a_run_has_it() -> None:
     plain = ResultRow("124M", 1024, 1, 1, 1, 1, 1, 8, torch="2.13")
     assert "Validation" not in notes_tables([plain]) and "Validation" not in html_tables([plain])
     both = [replace(plain, first_validation_loss=8.0, last_validation_loss=4.5), replace(plain, nodes=2)]

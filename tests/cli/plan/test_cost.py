@@ -135,7 +135,7 @@ def test_an_unknown_machine_is_refused_with_the_valid_names(capsys: pytest.Captu
     assert "machine a64fx-guessed: unknown; valid: a100, a64fx" in error and "or the path of a machine file" in error
 
 
-def test_the_days_of_a_run_are_predicted_and_its_nodes_billed_in_shelves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_of_a_run_are_predicted_and_nodes_billed_in_shelves(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("job.nodes=1000", "layout.dp=250", "layout.tp=4", "training.global_batch=1000", "job.elapse=24:00:00")
     source = ["--preset", "1.3b", *(word for size in sizes for word in ("--set", size))]
     assert run(["plan", "days", *source, "--tokens", "300B", "--format", "json"]) == 0
@@ -156,14 +156,14 @@ def test_tokens_are_a_number_with_a_letter(tokens: str, capsys: pytest.CaptureFi
     assert "K, M, B or T" in capsys.readouterr().err
 
 
-def test_days_need_a_run_or_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_need_a_run_or_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "days", "--tokens", "3B"]) == 2
     assert "--sec-per-it and --nodes, or a RUN.yaml" in capsys.readouterr().err
     assert run(["plan", "days", *ON_512, "--nodes", "4", "--tokens", "3B"]) == 2
     assert "--nodes 4: the run has 512" in capsys.readouterr().err
 
 
-def test_one_pipe_that_follows_from_the_clock_is_extrapolated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_eco_state_that_follows_from_the_clock_is_extrapolated(capsys: pytest.CaptureFixture[str]) -> None:
     """At 2200 MHz a job has eco_state 2, whether it asks for it or not."""
     assert run(["plan", "time", *ON_512, *BATCH, "--torch", "1.10", "--set", "node.freq_mhz=2200"]) == 0
     assert "extrapolated: node.eco_state 2" in capsys.readouterr().err

@@ -93,5 +93,5 @@ def test_the_file_has_a_line_of_coordinates_for_each_rank() -> None:
     ("nodes", "shape", "billed"),
     [(1, "", 1), (384, "", 384), (385, "", 432), (1000, "", 1008), (1008, "", 1008), (1000, "10x10x10", 1920)],
 )
-def test_more_than_384_nodes_are_billed_in_whole_shelves(nodes: int, shape: str, billed: int) -> None:
+def test_more_than_384_nodes_are_billed_in_full_shelves(nodes: int, shape: str, billed: int) -> None:
     assert billed_nodes(nodes, shape) == billed

@@ -253,7 +253,7 @@ def test_settings_that_conflict_with_a_layout_are_refused() -> None:
         layout_run(space, candidate_layouts(space), 0)
 
 
-def test_layouts_fit_what_a_job_may_ask_for() -> None:
+def test_layouts_fit_the_memory_that_a_job_may_ask_for() -> None:
     """Not what a node has: 29,315 MiB, which a row of the notes that ran with 29,082 MiB is under."""
     config = load_run_config(None, "1.3b", ["node.freq_mhz=2000"], check=False)
     machine = load_machine("a64fx")
