@@ -42,6 +42,7 @@ from fugaku_gpt.records import (
     node_report,
     operators,
     run,
+    summary,
     sweep,
 )
 from fugaku_gpt.report import imported
@@ -381,6 +382,9 @@ def record_format_page() -> str:
         lines += [_restructured(inspect.getdoc(entry.module) or ""), ""]
         for record in entry.classes:
             lines += [f"### {entry.title}: {record.__name__}", "", _docstring(record), "", *_record_table(record), ""]
+            if record is run.Result:
+                keys = [(f"`{key}`", _cell(meaning)) for key, meaning in summary.KEYS.items()]
+                lines += ["The keys of `summary`:", "", *_table(("Key", "Meaning"), keys), ""]
     return "\n".join(lines)
 
 

@@ -4,7 +4,9 @@ written today have the names that they had then."""
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -94,15 +96,15 @@ JOB_EVENTS = {
 
 SWEEP_TABLE = """\
 ### 0.0M model, Sequence Length=16, PyTorch 2.13
-| Nodes | Size | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs | Est. Aggr. PetaFLOPs | Notes |
-| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | ----: |
-| 1 | 0.0M | 1 | 1 | 1 | 2 | 8 | 3220.4 MiB | 0.378 | 0.00 | 0.000 | 11-26 |
-| 1 (max-proc-per-node=2) | 0.0M | 1 | 2 | 1 | 2 | 8 | 3239.5 MiB | 0.594 | 0.00 | 0.000 | \
-11-26, not applied: 2.2GHz, retention_state=0 |
-| 1 (max-proc-per-node=3) | 0.0M | 1 | 3 | 1 | 2 | 8 | - | - | - | - | \
-11-26, refused: layout.tp: 3: must divide model.heads 2; valid: 1, 2 (and 1 more) |
-| 1 | 0.0M | 1 | 1 | 1 | 2 | 8 | 3326.6 MiB | 0.320 | 0.00 | 0.000 | \
-11-26, failed: rank 0: iteration 2: loss nan, gradient norm nan: not finite; lower training.lr… |
+| Nodes | Size | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs | Est. Aggr. PetaFLOPs | Validation loss | Notes |
+| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | --------------: | ----: |
+| 1 | 0.0M | 1 | 1 | 1 | 2 | 8 | 3220.4 MiB | 0.378 | 0.00 | 0.000 | 5.661 to 5.523 | 11-26, lr=0.01 |
+| 1 (max-proc-per-node=2) | 0.0M | 1 | 2 | 1 | 2 | 8 | 3239.5 MiB | 0.594 | 0.00 | 0.000 | 5.661 to 5.523 | \
+11-26, lr=0.01, not applied: 2.2GHz, retention_state=0 |
+| 1 (max-proc-per-node=3) | 0.0M | 1 | 3 | 1 | 2 | 8 | - | - | - | - | - | \
+11-26, lr=0.01, refused: layout.tp: 3: must divide model.heads 2; valid: 1, 2 (and 1 more) |
+| 1 | 0.0M | 1 | 1 | 1 | 2 | 8 | 3326.6 MiB | 0.320 | 0.00 | 0.000 | 5.661 | \
+11-26, lr=1e+30, failed: rank 0: iteration 2: loss nan, gradient norm nan: not finite; lower training.lr… |
 """
 
 
@@ -173,8 +175,16 @@ ENDS = {
 
 def test_a_sweep_becomes_the_same_table(old: Path, capsys: Capture) -> None:
     assert output_of(capsys, "report", "table", "runs/sweep", "--format", "md") == SWEEP_TABLE
-    stored = list((old / "runs" / "sweep" / "table.csv").read_text(encoding="utf-8").splitlines())
-    assert output_of(capsys, "report", "table", "runs/sweep", "--format", "csv").splitlines() == stored
+    stored, again = (
+        list(csv.DictReader(io.StringIO(text)))
+        for text in (
+            (old / "runs" / "sweep" / "table.csv").read_text(encoding="utf-8"),
+            output_of(capsys, "report", "table", "runs/sweep", "--format", "csv"),
+        )
+    )
+    remarks = [line.pop("remarks") for line in again]
+    assert remarks == ["lr=0.01", "lr=0.01", "lr=0.01", "lr=1e+30"]  # version 0.1.0 did not name what differs
+    assert [line.pop("remarks") for line in stored] == [""] * 4 and again == stored
 
 
 def test_run_directories_become_rows_by_how_they_ended(old: Path, capsys: Capture) -> None:

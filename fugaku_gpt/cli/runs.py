@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from fugaku_gpt.jobs.store import RunRecord
     from fugaku_gpt.sweep.expression_tokens import Value
 
+_RANKS = "layout.ranks"
+_NOTES = "notes"
 _SHOWN = (
     "run", "status", "size", "job.nodes", "layout.dp", "layout.tp", "layout.pp", "training.global_batch", "iterations",
-    "seconds_per_iteration", "tflops_notes", "last_loss", "started", "job", "reason",
+    "seconds_per_iteration", "tflops_notes", "last_loss", "started", "job", "notes", "reason",
 )  # fmt: skip
 _COLUMNS = (
     "run", "status", "reason", "sweep", "row", "variant", "repeat", "attempt", "digest", "size", "iterations",
-    "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", *FIGURES,
+    "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", _NOTES, *FIGURES,
 )  # fmt: skip
-_RANKS = "layout.ranks"
 _DURATIONS = ("job.elapse", "job.elapse_min", "job.stop_margin")
 _DEFAULT_STORE = Path("runs")
 
@@ -56,6 +57,8 @@ def list_(
 ) -> None:
     """List the runs in STORE.
 
+    The notes name the settings in which runs of one model differ, such as lr=0.001, and which no column shows.
+
     EXPR and NAME may use the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...) and every
     setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
     """
@@ -67,11 +70,13 @@ def list_(
     ordering = _names(keys, "--sort", valid_names) if keys is not None else []
     expression = parse_expression(condition, "--where", valid_names) if condition is not None else None
     records = [record for record in list_runs(store).runs if attempts or record.attempt == 0]
+    notes = _notes_of(records, shown)
     if expression is not None:
-        records = [record for record in records if expression.holds(_Lookup(record), record.run)]
+        records = [record for record in records if expression.holds(_Lookup(record, notes), record.run)]
+        notes = _notes_of(records, shown)
     for key in reversed(ordering):
-        records = _sorted(records, key)
-    rows = [{name: _cell(name, _Lookup(record)(name), form) for name in shown} for record in records]
+        records = _sorted(records, key, notes)
+    rows = [{name: _cell(name, _Lookup(record, notes)(name), form) for name in shown} for record in records]
     click.echo(render_rows(shown, rows, form), nl=False)
     for record in records:
         if record.problem:
@@ -119,11 +124,30 @@ def reindex(store: Path) -> None:
     click.echo(f"{store}: {len(listing.runs)} runs, {len(problems)} of them damaged{leftover}")
 
 
-class _Lookup:
-    """Maps names of expressions and columns to values of one run."""
+def _notes_of(records: List["RunRecord"], shown: List[str]) -> Dict[str, str]:
+    """Path of each run → the settings in which it differs from another run of its model, and that no column shows."""
+    from fugaku_gpt.config.differences import differing_settings
 
-    def __init__(self, record: "RunRecord") -> None:
+    models: Dict[str, List["RunRecord"]] = {}
+    size_of_sweep = {record.sweep: record.size for record in records if record.sweep and record.size}
+    for record in records:  # a refused run has no size of its own
+        models.setdefault(record.size or size_of_sweep.get(record.sweep, ""), []).append(record)
+    notes: Dict[str, str] = {}
+    for members in models.values():
+        named = differing_settings([record.settings for record in members], {*shown, "model.name"})
+        notes.update((record.run, ", ".join(settings)) for record, settings in zip(members, named))
+    return notes
+
+
+class _Lookup:
+    """Maps names of expressions and columns to values of one run.
+
+    ``notes`` has the notes of each run by its path.
+    """
+
+    def __init__(self, record: "RunRecord", notes: Dict[str, str]) -> None:
         self._record = record
+        self._notes = notes
 
     def __call__(self, name: str) -> "Value":
         if name == _RANKS:
@@ -132,6 +156,8 @@ class _Lookup:
             for size in sizes:
                 ranks *= size if isinstance(size, int) else 1
             return ranks
+        if name == _NOTES:
+            return self._notes.get(self._record.run, "")
         if name in FIGURES:
             value: Any = self._record.figures.get(name)
         elif "." not in name:
@@ -164,10 +190,10 @@ def _names(text: str, option: str, valid_names: List[str]) -> List[str]:
     return names
 
 
-def _sorted(records: List["RunRecord"], key: str) -> List["RunRecord"]:
+def _sorted(records: List["RunRecord"], key: str, notes: Dict[str, str]) -> List["RunRecord"]:
     """Sort runs by one name, stably; runs without a value come last."""
     name = key.lstrip("-")
-    values = [(_Lookup(record)(name), record) for record in records]
+    values = [(_Lookup(record, notes)(name), record) for record in records]
     with_value = [(value, record) for value, record in values if value is not None and value != ""]
     numbers = all(isinstance(value, (int, float)) for value, _ in with_value)
     with_value.sort(key=lambda item: item[0] if numbers else str(item[0]), reverse=key.startswith("-"))
@@ -198,7 +224,8 @@ def _seconds(text: str) -> Optional[float]:
 
 
 def _run_facts(record: "RunRecord") -> Dict[str, Any]:
-    facts = {name: getattr(record, name) for name in _COLUMNS if name not in FIGURES and name not in ("run", "attempt")}
+    left_out = ("run", "attempt", _NOTES, *FIGURES)
+    facts = {name: getattr(record, name) for name in _COLUMNS if name not in left_out}
     for name in ("started", "ended"):
         facts[name] = _clock(facts[name]) if facts[name] is not None else None
     return {**facts, "figures": dict(record.figures)}

@@ -11,6 +11,7 @@ from fugaku_gpt.config.load import (
     dump_run_config,
     load_run_config,
     preset_names,
+    readable_settings,
     valid_keys,
     written_keys,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "dump_run_config",
     "load_run_config",
     "preset_names",
+    "readable_settings",
     "valid_keys",
     "written_keys",
 ]

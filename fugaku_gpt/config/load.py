@@ -175,6 +175,26 @@ def changed_settings(config: RunConfig) -> Dict[str, Any]:
     return {key: value for key, value in dotted_settings(config_values(config)).items() if value != defaults[key]}
 
 
+def readable_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
+    """Return the settings of a file that makes no valid run which differ from their defaults, each read by itself.
+
+    A value that its field does not accept stays a text.
+    """
+    valid, defaults = set(valid_keys()), RunConfig()
+    settings: Dict[str, Any] = {}
+    for key, value in written.items():
+        section, _, leaf = key.partition(".")
+        if key not in valid:
+            continue
+        try:
+            parsed = coerce_setting(key, value)
+        except BadValue:
+            parsed = plain_values(value)
+        if parsed != getattr(getattr(defaults, section), leaf):
+            settings[key] = list(parsed) if isinstance(parsed, tuple) else parsed
+    return settings
+
+
 def dotted_settings(sections: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Dotted key → value of settings that are given as section → key → value."""
     return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}

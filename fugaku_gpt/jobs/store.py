@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from fugaku_gpt.config import RunConfig, changed_settings, coerce_setting, load_run_config, valid_keys
-from fugaku_gpt.config.tree import flatten, plain_values, read_yaml_file
-from fugaku_gpt.config.values import BadValue
+from fugaku_gpt.config import changed_settings, load_run_config, readable_settings
+from fugaku_gpt.config.tree import flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.outcome import job_outcome
@@ -161,7 +160,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
         if not directory.path.is_dir():
             return None
         problems.append(str(error).splitlines()[0])
-        settings = _readable_settings(directory.config_file)
+        settings = _settings_of_refused(directory.config_file)
     result = _read_or_report(directory.result, problems)
     if result is not None and result.status == REFUSED:
         problems = []  # its settings make no valid run, which the result records: not a problem
@@ -203,23 +202,12 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     )
 
 
-def _readable_settings(file: Path) -> Dict[str, Any]:
-    """Return the changed settings of a file that makes no valid run, as far as each can be read by itself."""
+def _settings_of_refused(file: Path) -> Dict[str, Any]:
+    """The changed settings of a file that makes no valid run, as far as they can be read."""
     try:
-        written = dict(flatten(read_yaml_file(file)))
+        return readable_settings(dict(flatten(read_yaml_file(file))))
     except ConfigError:
         return {}
-    valid, defaults = set(valid_keys()), RunConfig()
-    settings: Dict[str, Any] = {}
-    for key, value in written.items():
-        section, _, leaf = key.partition(".")
-        try:
-            parsed = coerce_setting(key, value) if key in valid else None
-        except BadValue:
-            parsed = plain_values(value)
-        if key in valid and parsed != getattr(getattr(defaults, section), leaf):
-            settings[key] = list(parsed) if isinstance(parsed, tuple) else parsed
-    return settings
 
 
 def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprint]]:

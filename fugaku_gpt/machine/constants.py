@@ -21,6 +21,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import yaml
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine import fugaku
 from fugaku_gpt.machine.counted import CountedCycles, counted_from_data, counted_to_data
 from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data, round_digits
 
@@ -28,6 +29,7 @@ LOCAL = "local"
 LOCAL_FILE = Path("machine-local.yaml")  # in the current folder, like any other file of the user
 # tables write GB for values that tools count in GiB
 UNIT_BYTES = {"KiB": 2.0**10, "MiB": 2.0**20, "MB": 2.0**20, "GiB": 2.0**30, "GB": 2.0**30}
+FUGAKU_HARDWARE = "A64FX"  # begins the kinds of hardware whose nodes are Fugaku's
 _DATA = Path(__file__).parent / "data"
 _FORMAT = 1
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both are safe; libyaml's is ten times as fast
@@ -119,8 +121,17 @@ class Machine:
         return any(hardware.startswith(prefix) for prefix in self.hardware)
 
     def capacity(self, hardware: str) -> float:
-        """Memory of a device or node of this hardware, in ``memory_unit``."""
+        """Memory that a device or node of this hardware has, in ``memory_unit``; the limit of a job is
+        :meth:`job_capacity`."""
         return next(size for prefix, size in self.hardware.items() if hardware.startswith(prefix))
+
+    def job_capacity(self, hardware: str) -> float:
+        """Memory of this hardware that a job may ask for, in ``memory_unit``: that of Fugaku's nodes is less than they
+        have."""
+        capacity = self.capacity(hardware)
+        if not hardware.startswith(FUGAKU_HARDWARE):
+            return capacity
+        return min(capacity, fugaku.JOB_BYTES / UNIT_BYTES[self.memory_unit])
 
 
 def machine_names() -> List[str]:

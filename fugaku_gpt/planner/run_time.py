@@ -9,7 +9,7 @@ from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
-from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
+from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES, power_knobs
 from fugaku_gpt.planner.extrapolation import SETTING_DISTANCE, ExtrapolatedInput
 from fugaku_gpt.planner.intervals import Estimate
 from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
@@ -86,11 +86,17 @@ def unmodelled_settings(config: RunConfig) -> List[ExtrapolatedInput]:
         texts.append(f"training.recompute_layers {training.recompute_layers}: counted as all")
     if config.layout.schedule == "zero_bubble" and config.layout.pp > 1:
         texts.append("layout.schedule zero_bubble: counted as 1f1b")
-    if config.node.eco_state in ONE_PIPE_STATES:
-        texts.append(f"node.eco_state {config.node.eco_state}: seconds are those with both floating-point pipes")
+    eco_state = job_eco_state(config)
+    if eco_state in ONE_PIPE_STATES:
+        texts.append(f"node.eco_state {eco_state}: seconds are those with both floating-point pipes")
     if config.model.ffn_size != 4 * config.model.hidden:
         texts.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
     return [ExtrapolatedInput(text, SETTING_DISTANCE) for text in texts]
+
+
+def job_eco_state(config: RunConfig) -> int:
+    """The eco state that the run's job gets on Fugaku, whether the run asks for it or it follows from its clock."""
+    return power_knobs(config.node, config.job.nodes)["eco_state"]
 
 
 def local_run_figures(
@@ -112,6 +118,21 @@ def local_run_figures(
     ]
 
 
+def predicted_seconds(
+    config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = ""
+) -> Tuple[Estimate, List[str]]:
+    """Return (seconds per iteration, the extrapolated inputs) of a run, on a machine of rows or a probed one.
+
+    Raises:
+        UsageError: the machine has counted cycles alone, or no run can have this shape on these nodes.
+    """
+    if machine.probed is not None:
+        local = predict_run(config, machine)
+        return local.seconds, list(local.extrapolated)
+    (prediction,) = predict_rows(machine, [run_to_row(config, machine, hardware, torch)], [unmodelled_settings(config)])
+    return prediction.seconds, list(prediction.extrapolated)
+
+
 def run_figures(
     config: RunConfig, machine: Machine, row: ConfigRow, watts: Optional[float] = None
 ) -> Tuple[Prediction, List[Figure]]:
@@ -126,7 +147,7 @@ def run_figures(
     exact = exact_flops(config.model, row.global_batch, row.vocab)
     lines = [Figure("iteration", seconds, "s")]
     lines += [Figure(name, guess, "s") for name, guess in prediction.components.items()]
-    lines += _speeds(config, seconds, flops_by_notes, exact, peak_flops_of_node(machine, row, config.node.eco_state))
+    lines += _speeds(config, seconds, flops_by_notes, exact, peak_flops_of_node(machine, row, job_eco_state(config)))
     return prediction, lines + _energy(config, machine, seconds, watts)
 
 

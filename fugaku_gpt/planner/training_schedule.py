@@ -22,6 +22,7 @@ class TrainingPlan:
         startup: from a job's start to its first iteration, including the time to load the checkpoint.
         checkpoint: time to write a checkpoint.
         node_mtbf: mean time between failures of one node; None: no node fails.
+        billed_nodes: nodes that are paid for; None: those that compute.
         watts_per_node: power of a node; None if it is not known.
     """
 
@@ -33,13 +34,15 @@ class TrainingPlan:
     checkpoint: float = 0.0
     node_mtbf: Optional[float] = None
     watts_per_node: Optional[float] = None
+    billed_nodes: Optional[int] = None
 
 
 @dataclass(frozen=True)
 class TrainingSchedule:
     """A training run as a chain of jobs; times in seconds.
 
-    ``computing`` covers the iterations alone; ``total`` adds start-ups, checkpoints and repeated work.
+    ``computing`` covers the iterations alone; ``total`` adds start-ups, checkpoints and repeated work. ``node_hours``
+    are those of all nodes that are paid for.
     """
 
     iterations: int
@@ -125,6 +128,6 @@ def schedule_training(training: TrainingPlan) -> TrainingSchedule:
         checkpoint_every=interval,
         iterations_between_checkpoints=interval_iterations,
         lost_share=lost,
-        node_hours=total / HOUR * t.nodes,
+        node_hours=total / HOUR * (t.billed_nodes or t.nodes),
         joules=None if t.watts_per_node is None else total * t.nodes * t.watts_per_node,
     )

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import parameter_count
 
 WARMUP_SAMPLES = 2  # first touch of fresh pages, lazy library set-up
+
+# key of a summary → its meaning and unit
+KEYS: Mapping[str, str] = {
+    "parameters": "trained parameters, with the vocabulary as it is without padding",
+    "nodes": "nodes that the job asked for",
+    "ranks": "processes, DP * TP * PP",
+    "samples": "iterations with a line in `metrics.jsonl`: samples of the time, not sequences of the corpus",
+    "warmup_samples": "how many of the first of these lines were left out of times and speeds",
+    "timed_batch": "global batch of the timed iterations, in sequences, where it is not the full one",
+    "timed_seq_len": "tokens of each sequence in the timed iterations; stated together with `timed_batch`",
+    "seconds_per_iteration": "median time of an iteration, in seconds",
+    "tokens_per_second": "tokens of a global batch / `seconds_per_iteration`, over all nodes",
+    "tflops_notes": "TFLOP/s of one node by the formula of the notes",
+    "tflops_exact": "TFLOP/s of one node, of all matrix products",
+    "rss_max_bytes": "largest resident memory of any one rank, in bytes",
+    "node_used_bytes": "largest used memory of any one node, by all ranks and the system, in bytes",
+    "first_loss": "loss of the first logged iteration, per token; null if none was finite",
+    "last_loss": "loss of the last logged iteration, per token",
+    "first_validation_loss": "loss of the first validation, per token",
+    "last_validation_loss": "loss of the last validation, per token",
+}
 
 
 def summarise(
@@ -20,7 +41,8 @@ def summarise(
 
     ``seconds_per_iteration`` is the median over the logged iterations after the first ``WARMUP_SAMPLES`` (over all if
     there are no more). If the batch or the samples grow, times and rates are those of the last size, which
-    ``timed_batch`` and ``timed_seq_len`` state if it is not the full one. Keys are absent if nothing was measured.
+    ``timed_batch`` and ``timed_seq_len`` state if it is not the full one. Keys are those of ``KEYS``, and absent if
+    nothing was measured.
     """
     summary: Dict[str, Any] = {
         "parameters": parameter_count(config.model),

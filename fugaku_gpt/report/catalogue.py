@@ -71,6 +71,12 @@ def size_label(model: ModelConfig) -> str:
     return ""
 
 
+def named_shape(layers: int, hidden: int) -> Optional[ModelConfig]:
+    """The model of this shape that tables have a name for; None if there is none."""
+    every = (shape for shapes in _shapes().values() for shape in shapes)
+    return next((shape for shape in every if (shape.layers, shape.hidden) == (layers, hidden)), None)
+
+
 def shapes_of(size: str) -> Tuple[ModelConfig, ...]:
     """The models that tables mean by a size such as 13B; empty for an unknown size."""
     return _shapes().get(size, ())

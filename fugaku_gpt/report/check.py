@@ -8,16 +8,36 @@ compared with each other: duplicates, and figures that do not follow the table's
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Counter as Counts
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.jobs.schedulers.registry import is_job_id
-from fugaku_gpt.report.check_cells import check_clock, check_failure, check_kinds, check_layout, is_size, title_of
-from fugaku_gpt.report.check_figures import check_aggregate, check_machine, check_tflops, is_slight, peak_of
-from fugaku_gpt.report.facts import Context, Facts, context_of, facts_of
+from fugaku_gpt.report.check_cells import (
+    check_clock,
+    check_failure,
+    check_kinds,
+    check_layout,
+    is_size,
+    is_uneven,
+    title_of,
+)
+from fugaku_gpt.report.check_figures import (
+    batch_of_heading,
+    check_aggregate,
+    check_machine,
+    check_tflops,
+    expected_tflops,
+    is_slight,
+    peak_of,
+)
+from fugaku_gpt.report.check_skipped import skipped_rules
+from fugaku_gpt.report.facts import Context, Facts, contexts_of, facts_of, recompute_cell
 from fugaku_gpt.report.figures import Figure, Interval
 from fugaku_gpt.report.findings import RowFinding
+from fugaku_gpt.report.markdown_rows import read_clock
 from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable, read_tables
 from fugaku_gpt.report.notes_table import seconds_cell
 
@@ -26,29 +46,48 @@ _MAX_CELLS = 40  # slips are not searched for in longer rows
 _MIN_ALIKE = 3  # number of rows that must agree before another row counts as an outlier
 
 
+@dataclass(frozen=True)
+class Checked:
+    """The outcome of a check.
+
+    Attributes:
+        rows: number of rows read.
+        findings: ordered by line.
+        skipped: "rule: what is not said" → number of rows to which the rule could not be applied.
+    """
+
+    rows: int
+    findings: Tuple[RowFinding, ...]
+    skipped: Mapping[str, int]
+
+
 def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tuple[int, List[RowFinding]]:
-    """Return (number of rows read, findings ordered by line). Never raises.
+    """Return (number of rows read, findings ordered by line) of :func:`check_tables`."""
+    checked = check_tables(text, machine, si)
+    return checked.rows, list(checked.findings)
+
+
+def check_tables(text: str, machine: Optional[str] = None, si: bool = False) -> Checked:
+    """Check the tables of configurations in a Markdown text. Never raises.
 
     Args:
-        machine: a key of ``catalogue.MACHINES``; by default the heading's machine, else Fugaku or unknown GPUs.
+        machine: a key of ``catalogue.MACHINES``; by default the heading's machine, else that which the table's form
+            suggests.
         si: whether the tables' aggregates are TFLOPs * nodes / 1000.
     """
     tables = read_tables(text)
     findings: List[RowFinding] = []
-    groups: Dict[str, List[Tuple[Facts, Context]]] = {}
-    for table in tables:
-        context = context_of(table, machine, si)
-        diagnosed_rows = [(facts_of(row, context), _diagnose_row(row, context)) for row in table.rows]
+    skipped: Counts[str] = Counter()
+    for context in contexts_of(tables, machine, si):
+        diagnosed_rows = [(facts_of(row, context), _diagnose_row(row, context)) for row in context.table.rows]
         findings += [finding for _, row_findings in diagnosed_rows for finding in row_findings]
         findings += _outliers(
             [facts for facts, row_findings in diagnosed_rows if not _is_broken(row_findings)], context
         )
-        groups.setdefault(table.heading.text + "|" + "|".join(table.titles), []).extend(
-            (facts, context) for facts, _ in diagnosed_rows
-        )
-    for rows in groups.values():
-        findings += _duplicates(rows)
-    return sum(len(table.rows) for table in tables), sorted(findings, key=lambda finding: (finding.line, finding.rule))
+        findings += _duplicates([facts for facts, _ in diagnosed_rows], context)
+        skipped.update(rule for facts, _ in diagnosed_rows for rule in skipped_rules(facts, context))
+    ordered = sorted(findings, key=lambda finding: (finding.line, finding.rule))
+    return Checked(sum(len(table.rows) for table in tables), tuple(ordered), dict(skipped))
 
 
 def _is_broken(findings: Sequence[RowFinding]) -> bool:
@@ -72,7 +111,7 @@ def _diagnose_row(row: MarkdownRow, context: Context) -> List[RowFinding]:
                 row.line, "swapped", slip, "; ".join(finding.what for finding in findings) or "by their decimals"
             )
         ]
-    if findings and len(row.texts) <= _MAX_CELLS and not _needs_no_slip(facts, findings):
+    if findings and len(row.texts) <= _MAX_CELLS and not _needs_no_slip(facts, findings, context):
         readable = _readable_cells(facts)
         for undone, slip, rule, blank in _with_slip_undone(row, context.table):
             if _breaks_no_rule(facts_of(undone, context), context, readable, blank):
@@ -80,17 +119,19 @@ def _diagnose_row(row: MarkdownRow, context: Context) -> List[RowFinding]:
     return findings + list(check_failure(facts, context))
 
 
-def _needs_no_slip(facts: Facts, findings: Sequence[RowFinding]) -> bool:
-    """True if no slip needs to be searched for: a toggle is not written, or only TFLOPs are slightly off, which any
-    change that affects the padding of the vocabulary would seem to mend."""
-    slight = all(finding.rule == "tflops" for finding in findings) and is_slight(facts)
-    return slight or any("max-proc-per-node" in finding.cause for finding in findings)
+def _needs_no_slip(facts: Facts, findings: Sequence[RowFinding], context: Context) -> bool:
+    """True if no slip needs to be searched for: a toggle is not written, TFLOPs fit the batch that the text states, or
+    they are only slightly off, which any change that affects the padding of the vocabulary would seem to mend."""
+    is_tflops = all(finding.rule == "tflops" for finding in findings)
+    is_explained = is_tflops and (is_slight(facts) or batch_of_heading(facts, context) is not None)
+    return is_explained or any("max-proc-per-node" in finding.cause for finding in findings)
 
 
 def _breaks_no_rule(facts: Facts, context: Context, readable: int, blank: str) -> bool:
     """True if a row breaks no rule except that the cell under ``blank`` is lost, and has at least ``readable`` readable
-    cells: a slip hides figures, and undoing it hides none."""
-    if _readable_cells(facts) < readable:
+    cells: a slip hides figures, and undoing it hides none. Stages of different sizes are possible, but no sign of a
+    slip undone."""
+    if _readable_cells(facts) < readable or is_uneven(facts):
         return False
     findings = (finding for rule in _RULES for finding in rule(facts, context))
     return all(blank and finding.what.startswith(blank) for finding in findings)
@@ -98,7 +139,11 @@ def _breaks_no_rule(facts: Facts, context: Context, readable: int, blank: str) -
 
 def _readable_cells(facts: Facts) -> int:
     """Count the cells whose content suits their column."""
-    cell_values = (facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate)
+    cell_values = (
+        *(facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate),
+        *(facts.figures[name].as_count for name in ("layers", "hidden", "heads")),
+        *(recompute_cell(facts.row), read_clock(facts.row.cell("clock")) or None),
+    )
     return sum(value is not None for value in cell_values) + bool(is_size(facts.row.cell("size")))
 
 
@@ -106,7 +151,7 @@ def _with_figures_swapped(facts: Facts, context: Context) -> Optional[MarkdownRo
     """Return the row with Sec/it and TFLOPs exchanged if their decimals suggest it: their product is the same either
     way."""
     seconds, tflops = facts.figures["seconds"], facts.figures["tflops"]
-    if context.table.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
+    if context.on_gpus or not (seconds.is_number and tflops.is_number) or seconds.unit or tflops.unit:
         return None  # tables on GPUs write two decimals everywhere, or none
 
     def has_usual_decimals(time: Figure, speed: Figure) -> bool:
@@ -174,7 +219,7 @@ def _outliers(rows: Sequence[Facts], context: Context) -> Iterator[RowFinding]:
     products: Dict[Tuple[object, ...], List[Tuple[Facts, Interval]]] = {}
     for facts in rows:
         seconds, tflops, batch, units = facts.seconds, facts.tflops, facts.counts["gbs"], facts.units
-        if facts.shapes or seconds is None or tflops is None or not batch or not units:
+        if expected_tflops(facts) or seconds is None or tflops is None or not batch or not units:
             continue
         factor = units / batch
         product = Interval(seconds.low * tflops.low * factor, seconds.high * tflops.high * factor)
@@ -195,21 +240,27 @@ def _outliers(rows: Sequence[Facts], context: Context) -> Iterator[RowFinding]:
                 )
 
 
-_DATE_OR_COUNT = re.compile(r"\d\d-\d\d|n=\d+|attempt \d+|\d+ of \d+ did not end well|")
+_DATE = re.compile(r"\d{1,2}[-/]\d{1,2}(?:[-/]\d{2,4})?|\d{4}[-/]\d\d[-/]\d\d")
+_COUNT = re.compile(r"n=\d+|attempt \d+|\d+ of \d+ did not end well|")
 
 
 def _is_measurement_note(word: str) -> bool:
     """True if an item of the Notes only says when, by which job or how often a row was measured."""
-    return _DATE_OR_COUNT.fullmatch(word) is not None or is_job_id(word)
+    return any(pattern.fullmatch(word) is not None for pattern in (_DATE, _COUNT)) or is_job_id(word)
 
 
-def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[RowFinding]:
-    """Find rows whose configuration appears twice under one heading."""
+def _note_items(facts: Facts) -> List[str]:
+    return [note.strip() for note in facts.row.cell("notes").split(", ")]
+
+
+def _duplicates(rows: Sequence[Facts], context: Context) -> Iterator[RowFinding]:
+    """Find rows whose configuration appears twice in one table. Another table may repeat rows to compare them, and a
+    repeat that was measured on another day says so by its date."""
     first: Dict[Tuple[object, ...], Facts] = {}
-    for facts, context in rows:
+    for facts in rows:
         row = facts.row
         setting_texts = [text for text, column in zip(row.texts, context.table.columns) if column not in _MEASURED]
-        setting_notes = [note for note in row.cell("notes").split(", ") if not _is_measurement_note(note.strip())]
+        setting_notes = [note for note in _note_items(facts) if not _is_measurement_note(note)]
         configuration = tuple(re.sub(r"\s+", "", text.lower()) for text in setting_texts)
         figures = tuple(row.cell(name) for name in _MEASURED[:-1])
         same: Tuple[object, ...] = (configuration, figures)
@@ -220,9 +271,22 @@ def _duplicates(rows: Sequence[Tuple[Facts, Context]]) -> Iterator[RowFinding]:
             same = (*same, tuple(setting_notes))  # a time alone can be the same by chance
         if same in first or key in first:
             other = first.get(same) or first[key]
-            yield _duplicate(facts, other, figures == tuple(other.row.cell(name) for name in _MEASURED[:-1]))
+            are_equal = figures == tuple(other.row.cell(name) for name in _MEASURED[:-1])
+            if are_equal or not _differ_in_date(facts, other) or _are_turned(facts, other):
+                yield _duplicate(facts, other, are_equal)
         first.setdefault(same, facts)
         first.setdefault(key, facts)
+
+
+def _differ_in_date(facts: Facts, other: Facts) -> bool:
+    dates, other_dates = ([note for note in _note_items(row) if _DATE.fullmatch(note)] for row in (facts, other))
+    return bool(dates and other_dates and dates != other_dates)
+
+
+def _are_turned(facts: Facts, other: Facts) -> bool:
+    """True if Sec/it of one row is the TFLOPs of the other, and the other way round."""
+    figures = (facts.row.cell("seconds"), facts.row.cell("tflops"))
+    return all(figures) and figures == (other.row.cell("tflops"), other.row.cell("seconds"))
 
 
 _MEASURED = ("mem", "seconds", "tflops", "aggregate", "notes")
@@ -232,10 +296,9 @@ def _duplicate(facts: Facts, other: Facts, equal: bool) -> RowFinding:
     line = other.row.line
     if equal:
         return RowFinding(facts.row.line, "duplicate", f"the same row as line {line}", "copied twice")
-    row_figures = (facts.row.cell("seconds"), facts.row.cell("tflops"))
-    other_figures = (other.row.cell("tflops"), other.row.cell("seconds"))
-    if row_figures == other_figures and all(row_figures):
-        cause = f"Sec/it and TFLOPs of one of them are swapped: {' and '.join(row_figures)}"
+    if _are_turned(facts, other):
+        figures = " and ".join(facts.row.cell(name) for name in ("seconds", "tflops"))
+        cause = f"Sec/it and TFLOPs of one of them are swapped: {figures}"
     else:
         cause = "a setting differs that neither row says; or a repeat: one row of medians with n=2 is clearer"
     problem = f"the same configuration as line {line} with other figures"

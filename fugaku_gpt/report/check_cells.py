@@ -6,13 +6,14 @@ import re
 from typing import Iterator
 
 from fugaku_gpt.report.facts import COUNTS, Context, Facts
-from fugaku_gpt.report.figures import EMPTY, FAILED, Figure, bytes_of, seconds_of
+from fugaku_gpt.report.figures import EMPTY, FAILED, Figure, bytes_of, read_figure, seconds_of
 from fugaku_gpt.report.findings import RowFinding
 
 _SIZE = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]")
 _TITLES = {
     "nodes": "Nodes", "size": "Size", "dp": "DP", "tp": "TP", "pp": "PP", "mbs": "MBS", "gbs": "GBS", "mem": "Mem",
     "seconds": "Sec/it", "tflops": "TFLOPs", "aggregate": "Est. Aggr. PetaFLOPs", "notes": "Notes",
+    "layers": "Layers", "hidden": "Hidden size", "heads": "Heads", "recompute": "AC", "clock": "Clock",
 }  # fmt: skip
 _CAUSE = re.compile(
     r"oom|memory|hang|hung|stuck|time[ -]?out|timed|fail\w*\W+\w|kill|refus|reject|\blost\b|interrupt|unfinish|error|"
@@ -51,21 +52,25 @@ def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
         if column not in columns:
             continue
         if figure.kind == EMPTY:
+            if _has_failed(facts):
+                continue
             yield RowFinding(row.line, "missing", f"{title_of(column)} is missing", "")
         elif figure.as_count is None:
             yield _unfit_cell(facts, column, "is no whole number")
-    if "mem" in columns and not _is_empty(facts.figures["mem"]) and bytes_of(facts.figures["mem"]) is None:
-        figure = facts.figures["mem"]
+    figure, title_unit = facts.figures["mem"], context.table.units.get("mem", "")
+    if "mem" in columns and not _is_empty(figure) and bytes_of(figure, title_unit) is None:
         bare = figure.is_number and not figure.unit
         yield _unfit_cell(facts, "mem", "has no unit" if bare else "is no memory size", "unit" if bare else "cells")
     for column in ("seconds", "tflops", "aggregate"):
         if column in columns:
-            yield from _check_number(facts, column)
-    if _FIGURE_IN_NOTES.fullmatch(row.cell("notes")):
+            yield from _check_number(facts, column, context)
+    note = row.cell("notes")
+    is_memory = bytes_of(read_figure(note)) is not None and "mem" not in columns  # a table that has no other place
+    if _FIGURE_IN_NOTES.fullmatch(note) and not is_memory:
         yield _unfit_cell(facts, "notes", "is a figure, not a note")
 
 
-def _check_number(facts: Facts, column: str) -> Iterator[RowFinding]:
+def _check_number(facts: Facts, column: str, context: Context) -> Iterator[RowFinding]:
     figure = facts.figures[column]
     if _is_empty(figure):
         return
@@ -74,12 +79,22 @@ def _check_number(facts: Facts, column: str) -> Iterator[RowFinding]:
     elif column == "seconds":
         if seconds_of(figure) is None:
             yield _unfit_cell(facts, column, "is no time")
-        elif figure.unit and not figure.unit.lower().startswith("s"):
+        elif figure.unit and not figure.unit.lower().startswith("s") and _is_titled_seconds(context):
             yield _unfit_cell(facts, column, "is not in seconds", "unit")
     elif figure.unit and not re.match(r"[tp]?(era|eta)?f", figure.unit.lower()):
         yield _unfit_cell(facts, column, "is not in FLOP/s", "cells")
     if figure.is_number and figure.value <= 0 and column != "aggregate" and figure.interval.high <= 0:
         yield _unfit_cell(facts, column, "is not above 0")
+
+
+def _is_titled_seconds(context: Context) -> bool:
+    """True if the title of the times promises seconds, as Sec/it does and Speed does not."""
+    titles = dict(zip(reversed(context.table.columns), reversed(context.table.titles)))
+    return "seconds" in titles and re.search(r"\bs(?:ecs?)?\b", titles["seconds"], re.IGNORECASE) is not None
+
+
+def _has_failed(facts: Facts) -> bool:
+    return any(facts.figures[name].kind == FAILED for name in ("mem", "seconds", "tflops"))
 
 
 def _unfit_cell(facts: Facts, column: str, why: str, rule: str = "cells") -> RowFinding:
@@ -122,23 +137,37 @@ def check_layout(facts: Facts, context: Context) -> Iterator[RowFinding]:
     if nodes == 0:
         yield RowFinding(line, "ranks", "0 nodes")
     elif ranks is not None and available_ranks is not None and ranks != available_ranks:
-        unit = "GPUs per node" if context.table.on_gpus else "max-proc-per-node"
+        unit = "GPUs per node" if context.on_gpus else "max-proc-per-node"
         have = f"{listed} ranks" if listed else f"{nodes} nodes * {unit} {per_node} = {available_ranks}"
         yield RowFinding(line, "ranks", f"{product}, but {have}", _ranks_cause(facts, ranks, available_ranks))
-    if facts.shapes:
-        tp, pp = counts["tp"] or 1, counts["pp"] or 1
-        if not any(shape.heads % tp == 0 and shape.hidden % tp == 0 for shape in facts.shapes):
-            heads = " or ".join(sorted({str(shape.heads) for shape in facts.shapes}))
-            yield RowFinding(line, "layout", f"TP {tp} does not divide the {heads} heads of {facts.size}")
-        if not any(shape.layers % pp == 0 for shape in facts.shapes):
-            layers = " or ".join(sorted({str(shape.layers) for shape in facts.shapes}))
-            yield RowFinding(line, "layout", f"PP {pp} does not divide the {layers} layers of {facts.size}")
+    yield from _check_splits(facts)
     batch, share = counts["gbs"], (counts["dp"] or 0) * (counts["mbs"] or 0)
     if batch and share and batch % share:
         fitting_batches = [str(value) for value in context.global_batches if value != batch and value % share == 0]
         cause = f"other rows have {fitting_batches[0]}" if fitting_batches else ""
         problem = f"GBS {batch} is not a multiple of DP {counts['dp']} * MBS {counts['mbs']} = {share}"
         yield RowFinding(line, "batch", problem, cause)
+
+
+def _check_splits(facts: Facts) -> Iterator[RowFinding]:
+    """Find more tensor-parallel ranks than heads can be shared among, and more stages than layers. Stages may hold
+    different numbers of layers."""
+    tp, pp = facts.counts["tp"] or 1, facts.counts["pp"] or 1
+    if facts.heads and not any(heads % tp == 0 for heads in facts.heads):
+        heads = " or ".join(sorted(map(str, facts.heads)))
+        yield RowFinding(facts.row.line, "layout", f"TP {tp} does not divide the {heads} heads of {facts.size}")
+    elif facts.shapes and not any(shape.hidden % tp == 0 for shape in facts.shapes):
+        hidden = " or ".join(sorted({str(shape.hidden) for shape in facts.shapes}))
+        yield RowFinding(facts.row.line, "layout", f"TP {tp} does not divide the hidden size {hidden} of {facts.size}")
+    if facts.shapes and not any(shape.layers >= pp for shape in facts.shapes):
+        layers = " or ".join(sorted({str(shape.layers) for shape in facts.shapes}))
+        yield RowFinding(facts.row.line, "layout", f"PP {pp} is more than the {layers} layers of {facts.size}")
+
+
+def is_uneven(facts: Facts) -> bool:
+    """True if the stages of a row's pipeline hold different numbers of layers."""
+    pp = facts.counts["pp"] or 1
+    return bool(facts.shapes) and not any(shape.layers % pp == 0 for shape in facts.shapes)
 
 
 def _ranks_cause(facts: Facts, ranks: int, available_ranks: int) -> str:

@@ -12,9 +12,11 @@ from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
 from fugaku_gpt.report.facts import Context, Facts
 from fugaku_gpt.report.figures import Figure, Interval, simplest_integer
 from fugaku_gpt.report.findings import RowFinding
+from fugaku_gpt.report.row_models import parameters_of_label
 
 _LENGTHS = (512, 1024, 2048, 4096)
 _SLIGHT_DEVIATION = 0.1  # deviation that averaging over other iterations can explain
+_GPU_SLACK = 1e-3
 _BYTES_PER_PARAMETER = 2  # of a parameter, in the narrowest precision
 _MINIMUM_NODE_BYTES = 128 * 2.0**20  # bytes; system and libraries take more on every machine
 
@@ -22,7 +24,7 @@ _MINIMUM_NODE_BYTES = 128 * 2.0**20  # bytes; system and libraries take more on 
 def expected_tflops(facts: Facts) -> List[Interval]:
     """Compute TFLOPs by the notes' formula for every model that the row may mean; empty if an input is missing."""
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
-    if not (batch and seconds and units and facts.seq_len) or seconds.low <= 0:
+    if not (batch and seconds and units and facts.seq_len and facts.has_vocabulary) or seconds.low <= 0:
         return []
     modes = (facts.recompute,) if facts.recompute is not None else (False, True)
     return [
@@ -47,9 +49,9 @@ def _tflops_interval(flops: Interval, seconds: Interval, units: int) -> Interval
 def check_tflops(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Find TFLOPs that do not follow from Sec/it."""
     claimed, expected = facts.tflops, expected_tflops(facts)
-    if claimed is None or not expected or any(interval.overlaps(claimed) for interval in expected):
+    if claimed is None or not expected or any(_agree(interval, claimed, context) for interval in expected):
         return
-    if context.table.on_gpus and _matches_simple_formula(facts, claimed):
+    if context.on_gpus and _matches_simple_formula(facts, claimed):
         return
     nearest = min(expected, key=lambda interval: abs(interval.middle - claimed.middle))
     printed, time = facts.figures["tflops"], facts.figures["seconds"]
@@ -59,9 +61,25 @@ def check_tflops(facts: Facts, context: Context) -> Iterator[RowFinding]:
     yield RowFinding(facts.row.line, "tflops", problem, _likely_cause(facts, context, claimed, nearest))
 
 
+def _agree(expected: Interval, claimed: Interval, context: Context) -> bool:
+    """True if two figures can be of the same iterations. On GPUs, averages over different iterations differ
+    in the last of their five digits."""
+    slack = _GPU_SLACK if context.on_gpus else 0.0
+    return Interval(expected.low * (1 - slack), expected.high * (1 + slack)).overlaps(claimed)
+
+
+def batch_of_heading(facts: Facts, context: Context) -> Optional[int]:
+    """The global batch that the text above the table states, if a row's TFLOPs fit it and not the row's own cell."""
+    stated, claimed = context.table.heading.global_batch, facts.tflops
+    if stated is None or claimed is None or stated == facts.counts["gbs"]:
+        return None
+    other = replace(facts, counts={**facts.counts, "gbs": stated})
+    return stated if any(_agree(interval, claimed, context) for interval in expected_tflops(other)) else None
+
+
 def _likely_cause(facts: Facts, context: Context, claimed: Interval, nearest: Interval) -> str:
     """Return the commonest slip that would explain the figure."""
-    unit = "GPU" if context.table.on_gpus else "node"
+    unit = "GPU" if context.on_gpus else "node"
     ratio = claimed.divided_by(nearest)
     per_node, nodes, batch = facts.ranks_per_node or 1, facts.nodes.nodes or 1, facts.counts["gbs"] or 1
 
@@ -80,11 +98,13 @@ def _likely_cause(facts: Facts, context: Context, claimed: Interval, nearest: In
         return f"multiplied by {per_node} ranks once too often"
     if nodes > 1 and is_ratio(nodes):
         return f"TFLOPs of all {nodes} nodes: divided by {nodes} it fits"
-    if is_ratio(4 / 3) or is_ratio(3 / 4):
-        with_or_without = "with" if claimed.middle > nearest.middle else "without"
-        return f"reckoned {with_or_without} activation checkpointing, against the heading"
+    if facts.recompute is not None and _matches_with(replace(facts, recompute=not facts.recompute), claimed):
+        return f"reckoned {'without' if facts.recompute else 'with'} activation checkpointing, against the heading"
     if _matches_exact_formula(facts, claimed):
         return "by the exact formula, not the notes'"
+    stated = batch_of_heading(facts, context)
+    if stated is not None:
+        return f"GBS {batch} for the {stated} that the text above the table states: with {stated} it fits"
     other_batches = tuple(value for value in context.global_batches if value != batch)
     implied = simplest_integer(ratio.times(batch), other_batches)
     if implied is not None and not 0.85 < ratio.middle < 1.15:
@@ -93,7 +113,7 @@ def _likely_cause(facts: Facts, context: Context, claimed: Interval, nearest: In
         (
             candidate
             for candidate in _LENGTHS
-            if candidate != facts.seq_len and _matches_with_length(facts, claimed, candidate)
+            if candidate != facts.seq_len and _matches_with(replace(facts, seq_len=candidate), claimed)
         ),
         None,
     )
@@ -117,7 +137,7 @@ def is_slight(facts: Facts) -> bool:
 
 def _matches_exact_formula(facts: Facts, claimed: Interval) -> bool:
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
-    if not (batch and seconds and units and facts.seq_len):
+    if not (batch and seconds and units and facts.seq_len and facts.has_vocabulary):
         return False
     for shape in facts.shapes:
         model = replace(shape, seq_len=facts.seq_len)
@@ -128,8 +148,8 @@ def _matches_exact_formula(facts: Facts, claimed: Interval) -> bool:
     return False
 
 
-def _matches_with_length(facts: Facts, claimed: Interval, length: int) -> bool:
-    return any(interval.overlaps(claimed) for interval in expected_tflops(replace(facts, seq_len=length)))
+def _matches_with(facts: Facts, claimed: Interval) -> bool:
+    return any(interval.overlaps(claimed) for interval in expected_tflops(facts))
 
 
 def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
@@ -138,7 +158,7 @@ def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
     if not (batch and seconds and units and facts.seq_len) or seconds.low <= 0:
         return False
-    counts = [_parameters_of_label(facts.size)]
+    counts = [parameters_of_label(facts.size)]
     for shape in facts.shapes:
         matrices = 12.0 * shape.layers * shape.hidden**2
         layers = matrices + 13.0 * shape.layers * shape.hidden
@@ -153,26 +173,16 @@ def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
     return False
 
 
-def _parameters_of_label(size: str) -> Optional[Interval]:
-    """Range of the number of parameters that a label such as 1.3B stands for."""
-    number, letter = size[:-1].strip(), size[-1:]
-    if letter not in ("M", "B") or not number.replace(".", "", 1).isdigit():
-        return None
-    unit = 1e9 if letter == "B" else 1e6
-    half = 0.5 * 10.0 ** -len(number.partition(".")[2])
-    return Interval(max(0.0, float(number) - half) * unit, (float(number) + half) * unit)
-
-
 def check_aggregate(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Find an aggregate that is not TFLOPs times nodes / 1024 (or / 1000 if ``context.si``)."""
     claimed, tflops, nodes = facts.aggregate, facts.tflops, facts.nodes.nodes
     if claimed is None or tflops is None or not nodes:
         return
     divisor, other = (1000.0, 1024.0) if context.si else (1024.0, 1000.0)
-    expected = tflops.times(nodes / divisor)
-    if expected.overlaps(claimed):
+    expected, printed = tflops.times(nodes / divisor), facts.figures["aggregate"]
+    cut = Interval(printed.value, printed.value + 10.0**-printed.decimals)  # a last digit that was cut, not rounded
+    if expected.overlaps(claimed) or (printed.value > 0 and expected.overlaps(cut)):
         return
-    printed = facts.figures["aggregate"]
     problem = (
         f"aggregate {printed.text} is not TFLOPs {facts.figures['tflops'].text} * {nodes} nodes / {divisor:.0f} = "
         f"{_interval_text(expected, printed)}"
@@ -194,7 +204,7 @@ def check_aggregate(facts: Facts, context: Context) -> Iterator[RowFinding]:
 
 def check_machine(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Find more TFLOPs than the machine can reach, more memory than it has, or less than the model needs."""
-    machine, unit = context.machine, "GPU" if context.table.on_gpus else "node"
+    machine, unit = context.machine, "GPU" if context.on_gpus else "node"
     peak, label = peak_of(facts, context)
     if peak is not None and facts.tflops is not None and facts.tflops.low > peak:
         problem = f"TFLOPs {facts.figures['tflops'].text} are over the peak of one {unit}, {peak:.3f} ({label})"

@@ -12,9 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.config import RunConfig, SettingsLayer, build_run_config, load_run_config
+from fugaku_gpt.config import (
+    RunConfig,
+    SettingsLayer,
+    build_run_config,
+    changed_settings,
+    load_run_config,
+    readable_settings,
+)
+from fugaku_gpt.config.differences import differing_settings
 from fugaku_gpt.config.knobs import is_requested
-from fugaku_gpt.config.schema import POWER_KNOBS
+from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
@@ -31,7 +39,7 @@ from fugaku_gpt.records.job import (
     exit_records,
     read_history,
 )
-from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.records.run import REFUSED, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
 from fugaku_gpt.report.imported import imported_row, is_imported
@@ -55,7 +63,27 @@ def collect_rows(paths: Sequence[Path]) -> Tuple[List[ResultRow], List[ResultRow
     groups: Dict[Tuple[str, str], List[ResultRow]] = {}
     for row in runs:
         groups.setdefault((row.sweep, row.digest), []).append(row)
-    return [merge_repeats(members) for members in groups.values()], runs
+    return _with_differences([merge_repeats(members) for members in groups.values()]), runs
+
+
+_IN_COLUMNS = frozenset(
+    ("job.nodes", "layout.dp", "layout.tp", "layout.pp", "training.micro_batch", "training.global_batch")
+    + ("model.name", "model.seq_len", "node.ranks_per_node")
+    + tuple(knob.key for knob in (*COLUMN_KNOBS, *MORE_KNOBS))
+)
+
+
+def _with_differences(rows: List[ResultRow]) -> List[ResultRow]:
+    """Add to each row's remarks the settings that differ between the rows of its model, unless a column shows them."""
+    models: Dict[Tuple[str, Optional[int]], List[int]] = {}
+    for number, row in enumerate(rows):
+        models.setdefault((row.size, row.seq_len), []).append(number)
+    for numbers in models.values():
+        with_settings = [number for number in numbers if not rows[number].trainer]
+        named = differing_settings([dict(rows[number].settings) for number in with_settings], _IN_COLUMNS)
+        for number, settings in zip(with_settings, named):
+            rows[number] = replace(rows[number], remarks=(*settings, *rows[number].remarks))
+    return rows
 
 
 def find_runs(paths: Sequence[Path]) -> List[Path]:
@@ -115,13 +143,17 @@ def read_run(path: Path) -> ResultRow:
     try:
         config = load_run_config(file)
         settings = _row_settings(config)
+        changed = changed_settings(config)
     except ConfigError:  # a refused row: its settings as they were written
-        settings = _settings_as_written(dict(flatten(read_yaml_file(file))))
+        written = dict(flatten(read_yaml_file(file)))
+        settings, changed = _settings_as_written(written), readable_settings(written)
     lines = directory.metrics("iteration")
     summary = result.summary if result is not None else {}
     if not summary and config is not None and lines:
         summary = summarise(config, lines, directory.metrics("validation"))
     figures: Dict[str, Any] = {name: summary.get(name) for name in _FIGURES}
+    if result is not None and result.status == REFUSED:
+        settings["requested"] = _every_request(changed)
     accounts = _accounts(path)
     toggles = _toggle_fields(settings.pop("requested"), environment, used_knobs(accounts))
     job_id, state, why, submitted = _job_fields(path)
@@ -155,6 +187,7 @@ def read_run(path: Path) -> ResultRow:
         order=entry.order if entry is not None else 0,
         digest=entry.digest if entry is not None else digest_of(text),
         runs=(str(path),),
+        settings=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in changed.items()),
     )
 
 
@@ -200,18 +233,14 @@ def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:
         "global_batch": integers.get("training.global_batch", defaults.training.global_batch),
         "ranks_per_node": integers.get("node.ranks_per_node", max(1, ranks // max(1, nodes))),
         "dtype": text.get("training.dtype", defaults.training.dtype),
-        "requested": {
-            knob.name: _written_value(text.get(knob.key, ""), getattr(defaults.node, knob.name))
-            for knob in (*COLUMN_KNOBS, *MORE_KNOBS)
-        },
+        "requested": _every_request(readable_settings(written)),
     }
 
 
-def _written_value(text: str, default: object) -> object:
-    """Parse a flag (if the default is one) or an integer; False or None if the text is neither."""
-    if isinstance(default, bool):
-        return text.lower() in ("true", "yes", "on")
-    return int(text) if re.fullmatch(r"\d{1,9}", text) else None
+def _every_request(changed: Mapping[str, Any]) -> Dict[str, Any]:
+    """The knobs that a refused run asks for, also those that tables do not show of a run that took place."""
+    in_order = dict.fromkeys((*COLUMN_KNOBS, *MORE_KNOBS, *NODE_KNOBS))
+    return {knob.name: changed.get(knob.key) for knob in in_order}
 
 
 def _toggle_fields(

@@ -15,13 +15,14 @@ _NONE = ("", "-", "--", "---", "–", "—", "−", "n/a", "na", "?", "tbd", "no
 _FAILED = re.compile(
     r"(?:x|✗|✘|❌|oom|out of memory|fail(?:ed|ure)?|hang|hung|stuck|time(?:out|d out)|killed|lost|refused|rejected"
     r"|error)\b.*"
-    r"|[✗✘❌x]",
+    r"|[✗✘❌]|x+",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(
     r"(?P<about>[~≈])?\s*(?P<number>[+-]?(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,12})?|\.\d{1,12})(?P<exponent>[eE][-+]?\d{1,2})?"
-    r"\s*(?P<unit>[A-Za-z%µ][A-Za-z%µ/. -]{0,15})?\s*(?P<marks>[\^†‡*]*)"
+    r"\s*(?P<unit>[A-Za-z%µ][A-Za-z%µ/. -]{0,15})?\s*(?P<marks>[\^†‡*?/]*)\s*(?P<comment>\([^()]{0,200}\))?"
 )
+_UNIT_ALONE = re.compile(r"[-–—−]?\s*(?:[KMGT]i?B|ms)", re.IGNORECASE)  # a unit whose number nobody filled in
 _MARKS = re.compile(r"</?(?:sup|b|i|em|strong)>|\\(?=[\^*_~])|[`]|\*\*", re.IGNORECASE)
 
 NUMBER = "number"
@@ -77,7 +78,8 @@ class Figure:
         value: the number; 0 if there is none.
         decimals: number of digits printed after the point.
         unit: the unit as written; empty if there is none.
-        marks: footnote marks: ``^`` estimated, ``^^`` stuck after the first iteration, ``†`` see comment.
+        marks: footnote marks: ``^`` estimated, ``^^`` stuck after the first iteration, ``†`` see comment, ``?`` unsure.
+        comment: words in parentheses after the number, such as (OOM after the first iteration).
     """
 
     kind: str
@@ -87,6 +89,7 @@ class Figure:
     unit: str = ""
     marks: str = ""
     interval: Interval = Interval(0.0, 0.0)
+    comment: str = ""
 
     @property
     def is_number(self) -> bool:
@@ -95,8 +98,13 @@ class Figure:
 
     @property
     def as_count(self) -> Optional[int]:
-        """The value of a positive integer without unit, else None."""
-        plain = self.kind == NUMBER and not self.unit and self.decimals == 0 and self.value == int(self.value)
+        """The value of a positive integer without unit or comment, else None."""
+        plain = (
+            self.kind == NUMBER
+            and not (self.unit or self.comment)
+            and self.decimals == 0
+            and self.value == int(self.value)
+        )
         return int(self.value) if plain and self.value > 0 else None
 
 
@@ -105,7 +113,7 @@ def read_figure(text: str) -> Figure:
     """Parse one cell; every text is valid."""
     bare = _MARKS.sub("", text).strip()
     plain = bare.rstrip("^†‡* ")
-    if plain.lower() in _NONE:
+    if plain.lower() in _NONE or _UNIT_ALONE.fullmatch(plain):
         return Figure(EMPTY, plain, marks=bare[len(plain) :].strip())
     matched = _NUMBER.fullmatch(bare)
     if matched is None:
@@ -115,21 +123,24 @@ def read_figure(text: str) -> Figure:
     decimals = len(matched["number"].partition(".")[2])
     exponent = int(matched["exponent"][1:]) if matched["exponent"] else 0
     half = 0.5 * 10.0 ** (exponent - decimals)
-    if matched["about"]:
+    if matched["about"] or "?" in matched["marks"]:
         half = max(half, 0.1 * abs(value))
     interval = Interval(max(0.0, value - half) if value >= 0 else value - half, value + half)
-    return Figure(NUMBER, plain, value, decimals, (matched["unit"] or "").strip(), matched["marks"], interval)
+    unit, comment = (matched["unit"] or "").strip(), (matched["comment"] or "")[1:-1].strip()
+    return Figure(NUMBER, plain, value, decimals, unit, matched["marks"], interval, comment)
 
 
-def bytes_of(figure: Figure) -> Optional[Interval]:
-    """Bytes of a memory size; None if the unit is not one of memory."""
-    unit = _BYTES.get(figure.unit.lower())
+def bytes_of(figure: Figure, title_unit: str = "") -> Optional[Interval]:
+    """Bytes of a memory size; None if its unit, or else that in the column's title, is not one of memory."""
+    unit = _BYTES.get((figure.unit or title_unit).lower())
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
 
 
-def seconds_of(figure: Figure) -> Optional[Interval]:
-    """Seconds of a time, which is in seconds if no unit is written; None if the unit is not one of time."""
-    unit = _SECONDS.get(figure.unit.lower(), 1.0 if not figure.unit else None)
+def seconds_of(figure: Figure, title_unit: str = "") -> Optional[Interval]:
+    """Seconds of a time, which is in the unit of the column's title, or in seconds, if no unit is written; None if the
+    unit is not one of time."""
+    written = (figure.unit or title_unit).lower()
+    unit = _SECONDS.get(written, None if written else 1.0)
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
 
 

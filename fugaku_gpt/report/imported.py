@@ -27,7 +27,7 @@ from fugaku_gpt.records.sweep import digest_of
 from fugaku_gpt.report.catalogue import size_label
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import UNFINISHED, ResultRow
-from fugaku_gpt.report.trainer_logs import Log, read_log_files
+from fugaku_gpt.report.trainer_logs import NORMS, Log, read_log_files
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -91,6 +91,14 @@ _ARGUMENTS = {
     "micro_batch_size": "micro_batch",
     "global_batch_size": "global_batch",
 }
+# GPT-NeoX's argument → ours; it writes 0 for a split that is not made
+_NEOX_ARGUMENTS = {
+    "global_num_gpus": "ranks",
+    "model_parallel_size": "tp",
+    "pipe_parallel_size": "pp",
+    "train_micro_batch_size_per_gpu": "micro_batch",
+    "train_batch_size": "global_batch",
+}
 # arguments that make the model different from the one that the formulas describe
 _OTHER_MODELS = ("swiglu", "untie_embeddings_and_output_weights", "group_query_attention", "num_experts")
 
@@ -133,7 +141,7 @@ def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, overwrite: bo
     """
     log = read_log_files(logs)
     if not log.iterations:
-        raise UsageError(f"{', '.join(map(str, logs))}: no iteration line in it, ours or Megatron's")
+        raise UsageError(f"{', '.join(map(str, logs))}: no iteration line in it, ours, Megatron's or GPT-NeoX's")
     directory = RunDirectory(out)
     if not overwrite and not is_imported(out) and (directory.metrics_file.exists() or directory.config_file.exists()):
         raise UsageError(f"{out}: already holds a run; choose another --out")
@@ -150,6 +158,8 @@ def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, overwrite: bo
                 "arguments": dict(log.arguments),
                 "iterations_planned": log.total,
                 "torn_lines": log.torn,
+                "unread_lines": log.unread,
+                "unknown_fields": dict(log.unknown_fields),
                 "error": log.error,
                 "imported": time.time(),
             },
@@ -201,9 +211,8 @@ def imported_row(path: Path) -> ResultRow:
     validations = [line["loss"] for line in RunDirectory(path).metrics("validation") if line.get("loss") is not None]
     run = _complete_settings(values["arguments"], LoggedRun(**values["given"]), lines)
     remarks: List[str] = [f"from a log of {values['trainer']}"]
-    times = [line["seconds"] for line in lines if line.get("seconds")]
-    timed = times[WARMUP_SAMPLES:] or times
-    seconds = statistics.median(timed) if timed else None
+    times = [line["seconds"] for line in after_warmup(lines, "seconds")]
+    seconds = statistics.median(times) if times else None
     model, padded = _model(run), run.padded_vocab
     notes = exact = None
     if model is not None and padded and run.global_batch and seconds and run.nodes:
@@ -217,8 +226,10 @@ def imported_row(path: Path) -> ResultRow:
     ]
     if model_differences:
         remarks.append(f"TFLOPs as of a plain GPT, but {' '.join(model_differences)}")
-    if values.get("torn_lines"):
-        remarks.append(f"{values['torn_lines']} torn lines left out")
+    remarks += _not_finite(lines)
+    for key, what in (("torn_lines", "torn lines left out"), ("unread_lines", "lines not understood")):
+        if values.get(key):
+            remarks.append(f"{values[key]} {what}")
     done = lines[-1]["iteration"] if lines else 0
     status, reason = _status_of(run, done, values)
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
@@ -260,6 +271,41 @@ def imported_row(path: Path) -> ResultRow:
     )
 
 
+def after_warmup(lines: Sequence[Mapping[str, Any]], key: str) -> List[Mapping[str, Any]]:
+    """The lines that state ``key``, without those that begin in the first ``WARMUP_SAMPLES`` iterations of the run; all
+    of them if there are no others. A log that begins later, or logs each tenth iteration, loses no line more."""
+    numbers = [line["iteration"] for line in lines]
+    interval = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    begins = dict(zip(numbers, [numbers[0] - interval, *numbers[:-1]])) if numbers else {}
+    stating = [line for line in lines if line.get(key)]
+    return [line for line in stating if begins[line["iteration"]] >= WARMUP_SAMPLES] or stating
+
+
+def understood(path: Path) -> str:
+    """Count what was read of an imported log, and what was not understood.
+
+    Raises:
+        UsageError: a file in it is damaged.
+    """
+    values, directory = read_imported(path), RunDirectory(path)
+    iterations, validations = len(directory.metrics("iteration")), len(directory.metrics("validation"))
+    unread = int(values.get("torn_lines") or 0) + int(values.get("unread_lines") or 0)
+    fields = values.get("unknown_fields") or {}
+    text = f"iteration lines: {iterations}, validations: {validations}, lines with figures not understood: {unread}"
+    return text + "".join(f", field '{name}' not understood: {count}" for name, count in fields.items())
+
+
+def _not_finite(lines: Sequence[Mapping[str, Any]]) -> List[str]:
+    """Remarks on losses and norms that were nan or infinite."""
+    remarks = []
+    for key, name in NORMS.items():
+        stated = [line for line in lines if key in line]
+        count = sum(line[key] is None for line in stated)
+        if count:
+            remarks.append(f"{name} not finite in {count} of {len(stated)} lines")
+    return remarks
+
+
 def _complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Sequence[Mapping[str, Any]]) -> LoggedRun:
     """Merge the user's settings with the log's arguments, and derive what follows from both."""
     settings: Dict[str, Any] = {}
@@ -267,6 +313,10 @@ def _complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Se
         text = arguments.get(name, "")
         if text.isdigit() and 0 < int(text) < 2**53:
             settings[key] = int(text)
+    for name, key in _NEOX_ARGUMENTS.items():
+        text = arguments.get(name, "")
+        if key not in settings and text.isdigit() and int(text) < 2**53:
+            settings[key] = max(1, int(text))
     settings["recompute"] = _recompute(arguments)
     settings["dtype"] = _dtype(arguments)
     batches = [line["global_batch"] for line in lines if line.get("global_batch")]
@@ -276,6 +326,8 @@ def _complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Se
     run = LoggedRun(**settings)
     if run.ranks is None and run.dp and run.tp and run.pp:
         run = replace(run, ranks=run.dp * run.tp * run.pp)
+    if run.ranks is None and run.nodes and run.ranks_per_node:
+        run = replace(run, ranks=run.nodes * run.ranks_per_node)
     if run.dp is None and run.ranks and run.tp and run.pp and run.ranks % (run.tp * run.pp) == 0:
         run = replace(run, dp=run.ranks // (run.tp * run.pp))
     if run.nodes is None and run.ranks and run.ranks_per_node and run.ranks % run.ranks_per_node == 0:
@@ -323,8 +375,7 @@ def _claim_remarks(
     run: LoggedRun, lines: Sequence[Mapping[str, Any]], notes: Optional[float], trainer: str
 ) -> Tuple[str, ...]:
     """A remark if the log claims another speed than the formula gives; claims are per rank."""
-    claims = [line["tflops_logged"] for line in lines if line.get("tflops_logged")]
-    claims = claims[WARMUP_SAMPLES:] or claims
+    claims = [line["tflops_logged"] for line in after_warmup(lines, "tflops_logged")]
     if not claims:
         return ()
     claim = statistics.median(claims)

@@ -60,7 +60,7 @@ def read_nodes_cell(text: str) -> NodesCell:
         word = part.strip().strip("\"'`“”").strip()
         is_clock, is_ranks, is_knob = _CLOCK.fullmatch(word), _RANKS.fullmatch(word), _KNOB.fullmatch(word)
         if is_clock:
-            clock = (is_clock[1], is_clock[2])
+            clock = read_clock(word)
         elif is_ranks:
             ranks = int(is_ranks[1])
         elif is_knob:
@@ -72,6 +72,12 @@ def read_nodes_cell(text: str) -> NodesCell:
     return NodesCell(int(matched[1]), ranks, clock, tcmalloc, tuple(states), tuple(other_toggles))
 
 
+def read_clock(text: str) -> Tuple[str, ...]:
+    """(number, letter before Hz) of a clock such as 2.2GHz, as written; empty if the text is none."""
+    matched = _CLOCK.fullmatch(text.strip())
+    return (matched[1], matched[2]) if matched is not None else ()
+
+
 def rows_from_tables(tables: Sequence[MarkdownTable]) -> List[ResultRow]:
     """Return one row for each line of the tables, in order; what a table does not state is None."""
     return [row_from_line(table, row) for table in tables for row in table.rows]
@@ -81,7 +87,11 @@ def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
     """Convert one line of a table to a row."""
     nodes, heading = read_nodes_cell(line.cell("nodes")), table.heading
     states = dict(nodes.states)
-    memory, seconds = bytes_of(read_figure(line.cell("mem"))), seconds_of(read_figure(line.cell("seconds")))
+    memory = bytes_of(read_figure(line.cell("mem")), table.units.get("mem", ""))
+    seconds = seconds_of(read_figure(line.cell("seconds")), table.units.get("seconds", ""))
+    validations = [
+        read_figure(text).value for text in line.cell("validation").split(" to ") if read_figure(text).is_number
+    ]
     row = ResultRow(
         size=line.cell("size") or heading.size or NO_VALUE,
         seq_len=_count_cell(line, "seq_len") or heading.seq_len,
@@ -101,6 +111,8 @@ def row_from_line(table: MarkdownTable, line: MarkdownRow) -> ResultRow:
         node_used_bytes=memory.middle if memory is not None else None,
         seconds_per_iteration=seconds.middle if seconds is not None else None,
         tflops_notes=_tflops(line, nodes.nodes),
+        first_validation_loss=validations[0] if validations else None,
+        last_validation_loss=validations[-1] if validations else None,
         status=NO_STATUS,
     )
     return _with_notes(row, line.cell("notes"))

@@ -7,58 +7,46 @@ Nothing is checked here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.report.headings import GPUS, Heading, HeadingReader
 
 _ALIGNMENT = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
 _MIN_COLUMNS = 4  # number of recognised columns that make a header without a row of dashes
 _LONGEST_LINE = 20_000
+_UNIT_IN_TITLE = re.compile(r"\(\s*(ms|msec|s|sec|seconds|[KMGT]i?B)\s*\)", re.IGNORECASE)
 
-# as written, without case, dots, blanks and what stands in parentheses → column
+# as written, without case, dots, blanks, dashes and what stands in parentheses → column
 _COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "nnodes", "node", "#nodes"), "nodes"),
     **dict.fromkeys(("gpus", "ngpus", "ranks", "procs", "processes"), "ranks"),
-    **dict.fromkeys(("size", "model", "modelsize", "params"), "size"),
+    **dict.fromkeys(("freq", "frequency", "clock"), "clock"),
+    **dict.fromkeys(("size", "model", "modelsize", "msize", "params"), "size"),
     **dict.fromkeys(("dp", "dpsize"), "dp"),
     **dict.fromkeys(("tp", "mp", "tpsize"), "tp"),
     **dict.fromkeys(("pp", "ppsize"), "pp"),
-    **dict.fromkeys(("mbs", "microbatch", "microbatchsize"), "mbs"),
-    **dict.fromkeys(("gbs", "bs", "globalbatch", "globalbatchsize", "batchsize"), "gbs"),
-    **dict.fromkeys(("mem", "memory", "gpumem", "mempergpu", "mem/gpu"), "mem"),
+    **dict.fromkeys(("mbs", "micbs", "microbatch", "microbatchsize"), "mbs"),
+    **dict.fromkeys(("gbs", "bs", "globbs", "globalbatch", "globalbatchsize", "batchsize"), "gbs"),
+    **dict.fromkeys(("ac", "activationcheckpointing", "recompute"), "recompute"),
+    **dict.fromkeys(("mem", "memory", "gpumem", "gpum", "mempergpu", "mem/gpu"), "mem"),
     **dict.fromkeys(("sec/it", "secs/it", "sec/iter", "s/it", "s/iter", "speed", "throughput", "time"), "seconds"),
     **dict.fromkeys(("tflops", "tflop/s", "tflops/gpu", "tflops/node", "tf"), "tflops"),
     **dict.fromkeys(
         ("estaggrpetaflops", "aggrpetaflops", "petaflops", "estpetaflops", "aggregatepetaflops", "pflops"), "aggregate"
     ),
+    "validationloss": "validation",
     **dict.fromkeys(("notes", "note", "comments", "comment", "remarks"), "notes"),
-    **dict.fromkeys(("seqlen", "sequencelength", "seq"), "seq_len"),
-    **dict.fromkeys(("nheads", "heads", "nhead"), "heads"),
-    **dict.fromkeys(("nlayers", "layers"), "layers"),
+    **dict.fromkeys(("seqlen", "sequencelength", "seq", "seqlength"), "seq_len"),
+    **dict.fromkeys(("nheads", "heads", "nhead", "numattentionheads"), "heads"),
+    **dict.fromkeys(("nlayers", "layers", "numlayers"), "layers"),
     **dict.fromkeys(("nhidden", "hidden", "hiddensize"), "hidden"),
-    **dict.fromkeys(("zero", "zerostage"), "zero"),
+    **dict.fromkeys(("vocab", "vocabsize", "vocablength"), "vocab"),
+    **dict.fromkeys(("zero", "zerostage", "zs"), "zero"),
 }
 _GPU_TITLES = ("nnodes", "gpus", "ngpus", "speed")
-
-
-@dataclass(frozen=True)
-class Heading:
-    """Settings stated above a table; None or empty if not stated."""
-
-    text: str = ""
-    size: str = ""
-    seq_len: Optional[int] = None
-    recompute: Optional[bool] = None
-    torch: str = ""
-    layers: Optional[int] = None
-    hidden: Optional[int] = None
-    heads: Optional[int] = None
-    vocab: Optional[int] = None
-    global_batch: Optional[int] = None
-    micro_batch: Optional[int] = None
-    ranks_per_node: Optional[int] = None
-    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +76,7 @@ class MarkdownTable:
         line: line number of the header, from 1.
         titles: titles of the columns, as written.
         columns: names of the recognised columns; empty for any other column.
-        on_gpus: whether the table has the form in use on GPU machines, where TFLOPs are per GPU.
+        units: column → unit that its title states in parentheses, such as ms.
     """
 
     line: int
@@ -96,39 +84,38 @@ class MarkdownTable:
     titles: Tuple[str, ...]
     columns: Tuple[str, ...]
     rows: Tuple[MarkdownRow, ...]
+    units: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def on_gpus(self) -> bool:
-        """True if a row's TFLOPs are per GPU."""
+        """True if the table is of a GPU machine by its heading or form: there, TFLOPs are per GPU."""
+        if self.heading.machine:
+            return self.heading.machine in GPUS
         titles = {_plain(title) for title in self.titles}
-        return self.heading.machine in GPUS or any(title in titles for title in _GPU_TITLES)
-
-
-GPUS = ("v100", "a100", "h100")
+        return any(title in titles for title in _GPU_TITLES)
 
 
 def read_tables(text: str) -> List[MarkdownTable]:
     """Find the tables of configurations in a Markdown text; other tables are skipped. Never raises."""
     lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
     tables: List[MarkdownTable] = []
-    heading, title, number = Heading(), "", 0
+    reader, number = HeadingReader(), 0
     while number < len(lines):
-        line = lines[number]
-        if line.lstrip().startswith("#"):
-            title = line.strip()
-            heading = _heading(title)
-        elif _BAR.search(line):
-            end = number + 1
+        end = number + 1
+        if lines[number].lstrip().startswith("#"):
+            reader.add_title(lines[number])
+        elif _BAR.search(lines[number]):
             while end < len(lines) and _BAR.search(lines[end]):
                 end += 1
-            table = _table(lines[number:end], number + 1, heading)
+            table = _table(lines[number:end], number + 1, reader.heading)
             if table is not None:
                 tables.append(table)
-            number = end
-            continue
-        elif line.strip() and not line.strip().startswith("```"):
-            heading = _extended_heading(heading, line, is_heading=not title)
-        number += 1
+                reader.end_table()
+            elif end == number + 1:  # no table at all, but a line of prose with a bar in it
+                reader.add_line(lines[number])
+        else:
+            reader.add_line(lines[number])
+        number = end
     return tables
 
 
@@ -153,7 +140,8 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[Markd
             if column:
                 cells.setdefault(column, cell)
         rows.append(MarkdownRow(number, texts, cells))
-    return MarkdownTable(first, heading, titles, columns, tuple(rows))
+    units = {column: unit for column, unit in zip(columns, map(_unit_in_title, titles)) if column and unit}
+    return MarkdownTable(first, heading, titles, columns, tuple(rows), units)
 
 
 def split_row(line: str) -> Tuple[str, ...]:
@@ -169,60 +157,9 @@ def split_row(line: str) -> Tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _plain(title: str) -> str:
-    return re.sub(r"\([^()]*\)|[\s.*_`]", "", title.lower())
+    return re.sub(r"\([^()]*\)|[\s.*_`-]", "", title.lower())
 
 
-_SIZE = re.compile(r"(?<![\w.=])(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b(?!i?B)")
-_SEQUENCE = re.compile(r"seq(?:uence)?[ _-]?len(?:gth)?\s*[=:]?\s*(\d{1,7})\b", re.IGNORECASE)
-_RECOMPUTE = re.compile(
-    r"(w/o|without|no)?\s*"
-    r"(?:activation[ -]?(?:checkpoint(?:ing)?|recompute)|full recompute|checkpoint[-_ ]activations)",
-    re.IGNORECASE,
-)
-_TORCH = re.compile(r"py ?torch\s*v?(\d{1,2}\.\d{1,3})", re.IGNORECASE)
-_MACHINE = re.compile(r"\b(a64fx|fugaku|v100|a100|h100)\b", re.IGNORECASE)
-
-
-def _setting(*names: str) -> "re.Pattern[str]":
-    return re.compile(rf"\b(?:{'|'.join(names)})\s*[=:]\s*(\d{{1,9}})(k)?\b", re.IGNORECASE)
-
-
-_SETTINGS = {
-    "layers": _setting("nlayers", "num_layers", "layers"),
-    "hidden": _setting("nhidden", "hidden_size", "hidden"),
-    "heads": _setting("nheads", "num_attention_heads", "heads"),
-    "vocab": _setting("vocab_size", "vocab", "padded_vocab_size"),
-    "global_batch": _setting("gbs", "global_batch_size", "global batch"),
-    "micro_batch": _setting("mbs", "micro_batch_size", "micro batch"),
-    "ranks_per_node": _setting("gpus_per_node", "gpus per node", "max-proc-per-node"),
-}
-
-
-def _heading(text: str) -> Heading:
-    return _extended_heading(Heading(text=text), text, is_heading=True)
-
-
-def _extended_heading(heading: Heading, text: str, is_heading: bool) -> Heading:
-    """Extend a heading by the settings of one more line; prose below it only adds what the heading leaves open."""
-    settings: Dict[str, object] = {}
-    size = _SIZE.search(text) if is_heading else None
-    if size:
-        settings["size"] = size[1] + size[2]
-    for name, pattern in _SETTINGS.items():
-        matched = pattern.search(text)
-        if matched:
-            value = int(matched[1]) * (1000 if matched[2] else 1)
-            if value > 0:
-                settings[name] = value
-    sequence, torch, machine = _SEQUENCE.search(text), _TORCH.search(text), _MACHINE.search(text)
-    if sequence and int(sequence[1]) > 0:
-        settings["seq_len"] = int(sequence[1])
-    recompute = _RECOMPUTE.search(text) if is_heading else None
-    if recompute:
-        settings["recompute"] = recompute[1] is None
-    if torch and is_heading:
-        settings["torch"] = torch[1]
-    if machine:
-        settings["machine"] = machine[1].lower().replace("fugaku", "a64fx")
-    fresh = {name: value for name, value in settings.items() if is_heading or getattr(heading, name) in (None, "")}
-    return replace(heading, **fresh)  # type: ignore[arg-type]  # names and types are those of the fields
+def _unit_in_title(title: str) -> str:
+    matched = _UNIT_IN_TITLE.search(title)
+    return matched[1] if matched else ""

@@ -16,8 +16,10 @@ COLUMNS = (
 )  # fmt: skip
 NO_VALUE = "-"
 _ALIGNMENT = "| ----: | ---: | -: | -: | -: | --: | --: | --: | -----: | -----: | -------------------: | ----: |"
-ENERGY_COLUMNS = ("W/node", "J/it", "J/token")  # on request, before the notes
-_ENERGY_ALIGNMENT = "| -----: | ---: | ------: | ----: |"
+ENERGY_COLUMNS = ("W/node", "J/it", "J/token")  # on request, last before the notes
+_ENERGY_ALIGNMENT = "| -----: | ---: | ------: "
+VALIDATION_COLUMN = "Validation loss"  # where a run has one, before the notes
+_VALIDATION_ALIGNMENT = "| --------------: "
 _REASON_LENGTH = 80
 _KNOBS = {knob.name: knob for knob in NODE_KNOBS}
 STATUS_LABELS = {
@@ -39,11 +41,15 @@ def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fal
         energy: whether to add ``ENERGY_COLUMNS``, which the notes do not have.
     """
     tables: List[str] = []
-    alignment = _ALIGNMENT[: _ALIGNMENT.rindex("| ----")] + _ENERGY_ALIGNMENT if energy else _ALIGNMENT
+    validation = has_validation(rows)
+    notes = _ALIGNMENT.rindex("| ----")
+    more = (_VALIDATION_ALIGNMENT if validation else "") + (_ENERGY_ALIGNMENT if energy else "")
+    alignment = _ALIGNMENT[:notes] + more + _ALIGNMENT[notes:]
     for heading, members in rows_by_heading(rows):
-        lines = [heading, "| " + " | ".join(column_titles(energy)) + " |", alignment]
+        lines = [heading, "| " + " | ".join(column_titles(energy, validation)) + " |", alignment]
         for row in members:
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row_cells(row, si, energy)) + " |")
+            cells = row_cells(row, si, energy, validation)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
 
@@ -58,13 +64,23 @@ def rows_by_heading(rows: Sequence[ResultRow]) -> List[Tuple[str, List[ResultRow
     return list(groups.items())
 
 
-def column_titles(energy: bool = False) -> Tuple[str, ...]:
+def has_validation(rows: Sequence[ResultRow]) -> bool:
+    """True if a row has a validation loss, and so the tables a column for it."""
+    return any(row.last_validation_loss is not None for row in rows)
+
+
+def column_titles(energy: bool = False, validation: bool = False) -> Tuple[str, ...]:
     """Titles of a table's columns."""
-    return (*COLUMNS[:-1], *ENERGY_COLUMNS, COLUMNS[-1]) if energy else COLUMNS
+    return (
+        *COLUMNS[:-1],
+        *((VALIDATION_COLUMN,) if validation else ()),
+        *(ENERGY_COLUMNS if energy else ()),
+        COLUMNS[-1],
+    )
 
 
-def row_cells(row: ResultRow, si: bool = False, energy: bool = False) -> List[str]:
-    """The cells of one row, in the order of :func:`columns`."""
+def row_cells(row: ResultRow, si: bool = False, energy: bool = False, validation: bool = False) -> List[str]:
+    """The cells of one row, in the order of :func:`column_titles`."""
     has_aggregate = row.tflops_notes is not None and row.nodes is not None
     aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if has_aggregate else None
     memory = row.node_used_bytes
@@ -80,6 +96,7 @@ def row_cells(row: ResultRow, si: bool = False, energy: bool = False) -> List[st
         seconds_cell(row.seconds_per_iteration),
         f"{row.tflops_notes:.2f}" if row.tflops_notes is not None else NO_VALUE,
         f"{aggregate:.3f}" if aggregate is not None else NO_VALUE,
+        *((validation_cell(row),) if validation else ()),
         *(_energy_cells(row) if energy else ()),
         notes_cell(row) or NO_VALUE,
     ]
@@ -98,20 +115,32 @@ def nodes_cell(row: ResultRow) -> str:
 
 def toggle_text(name: str, value: object) -> str:
     """A toggle as tables write it: 2.2GHz, LD_PRELOAD=libtcmalloc.so, retention_state=0. A hand-written table may have
-    knobs that this program does not have."""
-    return _KNOBS[name].format_for_tables(value) if name in _KNOBS else f"{name}={value}"
+    knobs that this program does not have, and a refused run values that no knob has."""
+    if isinstance(value, (list, tuple)):
+        return f"{name}={':'.join(map(str, value))}"
+    is_written = isinstance(value, str) and name in _KNOBS and _KNOBS[name].short_form is not None
+    return _KNOBS[name].format_for_tables(value) if name in _KNOBS and not is_written else f"{name}={value}"
 
 
 def _has_short_form(name: str) -> bool:
     return name in _KNOBS and _KNOBS[name].short_form is not None
 
 
+def validation_cell(row: ResultRow) -> str:
+    """The first and the last validation loss, or the only one."""
+    losses = [f"{loss:.3f}" for loss in (row.first_validation_loss, row.last_validation_loss) if loss is not None]
+    return " to ".join(dict.fromkeys(losses)) or NO_VALUE
+
+
 def seconds_cell(seconds: Optional[float]) -> str:
-    """Seconds with one decimal from 1 s up, with three significant digits below."""
+    """Seconds with three significant digits, and at least one decimal; from 1 s up the last zero is left out."""
     if seconds is None:
         return NO_VALUE
     exponent = int(f"{seconds:.2e}".partition("e")[2])  # after rounding: 0.9996 is 1.0, not 1.000
-    return f"{seconds:.1f}" if exponent >= 0 else f"{float(f'{seconds:.2e}'):.{2 - exponent}f}"
+    if exponent < 0:
+        return f"{float(f'{seconds:.2e}'):.{2 - exponent}f}"
+    text = f"{seconds:.{2 if exponent == 0 else 1}f}"
+    return text[:-1] if exponent == 0 and text.endswith("0") else text
 
 
 def notes_cell(row: ResultRow) -> str:

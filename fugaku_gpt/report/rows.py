@@ -32,6 +32,7 @@ class ResultRow:
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.
+        settings: (dotted key, value) of the settings that differ from their defaults.
         trainer: the trainer that the figures come from, if it is not this one.
         energy_joules: energy of the run's jobs on all nodes, start-up included; measured, else the scheduler's ideal
             value.
@@ -87,6 +88,7 @@ class ResultRow:
     joules_per_iteration: Optional[float] = None
     joules_per_token: Optional[float] = None
     energy_basis: str = ""
+    settings: Tuple[Tuple[str, Any], ...] = ()
 
 
 # the knobs that tables show, in their order: those with a field of their own in a row, and those in its field `knobs`

@@ -1,9 +1,10 @@
-"""Parses the iteration lines of training logs: ours, Megatron-DeepSpeed's and Megatron-LM's.
+"""Parses the iteration lines of training logs: ours, Megatron-DeepSpeed's, Megatron-LM's and GPT-NeoX's.
 
 All have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``;
-Megatron-LM counts milliseconds. Logs come with a prefix on each line (``[default7]:`` of torchrun, `` 0: `` of srun, a
-time), with colours, with lines that another rank's output has torn apart, and with several lines glued together.
-Reading never fails: lines that cannot be parsed are left out and counted, and no missing value is filled in.
+Megatron-LM counts milliseconds, and GPT-NeoX puts ``samples/sec: 51.2 |`` before it. Logs come with a prefix on each
+line (``[default7]:`` of torchrun, `` 0: `` of srun, a time), with colours, with lines that another rank's output has
+torn apart, and with several lines glued together. Reading never fails: lines that cannot be parsed are left out and
+counted, and no missing value is filled in.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from fugaku_gpt.errors import UsageError
 
 OURS = "fugaku_gpt"
 MEGATRON = "megatron"
+NEOX = "gpt-neox"
 
 _LONGEST_LINE = 64 * 1024  # characters of a line that are parsed
 _PATIENCE = 40  # number of lines within which the rest of a torn line must follow
 _MOST_ARGUMENTS = 5000
+_MOST_UNKNOWN, _LONGEST_NAME = 20, 60  # names of unknown fields that are kept, and characters of one
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _RANK = re.compile(r"\[(?:default|rank|local_rank)[ _]?\d{1,7}\]:?|^\s{0,8}\d{1,7}:(?=\s)", re.IGNORECASE)
@@ -32,22 +35,34 @@ _PREFIX = re.compile(
 )
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
 _HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
-_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?![\w.])")
+_SPEED_BEFORE = re.compile(rf"\bsamples/sec:\s*({_NUMBER})\s*\|\s*$")
+_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?:\s*TFLOPS?)?(?![\w.])", re.IGNORECASE)
 _EXACT = re.compile(rf"\(exact\s+({_NUMBER})\)")
 _OUR_VALIDATION = re.compile(
     rf"\bvalidation at iteration\s+(\d{{1,15}})\s*\|\s*lm loss:\s*({_NUMBER}|nan|inf)\s*\|"
     r"\s*tokens:\s*(\d{1,18})\s*\|"
 )
 _MEGATRON_VALIDATION = re.compile(
-    rf"\bvalidation loss at iteration\s+(\d{{1,15}})\b[^|]{{0,80}}\|\s*lm loss value:\s*({_NUMBER}|nan|inf)\s*\|"
+    rf"\bvalidation (?:loss|results) at iteration\s+(\d{{1,15}})\b[^|]{{0,80}}\|\s*lm[ _]loss value:"
+    rf"\s*({_NUMBER}|nan|inf)\s*\|"
+)
+# what no other line of a log looks like: an iteration or a validation with figures between bars
+_WITH_FIGURES = re.compile(
+    r"\b(?:iteration|validation (?:loss|results?))\b[^|]{0,80}\|[^|]{0,80}:[^|]{0,80}\d[^|]{0,80}\|"
 )
 _BLOCK_BEGINS = re.compile(r"^-{4,} (?:\w+ )?arguments -{4,}$")
 _BLOCK_ENDS = re.compile(r"^-{4,} end of (?:\w+ )?arguments -{4,}$")
 _ARGUMENT = re.compile(r"([A-Za-z_]\w{0,100}) ?\.{2,} ?(.{0,500})")
-_WORLD = re.compile(
-    r"using world size: (\d{1,9}),? data-parallel-size: (\d{1,9}),? tensor-model-parallel[- ]size: (\d{1,9}),?"
-    r" pipeline-model-parallel[- ]size: (\d{1,9})"
-)
+_NEOX_ORIGIN = re.compile(r"\.*(?:updated|default)$")  # GPT-NeoX says after each value where it comes from
+_WORLD: Mapping[str, "re.Pattern[str]"] = {
+    name: re.compile(rf"(?<![-\w]){words}: (\d{{1,9}})")
+    for name, words in (
+        ("world_size", "using world size"),
+        ("data_parallel_size", "data-parallel[- ]size"),
+        ("tensor_model_parallel_size", "tensor-model-parallel[- ]size"),
+        ("pipeline_model_parallel_size", "pipeline-model-parallel[- ]size"),
+    )
+}
 _ERROR = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception)\b|.{0,80}\bout of memory\b", re.IGNORECASE
 )
@@ -63,8 +78,10 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "learning rate": ("lr", 1.0),
     "global batch size": ("global_batch", 0),
     "lm loss": ("loss", 1.0),
+    "lm_loss": ("loss", 1.0),
     "loss scale": ("loss_scale", 1.0),
     "grad norm": ("grad_norm", 1.0),
+    "total grad norm": ("grad_norm", 1.0),
     "num zeros": ("zeros", 1.0),
     "params norm": ("params_norm", 1.0),
     "actual seqlen": ("actual_seq_len", 0),
@@ -74,11 +91,13 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "tokens per second": ("tokens_per_second", 1.0),
     "tflops": ("tflops_logged", 1.0),
     "throughput per gpu (tflop/s/gpu)": ("tflops_logged", 1.0),
+    "approx flops per gpu": ("tflops_logged", 1.0),
     "pipeline bubble": ("bubble", 1.0),
     "hidden communication": ("hidden_communication", 1.0),
     "rank rss": ("rss_max_bytes", 2.0**20),
     "node used": ("node_used_bytes", 2.0**20),
 }
+NORMS: Mapping[str, str] = {"loss": "loss", "grad_norm": "grad norm", "params_norm": "params norm"}
 _COUNTS = frozenset(name for name, (_, unit) in _FIELDS.items() if unit == 0)
 
 
@@ -87,14 +106,16 @@ class Log:
     """The content of a log.
 
     Attributes:
-        trainer: ``OURS``, ``MEGATRON``, or empty if the log has no iteration line.
+        trainer: ``OURS``, ``MEGATRON``, ``NEOX``, or empty if the log has no iteration line.
         iterations: as the lines of ``metrics.jsonl`` (see :mod:`fugaku_gpt.records.run`), ascending; only the last line
-            of an iteration that was done twice. Values that a line does not state are absent. ``tflops_logged`` is
-            the speed that another trainer claims, per rank.
+            of an iteration that was done twice. Values that a line does not state are absent, and those that were
+            not finite are None. ``tflops_logged`` is the speed that another trainer claims, per rank.
         validations: likewise, for validations.
         arguments: names and values of Megatron's block of arguments, as text.
         total: number of iterations that the run was to do.
         torn: number of iteration lines of which neither time nor loss could be read.
+        unread: number of other lines on an iteration or a validation that are of no known form.
+        unknown_fields: name of a field → number of iteration lines that have it, for fields of no known name.
         error: the last error that was printed after the last iteration; empty if there is none.
     """
 
@@ -104,6 +125,8 @@ class Log:
     arguments: Mapping[str, str] = field(default_factory=dict)
     total: Optional[int] = None
     torn: int = 0
+    unread: int = 0
+    unknown_fields: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
 
 
@@ -153,6 +176,9 @@ class LogReader:
         self._arguments: Dict[str, str] = {}
         self._in_block = False
         self._ours = 0
+        self._neox = 0
+        self._unread = 0
+        self._unknown_fields: Dict[str, int] = {}
         self._total: Optional[int] = None
         self._torn = 0
         self._error = ""
@@ -171,7 +197,8 @@ class LogReader:
 
     def log(self) -> Log:
         """Return the log; call :meth:`end_of_file` first."""
-        trainer = "" if not self._iterations else OURS if self._ours else MEGATRON
+        other = NEOX if self._neox else MEGATRON
+        trainer = "" if not self._iterations else OURS if self._ours else other
         return Log(
             trainer,
             tuple(self._iterations[number] for number in sorted(self._iterations)),
@@ -179,6 +206,8 @@ class LogReader:
             dict(self._arguments),
             self._total,
             self._torn,
+            self._unread,
+            dict(self._unknown_fields),
             self._error,
         )
 
@@ -187,12 +216,18 @@ class LogReader:
         marked = _RANK.search(text[:200])
         rank = marked[0].strip().rstrip(":").lower() if marked else ""
         headers = list(_HEADER.finditer(text))
-        self._continue_torn_line(rank, text[: headers[0].start()] if headers else text)
+        speed = _SPEED_BEFORE.search(text[: headers[0].start()]) if headers else None
+        text_before = text[: speed.start()] if speed else text[: headers[0].start()] if headers else text
+        is_rest = self._continue_torn_line(rank, text_before)
         for header, following in zip(headers, [*headers[1:], None]):
             self._close(rank)
             end = following.start() if following is not None else len(text)
             *fields, tail = text[header.end() : end].split("|")
             open_line = _OpenLine(int(header[1]), {"iteration": int(header[1])}, tail)
+            if speed is not None and header is headers[0]:
+                open_line.values["samples_per_second"] = _finite(speed[1])
+                self._neox += 1
+            self._count_unknown(fields)
             self._read_fields(open_line.values, fields)
             if following is not None or open_line.tail.strip():
                 self._read_fields(
@@ -200,30 +235,44 @@ class LogReader:
                 )  # a last field without its bar; a torn one is read again
             self._total = int(header[2])
             self._open_lines[rank] = open_line
-        self._read_validation(text)
+        is_validation = self._read_validation(text)
         if headers:
             self._error = ""
             return
+        if not is_validation and not is_rest and _WITH_FIGURES.search(text):
+            self._unread += 1
         self._read_argument(text)
         bare = text[_PREFIX.match(text).end() :].strip()  # type: ignore[union-attr]  # matches the empty text
         if _ERROR.match(bare):
             self._error = bare[:_LONGEST_ERROR]
 
-    def _continue_torn_line(self, rank: str, text: str) -> None:
-        """Append a text to the torn line of its rank, if it is the rest of it."""
+    def _continue_torn_line(self, rank: str, text: str) -> bool:
+        """Append a text to the torn line of its rank, if it is the rest of it; returns whether it is."""
         open_line = self._open_lines.get(rank)
         for other in list(self._open_lines):
             self._open_lines[other].lines_to_wait -= 1
             if self._open_lines[other].lines_to_wait < 0:
                 self._close(other)
         if open_line is None or open_line.lines_to_wait < 0 or "|" not in text:
-            return
+            return False
         rest = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # matches the empty text
         joined = [(open_line.tail + gap + rest).split("|") for gap in ("", " ")]  # torn amid a word, or between words
         fields = max(joined, key=lambda pieces: len(self._recognised(pieces[:-1])))
         if self._recognised(fields[:1]) or (not open_line.tail.strip() and self._recognised(rest.split("|")[:1])):
             self._read_fields(open_line.values, fields[:-1])
             open_line.tail = fields[-1]
+            return True
+        return False
+
+    def _count_unknown(self, fields: Iterable[str]) -> None:
+        """Count the fields of an iteration line whose names mean nothing to us, up to a number of names."""
+        for text in fields:
+            name, colon, _ = text.partition(":")
+            name = _field_name(name)
+            if not (colon and name) or name in _FIELDS or len(name) > _LONGEST_NAME:
+                continue
+            if name in self._unknown_fields or len(self._unknown_fields) < _MOST_UNKNOWN:
+                self._unknown_fields[name] = self._unknown_fields.get(name, 0) + 1
 
     def _recognised(self, fields: List[str]) -> Dict[str, Any]:
         values: Dict[str, Any] = {}
@@ -234,7 +283,7 @@ class LogReader:
     def _read_fields(self, values: Dict[str, Any], fields: Iterable[str]) -> None:
         for text in fields:
             name, colon, value = text.partition(":")
-            name = " ".join(name.lower().split())
+            name = _field_name(name)
             if not colon or name not in _FIELDS:
                 continue
             key, unit = _FIELDS[name]
@@ -264,12 +313,14 @@ class LogReader:
         self._ours += "tflops_exact" in values
         self._iterations[open_line.iteration] = values
 
-    def _read_validation(self, text: str) -> None:
-        for matched in _OUR_VALIDATION.finditer(text):
+    def _read_validation(self, text: str) -> bool:
+        ours, others = list(_OUR_VALIDATION.finditer(text)), list(_MEGATRON_VALIDATION.finditer(text))
+        for matched in ours:
             number = int(matched[1])
             self._validations[number] = {"iteration": number, "loss": _finite(matched[2]), "tokens": int(matched[3])}
-        for matched in _MEGATRON_VALIDATION.finditer(text):
+        for matched in others:
             self._validations[int(matched[1])] = {"iteration": int(matched[1]), "loss": _finite(matched[2])}
+        return bool(ours or others)
 
     def _read_argument(self, text: str) -> None:
         bare = text[_PREFIX.match(text).end() :].strip()  # type: ignore[union-attr]  # matches the empty text
@@ -281,18 +332,21 @@ class LogReader:
             return
         matched = _ARGUMENT.fullmatch(bare) if self._in_block else None
         if matched and (matched[1] in self._arguments or len(self._arguments) < _MOST_ARGUMENTS):
-            self._arguments[matched[1]] = matched[2].strip()
-        world = _WORLD.search(text)
-        if world:
-            names = (
-                "world_size", "data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
-            )  # fmt: skip
-            for name, value in zip(names, world.groups()):
-                self._arguments.setdefault(name, value)
+            self._arguments[matched[1]] = _NEOX_ORIGIN.sub("", matched[2].strip())
+        if "using world size: " in text:
+            for name, pattern in _WORLD.items():
+                size = pattern.search(text)
+                if size is not None:
+                    self._arguments.setdefault(name, size[1])
         padded = _PADDED.search(text)
         if padded:
             self._arguments.setdefault("vocab_size", padded[1])
             self._arguments["padded_vocab_size"] = padded[2]
+
+
+def _field_name(text: str) -> str:
+    """The name of a field in lower case, with one blank between words and before a parenthesis."""
+    return " ".join(text.lower().replace("(", " (").split())
 
 
 def _finite(text: str) -> Optional[float]:

@@ -80,7 +80,7 @@ def test_energy_columns_are_optional(runs: Path, capsys: pytest.CaptureFixture[s
     with_energy = table(capsys, str(runs), "--format", "md", "--energy")
     assert "| W/node | J/it | J/token | Notes |" in with_energy
     header, dashes, first = with_energy.splitlines()[1:4]
-    assert header.count("|") == dashes.count("|") == first.count("|") == 16
+    assert header.count("|") == dashes.count("|") == first.count("|") == 17
     assert "W/node" not in table(capsys, str(runs), "--format", "md")
     assert "J/token" in table(capsys, str(runs), "--energy")
 

@@ -37,3 +37,10 @@ def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
     damaged.write_text(machine_yaml(load_machine("v100")).replace("memory_unit: GB", "memory_unit: pages"))
     with pytest.raises(UsageError, match="memory_unit must be one of KiB, MiB"):
         load_machine(str(damaged))
+
+
+def test_a_job_on_fugaku_may_ask_for_less_than_a_node_has() -> None:
+    machine = load_machine("a64fx")
+    assert machine.capacity("A64FX Fugaku") == 32768
+    assert machine.job_capacity("A64FX Fugaku") == pytest.approx(29315.3, abs=0.1)
+    assert load_machine("v100").job_capacity("V100-16GB JeanZay") == 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.records.summary import summarise
+from fugaku_gpt.records.summary import KEYS, summarise
 from fugaku_gpt.records.text import spans
 from tests.sweep.fake import iteration
 
@@ -29,7 +29,8 @@ def test_where_the_batch_grows_the_summary_s_rates_are_those_of_the_last_size() 
         {**iteration(number, seconds), "global_batch": batch, "actual_seq_len": 64}
         for number, (batch, seconds) in enumerate(sizes, start=1)
     ]
-    summary = summarise(config, lines, [])
+    summary = summarise(config, lines, [{"loss": 7.0}])
+    assert list(KEYS) == sorted(summary, key=list(KEYS).index)  # each key has a meaning, and each meaning a key
     assert (summary["seconds_per_iteration"], summary["samples"], summary["warmup_samples"]) == (2.0, 6, 2)
     assert (summary["timed_batch"], summary["timed_seq_len"], summary["tokens_per_second"]) == (8, 64, 8 * 64 / 2.0)
 

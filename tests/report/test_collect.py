@@ -106,3 +106,26 @@ def test_folders_without_a_readable_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "sweep.json").write_text("{}")
     with pytest.raises(UsageError, match="sweep.json: not a sweep entry"):
         collect_rows([tmp_path])
+
+
+def test_a_refused_run_shows_all_that_it_asked_for(tmp_path: Path) -> None:
+    """Also knobs that tables leave out where a run took place, and values that no knob has."""
+    knobs = "{paging_policy: demand:demand:prepage, open_files: 4096, preload: [liba.so, libb.so], freq_mhz: 2.2GHz}"
+    (tmp_path / "config.yaml").write_text(f"preset: tiny\nlayout: {{tp: 3}}\nnode: {knobs}\n", encoding="utf-8")
+    assert read_run(tmp_path).not_applied == (
+        "freq_mhz=2.2GHz", "preload=liba.so:libb.so", "paging_policy=demand:demand:prepage", "open_files=4096",
+    )  # fmt: skip
+
+
+def test_settings_that_differ_between_runs_are_notes(tmp_path: Path) -> None:
+    for number, lr in enumerate((0.001, 0.0003)):
+        overrides = (f"training.lr={lr}", f"training.seed={number + 1}", "layout.dp=2", f"job.name=run-{number}")
+        leave_run(tmp_path / f"run{number}", tiny(*overrides))
+    leave_run(
+        tmp_path / "other", tiny("model.layers=2", "training.seed=1")
+    )  # of another model: nothing to compare with
+    merged, runs = collect_rows([tmp_path])
+    notes = sorted(notes_cell(row) for row in merged)
+    assert notes == ["11-14", "11-14, lr=0.0003, seed=2", "11-14, lr=0.001, seed=1"]
+    assert all(not row.remarks for row in runs)
+    assert notes_cell(collect_rows([tmp_path / "run0"])[0][0]) == "11-14"

@@ -12,7 +12,7 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import collect_rows, read_run
-from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, parse_settings
+from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, parse_settings, understood
 from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
 from fugaku_gpt.report.rows import ResultRow
@@ -245,3 +245,84 @@ def test_missing_logs_and_logs_without_iterations_are_reported(tmp_path: Path) -
         reparse(tmp_path)
     (tmp_path / "a.log").write_text("nothing\n")
     assert reparse(tmp_path).notes == ("no iteration line in a.log",)
+
+
+NEOX = """\
+-------------------- arguments --------------------
+  hidden_size ..................... 2048........................updated
+  num_layers ...................... 24..........................updated
+  pipe_parallel_size .............. 0...........................default
+  model_parallel_size ............. 2...........................updated
+  global_num_gpus ................. 8...........................updated
+  train_micro_batch_size_per_gpu .. 4...........................updated
+---------------- end of arguments ----------------
+"""
+NEOX_LINE = (
+    " samples/sec: {rate:.3f} | iteration {number:8d}/      50 | elapsed time per iteration (ms): {time:.1f} |"
+    " learning rate: 1.234E-04 | approx flops per GPU: 150.3TFLOPS | lm_loss: {loss:.6E} | loss scale: 1.0 |"
+    " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+
+
+def test_a_log_of_gpt_neox(tmp_path: Path) -> None:
+    text = NEOX + "".join(
+        NEOX_LINE.format(rate=50 + number, number=10 * number, time=9900.0 - 100 * number, loss=8.0 - number)
+        for number in (1, 2, 3)
+    )
+    text += " validation results at iteration 30 | lm_loss value: 6.9E+00 | lm_loss_ppl value: 990 |\n"
+    row = imported(tmp_path, text)
+    assert (row.first_loss, row.last_loss, row.last_validation_loss, row.iterations) == (7.0, 5.0, 6.9, 30)
+    assert row.seconds_per_iteration == pytest.approx(9.65)  # the line of iterations 1 to 10 has the warm-up in it
+    assert (row.tp, row.pp, row.dp, row.micro_batch, row.trainer) == (2, 1, 4, 4, "gpt-neox")
+    assert "the log claims 150.3 TFLOPs per rank" in row.remarks
+    lines = RunDirectory(tmp_path / "imported").metrics("iteration")
+    assert [line["samples_per_second"] for line in lines] == [51.0, 52.0, 53.0]
+    counts = "iteration lines: 3, validations: 1, lines with figures not understood: 0"
+    assert understood(tmp_path / "imported") == counts
+
+
+def test_milliseconds_without_a_blank_and_a_total_norm(tmp_path: Path) -> None:
+    line = "[2024-02-27 15:45:08] iteration 13 / 118 | elapsed time per iteration(ms): 17658.3 | lm loss: 6.2E-01 |"
+    row = imported(tmp_path, f"{line}total grad norm: 2.773 | global batch size: 2880 |\n")
+    assert (row.seconds_per_iteration, row.global_batch) == (pytest.approx(17.6583), 2880)
+    assert RunDirectory(tmp_path / "imported").metrics("iteration")[0]["grad_norm"] == 2.773
+
+
+def test_warm_up_is_a_matter_of_iterations_and_not_of_lines(tmp_path: Path) -> None:
+    def seconds(first: int, times: List[float]) -> Optional[float]:
+        lines = (
+            f" iteration {first + n}/ 250000 | elapsed time per iteration (s): {t} |\n" for n, t in enumerate(times)
+        )
+        return imported(tmp_path, "".join(lines)).seconds_per_iteration
+
+    assert seconds(5426, [4.0, 6.0, 9.0]) == 6.0  # a piece of a log
+    assert seconds(1, [4.0, 6.0, 9.0, 11.0]) == 10.0
+    assert seconds(2, [4.0, 6.0, 9.0, 11.0]) == 9.0  # Megatron's second iteration is still warm-up
+    assert seconds(1, [4.0]) == 4.0
+
+
+def test_norms_that_are_not_finite_are_a_remark(tmp_path: Path) -> None:
+    line = " iteration {}/ 10 | elapsed time per iteration (ms): 4247.9 | lm loss: {} | grad norm: {} |\n"
+    row = imported(tmp_path, line.format(1, "2.0", "nan") + line.format(2, "inf", "nan") + line.format(3, "1.0", "1.0"))
+    assert "grad norm not finite in 2 of 3 lines" in row.remarks and "loss not finite in 1 of 3 lines" in row.remarks
+
+
+def test_lines_and_fields_not_understood_are_counted(tmp_path: Path) -> None:
+    text = " iteration 1/ 2 | elapsed time per iteration (s): 1.0 | weather: 3 | lm loss: 2.0 |\n"
+    text += " at iteration two | loss so far: 2.5 |\n validation loss at the end | lm loss value: 2.0 |\nan iteration\n"
+    row = imported(tmp_path, text)
+    assert "2 lines not understood" in row.remarks
+    assert understood(tmp_path / "imported") == (
+        "iteration lines: 1, validations: 0, lines with figures not understood: 2, field 'weather' not understood: 1"
+    )
+
+
+def test_replicas_are_derived_from_nodes_and_from_the_world(tmp_path: Path) -> None:
+    line = " iteration 1/ 1 | elapsed time per iteration (s): 1.0 |\n"
+    assert imported(tmp_path, line, "nodes=4", "ranks_per_node=4", "tp=2", "pp=2").dp == 4
+    world = (
+        "using world size: 64, data-parallel size: 4, context-parallel size: 2, hierarchical context-parallel sizes: "
+        "None, tensor-model-parallel size: 4, pipeline-model-parallel size: 2\n"
+    )
+    row = imported(tmp_path, world + line)
+    assert (row.dp, row.tp, row.pp) == (4, 4, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from typing import Dict, List, Optional
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
+from fugaku_gpt.report.html import html_tables
+from fugaku_gpt.report.markdown_rows import rows_from_tables
+from fugaku_gpt.report.markdown_tables import read_tables
 from fugaku_gpt.report.notes_table import nodes_cell, notes_cell, notes_tables, row_cells, seconds_cell, toggle_text
 from fugaku_gpt.report.rows import ResultRow
 from tests.support.measurements import MEASUREMENTS
@@ -160,6 +164,11 @@ def test_failures_and_toggles_that_were_not_applied_are_reported() -> None:
     [
         (None, "-"),
         (11727.94, "11727.9"),
+        (36.14, "36.1"),
+        (9.996, "10.0"),
+        (9.994, "9.99"),
+        (3.724, "3.72"),
+        (3.7, "3.7"),
         (1.0, "1.0"),
         (0.9996, "1.0"),
         (0.9994, "0.999"),
@@ -177,9 +186,24 @@ def test_seconds(seconds: Optional[float], cell: str) -> None:
 def test_seconds_are_rounded_not_changed(seconds: float) -> None:
     cell = seconds_cell(seconds)
     assert "e" not in cell
-    assert abs(float(cell) - seconds) <= (0.0500001 if seconds >= 1 else seconds * 0.00501)
+    assert abs(float(cell) - seconds) <= min(0.0500001, seconds * 0.00501)
     if float(cell) < 1:
         assert len(cell.replace("0.", "", 1).lstrip("0")) == 3
+
+
+def test_a_validation_loss_has_a_column_where_a_run_has_it() -> None:
+    plain = ResultRow("124M", 1024, 1, 1, 1, 1, 1, 8, torch="2.13")
+    assert "Validation" not in notes_tables([plain]) and "Validation" not in html_tables([plain])
+    both = [replace(plain, first_validation_loss=8.0, last_validation_loss=4.5), replace(plain, nodes=2)]
+    text = notes_tables(both)
+    assert "| Est. Aggr. PetaFLOPs | Validation loss | Notes |" in text
+    assert [line.split(" | ")[-2] for line in text.splitlines()[3:]] == ["8.000 to 4.500", "-"]
+    assert len({line.count("|") for line in text.splitlines()[1:]}) == 1
+    page = html_tables(both)
+    assert "Validation loss</th>" in page and "<td>8.000 to 4.500</td>" in page
+    again = rows_from_tables(read_tables(text))
+    assert (again[0].first_validation_loss, again[0].last_validation_loss) == (8.0, 4.5)
+    assert notes_tables(again) == text
 
 
 @given(st.integers(1, 9999))

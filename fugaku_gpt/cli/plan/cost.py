@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
@@ -58,8 +58,8 @@ class DaysOptions:
     flops: Optional[float]
     pflops: Optional[float]
     tokens_per_iteration: Optional[int]
-    sec_per_it: float
-    nodes: int
+    sec_per_it: Optional[float]
+    nodes: Optional[int]
     elapse: Optional[float]
     startup: float
     checkpoint: float
@@ -81,18 +81,21 @@ class DaysOptions:
         if self.flops is not None:
             if self.pflops is None:
                 raise UsageError("--flops needs --pflops")
+            assert self.sec_per_it is not None  # else training() has refused
             return math.ceil(self.flops / (self.pflops * 1e15) / self.sec_per_it)
         assert self.iterations is not None
         return self.iterations
 
-    def training(self) -> "TrainingPlan":
+    def training(self, billed_nodes: Optional[int] = None) -> "TrainingPlan":
         """The training for the planner.
 
         Raises:
-            UsageError: as :meth:`count_iterations`.
+            UsageError: as :meth:`count_iterations`, or the time of an iteration or the nodes are not given.
         """
         from fugaku_gpt.planner.training_schedule import TrainingPlan
 
+        if self.sec_per_it is None or self.nodes is None:
+            raise UsageError("give --sec-per-it and --nodes, or a RUN.yaml whose time is predicted")
         return TrainingPlan(
             self.count_iterations(),
             self.sec_per_it,
@@ -102,6 +105,7 @@ class DaysOptions:
             self.checkpoint,
             self.node_mtbf,
             self.watts,
+            billed_nodes,
         )
 
 
@@ -125,6 +129,7 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     """
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import local_run_figures, run_figures, run_to_row
+    from fugaku_gpt.planner.tables.toggles import costly_toggles
 
     config = source.load(check=False)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
@@ -138,11 +143,14 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
             raise UsageError(f"--watts: --machine {machine_choice.name} counts no energy")
         _print_counted(config, machine, form)
         return EXIT_OK
+    notes: List[str] = []
     if machine.probed is not None:
         extrapolated, figures = local_run_figures(config, machine, watts)
     else:
-        prediction, figures = run_figures(config, machine, run_to_row(config, machine, hardware, build), watts)
+        row = run_to_row(config, machine, hardware, build)
+        prediction, figures = run_figures(config, machine, row, watts)
         extrapolated = list(prediction.extrapolated)
+        notes = costly_toggles(machine, row)
     lines = [
         {
             "figure": figure.name,
@@ -156,6 +164,8 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     click.echo(render_rows(_FIGURES, lines, form), nl=False)
     for text in extrapolated:
         click.echo(f"extrapolated: {text}", err=True)
+    for text in notes:
+        click.echo(f"note: {text}", err=True)
     return EXIT_OK
 
 
@@ -191,29 +201,60 @@ def _print_counted(config: "RunConfig", machine: "Machine", form: str) -> None:
         click.echo(f"counted: {text}", err=True)
 
 
+class Tokens(_DurationType):
+    """A number of tokens, such as 300B, 1.4T or 3e11."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
+        """Convert a value to a number."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        text = value.strip()
+        factor = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper())
+        try:
+            number = float(text if factor is None else text[:-1]) * (factor or 1.0)
+        except ValueError:
+            number = math.nan
+        if not 1 <= number <= 1e30:
+            self.fail(f"{value}: must be a number from 1 to 1e30, which may end in K, M, B or T", param, ctx)
+        return number
+
+
 @click.command()
+@run_source()
+@machine_choice
 @click.option("--iterations", type=click.IntRange(1, 10**12), help="Number of iterations; or give --tokens or --flops.")
-@click.option("--tokens", type=FiniteRange(min=1, max=1e30), help="Number of tokens; needs --tokens-per-iteration.")
+@click.option("--tokens", type=Tokens(), help="Number of tokens, such as 300B.")
 @click.option("--flops", type=FiniteRange(min=1, max=1e40), help="Budget of floating-point operations; needs --pflops.")
 @click.option("--pflops", type=FiniteRange(min=1e-9, max=1e9), help="Rate of all nodes in PFLOP/s, for --flops.")
-@click.option("--tokens-per-iteration", type=_positive, help="Global batch * sequence length, for --tokens.")
-@click.option("--sec-per-it", type=FiniteRange(min=1e-6, max=1e9), required=True, help="Seconds per iteration.")
-@click.option("--nodes", type=click.IntRange(1, 10**6), required=True, help="Number of nodes.")
-@click.option("--elapse", type=Duration(), help="Time limit of one job, in seconds or H:MM:SS; default: none.")
+@click.option(
+    "--tokens-per-iteration", type=_positive, help="Global batch * sequence length, for --tokens; default: the run's."
+)
+@click.option(
+    "--sec-per-it", type=FiniteRange(min=1e-6, max=1e9), help="Seconds per iteration; default: predicted for the run."
+)
+@click.option("--nodes", type=click.IntRange(1, 10**6), help="Number of nodes; default: the run's.")
+@click.option("--elapse", type=Duration(), help="Time limit of one job, in seconds or H:MM:SS; default: the run's.")
 @click.option("--startup", type=Duration(), default=0.0, help="Time from the start of a job to its first iteration.")
 @click.option("--checkpoint", type=Duration(), default=0.0, help="Time to write a checkpoint.")
 @click.option("--node-mtbf", type=Duration(), help="Mean time between failures of one node; default: no node fails.")
 @click.option("--watts", type=_WATTS, help="Power of one node in watts, for the energy.")
 @options_as(DaysOptions)
 @format_option()
-def days(options: DaysOptions, form: str) -> int:
+def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions, form: str) -> int:
     """Compute the days, node-hours and chained jobs of a training, its best checkpoint interval, and its energy.
+
+    With RUN.yaml or --preset, the time of an iteration is predicted as `plan time` does, and tokens, nodes and time
+    limit are the run's. Node-hours of a run on Fugaku are those of the nodes that are paid for, which are whole shelves
+    of 48 for more than 384 nodes.
 
     The interval is Daly's: with checkpoints of C seconds and a failure every M seconds, about sqrt(2 C M).
     """
     from fugaku_gpt.planner.training_schedule import DAY, schedule_training
 
-    estimate = schedule_training(options.training())
+    options, billed = _completed_by_run(options, source, machine_choice)
+    estimate = schedule_training(options.training(billed))
     lines: List[Dict[str, Any]] = [
         {"figure": "iterations", "value": estimate.iterations},
         {"figure": "computing", "value": round_significant(estimate.computing / DAY), "unit": "days"},
@@ -222,6 +263,8 @@ def days(options: DaysOptions, form: str) -> int:
         {"figure": "jobs", "value": estimate.jobs},
         {"figure": "iterations per job", "value": estimate.iterations_per_job},
     ]
+    if billed is not None:
+        lines[3:3] = [{"figure": "nodes", "value": options.nodes}, {"figure": "nodes paid for", "value": billed}]
     if estimate.checkpoint_every is not None:
         lines += [
             {"figure": "checkpoint every", "value": round_significant(estimate.checkpoint_every), "unit": "s"},
@@ -236,6 +279,45 @@ def days(options: DaysOptions, form: str) -> int:
         lines.append({"figure": "energy", "value": round_significant(estimate.joules / 3.6e9), "unit": "MWh"})
     click.echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
     return EXIT_OK
+
+
+def _completed_by_run(
+    options: DaysOptions, source: RunSource, choice: MachineChoice
+) -> Tuple[DaysOptions, Optional[int]]:
+    """Complete options by what a run says, with its predicted time; also return the nodes that it pays for, if the
+    machine bills others than those that compute."""
+    if source.run_file is None and source.preset is None and not source.settings:
+        return options, None
+    from fugaku_gpt.machine.constants import FUGAKU_HARDWARE, load_machine
+    from fugaku_gpt.planner.run_time import predicted_seconds
+    from fugaku_gpt.planner.search.rank_map import billed_nodes
+
+    config, machine = source.load(check=False), load_machine(choice.name)
+    sec_per_it, nodes = options.sec_per_it, options.nodes
+    if nodes is not None and nodes != config.job.nodes:
+        raise UsageError(
+            f"--nodes {nodes}: the run has {config.job.nodes}; give --set job.nodes={nodes} and its layout"
+        )
+    if sec_per_it is None:
+        seconds, extrapolated = predicted_seconds(config, machine, choice.hardware, choice.build)
+        sec_per_it = seconds.value
+        click.echo(
+            f"predicted: {seconds.value:.4g} s per iteration, 80 % interval {seconds.low:.4g} to {seconds.high:.4g}",
+            err=True,
+        )
+        for text in extrapolated:
+            click.echo(f"extrapolated: {text}", err=True)
+    completed = replace(
+        options,
+        sec_per_it=sec_per_it,
+        nodes=config.job.nodes,
+        tokens_per_iteration=options.tokens_per_iteration or config.training.global_batch * config.model.seq_len,
+        elapse=options.elapse if options.elapse is not None else config.job.elapse,
+    )
+    if options.iterations is None and options.tokens is None and options.flops is None:
+        completed = replace(completed, iterations=config.training.iterations)
+    on_fugaku = machine.has_hardware(FUGAKU_HARDWARE) and config.job.scheduler == "pjm"
+    return completed, billed_nodes(config.job.nodes, config.job.shape) if on_fugaku else None
 
 
 @click.command()

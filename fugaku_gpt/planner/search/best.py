@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
+from fugaku_gpt.machine.constants import FUGAKU_HARDWARE
 from fugaku_gpt.planner.run_time import unmodelled_settings
 from fugaku_gpt.planner.search.rank_map import NodeBox, RankMap, choose_node_box, choose_rank_map
 from fugaku_gpt.planner.search.topology import SHAPE_COLUMNS, CostedLayouts, SearchSpace, layout_rows, layout_run
@@ -99,7 +100,7 @@ def _describe_layout(
 
 def uses_torus(space: SearchSpace) -> bool:
     """True if jobs ask for boxes of Fugaku's torus."""
-    return space.hardware.startswith("A64FX") and space.config.job.scheduler == "pjm"
+    return space.hardware.startswith(FUGAKU_HARDWARE) and space.config.job.scheduler == "pjm"
 
 
 def compare_components(first: Prediction, second: Prediction) -> List[Dict[str, object]]:

@@ -19,7 +19,7 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
         UsageError: see :func:`fugaku_gpt.plotting.picture`.
     """
     machine = space.machine
-    capacity = machine.capacity(space.hardware)
+    capacity = machine.job_capacity(space.hardware)
     with picture(file) as axes:
         for indices, colour, label in (
             (np.flatnonzero(~layouts.fits), "lightgrey", "does not fit"),
@@ -33,7 +33,7 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
         axes.plot(
             layouts.memory[frontier], layouts.seconds[frontier], color="tab:red", marker="o", ms=3, label="frontier"
         )
-        axes.axvline(capacity, color="black", linestyle=":", label=f"memory of a {machine.memory_of}")
+        axes.axvline(capacity, color="black", linestyle=":", label=f"memory of a job on a {machine.memory_of}")
         if len(layouts.ranking):
             best = layouts.ranking[0]
             axes.plot(layouts.memory[best], layouts.seconds[best], "*", color="black", ms=12, label="fastest")

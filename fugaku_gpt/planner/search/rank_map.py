@@ -94,6 +94,16 @@ def choose_node_box(nodes: int, shape: str = "") -> Optional[NodeBox]:
     return NodeBox(best, "torus", rounded)
 
 
+def billed_nodes(nodes: int, shape: str = "") -> int:
+    """The nodes that a job on Fugaku pays for: those of its box if it asks for one with three sides, else whole shelves
+    from 385 nodes up."""
+    box = choose_node_box(nodes, shape) if shape.count("x") == 2 else None
+    if box is not None:
+        return box.allocated
+    shelf = math.prod(SHELF)
+    return math.ceil(nodes / shelf) * shelf if nodes > TORUS_ABOVE else nodes
+
+
 def choose_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int) -> RankMap:
     """The map with the smallest distance between stages, then between the nodes of a tensor-parallel group."""
     tp, pp = layout.tp, layout.pp

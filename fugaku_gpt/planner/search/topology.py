@@ -79,7 +79,7 @@ class CostedLayouts:
     Args:
         seconds: [N] seconds per iteration.
         memory: [N] memory of the fullest stage, in the machine's unit.
-        fits: [N] whether the hardware has that memory.
+        fits: [N] whether a job may ask for that memory.
         ranking: [M] indices of the ranked layouts, the one with the least time per sequence first.
     """
 
@@ -166,7 +166,7 @@ def search_layouts(
         memory[batch] = footprint(work, machine.memory.values, machine.facts, machine.memory_unit, of_node)[1]
         work = replace(work, fullness=memory[batch] / capacity)
         seconds_per_iteration[batch] = iteration_seconds(work, machine.time.values, machine.facts)
-    fits = memory <= capacity
+    fits = memory <= machine.job_capacity(space.hardware)
     indices = np.arange(count) if rank_all else np.flatnonzero(fits)
     # a stable sort prefers the simplest of equals: columns are crossed so that additional machinery comes later
     ranking = indices[np.argsort((seconds_per_iteration / columns["global_batch"])[indices], kind="stable")]

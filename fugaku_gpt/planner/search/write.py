@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
@@ -15,6 +16,8 @@ from fugaku_gpt.planner.search.best import RankedLayout
 from fugaku_gpt.records.files import write_text_atomically
 
 SWEEP = "sweep.yaml"
+_START_SECONDS = 600.0  # to import, initialise and open files on all ranks
+_ELAPSE_UNIT = 600.0
 
 
 def layout_name(number: int, config: RunConfig) -> str:
@@ -69,7 +72,8 @@ def write_layouts(layouts: Sequence[RankedLayout], out: Path, name: str, iterati
             written.append(out / f"{label}.yaml")
             write_text_atomically(written[-1], run_text(best, config))
         written.append(out / SWEEP)
-        write_text_atomically(written[-1], sweep_text(configs, name, iterations))
+        seconds = [best.prediction.seconds.high for best in layouts]
+        write_text_atomically(written[-1], sweep_text(configs, seconds, name, iterations))
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be written: {error}") from None
     return written
@@ -83,9 +87,13 @@ def run_text(best: RankedLayout, config: RunConfig) -> str:
     return header + _yaml(_settings_tree(changed_settings(config)))
 
 
-def sweep_text(layouts: Mapping[str, RunConfig], name: str, iterations: int) -> str:
-    """A sweep file with a row for each layout, at the full batch; settings that all layouts share are its defaults."""
-    configs = [_measurement_run(config, iterations) for config in layouts.values()]
+def sweep_text(layouts: Mapping[str, RunConfig], seconds: Sequence[float], name: str, iterations: int) -> str:
+    """A sweep file with a row for each layout, at the full batch; settings that all layouts share are its defaults.
+
+    Args:
+        seconds: for each layout, the upper end of the predicted seconds per iteration, of which its elapse is made.
+    """
+    configs = [_measurement_run(config, high, iterations) for config, high in zip(layouts.values(), seconds)]
     changed = list(dict.fromkeys(key for config in configs for key in changed_settings(config)))
     values = [dotted_settings(config_values(config)) for config in configs]
     shared = {key: values[0][key] for key in changed if all(settings[key] == values[0][key] for settings in values)}
@@ -97,8 +105,15 @@ def sweep_text(layouts: Mapping[str, RunConfig], name: str, iterations: int) -> 
     return head + _yaml({"name": name, "defaults": shared, "include": rows})
 
 
-def _measurement_run(config: RunConfig, iterations: int) -> RunConfig:
-    """A short run at the full batch and sequence length, named by its row."""
+def measurement_elapse(seconds: float, iterations: int) -> float:
+    """Seconds that a job needs for a few iterations: twice the upper end of the predicted time, since the first
+    iterations take longer, and the start, in whole units of ten minutes."""
+    needed = _START_SECONDS + 2 * iterations * seconds
+    return math.ceil(needed / _ELAPSE_UNIT) * _ELAPSE_UNIT
+
+
+def _measurement_run(config: RunConfig, seconds: float, iterations: int) -> RunConfig:
+    """A short run at the full batch and sequence length, named by its row, with a limit of its own predicted time."""
     training = replace(
         config.training,
         iterations=iterations,
@@ -111,7 +126,9 @@ def _measurement_run(config: RunConfig, iterations: int) -> RunConfig:
         eval_interval=None,
     )
     checkpoint = replace(config.checkpoint, interval=None, at_end=False, keep_every=None)
-    return replace(config, training=training, checkpoint=checkpoint, job=replace(config.job, name="", chain=1))
+    elapse = measurement_elapse(seconds, iterations)
+    job = replace(config.job, name="", chain=1, elapse=elapse, elapse_min=None)
+    return replace(config, training=training, checkpoint=checkpoint, job=job)
 
 
 def _settings_tree(flat: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:

@@ -47,15 +47,15 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         left.set_title(f"{machine.name}: left out by {by}")
         judged = [prediction for prediction in refit.memory[by] if not prediction.repeated]
         points = [
-            (prediction, machine.capacity(prediction.row.hardware), prediction.peak, 1.0)
+            (prediction, machine.job_capacity(prediction.row.hardware), prediction.peak, 1.0)
             if prediction.measured.out_of_memory
             else (prediction, prediction.measured.memory or 0.0, prediction.predicted, 1.0)
             for prediction in judged
             if prediction.measured.out_of_memory or prediction.measured.memory
         ]
         _draw(right, points, styles)
-        for capacity in machine.hardware.values():
-            right.axhline(capacity, color="black", linestyle=":", linewidth=1)
+        for hardware in machine.hardware:
+            right.axhline(machine.job_capacity(hardware), color="black", linestyle=":", linewidth=1)
         unit = f"memory of a {machine.memory_of} [{machine.memory_unit}]"
         right.set(xlabel=f"measured {unit}", ylabel=f"predicted {unit}")
         right.set_title("dotted: what there is; crossed: ran out of it")

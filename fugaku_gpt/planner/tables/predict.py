@@ -126,7 +126,7 @@ def predict_rows(
                 memory=float(reading[index]) * scale,
                 peak=float(peak[index]) * scale,
                 memory_unit=unit,
-                fits=bool(peak[index] <= machine.capacity(row.hardware)),
+                fits=bool(peak[index] <= machine.job_capacity(row.hardware)),
                 extrapolated=tuple(dict.fromkeys(extrapolated.text for extrapolated in inputs)),
             )
         )

@@ -157,7 +157,7 @@ def score_figures(refit: Refit, by: str) -> Dict[str, Any]:
     out_of_memory = [prediction for prediction in distinct if prediction.measured.out_of_memory]
     enough_memory = [prediction for prediction in distinct if not prediction.measured.out_of_memory]
     baseline = _baseline_error([prediction for prediction in timed if not prediction.repeated], by)
-    full = {id(prediction): prediction.peak > machine.capacity(prediction.row.hardware) for prediction in distinct}
+    full = {id(prediction): prediction.peak > machine.job_capacity(prediction.row.hardware) for prediction in distinct}
     return {
         "machine": machine.name,
         "left_out_by": by,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine import fugaku
-from fugaku_gpt.machine.constants import LOCAL, UNIT_BYTES, Machine, load_machine
+from fugaku_gpt.machine.constants import FUGAKU_HARDWARE, LOCAL, UNIT_BYTES, Machine, load_machine
 from fugaku_gpt.machine.framework import Framework, framework_of
 from fugaku_gpt.planner.trainer.memory_check import NodeLimits, local_node_limits, refuse_too_large
 from fugaku_gpt.planner.trainer.run_memory import MIB
 
 FUGAKU = "a64fx"
-A64FX = "A64FX"
 
 
 def machine_node_limits(name: str, torch: str = "") -> NodeLimits:
@@ -49,7 +48,7 @@ def hardware_node_limits(machine: Machine, hardware: str, torch: str = "") -> No
         framework = framework_of(torch or machine.probed.facts.get("torch", ""))
         return NodeLimits(tuple(limits), framework, machine.probed.cores)
     cores = 1
-    if hardware.startswith(A64FX):
+    if hardware.startswith(FUGAKU_HARDWARE):
         limits.append((fugaku.JOB_BYTES, "what a job may ask for of Fugaku's nodes"))
         cores = fugaku.CORES
     base = int((values["base"] + values.get("communication", 0.0)) * unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, List
 
@@ -132,3 +133,39 @@ def test_an_unknown_machine_is_refused_with_the_valid_names(capsys: pytest.Captu
     assert run(["plan", "time", *ON_A_NODE, "--machine", "a64fx-guessed"]) == 2
     error = capsys.readouterr().err
     assert "machine a64fx-guessed: unknown; valid: a100, a64fx" in error and "or the path of a machine file" in error
+
+
+def test_days_of_a_run_are_predicted_and_nodes_billed_in_shelves(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("job.nodes=1000", "layout.dp=250", "layout.tp=4", "training.global_batch=1000", "job.elapse=24:00:00")
+    source = ["--preset", "1.3b", *(word for size in sizes for word in ("--set", size))]
+    assert run(["plan", "days", *source, "--tokens", "300B", "--format", "json"]) == 0
+    output = capsys.readouterr()
+    figures = {line["figure"]: line["value"] for line in json.loads(output.out)}
+    assert figures["iterations"] == -(-300 * 10**9 // (1000 * 1024))
+    assert (figures["nodes"], figures["nodes paid for"]) == (1000, 1008)
+    assert figures["node-hours"] == pytest.approx(figures["whole"] * 24 * 1008, rel=1e-3)
+    assert figures["jobs"] > 1 and "80 % interval" in output.err
+    lines = {line["figure"]: line for line in json_of(capsys, "plan", "time", *source)}
+    predicted = figures["computing"] * 86400 / figures["iterations"]
+    assert predicted == pytest.approx(lines["iteration"]["value"], rel=1e-3)
+
+
+@pytest.mark.parametrize("tokens", ["300X", "B", "0", "nan", "1e40"])
+def test_tokens_are_a_number_with_a_letter(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "days", "--sec-per-it", "1", "--nodes", "1", "--tokens", tokens]) == 2
+    assert "K, M, B or T" in capsys.readouterr().err
+
+
+def test_days_need_a_run_or_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "days", "--tokens", "3B"]) == 2
+    assert "--sec-per-it and --nodes, or a RUN.yaml" in capsys.readouterr().err
+    assert run(["plan", "days", *ON_512, "--nodes", "4", "--tokens", "3B"]) == 2
+    assert "--nodes 4: the run has 512" in capsys.readouterr().err
+
+
+def test_an_eco_state_that_follows_from_the_clock_is_extrapolated(capsys: pytest.CaptureFixture[str]) -> None:
+    """At 2200 MHz a job has eco_state 2, whether it asks for it or not."""
+    assert run(["plan", "time", *ON_512, *BATCH, "--torch", "1.10", "--set", "node.freq_mhz=2200"]) == 0
+    assert "extrapolated: node.eco_state 2" in capsys.readouterr().err
+    assert run(["plan", "time", *ON_512, *BATCH, "--torch", "1.10", "--set", "node.freq_mhz=2000"]) == 0
+    assert "eco_state" not in capsys.readouterr().err

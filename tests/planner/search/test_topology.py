@@ -251,3 +251,14 @@ def test_settings_that_conflict_with_a_layout_are_refused() -> None:
     space = replace(space, config=replace(space.config, job=replace(space.config.job, strict="strict")))
     with pytest.raises(UsageError, match=r"job\.strict"):
         layout_run(space, candidate_layouts(space), 0)
+
+
+def test_layouts_fit_the_memory_that_a_job_may_ask_for() -> None:
+    """Not what a node has: 29,315 MiB, which a row of the notes that ran with 29,082 MiB is under."""
+    config = load_run_config(None, "1.3b", ["node.freq_mhz=2000"], check=False)
+    machine = load_machine("a64fx")
+    layouts = search_layouts(SearchSpace(config, machine, "A64FX", "1.10", (1, 64), (1, 2, 4), (64,)))
+    limit = machine.job_capacity("A64FX")
+    assert (layouts.fits == (layouts.memory <= limit)).all()
+    between = (layouts.memory > limit) & (layouts.memory <= machine.capacity("A64FX"))
+    assert between.any() and not layouts.fits[between].any()

@@ -15,7 +15,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.planner.search.best import RankedLayout, best_layouts
 from fugaku_gpt.planner.search.topology import SearchSpace, search_layouts
-from fugaku_gpt.planner.search.write import layout_name, with_rank_map, write_layouts
+from fugaku_gpt.planner.search.write import layout_name, measurement_elapse, with_rank_map, write_layouts
 from fugaku_gpt.sweep.expand import expand_sweep
 
 RAMP = ["training.ramp_start=16", "training.ramp_increment=16", "training.ramp_samples=640"]
@@ -92,3 +92,15 @@ def test_an_output_folder_that_cannot_be_created_is_a_usage_error(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         write_layouts(_best(1), tmp_path / "file", "measure", 7)
+
+
+@pytest.mark.parametrize("elapse", ["job.elapse=24:00:00", "job.elapse=null"])
+def test_the_sweep_s_limits_are_made_of_the_predicted_times(tmp_path: Path, elapse: str) -> None:
+    best = _best(3, elapse)
+    file = write_layouts(best, tmp_path, "measure", 7)[-1]
+    runs = expand_sweep(file).runs
+    limits = [run.config.job.elapse for run in runs if run.config is not None]
+    assert limits == [measurement_elapse(layout.prediction.seconds.high, 7) for layout in best]
+    for layout, limit in zip(best, limits):
+        assert limit is not None and limit % 600 == 0
+        assert 7 * layout.prediction.seconds.high < limit < 14 * layout.prediction.seconds.high + 1200

@@ -44,7 +44,7 @@ def _assert_finite_or_refused(outcome: Any) -> None:
     hardware = outcome.row.hardware
     machine = next(machine for machine in _MACHINES if machine.has_hardware(hardware))
     peak_bytes = outcome.peak * UNIT_BYTES[outcome.memory_unit]
-    capacity_bytes = machine.capacity(hardware) * UNIT_BYTES[machine.memory_unit]
+    capacity_bytes = machine.job_capacity(hardware) * UNIT_BYTES[machine.memory_unit]
     assert 0 < peak_bytes < math.inf
     if not math.isclose(peak_bytes, capacity_bytes, rel_tol=1e-9):  # the unit's conversion rounds
         assert outcome.fits == (peak_bytes < capacity_bytes)

@@ -1,0 +1,51 @@
+"""Names the settings that differ between runs, as tables and lists write them: ``lr=0.001, seed=2``."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
+
+from fugaku_gpt.config.schema import RunConfig
+
+MOST_NAMED = 8  # settings that are named for one run; how many more there are is said
+# where and for how long a run was submitted, which is not what it computed
+_SUBMISSION = ("job.",)
+
+
+def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSet[str]) -> List[Tuple[str, ...]]:
+    """Return for each run the settings in which it differs from another one.
+
+    Args:
+        runs: for each run, dotted key → value of the settings that differ from their defaults.
+        in_columns: keys that the table shows in columns of their own.
+    """
+    keys = sorted({key for settings in runs for key in settings if not key.startswith(_SUBMISSION)} - in_columns)
+    texts = {key: [_text(settings.get(key, _default(key))) for settings in runs] for key in keys}
+    differing = [key for key in keys if len(set(texts[key])) > 1]
+    names = _names(differing)
+    named: List[Tuple[str, ...]] = []
+    for number in range(len(runs)):
+        pairs = [f"{names[key]}={texts[key][number]}" for key in differing]
+        more = len(pairs) - MOST_NAMED
+        named.append((*pairs[:MOST_NAMED], f"and {more} more settings") if more > 0 else tuple(pairs))
+    return named
+
+
+def _names(keys: Sequence[str]) -> Dict[str, str]:
+    """The last part of each key where no other key has the same."""
+    leaves = [key.rpartition(".")[2] for key in keys]
+    return {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves)}
+
+
+def _default(key: str) -> Any:
+    section, _, leaf = key.partition(".")
+    return getattr(getattr(RunConfig(), section, None), leaf, None)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(_text, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
