@@ -82,7 +82,7 @@ def _submit_options(function: Callable[..., Any]) -> Callable[..., Any]:
         is_flag=True,
         help="Wait until all jobs have ended; with --max-in-flight, the next ones are submitted as jobs end.",
     )(command)
-    command = click.option("--scripts", is_flag=True, help="With --dry-run: print the script of every job as well.")(
+    command = click.option("--scripts", is_flag=True, help="Print the script of every job as well; needs --dry-run.")(
         command
     )
     command = click.option(

@@ -7,8 +7,8 @@ from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
 from fugaku_gpt.config.schema import RunConfig
 
 MOST_NAMED = 8  # settings that are named for one run; how many more there are is said
-# where and for how long a run was submitted, which is not what it computed
-_SUBMISSION = ("job.",)
+# where and for how long a run was submitted, and what it leaves, which is not what it computed
+_SUBMISSION = ("job.", "checkpoint.")
 
 
 def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSet[str]) -> List[Tuple[str, ...]]:

@@ -246,7 +246,7 @@ def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions,
     """Compute the days, node-hours and chained jobs of a training, its best checkpoint interval, and its energy.
 
     With RUN.yaml or --preset, the time of an iteration is predicted as `plan time` does, and tokens, nodes and time
-    limit are the run's. Node-hours of a run on Fugaku are those of the nodes that are paid for, which are whole shelves
+    limit are the run's. Node-hours of a run on Fugaku are those of the nodes that are paid for, which are full shelves
     of 48 for more than 384 nodes.
 
     The interval is Daly's: with checkpoints of C seconds and a failure every M seconds, about sqrt(2 C M).
