@@ -107,20 +107,22 @@ def refuse_launch(rank: int, error: UsageError) -> NoReturn:
     All ranks have the same command line, so that rank 0 reports it. A rank that still lives after a while is the only
     one that refuses, as where its node does not see a file.
     """
-    who = ""
-    if rank != 0:
+    who, is_only_one = "", rank != 0
+    if is_only_one:
         time.sleep(_RANK_0_SECONDS)
         who = f"rank {rank} on {socket.gethostname()}: "
     for line in str(error).splitlines():
         print(f"fugaku-gpt: {who}{line}", file=sys.stderr, flush=True)
-    end_launch(EXIT_USAGE)
+    end_launch(EXIT_USAGE, may_signal=is_only_one)
 
 
-def end_launch(code: int) -> NoReturn:
+def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
     """End this process, and all other ranks of its launch, which may be waiting for it in ``MPI_Init``.
 
     Args:
         code: the exit code for the launcher to end with, not 0.
+        may_signal: whether to end by a signal where the launcher may not notice the exit code; False where all ranks
+            end anyway, since job scripts read the code.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -130,7 +132,7 @@ def end_launch(code: int) -> NoReturn:
         with contextlib.suppress(OSError):
             os.write(int(connection), f"cmd=abort exitcode={code}\n".encode())
             time.sleep(_ABORT_SECONDS)  # until the launcher ends this process
-    if not any(name in os.environ for name in _VARIABLES_OF_OPEN_MPI):
+    if may_signal and not any(name in os.environ for name in _VARIABLES_OF_OPEN_MPI):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.kill(os.getpid(), signal.SIGTERM)
@@ -201,7 +203,7 @@ class _RankSupervisor:
     def _end_before_joining(self, code: int, ended: float) -> NoReturn:
         """Record that the rank has ended before it joined MPI, and end all others."""
         if code == EXIT_USAGE and self._rank == 0:  # it has reported what the user must mend
-            end_launch(code)
+            end_launch(code, may_signal=False)
         if code == EXIT_USAGE:
             time.sleep(_RANK_0_SECONDS)  # rank 0 refuses the same, or else only this rank does
         reason = f"rank {self._rank} on {socket.gethostname()} ended (exit code {code}) before it joined MPI"

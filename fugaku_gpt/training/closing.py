@@ -17,7 +17,7 @@ def closing_lines(directory: RunDirectory) -> List[str]:
     command."""
     run, checkpoint = shlex.quote(str(directory.path)), directory.last_checkpoint()
     if not checkpoint:
-        return [f"run directory: {run}; no checkpoint was asked for", f"next: fugaku-gpt report collect {run}"]
+        return [f"run directory: {run}; no checkpoint was asked for", f"next: fugaku-gpt report table {run}"]
     return [
         f"run directory: {run}; last checkpoint: {checkpoint}",
         f"next: fugaku-gpt ckpt export {run} {shlex.quote(str(directory.path) + '-hf')}",

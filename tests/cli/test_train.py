@@ -220,7 +220,9 @@ def test_a_run_whose_last_checkpoint_does_not_fit_on_the_disk_is_refused_at_its_
     assert "a checkpoint needs 0 MiB, and 0 MiB are free" in error and "checkpoint.at_end=false" in error
     assert not (tmp_path / "run").exists()
     assert run(train_arguments(corpus, tmp_path / "run", "checkpoint.at_end=false")) == 0
-    assert "no checkpoint was asked for\nnext: fugaku-gpt report collect" in capfd.readouterr().out
+    command = f"fugaku-gpt report table {tmp_path / 'run'}"
+    assert f"no checkpoint was asked for\nnext: {command}\n" in capfd.readouterr().out
+    assert run(command.split()[1:]) == 0
 
 
 @pytest.mark.mpi

@@ -185,5 +185,6 @@ def test_without_mpich_the_launch_is_ended_by_a_signal_or_by_an_exit_code(tmp_pa
 def test_a_mistake_that_all_ranks_refuse_is_no_failure_of_a_rank(tmp_path: Path) -> None:
     ended, lines, asked = end_unjoined(0, tmp_path, "os._exit(2)", PMI_FD="PIPE")
     assert (lines, asked) == ([], "cmd=abort exitcode=2\n") and RunDirectory(tmp_path).result() is None
+    assert end_unjoined(0, tmp_path, "os._exit(2)")[:2] == (2, [])  # job scripts read the code, under srun as well
     _, lines, _ = end_unjoined(1, tmp_path, "os._exit(2)", PMI_FD="PIPE")  # rank 0 had no objection
     assert len(lines) == 1 and "ended (exit code 2) before it joined MPI" in lines[0]
