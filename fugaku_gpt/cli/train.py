@@ -7,15 +7,17 @@ import os
 import socket
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, run_source
+from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, options_as, run_source
 from fugaku_gpt.cli.validation import validation_of_run
 from fugaku_gpt.cli.vocabulary import vocabulary_of_run
 from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.config.schema import LOG_FORMATS
 from fugaku_gpt.errors import (
     EXIT_OK,
     EXIT_RESUME,
@@ -31,6 +33,31 @@ from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Options of ``train`` that set a field of the run each."""
+
+    data: Optional[str]
+    hang_timeout: Optional[float]
+    check_collectives: bool
+    log_format: Optional[str]
+    verbose: bool
+
+    def overrides(self) -> List[str]:
+        """Return the overrides that the options stand for.
+
+        Raises:
+            UsageError: two options contradict each other.
+        """
+        log_format = "megatron" if self.verbose else self.log_format
+        if self.verbose and self.log_format not in (None, log_format):
+            raise UsageError(f"--verbose prints the lines of --log-format {log_format}; leave one of the two out")
+        overrides = data_overrides(self.data)
+        overrides += [f"node.hang_timeout={self.hang_timeout}"] if self.hang_timeout is not None else []
+        overrides += ["node.check_collectives=true"] if self.check_collectives else []
+        return overrides + ([f"training.log_format={log_format}"] if log_format is not None else [])
 
 
 @click.command()
@@ -57,14 +84,19 @@ from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in
     type=click.IntRange(min=1),
     help="Start this many ranks with mpirun on this machine; they are data parallel unless the run sets layout.dp.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    help="Print short lines, or Megatron-LM's, with all figures; sets training.log_format.",
+)
+@click.option("--verbose", is_flag=True, help="Print all figures of each iteration: --log-format megatron.")
+@options_as(SettingOptions, "settings")
 def train(
     source: RunSource,
-    data: Optional[str],
+    settings: SettingOptions,
     out: Optional[Path],
     resume: str,
     force_data: bool,
-    hang_timeout: Optional[float],
-    check_collectives: bool,
     ranks: Optional[int],
 ) -> None:
     """Train the GPT that RUN.yaml, a preset and overrides describe, and write a run directory.
@@ -79,9 +111,7 @@ def train(
     if ranks is not None and launched is not None:
         _refuse_inside_launch(ranks, launched)
     try:
-        overrides = data_overrides(data)
-        overrides += [f"node.hang_timeout={hang_timeout}"] if hang_timeout is not None else []
-        overrides += ["node.check_collectives=true"] if check_collectives else []
+        overrides = settings.overrides()
         if ranks is not None and "layout.dp" not in source.written_keys():
             overrides += _data_parallel(source.load(*overrides, check=False), ranks)
         config = source.load(*overrides)

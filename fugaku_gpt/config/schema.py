@@ -16,6 +16,7 @@ SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULERS = ("pjm", "slurm", "local")
+LOG_FORMATS = ("short", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
 
@@ -275,6 +276,11 @@ class TrainingConfig:
         None, "a loss of this multiple of the mean is a spike; default: not checked", above=1
     )
     log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
+    log_format: str = option(
+        "short",
+        "lines of the log: the figures that one watches, or all, in Megatron-LM's form; all are in metrics.jsonl",
+        choices=LOG_FORMATS,
+    )
     eval_interval: Optional[int] = option(
         None,
         "iterations between validations, with one more at the end; null: never; `train` validates at the start and the "

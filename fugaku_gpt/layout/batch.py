@@ -9,7 +9,7 @@ that count, in which the samples of one micro-batch are consecutive.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 
@@ -56,16 +56,22 @@ def batch_sizes(config: RunConfig) -> List[Tuple[int, int]]:
     """The (global batch, sequence length) pairs of the run's iterations, each once, in order. The last is the full
     size, which validation uses even if no iteration reaches it."""
     full = (config.training.global_batch, config.model.seq_len)
-    left_out = SkippedSamples(config.training.skip_samples)
     sizes: Dict[Tuple[int, int], None] = {}  # keeps their order
-    consumed = 0
-    for iteration in range(config.training.iterations):
-        size = (global_batch(config, consumed), sequence_length(config, iteration))
+    for size in iteration_sizes(config):
         if size == full:
             break
         sizes[size] = None
-        consumed = left_out.number(left_out.count_used(consumed) + size[0] - 1) + 1
     return [*sizes, full]
+
+
+def iteration_sizes(config: RunConfig) -> Iterator[Tuple[int, int]]:
+    """Yield the (global batch, sequence length) of each iteration of the run, from the first."""
+    left_out = SkippedSamples(config.training.skip_samples)
+    consumed = 0
+    for iteration in range(config.training.iterations):
+        samples = global_batch(config, consumed)
+        yield samples, sequence_length(config, iteration)
+        consumed = left_out.number(left_out.count_used(consumed) + samples - 1) + 1
 
 
 def _ramp(full: int, start: Optional[int], increment: Optional[int], length: Optional[int], done: int) -> int:

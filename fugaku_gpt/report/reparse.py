@@ -7,11 +7,12 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.layout.batch import iteration_sizes
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
@@ -116,9 +117,10 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     # the log of a resumed run also has later iterations, which are to be done again
     is_resumed = any(line.get("kind") == RESUMED for line in lines)
     limit = max((line.get("iteration") or 0 for line in lines), default=0) if is_resumed else math.inf
+    config = load_run_config(record.config_file)
     missing = [
         {"kind": "iteration", **line}
-        for line in log.iterations
+        for line in _with_sizes(config, log.iterations)
         if ("iteration", line["iteration"]) not in recorded and line.get("seconds") is not None
     ]
     missing += [
@@ -136,7 +138,6 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
         text = "".join(json.dumps(_complete(line), allow_nan=False) + "\n" for line in merged)
         write_text_atomically(record.metrics_file, text)
     result = record.result()
-    config = load_run_config(record.config_file)
     iterations = record.metrics("iteration")
     if result is not None and iterations:
         summary = summarise(config, iterations, record.metrics("validation"))
@@ -145,6 +146,17 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
             record.write_result(updated)
             notes.append("summary of result.json computed again")
     return sum(line["kind"] == "iteration" for line in missing), tuple(notes)
+
+
+def _with_sizes(config: RunConfig, lines: Sequence[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+    """Add the batch to lines without one, and the sample length if that grows: our short lines state neither."""
+    lengths_vary = config.training.seq_ramp_start is not None
+    sizes = enumerate(iteration_sizes(config), start=1)
+    for line in lines:
+        size = next((size for iteration, size in sizes if iteration == line["iteration"]), None)
+        if size is not None and "global_batch" not in line:
+            line = {"global_batch": size[0], **({"actual_seq_len": size[1]} if lengths_vary else {}), **line}
+        yield line
 
 
 def _complete(line: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,7 +1,8 @@
 """Parses the iteration lines of training logs: ours, Megatron-DeepSpeed's, Megatron-LM's and GPT-NeoX's.
 
 All have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``;
-Megatron-LM counts milliseconds, and GPT-NeoX puts ``samples/sec: 51.2 |`` before it. Logs come with a prefix on each
+Megatron-LM counts milliseconds, GPT-NeoX puts ``samples/sec: 51.2 |`` before it, and our short lines have names of
+their own (``s/it: 36.10``). Logs come with a prefix on each
 line (``[default7]:`` of torchrun, `` 0: `` of srun, a time), with colours, with lines that another rank's output has
 torn apart, and with several lines glued together. Reading never fails: lines that cannot be parsed are left out and
 counted, and no missing value is filled in.
@@ -69,6 +70,9 @@ _ERROR = re.compile(
 _LONGEST_ERROR = 300
 _PADDED = re.compile(r"padded vocab \(size: (\d{1,12})\) with \d{1,12} dummy tokens \(new size: (\d{1,12})\)")
 
+_SHORT_SECONDS = "seconds of a short line"  # until its line is complete: only our short lines have them
+_NOT_MEASURED = frozenset(["eta"])  # names of fields that no record has
+
 # name in the log → (key of the record, unit of the log in units of the record)
 _FIELDS: Mapping[str, Tuple[str, float]] = {
     "consumed samples": ("consumed_samples", 0),
@@ -79,6 +83,11 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "global batch size": ("global_batch", 0),
     "lm loss": ("loss", 1.0),
     "lm_loss": ("loss", 1.0),
+    "loss": ("loss", 1.0),
+    "lr": ("lr", 1.0),
+    "s/it": (_SHORT_SECONDS, 1.0),
+    "tok/s": ("tokens_per_second", 1.0),
+    "rss": ("rss_max_bytes", 2.0**30),
     "loss scale": ("loss_scale", 1.0),
     "grad norm": ("grad_norm", 1.0),
     "total grad norm": ("grad_norm", 1.0),
@@ -269,7 +278,7 @@ class LogReader:
         for text in fields:
             name, colon, _ = text.partition(":")
             name = _field_name(name)
-            if not (colon and name) or name in _FIELDS or len(name) > _LONGEST_NAME:
+            if not (colon and name) or name in _FIELDS or name in _NOT_MEASURED or len(name) > _LONGEST_NAME:
                 continue
             if name in self._unknown_fields or len(self._unknown_fields) < _MOST_UNKNOWN:
                 self._unknown_fields[name] = self._unknown_fields.get(name, 0) + 1
@@ -305,6 +314,11 @@ class LogReader:
         if open_line is None:
             return
         values = open_line.values
+        if _SHORT_SECONDS in values:
+            values["seconds"] = values.pop(_SHORT_SECONDS)
+            if "tflops_logged" in values:
+                values["tflops_notes"] = values.pop("tflops_logged")
+            self._ours += 1
         if values.get("seconds") is not None and values["seconds"] <= 0:
             del values["seconds"]
         if values.get("seconds") is None and "loss" not in values:

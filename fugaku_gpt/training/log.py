@@ -11,6 +11,7 @@ from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.communications import plan_of, predicted_bubble
 from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.records.run import MetricsWriter
+from fugaku_gpt.training.log_lines import Pace, megatron_line, short_line
 from fugaku_gpt.training.trainer import Step
 
 
@@ -57,6 +58,8 @@ class TrainingLog:
             self._has_loss_scale or training.non_finite == "skip" or training.rollback_every is not None
         )
         self._lengths_vary = training.seq_ramp_start is not None
+        self._is_short = training.log_format == "short"
+        self._pace = Pace()
 
     def print_line(self, line: str) -> None:
         """Print a line to the log."""
@@ -102,49 +105,17 @@ class TrainingLog:
             "node_used_bytes": measured.node_used,
         }
         self._metrics.write("iteration", values)
-        self.print_line(f"iteration {iteration:>{len(str(self._config.training.iterations))}}/{self._line(values)}")
+        iterations = self._config.training.iterations
+        if self._is_short:
+            self._pace.add(sum(step.samples * step.seq_len for step in steps), elapsed)
+            self.print_line(short_line(values, iterations, self._pace.seconds_for(self._tokens_after(iteration))))
+        else:
+            self.print_line(megatron_line(values, iterations))
 
-    def _line(self, values: Dict[str, Any]) -> str:
-        """Return an iteration's fields as a line, in order; a field without a value is omitted."""
-        fields = [
-            f"{self._config.training.iterations}",
-            f"consumed samples: {values['consumed_samples']}",
-            f"consumed tokens: {values['consumed_tokens']}",
-            f"elapsed time per iteration (s): {values['seconds']:.3f}",
-            f"learning rate: {values['lr']:.3E}",
-            f"global batch size: {values['global_batch']}",
-        ]
-        if "actual_seq_len" in values:
-            fields.append(f"actual seqlen: {values['actual_seq_len']}")
-        fields.append(f"lm loss: {values['loss']:.6f}")
-        if "loss_scale" in values:
-            fields.append(f"loss scale: {values['loss_scale']:.1f}")
-        fields.append(f"grad norm: {values['grad_norm']:.3f}")
-        if "skipped_iterations" in values:
-            fields.append(f"number of skipped iterations: {values['skipped_iterations']}")
-        fields += [
-            f"samples per second: {values['samples_per_second']:.2f}",
-            f"tokens per second: {values['tokens_per_second']:.0f}",
-            f"TFLOPs: {values['tflops_notes']:.3f} (exact {values['tflops_exact']:.3f})",
-        ]
-        if "bubble" in values:
-            predicted, ideal = f"{values['bubble_predicted']:.3f}", f"{values['bubble_ideal']:.3f}"
-            prediction = f"predicted {predicted}" + (f", with equal stages {ideal}" if ideal != predicted else "")
-            fields.append(f"pipeline bubble: {values['bubble']:.3f} (most {values['bubble_max']:.3f}, {prediction})")
-        if "hidden_communication" in values:
-            fields.append(f"hidden communication: {values['hidden_communication']:.2f}")
-        if "compute_max" in values:
-            slowest, fastest = (
-                f"{values[f'compute_{which}']:.3f} (rank {values[f'compute_{which}_rank']}"
-                f"{', ' + values[f'compute_{which}_node'] if values[f'compute_{which}_node'] else ''})"
-                for which in ("max", "min")
-            )
-            fields.append(f"computing per iteration (s): {slowest} to {fastest}")
-        fields += [
-            f"rank RSS: {values['rss_max_bytes'] / 2**20:.0f} MiB",
-            f"node used: {values['node_used_bytes'] / 2**20:.0f} MiB",
-        ]
-        return " | ".join(fields) + " |"
+    def _tokens_after(self, iteration: int) -> int:
+        """Return the tokens of the remaining iterations, each with the full batch and sample length."""
+        training = self._config.training
+        return (training.iterations - iteration) * training.global_batch * self._config.model.seq_len
 
     def skipped_step(self, iteration: int, step: Step) -> None:
         """Log an iteration whose step was skipped."""

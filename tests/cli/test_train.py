@@ -132,7 +132,7 @@ def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_re
     assert last["compute_max_node"] == environment["ranks"][0]["host"]
     assert last["rss_max_bytes"] > 0 and last["node_used_bytes"] > last["rss_max_bytes"] / 2
     printed = capfd.readouterr().out
-    for phrase in ("torch ", "MPI ", "rank 1 on ", "lm loss:", "grad norm:", "tokens per second:", "TFLOPs:"):
+    for phrase in ("torch ", "MPI ", "rank 1 on ", "| loss: ", "| grad norm: ", "| tok/s: ", "| ETA: 0:00:00\n"):
         assert phrase in printed
     assert "the time limit of 1:00:00 (Slurm) is past: ignored\n" in printed
     assert "2 ranks, and layout.dp is not set: layout.dp=2\n" in printed

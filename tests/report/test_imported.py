@@ -198,6 +198,19 @@ def test_lost_metrics_are_restored_from_the_log(tmp_path: Path) -> None:
     assert reparse(directory).added == 0 and RunDirectory(directory).metrics("iteration") == lines
 
 
+def test_the_batch_that_a_short_line_does_not_state_is_the_runs(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    ramp = ["training.ramp_start=8", "training.ramp_increment=8", "training.ramp_samples=16", "training.iterations=5"]
+    leave_run(directory, load_run_config(preset="tiny", overrides=[*ramp, "training.global_batch=24"]))
+    line = "iteration {}/5 | loss: 7.5 | s/it: 0.2500 | tok/s: 4096 | TFLOPs: 0.039 | RSS: 0.5 GiB | ETA: 0:01:00\n"
+    (directory / "log.txt").write_text("".join(line.format(number) for number in (1, 2, 3, 5)))
+    (directory / "metrics.jsonl").write_text("")
+    assert reparse(directory).added == 4
+    lines = RunDirectory(directory).metrics("iteration")
+    assert [line["global_batch"] for line in lines] == [8, 16, 24, 24]
+    assert lines[0]["tflops_notes"] == 0.039 and lines[0]["rss_max_bytes"] == 2**29
+
+
 def test_a_damaged_metrics_file_is_repaired_and_backed_up(tmp_path: Path) -> None:
     directory = run_with_log(tmp_path, our_line(1) + our_line(2))
     (directory / "metrics.jsonl").write_text(

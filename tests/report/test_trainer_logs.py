@@ -166,11 +166,11 @@ def test_files_are_read_in_order_and_a_missing_file_is_named(tmp_path: Path) -> 
 
 
 def printed_and_recorded(
-    tmp_path: Path, values: Dict[str, Any], previous: Optional[float]
+    tmp_path: Path, values: Dict[str, Any], previous: Optional[float], log_format: str
 ) -> "tuple[str, list[Dict[str, Any]]]":
     """The text that the trainer prints of one iteration and one validation, and the lines that it records of them."""
     batch = values["batch"] * 4 * 2
-    layout = ["layout.dp=2", "layout.pp=2", "training.non_finite=skip"]
+    layout = ["layout.dp=2", "layout.pp=2", "training.non_finite=skip", f"training.log_format={log_format}"]
     config = load_run_config(preset="tiny", overrides=[f"training.global_batch={batch}", *layout])
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
     if file.exists():
@@ -210,7 +210,7 @@ NUMBERS = st.fixed_dictionaries(
 def test_our_own_lines_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, values: Dict[str, Any], previous: Optional[float]
 ) -> None:
-    text, (recorded, validated) = printed_and_recorded(tmp_path_factory.getbasetemp(), values, previous)
+    text, (recorded, validated) = printed_and_recorded(tmp_path_factory.getbasetemp(), values, previous, "megatron")
     log = read_log(text)
     assert log.trainer == OURS and log.total == 100
     (read,) = log.iterations
@@ -232,6 +232,22 @@ def test_our_own_lines_are_read_back(
     (validation,) = log.validations
     assert validation["iteration"] == validated["iteration"] and validation["tokens"] == 4096
     assert validation["loss"] == pytest.approx(validated["loss"], abs=6e-7)
+
+
+@quick
+@given(NUMBERS)
+def test_our_short_lines_are_read_back(tmp_path_factory: pytest.TempPathFactory, values: Dict[str, Any]) -> None:
+    text, (recorded, _) = printed_and_recorded(tmp_path_factory.getbasetemp(), values, None, "short")
+    log = read_log(text)
+    assert (log.trainer, log.total, log.unknown_fields, len(log.validations)) == (OURS, 100, {}, 1)
+    (read,) = log.iterations
+    assert set(read) <= set(recorded)
+    assert read["iteration"] == recorded["iteration"]
+    assert read["loss"] == pytest.approx(recorded["loss"], rel=6e-6)
+    for name in ("seconds", "grad_norm", "tflops_notes", "tokens_per_second"):
+        assert read[name] == pytest.approx(recorded[name], rel=6e-4)
+    for name in ("lr", "rss_max_bytes"):
+        assert read[name] == pytest.approx(recorded[name], rel=6e-3)
 
 
 @quick

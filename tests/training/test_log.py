@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -16,11 +17,13 @@ from fugaku_gpt.layout.communications import chunk_times, plan_of, schedule_of
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.records.run import MetricsWriter
 from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
+from fugaku_gpt.training.log_lines import Pace, short_line
 from fugaku_gpt.training.meter import pack_time_and_rank, unpack_time_and_rank
 from fugaku_gpt.training.trainer import Step
 from tests.support.tiny import tiny_config
 
-CONFIG = tiny_config("training.iterations=1000", "job.nodes=2", "layout.dp=2")
+MEGATRON = "training.log_format=megatron"
+CONFIG = tiny_config("training.iterations=1000", "job.nodes=2", "layout.dp=2", MEGATRON)
 STEP = Step(loss=2.345678901, grad_norm=0.98765, lr=6e-4, samples=8, seq_len=CONFIG.model.seq_len)
 CONSUMED = (56, 56 * CONFIG.model.seq_len)
 
@@ -60,6 +63,44 @@ def test_an_iteration_is_a_single_line_with_all_fields_in_order(opened: Tuple[Tr
         "rank RSS: 300 MiB",
         "node used: 2048 MiB |",
     ]
+
+
+def test_by_default_a_line_has_what_one_watches(tmp_path: Path) -> None:
+    config = tiny_config("training.iterations=1000", "job.nodes=2", "layout.dp=2")
+    stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
+    log = TrainingLog(config, MetricsWriter(file), stream)
+    log.iteration(7, [STEP], CONSUMED, 0, IntervalMeasurements(0.25, 300 * 2**20, 2 * 2**30))
+    tokens = 8 * CONFIG.model.seq_len
+    notes = notes_flops(CONFIG.model, 8, CONFIG.padded_vocab) / 0.25 / 2 / 1e12
+    line, eta = stream.getvalue().rstrip("\n").rsplit(" | ", 1)
+    assert line == (
+        "iteration    7/1000 | loss: 2.34568 | lr: 6.00E-04 | grad norm: 0.9877 | s/it: 0.2500 | "
+        f"tok/s: {tokens * 4:#.4g} | TFLOPs: {notes:#.4g} | RSS: 0.293 GiB"
+    )
+    assert re.fullmatch(r"ETA: \d+:\d\d:\d\d", eta)
+    (record,) = records(file)
+    assert record["consumed_tokens"] == CONSUMED[1] and record["node_used_bytes"] == 2 * 2**30
+
+
+def test_a_short_line_fits_160_columns() -> None:
+    values = {
+        "iteration": 1_000_000, "loss": 1234.56789, "lr": 1.234e-10, "grad_norm": 123456.789, "seconds": 1234.5,
+        "tokens_per_second": 123456789.0, "tflops_notes": 123.456, "rss_max_bytes": 2**37,
+    }  # fmt: skip
+    line = short_line(values, 1_000_000, 10 * 86400)
+    assert len(line) <= 160 and line.endswith("| RSS: 128 GiB | ETA: 240:00:00")
+
+
+def test_the_remaining_time_is_that_of_the_last_lines_with_all_that_lay_between() -> None:
+    times = iter([100.0, 100.0, 104.0, *(104.0 + 10 * n for n in range(1, 101))])
+    pace = Pace(lambda: next(times))
+    pace.add(tokens=10, seconds=2.0)
+    assert pace.seconds_for(50) == 10.0  # of the first line alone
+    pace.add(tokens=10, seconds=1.0)  # after a validation of 3 seconds
+    assert pace.seconds_for(40) == 12.0
+    for _ in range(100):  # each takes 10 seconds for 10 tokens; the first lines are forgotten
+        pace.add(tokens=10, seconds=10.0)
+    assert pace.seconds_for(7) == 7.0
 
 
 def test_the_record_of_an_iteration_has_unrounded_values(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
@@ -115,7 +156,7 @@ def test_each_record_is_on_disk_when_the_line_is_printed(opened: Tuple[TrainingL
 
 def opened_for(tmp_path: Path, *overrides: str) -> Tuple[TrainingLog, io.StringIO, Path]:
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
-    return TrainingLog(tiny_config(*overrides), MetricsWriter(file), stream), stream, file
+    return TrainingLog(tiny_config(MEGATRON, *overrides), MetricsWriter(file), stream), stream, file
 
 
 def test_rates_are_those_of_the_batches_that_were_really_used(tmp_path: Path) -> None:
