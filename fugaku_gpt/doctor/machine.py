@@ -18,6 +18,7 @@ from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import fugaku, local
 from fugaku_gpt.machine.rank import without_launch_variables
+from fugaku_gpt.machine.signals import SHARED_MEMORY
 from fugaku_gpt.machine.system import this_system
 
 OK = "ok"
@@ -65,7 +66,7 @@ def check_node() -> List[Check]:
         check_cores(),
         check_memory(local.memory_limit()),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        check_shared_memory(this_system().path("dev/shm")),
+        check_shared_memory(this_system().path(SHARED_MEMORY)),
         check_tcmalloc(local.find_tcmalloc()),
         check_package("tokenizers", OK, "only `data prepare` needs it: pip install tokenizers"),
         check_clock(local.clock_mhz()),

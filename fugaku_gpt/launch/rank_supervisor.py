@@ -27,7 +27,8 @@ from typing import Dict, List, NoReturn, Optional, Set, Union
 
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
 from fugaku_gpt.machine.local import out_of_memory_kills
-from fugaku_gpt.machine.signals import signal_name
+from fugaku_gpt.machine.signals import SHARED_MEMORY, bus_error_cause, signal_name
+from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import (
     FAILED,
     HUNG,
@@ -228,6 +229,8 @@ class _RankSupervisor:
     def _result(self, number: int, ended: float, is_out_of_memory: bool) -> Result:
         name = signal_name(number)
         status, reason = FAILED, f"killed by signal {number} ({name})"
+        if number == signal.SIGBUS:
+            reason += f": {bus_error_cause(this_system().path(SHARED_MEMORY))}"
         if number in self._forwarded:
             status, reason = INTERRUPTED, f"ended by {name} before it could stop by itself"
         elif number == signal.SIGKILL and is_out_of_memory:

@@ -39,7 +39,7 @@ class Pace:
         self._lines.append((self._clock(), self._tokens))
 
     def seconds_for(self, tokens: int) -> float:
-        """Return how long so many more tokens take; call :meth:`add` first."""
+        """Return how many seconds further tokens take; call :meth:`add` first."""
         (began, before), (ended, after) = self._lines[0], self._lines[-1]
         return tokens * (ended - began) / max(1, after - before)
 

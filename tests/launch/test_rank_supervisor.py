@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import List, Tuple
 import psutil
 import pytest
 
+from fugaku_gpt.machine.signals import bus_error_cause
 from fugaku_gpt.records.run import FAILED, Result, RunDirectory
 from tests.support.waiting import until
 
@@ -34,9 +36,12 @@ print(os.getpid(), flush=True)
 SLEEP = "time.sleep(60)"
 
 
-def start(rank: int, directory: Path, behaviour: str = SLEEP) -> Tuple["subprocess.Popen[str]", int]:
-    """Start a supervisor; return it and the process id of its rank."""
-    command = [sys.executable, "-c", RANK.format(behaviour=behaviour), str(rank), str(directory)]
+def start(
+    rank: int, directory: Path, behaviour: str = SLEEP, prefix: Tuple[str, ...] = ()
+) -> Tuple["subprocess.Popen[str]", int]:
+    """Start a supervisor, through the program of the prefix if there is one; return it and the process id of its
+    rank."""
+    command = [*prefix, sys.executable, "-c", RANK.format(behaviour=behaviour), str(rank), str(directory)]
     supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None
     return supervisor, int(supervisor.stdout.readline())
@@ -45,6 +50,39 @@ def start(rank: int, directory: Path, behaviour: str = SLEEP) -> Tuple["subproce
 def end_of(supervisor: "subprocess.Popen[str]") -> Tuple[int, List[str]]:
     _, errors = supervisor.communicate(timeout=30)
     return supervisor.returncode, errors.splitlines()
+
+
+# a mount namespace of its own, in which /dev/shm has 1 MiB
+SMALL_SHARED_MEMORY = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh")
+FILL_SHARED_MEMORY = """
+import mmap
+with open("/dev/shm/messages", "wb+") as file:
+    file.truncate(2**22)
+    mmap.mmap(file.fileno(), 2**22).write(bytes(2**22))
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*SMALL_SHARED_MEMORY, "true"], capture_output=True).returncode != 0,
+    reason="needs root, and the right to mount",
+)
+def test_a_rank_that_fills_shared_memory_is_reported_with_its_size(tmp_path: Path) -> None:
+    supervisor, _ = start(0, tmp_path, FILL_SHARED_MEMORY, SMALL_SHARED_MEMORY)
+    code, _ = end_of(supervisor)
+    result = RunDirectory(tmp_path).result()
+    assert code == 128 + signal.SIGBUS and result is not None
+    assert result.reason.startswith(
+        "rank 0: killed by signal 7 (SIGBUS): /dev/shm, through which ranks of a node exchange messages, is full: "
+        "0 of 1 MiB are free; "
+    )
+
+
+def test_a_bus_error_with_room_in_shared_memory_is_of_another_file(tmp_path: Path) -> None:
+    assert bus_error_cause(tmp_path).startswith("a file that was mapped into memory is shorter than it was")
+    assert bus_error_cause(tmp_path / "none") == (
+        f"there is no {tmp_path}/none, through which ranks of a node exchange messages: mount it"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
