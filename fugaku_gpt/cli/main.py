@@ -13,10 +13,8 @@ from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError, missing_package
 
-# errors that come from a user's folders, and not from a fault of this program
-_REFUSALS = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY,
-)  # fmt: skip
+# errors of a disk or a file server, which may come from any call and name no file
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOLCK, errno.ESTALE, errno.EFBIG)
 COMMANDS: Dict[str, str] = {
     "ckpt": "fugaku_gpt.cli.ckpt:ckpt",
     "compare": "fugaku_gpt.cli.compare.command:compare",
@@ -70,9 +68,10 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         click.echo(f"fugaku-gpt: {missing}", err=True)
         return missing.exit_code
     except OSError as error:
-        if error.filename is None or error.errno not in _REFUSALS:
+        if error.filename is None and error.errno not in _OF_DISKS:
             raise
-        click.echo(f"fugaku-gpt: {error.filename}: cannot be read or written: {error.strerror}", err=True)
+        where = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"fugaku-gpt: {where}cannot be read or written: {error.strerror}", err=True)
         return EXIT_RUN_FAILED
     except SystemExit:  # only click raises it here, for a broken pipe, as in `... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

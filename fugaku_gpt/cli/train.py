@@ -29,6 +29,7 @@ from fugaku_gpt.errors import (
 )
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.launch.rank_variables import thread_variables
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
@@ -186,18 +187,23 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
     arguments = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
     directory.create(dump_run_config(config), mark, resume=resumes_in_same_folder(directory, resume))
-    started, log = time.time(), directory.log_file
+    started, log = steady_time(), directory.log_file
     try:
         outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=click.echo, mark=mark)
     except UsageError:
         directory.discard()
         raise
     result = result_of_launch(directory, config, outcome, log, started)
+    code = exit_code_of(outcome, result)
     if result.status == REFUSED:
         directory.discard()
     else:
-        directory.write_result(result)
-    code = exit_code_of(outcome, result)
+        try:
+            directory.write_result(result)
+        except OSError as error:  # such as a disk that is full, which may be why the run has failed
+            code = code or EXIT_RUN_FAILED
+            message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"
+            click.echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
     if outcome.stopped_by is not None:
         click.echo(f"fugaku-gpt: {result.reason}", err=True)
     if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):

@@ -40,6 +40,7 @@ from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 from fugaku_gpt.records.files import is_temporary
@@ -238,7 +239,7 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
     """Starts a side once; returns the result, what disturbed it, and whether the comparison was stopped meanwhile."""
     config, is_inside_job = side.config, bool(session.start)
     directory.create(dump_run_config(config), session.mark)
-    log, started = directory.log_file, time.time()
+    log, started = directory.log_file, steady_time()
     disturbed: List[str] = []
     stopped = False
     try:
@@ -260,7 +261,7 @@ def _run_job(session: Session, directory: RunDirectory, side: SideRun) -> Tuple[
         result = result_of_launch(directory, config, outcome, log, started)
         stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:
-        result = Result(REFUSED, " ".join(str(error).splitlines()), started, time.time())
+        result = Result(REFUSED, " ".join(str(error).splitlines()), started, steady_time())
     directory.write_result(result)
     return result, disturbed, stopped
 

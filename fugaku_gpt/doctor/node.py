@@ -28,6 +28,7 @@ from fugaku_gpt.launch.processes import Outcome, run_command
 from fugaku_gpt.launch.rank_variables import rank_environment
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.checkout import git_commit
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.fugaku import power_knobs
 from fugaku_gpt.machine.job_limit import read_job_limit
 from fugaku_gpt.records.files import write_text_atomically
@@ -90,7 +91,7 @@ def measure_nodes(
     Raises:
         UsageError: the folder cannot be written, so that nothing was checked.
     """
-    started = time.time()
+    started = steady_time()
     with tempfile.TemporaryDirectory(prefix="fugaku-gpt-node-") as temporary:
         working = folder if folder is not None else Path(temporary)
         run_file = _prepare_folder(working, config)

@@ -29,6 +29,10 @@ _TAIL_BYTES = 64 * 1024
 _REASON_LENGTH = 300
 _MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
 _ERROR = re.compile(r"^(fugaku-gpt: .+|(?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+# lines that a healthy run prints: they are never the cause of its end
+_PROGRESS = re.compile(
+    r"iteration +\d+/\d+ \||validation at iteration|checkpoint at iteration|resuming from |run directory: |next: "
+)
 # lines that launchers print about a rank's end, around the rank's own last ones
 _LAUNCHER_NOISE = re.compile(
     r"^(=|-{5,}|YOUR APPLICATION TERMINATED|This typically refers|Please see the FAQ|Primary job|a non-zero exit code|"
@@ -90,11 +94,17 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
         return replace(recorded, iterations=measured.iterations, summary=recorded.summary or measured.summary)
     if outcome.exit_code == EXIT_USAGE and not _is_written_since(directory.metrics_file, started):
         return replace(measured, status=REFUSED, reason=failure_reason(tail))
-    how_it_ended = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
+    if outcome.signal is not None:
+        how_it_ended = f"the launcher was killed by signal {outcome.signal} ({signal_name(outcome.signal)})"
+        return replace(measured, reason=_with_error(how_it_ended, printed_error(tail)))
+    how_it_ended = f"exit code {outcome.exit_code}"
     if outcome.exit_code == 0:
         how_it_ended += ", but no result was recorded"
-    last_error = failure_reason(tail)
-    return replace(measured, reason=f"{how_it_ended}: {last_error}" if last_error else how_it_ended)
+    return replace(measured, reason=_with_error(how_it_ended, failure_reason(tail)))
+
+
+def _with_error(how_it_ended: str, error: str) -> str:
+    return f"{how_it_ended}: {error}" if error else how_it_ended
 
 
 def _profiles_after_training(config: RunConfig, recorded: Result) -> bool:
@@ -127,9 +137,19 @@ def has_out_of_memory_message(tail: List[str]) -> bool:
 
 
 def failure_reason(tail: List[str]) -> str:
-    """The reason in one line: the last error that was printed, or else the last three lines."""
+    """The reason in one line: the last error that was printed, or else the last three lines that a healthy run does not
+    print; empty if there are none."""
+    error = printed_error(tail)
+    if error:
+        return error
+    lines = [line.strip() for line in tail if not _PROGRESS.search(line)]
+    return " / ".join(lines[-3:])[:_REASON_LENGTH]
+
+
+def printed_error(tail: List[str]) -> str:
+    """The last error among last lines; empty if there is none."""
     for line in reversed(tail):
         error = _ERROR.match(line.strip())
         if error:
             return error[1].replace("fugaku-gpt: ", "", 1)[:_REASON_LENGTH]
-    return " / ".join(line.strip() for line in tail[-3:])[:_REASON_LENGTH]
+    return ""

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import psutil
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.launch.log_file import LogFile
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.machine.rank import without_launch_variables
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
@@ -115,10 +116,7 @@ def run_command(
     mark = mark if mark is not None else uuid.uuid4().hex
     kills_before = out_of_memory_kills()
     started = time.monotonic()
-    try:
-        sink = open(log, "ab") if log is not None else None  # noqa: SIM115  # closed by the reader's end, below
-    except OSError as error:
-        raise UsageError(f"{log}: cannot be written: {error.strerror}") from None
+    sink = LogFile(log) if log is not None else None
     try:
         with _CaughtSignals() as caught:
             try:
@@ -232,14 +230,17 @@ def _wait(done: Callable[[], bool], seconds: float, caught: Optional[_CaughtSign
         time.sleep(_POLL_SECONDS)
 
 
-def _stream(source: Any, sink: Any, on_line: Optional[Callable[[str], None]]) -> None:
-    """Copy lines until the last process has closed its end."""
+def _stream(source: Any, sink: Optional[LogFile], on_line: Optional[Callable[[str], None]]) -> None:
+    """Copy lines until the last process has closed its end. Whatever fails, the pipe is emptied: a process that prints
+    into a full one waits for ever."""
     for line in iter(source.readline, b""):
-        if sink is not None and not sink.closed:
+        if sink is not None:
             sink.write(line)
-            sink.flush()
         if on_line is not None:
-            on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
+            try:
+                on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
+            except (OSError, ValueError):  # such as the terminal, which is gone; the log has the line
+                on_line = None
     source.close()
 
 

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Dict, List, NoReturn, Optional, Set, Union
 
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.machine.signals import SHARED_MEMORY, bus_error_cause, signal_name
 from fugaku_gpt.machine.system import this_system
@@ -80,7 +81,7 @@ def supervise_rank(rank: int, directory: Optional[Path] = None) -> SupervisorLin
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    started, supervisor = time.time(), os.getpid()
+    started, supervisor = steady_time(), os.getpid()
     pipe_read, pipe_write = os.pipe()
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS)  # until it can forward them
     child = os.fork()
@@ -170,7 +171,7 @@ class _RankSupervisor:
         while not self._pipe_has_closed():
             self._print_recorded_failure()
         _, status = os.waitpid(self._child, 0)
-        ended = time.time()
+        ended = steady_time()
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             self._record(self._result(number, ended, out_of_memory_kills() > kills_before))
@@ -282,7 +283,7 @@ class _RankSupervisor:
         if result is None or result.status in (OK, INTERRUPTED, HUNG) or result.ended < self._started:
             return
         self._has_printed_failure = True
-        if result.rank != 0:  # rank 0 has spoken for itself
+        if result.rank not in (0, None):  # rank 0 has printed its own failure, and one of all ranks
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
 
 

@@ -32,7 +32,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
         OSError: it cannot be written; names the file, not its neighbour.
     """
     temporary = _temporary(path)
-    with _naming(path):
+    with naming_file(path):
         try:
             _write(temporary, content)
             os.replace(temporary, path)
@@ -57,7 +57,7 @@ def create_text_atomically(path: Path, text: str) -> bool:
         OSError: it cannot be written; names the file, not its neighbour.
     """
     temporary = _temporary(path)
-    with _naming(path):
+    with naming_file(path):
         try:
             _write(temporary, text.encode("utf-8"))
             return _link(temporary, path, text)
@@ -84,6 +84,18 @@ def append_line(path: Path, line: str) -> None:
         written = stream.write(content)
         if written != len(content):  # a full disk takes as many bytes as it has room for
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Make errors of the system in the block name this file: those of a write name none, those of a temporary
+    neighbour name that."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # not from the system: its message is all there is
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def is_temporary(path: Path) -> bool:
@@ -134,17 +146,6 @@ def _link(temporary: Path, path: Path, text: str) -> bool:
             raise
         return _create_in_place(path, text)
     return True
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Make errors about a file's temporary neighbour name the file itself."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # not from the system: its message is all there is
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _temporary(path: Path) -> Path:

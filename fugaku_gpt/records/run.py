@@ -43,7 +43,12 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
-from fugaku_gpt.records.files import create_json_atomically, write_json_atomically, write_text_atomically
+from fugaku_gpt.records.files import (
+    create_json_atomically,
+    naming_file,
+    write_json_atomically,
+    write_text_atomically,
+)
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -397,22 +402,30 @@ class MetricsWriter:
     """Appends JSON lines and flushes each, so that a kill costs at most the line being written."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         prefix = _line_prefix(path)
         self._stream = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115  # open for the whole run
-        self._stream.write(prefix)
-        self._stream.flush()
+        self._append(prefix)
 
     def write(self, kind: str, values: Dict[str, Any]) -> None:
-        """Write one line. A number that JSON cannot represent (nan, inf) is written as null."""
+        """Write one line. A number that JSON cannot represent (nan, inf) is written as null.
+
+        Raises:
+            OSError: it cannot be written; names the file.
+        """
         finite = {
             key: None if isinstance(value, float) and value - value != 0 else value for key, value in values.items()
         }
-        self._stream.write(json.dumps({"kind": kind, **finite}, allow_nan=False) + "\n")
-        self._stream.flush()
+        self._append(json.dumps({"kind": kind, **finite}, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+    def _append(self, text: str) -> None:
+        with naming_file(self._path):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:

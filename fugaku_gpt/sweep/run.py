@@ -8,7 +8,6 @@ them.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, List, Optional, Protocol, Tuple
@@ -17,6 +16,7 @@ from fugaku_gpt.config import dump_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, TIMEOUT, Result, RunDirectory
@@ -110,7 +110,7 @@ def _run_and_record(
     sweep: Sweep, run: Run, directory: RunDirectory, launch: Launch, timeout: Optional[float], mark: str
 ) -> Tuple[Result, bool]:
     """Runs a run; returns its result, and whether the sweep was stopped meanwhile."""
-    started = time.time()
+    started = steady_time()
     if run.config is None:
         return write_refused(sweep, run, directory, run.refusal, started), False
     write_entry(sweep, run, directory.path)
@@ -132,7 +132,7 @@ def _run_and_record(
             result = replace(result, status=TIMEOUT)
         stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
     except UsageError as error:
-        result = Result(REFUSED, first_line(str(error)), started, time.time())
+        result = Result(REFUSED, first_line(str(error)), started, steady_time())
     directory.write_result(result)
     return result, stopped
 

@@ -228,6 +228,7 @@ class CheckpointSaver:
         self._sources: Dict[Tuple[str, ...], _Source] = {}
         self._save: Optional[_Save] = None
         self.saved_iteration: Optional[int] = None  # of the last successful save
+        self.failure: Optional[str] = None  # why the last checkpoint could not be written; None if it was
         trainer.save_status = self._status
 
     @property
@@ -397,7 +398,7 @@ class CheckpointSaver:
         if error is not None:
             self._report_failure(save.iteration, error, must_succeed)
             return
-        self.saved_iteration = save.iteration
+        self.saved_iteration, self.failure = save.iteration, None
         if self._log is not None and save.task is not None:
             name, cleanup_error = save.task.value
             self._log.checkpoint(
@@ -412,10 +413,11 @@ class CheckpointSaver:
                 self._log.print_line(f"{name} is whole; older checkpoints are kept: {cleanup_error}")
 
     def _report_failure(self, iteration: int, error: str, must_succeed: bool) -> None:
+        self.failure = f"the checkpoint of iteration {iteration} could not be written: {error}"
         if self._log is not None:
             self._log.failed_checkpoint(iteration, error)
         if must_succeed:
-            raise RunFailed(f"the checkpoint of iteration {iteration} could not be written: {error}")
+            raise RunFailed(self.failure)
 
     def _source(self) -> _Source:
         kinds = self._trainer.state_kinds

@@ -12,6 +12,7 @@ from typing import Optional
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, FugakuGptError, RunFailed
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.run import (
     FAILED,
     INTERRUPTED,
@@ -60,10 +61,10 @@ def _record(
     directory: Optional[RunDirectory], world: Communicator, started: float, error: BaseException, on_all_ranks: bool
 ) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
-    expected = interrupted or isinstance(error, FugakuGptError)
+    expected = interrupted or isinstance(error, FugakuGptError) or _names_a_file(error)
     if not expected:
         traceback.print_exception(type(error), error, error.__traceback__)
-    message_lines = str(error).splitlines()
+    message_lines = _message(error).splitlines()
     reason = "interrupted" if interrupted else message_lines[0] if message_lines else ""
     exception_text = type(error).__name__ + (f": {reason}" if reason and not interrupted else "")
     reason = f"rank {world.rank}: {reason if expected and reason else exception_text}"
@@ -71,14 +72,31 @@ def _record(
     if directory is None:
         print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
         return
+    try:
+        result = run_result(directory, None, status, reason, started)
+    except (OSError, FugakuGptError):  # a file that cannot be read must not hide why the run has failed
+        result = Result(status, reason, started, steady_time())
     result = replace(
-        run_result(directory, None, status, reason, started),
+        result,
         rank=None if on_all_ranks else world.rank,
         node="" if on_all_ranks else socket.gethostname(),
         exception=exception_text,
     )
     print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
-    directory.write_result(result, replace=False)
+    try:
+        directory.write_result(result, replace=False)
+    except (OSError, FugakuGptError) as unwritten:  # such as the full disk that the run has failed for
+        print(f"  how the run ended is not recorded: {_message(unwritten)}", file=sys.stderr, flush=True)
+
+
+def _names_a_file(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and _names_a_file(error):
+        return f"{error.filename}: cannot be read or written: {error.strerror}"
+    return str(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -96,7 +114,7 @@ def run_result(
         status,
         reason,
         started,
-        time.time(),
+        steady_time(),
         lines[-1]["iteration"] if lines else 0,
         summary,
         last_checkpoint=directory.last_checkpoint(),

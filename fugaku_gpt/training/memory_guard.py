@@ -17,6 +17,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.config.values import size_bytes
 from fugaku_gpt.errors import EXIT_RUN_FAILED
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.local import resident_bytes
 from fugaku_gpt.machine.memory import MemoryUse, NodeMemory, guard_margin, hugetlb_bytes
 from fugaku_gpt.machine.system import this_system
@@ -49,7 +50,7 @@ class MemoryGuard:
         self._rank = rank
         self._memory = NodeMemory(processes, size_bytes(node.memory_limit) if node.memory_limit else None)
         self._exit_process = exit_process
-        self._started = time.time()
+        self._started = steady_time()
         self._bytes_before_model = resident_bytes()
         self._memory_by_category: Callable[[], Mapping[str, int]] = dict
         self._stopped = threading.Event()
@@ -95,7 +96,7 @@ class MemoryGuard:
                 OUT_OF_MEMORY,
                 reason,
                 self._started,
-                time.time(),
+                steady_time(),
                 self._directory.last_iteration(),
                 rank=self._rank,
                 node=node,

@@ -17,6 +17,7 @@ from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.layout.shards import logical_shapes
 from fugaku_gpt.layout.stages import chunks_of
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.job_limit import job_limits
 from fugaku_gpt.machine.rank import launched_rank
@@ -79,7 +80,7 @@ def train(
     Raises:
         UsageError: ranks, data or ``out`` are not as the run needs them; raised on every rank, before training begins.
     """
-    started = time.time()
+    started = steady_time()
     world = open_world(threads=threads)
     if on_joined is not None:
         on_joined()
@@ -362,6 +363,8 @@ def run_loop(
         meter.since += time.perf_counter() - before
     if checkpoints is not None:
         checkpoints.finish()
+        if checkpoints.failure is not None:  # a run that has not kept its last checkpoint has not ended well
+            raise RunFailed(checkpoints.failure)
     return False
 
 

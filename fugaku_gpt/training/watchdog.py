@@ -26,6 +26,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, read_flights
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
@@ -207,7 +208,7 @@ class Watchdog:
             HUNG,
             verdict,
             self._started,
-            time.time(),
+            steady_time(),
             self._directory.last_iteration(),
             rank=culprits[0] if len(culprits) == 1 else None,
             node=next((head.host for head in heads if culprits == (head.rank,)), ""),

@@ -60,6 +60,21 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
     assert result.iterations == 4 and result.summary["seconds_per_iteration"] == 0.5  # what was measured is kept
 
 
+HEALTHY = (
+    "torch 2.13.0\niteration  9/100 | loss: 7.51234 | ETA: 0:01:00\nvalidation at iteration 9 | lm loss: 7.5 |\n"
+    "checkpoint at iteration 9: 5.5 MiB per rank\niteration 10/100 | loss: 7.4 | ETA: 0:01:00\n"
+)
+
+
+def test_lines_of_a_healthy_run_are_never_the_cause_of_its_end(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"), None)
+    log = tmp_path / "log.txt"
+    log.write_text(HEALTHY, encoding="utf-8")
+    ended = outcome(-9)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), load_run_config(preset="tiny"), ended, log, 1000.0)
+    assert result.reason == "the launcher was killed by signal 9 (SIGKILL)"
+
+
 @pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])
 def test_a_finished_run_stays_ok_however_the_profiling_ends(tmp_path: Path, ended: Outcome) -> None:
     config = load_run_config(preset="tiny", overrides=["training.profile_operators=2", "training.iterations=4"])

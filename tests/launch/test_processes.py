@@ -68,6 +68,22 @@ def test_output_goes_to_the_log_and_to_the_listener(tmp_path: Path) -> None:
     assert sorted(log.read_text(encoding="utf-8").splitlines()) == sorted(lines)
 
 
+@pytest.mark.parametrize("listener_fails", [False, True], ids=["log", "listener"])
+def test_the_output_is_read_to_its_end_though_nobody_can_take_it(tmp_path: Path, listener_fails: bool) -> None:
+    """A pipe that is not emptied stops the command: 4 MiB are more than it holds."""
+    lines: List[str] = []
+
+    def listener(line: str) -> None:
+        if listener_fails:
+            raise BrokenPipeError("the terminal is gone")
+        lines.append(line)
+
+    log = tmp_path / "log.txt" if listener_fails else Path("/dev/full")
+    command = [sys.executable, "-c", "for _ in range(64): print('x' * 65535)"]
+    assert run_command(command, {}, log=log, on_line=listener, timeout=60.0).ok
+    assert log.stat().st_size == 2**22 if listener_fails else len(lines) == 64
+
+
 def test_a_killed_command_reports_the_signal() -> None:
     outcome = run_command([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {})
     assert (outcome.exit_code, outcome.signal) == (-9, 9)

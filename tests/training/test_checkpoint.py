@@ -201,6 +201,19 @@ def test_a_run_without_the_final_checkpoint_has_failed(
     assert run.names() == []
 
 
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_a_run_whose_last_due_checkpoint_was_not_written_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: str
+) -> None:
+    settings = ("training.iterations=5", "checkpoint.interval=2", f"checkpoint.asynchronous={asynchronous}")
+    run = LoggedRun(tmp_path, *settings, "checkpoint.at_end=false")
+    fail_writes(monkeypatch, 10**6)
+    with pytest.raises(RunFailed, match="the checkpoint of iteration 4 could not be written: rank 0: .*No space left"):
+        run_loop(run.trainer, run.log, run.checkpoints)
+    assert run.trainer.iteration == 5
+    assert [line["iteration"] for line in run.directory.metrics("checkpoint")] == [2, 4]
+
+
 def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_reports_the_stop(tmp_path: Path) -> None:
     run = LoggedRun(tmp_path, "training.iterations=9", "training.log_interval=2")
     run.trainer.should_stop = lambda: run.trainer.iteration == 2  # asked in the middle of the third

@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, is_alive, may_run, queue_file, this_process
 from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
+from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, RUNNING
@@ -59,13 +60,13 @@ class Queue:
             if ready:
                 return job, waiting[0]
             if refusal:
-                timestamp = time.time()
+                timestamp = steady_time()
                 for sub in waiting:
                     self._end(job, sub, CANCELLED, "CANCELLED", timestamp, reason=refusal)
         return None
 
     def _run(self, job: LocalJob, sub: str) -> None:
-        started, kills = time.time(), out_of_memory_kills()
+        started, kills = steady_time(), out_of_memory_kills()
         self._store.write_state(job, sub, {"state": RUNNING, "started": started, **this_process()})
         job_id = job.sub_id(sub)
         environment = {
@@ -142,7 +143,7 @@ class Queue:
                     self._end(job, sub, LOST, "RUNNING", state["started"], reason=reason)
 
     def _end(self, job: LocalJob, sub: str, state: str, raw: str, started: float, **values: Any) -> None:
-        ending = {"state": state, "raw": raw, "started": started, "ended": time.time(), **values}
+        ending = {"state": state, "raw": raw, "started": started, "ended": steady_time(), **values}
         self._store.write_state(job, sub, ending)
 
     def _jobs_of_host(self) -> List[LocalJob]:
