@@ -16,6 +16,8 @@ from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
+from fugaku_gpt.machine.system import this_system
 
 
 class _Doctor(click.Group):
@@ -40,7 +42,7 @@ def doctor() -> None:
     """Check whether this machine can train; with RUN_DIR, report what happened to that run.
 
     For a run that hangs, or hung before it was ended, `doctor hang` reports which rank waits for which, and the cause.
-    `doctor node` measures this machine, or the nodes of a job.
+    `doctor node` measures this machine, or the nodes of a job. `doctor clean` removes what killed ranks have left.
 
     Exit codes: 0 this machine can train, or the run is reported, 1 a check of the machine failed, 2 usage.
     """
@@ -96,6 +98,17 @@ def hang(run_directory: Path, form: str) -> None:
         click.echo("\n".join(report_lines(report)))
     if report.hang is not None and report.hang.culprits:
         raise click.exceptions.Exit(EXIT_FINDINGS)
+
+
+@doctor.command()
+def clean() -> None:
+    """Remove the files that killed ranks have left in this machine's shared memory.
+
+    Only files of MPI libraries are removed that belong to you and that no living process has open or mapped.
+    """
+    directory = this_system().path(SHARED_MEMORY)
+    files, size = remove_leftover_segments(directory)
+    click.echo(f"{directory}: {files} files of dead ranks removed, {size / 2**20:.0f} MiB")
 
 
 doctor.add_command(node)

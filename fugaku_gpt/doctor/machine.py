@@ -18,7 +18,7 @@ from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import fugaku, local
 from fugaku_gpt.machine.rank import without_launch_variables
-from fugaku_gpt.machine.signals import SHARED_MEMORY
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY
 from fugaku_gpt.machine.system import this_system
 
 OK = "ok"

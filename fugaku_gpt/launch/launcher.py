@@ -23,6 +23,8 @@ from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
+from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 MPICH = "MPICH"
@@ -272,7 +274,7 @@ def launch(
     control = Control(signal.SIGUSR1, margin if margin is not None else LONGEST_MARGIN, has_joined)
     if not start:  # a job's own command starts ranks on other nodes, too
         control = replace(control, lost_reason=RankWatch(mark, config.layout.ranks, has_joined).reason)
-    return run_command(
+    outcome = run_command(
         command.argv,
         command.environment,
         log=directory.log_file,
@@ -281,6 +283,9 @@ def launch(
         mark=mark,
         control=control,
     )
+    if not outcome.ok:  # ranks that have ended well have removed their own
+        remove_leftover_segments(this_system().path(SHARED_MEMORY))
+    return outcome
 
 
 def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:

@@ -28,7 +28,8 @@ from typing import Dict, List, NoReturn, Optional, Set, Union
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.local import out_of_memory_kills
-from fugaku_gpt.machine.signals import SHARED_MEMORY, bus_error_cause, signal_name
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, bus_error_cause
+from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import (
     FAILED,
@@ -43,6 +44,7 @@ from fugaku_gpt.records.run import (
 )
 
 _POLL_SECONDS = 0.2
+_PARENT_POLL_SECONDS = 2.0
 # for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
 _RANK_0_SECONDS = 15.0
 _ABORT_SECONDS = 5.0
@@ -151,6 +153,8 @@ class _RankSupervisor:
         self._directory = RunDirectory(directory) if directory is not None else None
         self._forwarded: List[int] = []
         self._has_printed_failure = False
+        self._parent = os.getppid()
+        self._parent_name = _name_of(self._parent)
         self._wakeup_read, self._wakeup_write = os.pipe()
 
     def wait(self, mask: Set[Union[int, signal.Signals]]) -> int:
@@ -170,6 +174,8 @@ class _RankSupervisor:
         kills_before = out_of_memory_kills()
         while not self._pipe_has_closed():
             self._print_recorded_failure()
+            if os.getppid() != self._parent:
+                self._end_without_launcher()
         _, status = os.waitpid(self._child, 0)
         ended = steady_time()
         if os.WIFSIGNALED(status):
@@ -187,9 +193,11 @@ class _RankSupervisor:
         return code
 
     def _pipe_has_closed(self) -> bool:
-        """Wait for the rank's end, for its run directory, or for the next check of the result; True at its end."""
+        """Wait for the rank's end, for its run directory, or for the next check of the result and of the launcher; True
+        at its end."""
         polls_result = self._rank == 0 and self._directory is not None and not self._has_printed_failure
-        ready, _, _ = select.select([self._pipe, self._wakeup_read], [], [], _POLL_SECONDS if polls_result else None)
+        seconds = _POLL_SECONDS if polls_result else _PARENT_POLL_SECONDS
+        ready, _, _ = select.select([self._pipe, self._wakeup_read], [], [], seconds)
         if self._wakeup_read in ready:
             os.read(self._wakeup_read, 4096)
         if self._pipe not in ready:
@@ -221,6 +229,27 @@ class _RankSupervisor:
             )
         )
         end_launch(code if code not in (EXIT_OK, EXIT_RESUME) else EXIT_RUN_FAILED)
+
+    def _end_without_launcher(self) -> NoReturn:
+        """Record that the process of the launcher that has started this rank is gone, and end the rank: what is left of
+        the launcher, and the ranks of other nodes, may wait for it for ever."""
+        host = socket.gethostname()
+        reason = f"{self._parent_name} (process {self._parent}) on {host}, which had started rank {self._rank}, is gone"
+        self._record(
+            Result(
+                status=FAILED,
+                reason=reason,
+                started=self._started,
+                ended=steady_time(),
+                iterations=self._directory.last_iteration() if self._directory is not None else 0,
+                rank=self._rank,
+                node=host,
+                last_checkpoint=self._directory.last_checkpoint() if self._directory is not None else "",
+            )
+        )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child, signal.SIGKILL)
+        os._exit(EXIT_RUN_FAILED)
 
     def _forward(self, number: int, _frame: Optional[FrameType]) -> None:
         self._forwarded.append(number)
@@ -285,6 +314,14 @@ class _RankSupervisor:
         self._has_printed_failure = True
         if result.rank not in (0, None):  # rank 0 has printed its own failure, and one of all ranks
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
+
+
+def _name_of(process: int) -> str:
+    """The name of a process, as the kernel has it."""
+    try:
+        return Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "the launcher"
 
 
 def _prctl(option: int, value: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Callable, List, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 import psutil
 
@@ -38,6 +38,7 @@ class RankWatch:
         self._next_poll = 0.0
         self._gone: Tuple[int, ...] = ()
         self._gone_since: Optional[float] = None
+        self._stopped_since: Dict[str, float] = {}
 
     def gone_ranks(self) -> List[int]:
         """The ranks that have been gone for a while although the launcher waits for them; empty as long as all is well.
@@ -57,8 +58,21 @@ class RankWatch:
             return []
         return list(gone)
 
+    def stopped_launcher(self, moment: float) -> str:
+        """The process of the launcher that has been stopped (SIGSTOP) for a while, such as ``mpirun (process 17)``;
+        empty if there is none. Ranks that are stopped are named by those that wait for them."""
+        names = stopped_launchers(self._mark)
+        self._stopped_since = {name: self._stopped_since.get(name, moment) for name in names}
+        return next((name for name, since in self._stopped_since.items() if moment - since >= _GONE_SECONDS), "")
+
     def reason(self) -> str:
-        """Return the reason to end the launch: which ranks are gone. Empty as long as all is well."""
+        """Return the reason to end the launch: which ranks are gone, or which process of the launcher is stopped. Empty
+        as long as all is well."""
+        moment = time.monotonic()
+        if moment >= self._next_poll:
+            stopped = self.stopped_launcher(moment)
+            if stopped:
+                return f"{stopped} on {socket.gethostname()} is stopped (SIGSTOP), and its ranks would wait for it"
         gone = self.gone_ranks()
         if not gone:
             return ""
@@ -79,3 +93,15 @@ def living_ranks(mark: str) -> Set[int]:
         if launched is not None:
             ranks.add(launched.rank)
     return ranks
+
+
+def stopped_launchers(mark: str) -> List[str]:
+    """The processes with this mark that are stopped and are no ranks: ``mpirun`` and its helpers."""
+    names = []
+    for process in marked_processes(mark):
+        try:
+            if process.status() == psutil.STATUS_STOPPED and launched_rank(process.environ()) is None:
+                names.append(f"{process.name()} (process {process.pid})")
+        except (psutil.Error, OSError):  # it has ended meanwhile
+            continue
+    return names

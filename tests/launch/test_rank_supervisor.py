@@ -14,7 +14,7 @@ from typing import List, Tuple
 import psutil
 import pytest
 
-from fugaku_gpt.machine.signals import bus_error_cause
+from fugaku_gpt.machine.shared_memory import bus_error_cause
 from fugaku_gpt.records.run import FAILED, Result, RunDirectory
 from tests.support.waiting import until
 
@@ -83,6 +83,19 @@ def test_a_bus_error_with_room_in_shared_memory_is_of_another_file(tmp_path: Pat
     assert bus_error_cause(tmp_path / "none") == (
         f"there is no {tmp_path}/none, through which ranks of a node exchange messages: mount it"
     )
+
+
+def test_a_rank_whose_launcher_is_gone_is_ended_and_the_launcher_named(tmp_path: Path) -> None:
+    launcher, rank = start(1, tmp_path, prefix=("sh", "-c", '"$@" & wait', "sh"))
+    supervisor = psutil.Process(rank).parent()
+    assert supervisor is not None
+    launcher.kill()
+    psutil.wait_procs([supervisor], timeout=30)
+    until(lambda: not psutil.pid_exists(rank))
+    result = RunDirectory(tmp_path).result()
+    host = os.uname().nodename
+    assert result is not None and (result.status, result.rank, result.node) == (FAILED, 1, host)
+    assert result.reason == f"sh (process {launcher.pid}) on {host}, which had started rank 1, is gone"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

@@ -27,6 +27,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.living: Set[int] = set()
+        self.stopped: List[str] = []
         self.moment = 0.0
         self.joined = False
 
@@ -50,7 +51,24 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     replaced = Ranks()
     monkeypatch.setattr(rank_watch, "time", replaced)
     monkeypatch.setattr(rank_watch, "living_ranks", lambda _mark: replaced.living)
+    monkeypatch.setattr(rank_watch, "stopped_launchers", lambda _mark: replaced.stopped)
     return replaced
+
+
+def test_a_launcher_that_stays_stopped_is_named(ranks: Ranks) -> None:
+    watch = ranks.watch(2)
+    ranks.living, ranks.joined = {0, 1}, True
+    for _ in range(3):  # for a moment each time, as by a batch system that suspends the job and resumes it
+        ranks.stopped = ["mpirun (process 17)"]
+        assert ranks.after(watch, 7) == []
+        ranks.stopped = []
+        assert ranks.after(watch, 7) == []
+    ranks.stopped = ["mpirun (process 17)"]
+    reasons = ranks.after(watch, 20)
+    assert (
+        reasons[0]
+        == f"mpirun (process 17) on {os.uname().nodename} is stopped (SIGSTOP), and its ranks would wait for it"
+    )
 
 
 def test_a_rank_that_is_gone_before_all_have_joined_is_missed_after_a_while(ranks: Ranks) -> None:
