@@ -81,8 +81,9 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
         return replace(measured, status=TIMEOUT, reason=f"ended after {format_duration(outcome.seconds)}")
     if recorded is not None and recorded.status == OK and (outcome.exit_code == 0 or outcome.lost_reason):
         return recorded  # the launcher alone may not have ended
-    if outcome.lost_reason and (recorded is None or recorded.status == INTERRUPTED):
-        # a rank that was ended for it may have recorded just that
+    if outcome.lost_reason and (
+        recorded is None or recorded.status == INTERRUPTED or recorded.ended >= started + outcome.lost_after
+    ):  # a rank that was ended for it may have recorded just that
         return replace(measured, reason=outcome.lost_reason)
     if recorded is not None and recorded.status not in (OK, FAILED):
         return replace(recorded, iterations=measured.iterations, summary=recorded.summary or measured.summary)

@@ -68,7 +68,8 @@ class Outcome:
         seconds: how long it ran.
         oom_kills: number of processes on this machine that the kernel killed for memory meanwhile.
         stopped_by: the signal to this process for which the command was ended (Ctrl-C: SIGINT), or None.
-        lost_reason: why the command was ended although it had not asked for it, such as ranks that were gone; or empty.
+        lost_reason: why the command was ended although nobody had asked for it, such as ranks that were gone; or empty.
+        lost_after: seconds after its start at which that was noticed; whatever ended later was ended for it.
     """
 
     exit_code: int
@@ -78,6 +79,7 @@ class Outcome:
     oom_kills: int
     stopped_by: Optional[int] = None
     lost_reason: str = ""
+    lost_after: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -132,7 +134,7 @@ def run_command(
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
             reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
             reader.start()
-            timed_out, reason = False, ""
+            timed_out, reason, lost_after = False, "", 0.0
             saving_until: Optional[float] = None
             try:
                 while process.poll() is None and not caught.is_impatient:
@@ -148,6 +150,7 @@ def run_command(
                         break
                     reason = control.lost_reason() if control is not None else ""
                     if reason:
+                        lost_after = time.monotonic() - started
                         break
                     time.sleep(_POLL_SECONDS)
             finally:  # whatever happens, no process of the command may stay behind
@@ -170,6 +173,7 @@ def run_command(
         oom_kills=max(0, out_of_memory_kills() - kills_before),
         stopped_by=caught.numbers[0] if caught.numbers else None,
         lost_reason=reason,
+        lost_after=lost_after,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -73,6 +74,19 @@ def test_lines_of_a_healthy_run_are_never_the_cause_of_its_end(tmp_path: Path) -
     ended = outcome(-9)
     result = result_of_launch(RunDirectory(tmp_path / "run"), load_run_config(preset="tiny"), ended, log, 1000.0)
     assert result.reason == "the launcher was killed by signal 9 (SIGKILL)"
+
+
+@pytest.mark.parametrize(("lost_after", "reason"), [(1.0, "mpirun is stopped"), (3.0, "own words")])
+def test_what_ended_a_rank_before_its_launcher_was_lost_is_the_cause(
+    tmp_path: Path, lost_after: float, reason: str
+) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, "failed", "own words")
+    recorded = RunDirectory(tmp_path / "run").result()
+    assert recorded is not None
+    ended = replace(outcome(-9), lost_reason="mpirun is stopped", lost_after=lost_after)
+    log, started = tmp_path / "log.txt", recorded.ended - 2.0
+    assert result_of_launch(RunDirectory(tmp_path / "run"), config, ended, log, started).reason == reason
 
 
 @pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])
