@@ -10,9 +10,10 @@ import json
 import math
 import re
 import shlex
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import fugaku_gpt
 from fugaku_gpt.config import RunConfig, changed_settings
@@ -28,6 +29,7 @@ from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
 from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.machine import fugaku
+from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
@@ -35,6 +37,8 @@ _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are
 # between Slurm's signal and the time limit; the signal may come a minute early, which would stop a job of minutes at
 # its start
 _WARNING_SECONDS = 60
+# bounds of a user's template; a script that lists the files of 100,000 nodes has 3 MiB
+_TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _LONGEST_SCRIPT, _LONGEST_ERROR = 5, 256 * 2**20, 4 * 2**20, 500
 _LAUNCHERS = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
 
 
@@ -86,17 +90,54 @@ def render_job(
     scheduler = config.job.scheduler
     context, context_notes = _context(config, profile)
     all_notes = (*notes, *context_notes)
+    values = {**context, **extra_values, "notes": all_notes}
     try:
         if template is None:
-            parsed = environment.get_template(name or f"{scheduler}.sh.j2")
+            text = environment.get_template(name or f"{scheduler}.sh.j2").render(**values)
         else:
-            parsed = environment.from_string(template)
-        text = parsed.render(**{**context, **extra_values}, notes=all_notes)
+            text = _render_of_user(config.job.template, lambda: environment.from_string(template).render(**values))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{config.job.template or error.name}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
         raise ConfigError(f"{config.job.template or scheduler}: cannot be rendered: {error}") from None
     return JobScript(re.sub(r"\n{3,}", "\n\n", text), all_notes)
+
+
+def _render_of_user(name: str, render: Callable[[], str]) -> str:
+    """Render a user's template, whatever it does, within bounds.
+
+    Raises:
+        ConfigError: it fails, or exceeds a bound.
+    """
+    import jinja2
+
+    def text_or_error() -> str:
+        try:
+            return "=" + render()
+        except MemoryError:
+            raise
+        except jinja2.TemplateSyntaxError as error:
+            return f"{name if error.name is None else error.name}:{error.lineno}: {error.message}"
+        except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
+            return f"{name}:{_template_line(error)}: cannot be rendered: {error}"
+        except Exception as error:  # of an expression, such as a division by zero
+            return f"{name}:{_template_line(error)}: cannot be rendered: {type(error).__name__}: {error}"
+
+    try:
+        text = call_in_child(
+            text_or_error, seconds=_TEMPLATE_SECONDS, memory=_TEMPLATE_MEMORY, length=_LONGEST_SCRIPT + 1
+        )
+    except BoundExceeded as exceeded:
+        raise ConfigError(f"{name}: cannot be rendered: the template {exceeded}") from None
+    if not text.startswith("="):
+        raise ConfigError(text[:_LONGEST_ERROR])
+    return text[1:]
+
+
+def _template_line(error: BaseException) -> int:
+    """The line of the template in which an error arose."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return (lines[-1] or 0) if lines else 0
 
 
 def template_folder() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -461,3 +462,24 @@ def test_paths_of_a_build_are_resolved_where_the_tar_file_is_unpacked() -> None:
     preload = '"$PJM_LOCALTMP"/t/lib/libtcmalloc.so:/site/libpmix.so:"$PJM_LOCALTMP"/t/lib/a.so"${LD_PRELOAD'
     assert f"preload=(env LD_PRELOAD={preload}" in text
     assert "tcmalloc" not in render_job(load_run_config(overrides=tarball), build).text.partition("preload=(")[2]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("\n{{ 1 / 0 }}", "user.j2:2: cannot be rendered: ZeroDivisionError: division by zero"),
+        ("{{ nodes + 'x' }}", "user.j2:1: cannot be rendered: TypeError: unsupported operand"),
+        ("{{ 'x' * 10**9 }}", "user.j2: cannot be rendered: the template needs more than 256 MiB of memory"),
+        ("{{ '{:>99999999999}'.format(1) }}", "user.j2: cannot be rendered: the template needs more than 256 MiB"),
+        (
+            "{% for i in range(99999) %}{{ 'x' * 100 }}{% endfor %}",
+            "user.j2: cannot be rendered: the template makes more than 4,194,305 characters",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "user.j2:1: cannot be rendered: RecursionError"),
+        ("{{ ''.__class__.__mro__ }}", "user.j2:1: cannot be rendered: access to attribute '__class__'"),
+    ],
+)
+def test_a_template_that_fails_or_has_no_end_is_refused(template: str, message: str) -> None:
+    config = load_run_config(preset="tiny", overrides=["job.template=user.j2"])
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        render_job(config, Profile(), template)
