@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Type, TypeVar
 
 from fugaku_gpt.errors import FugakuGptError, UsageError
+from fugaku_gpt.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -71,8 +71,8 @@ def parse_versioned_json(
         return error(f"{path}: not {kind}: {reason}; {mend}")
 
     try:
-        values = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):
+        values = parse_json(content.decode("utf-8"))
+    except ValueError:
         raise refusal("it is not JSON") from None
     if not isinstance(values, dict):
         raise refusal("it is not a JSON object")

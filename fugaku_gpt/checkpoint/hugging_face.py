@@ -42,6 +42,7 @@ from fugaku_gpt.checkpoint.safetensors import (
 )
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, ConfigError, UsageError
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.layout.regions import full_region
 from fugaku_gpt.layout.tensors import model_tensors
 
@@ -285,7 +286,7 @@ def _our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig,
         if settings.get(key, needed) != needed:
             raise UsageError(f"{path}: {key} is {settings[key]!r}; we have no such model, only {needed!r}")
     activation = settings.get("activation_function", "gelu_new")
-    if activation not in _GELU_FROM:
+    if not isinstance(activation, str) or activation not in _GELU_FROM:
         raise UsageError(f"{path}: activation_function is {activation!r}; known are {', '.join(_GELU_FROM)}")
     dropout, after_embedding = settings.get("resid_pdrop", 0.1), settings.get("embd_pdrop", 0.1)
     notes = []
@@ -315,7 +316,7 @@ def _our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig,
 
 def _read_json(path: Path) -> Dict[str, Any]:
     try:
-        values = json.loads(file_system.read_file(path).decode("utf-8"))
+        values = parse_json(file_system.read_file(path).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{path}: missing; a Hugging Face folder holds {CONFIG} and {WEIGHTS}") from None
     except OSError as error:
@@ -331,7 +332,7 @@ def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Forei
     """Open every tensor of the folder: name without prefix → tensor; the files stay open as long as the stack."""
     files = [WEIGHTS]
     if not file_system.exists(folder / WEIGHTS) and file_system.exists(folder / INDEX):
-        files = sorted({str(name) for name in dict(_read_json(folder / INDEX).get("weight_map", {})).values()})
+        files = _files_of_index(folder / INDEX)
     tensors: Dict[str, _ForeignTensor] = {}
     for name in files:
         path = folder / Path(name).name
@@ -350,6 +351,15 @@ def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Forei
             short = info.name[len(_PREFIX) :] if info.name.startswith(_PREFIX) else info.name
             tensors[short] = _ForeignTensor(path, descriptor, info)
     return tensors
+
+
+def _files_of_index(path: Path) -> List[str]:
+    """Return the names of the files over which an index says that the tensors are distributed."""
+    weight_map = _read_json(path).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and "\0" not in name and Path(name).name for name in names):
+        raise UsageError(f"{path}: 'weight_map' does not give the file of each tensor")
+    return sorted(set(names))
 
 
 def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor]) -> None:

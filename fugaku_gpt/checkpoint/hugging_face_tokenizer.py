@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, NamedTuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.json_text import parse_json
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -39,7 +40,7 @@ def tokenizer_files(tokenizer: CorpusTokenizer, seq_len: int) -> Dict[str, bytes
         UsageError: the tokenizer's file cannot be read.
     """
     try:
-        settings = json.loads(tokenizer.path.read_text(encoding="utf-8"))
+        settings = parse_json(tokenizer.path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{tokenizer.path}: the tokenizer cannot be read: {error}") from None
     settings.update(truncation=None, padding=None, post_processor=_without_adding(settings.get("post_processor")))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, NamedTuple, Optional, Sequ
 import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.json_text import parse_json
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -98,7 +99,7 @@ def read_header(descriptor: int, length: int) -> Header:
     text = _read(descriptor, _LENGTH.size, size)
     begin = _LENGTH.size + size
     try:
-        table = json.loads(text.decode("utf-8"))
+        table = parse_json(text.decode("utf-8"))
         table.pop(_METADATA, None)
         items = sorted(
             (_tensor_info(name, begin, values) for name, values in table.items()), key=lambda info: info.offset

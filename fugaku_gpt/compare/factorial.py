@@ -22,6 +22,7 @@ from fugaku_gpt.compare.sides import RANKS, full_key
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
 from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.json_text import parse_json
 
 LOW, HIGH = -1, 1
 MAX_FACTORS = 9  # the search through all generators takes long for more
@@ -349,7 +350,7 @@ def read_design(text: str, location: str) -> Tuple[Design, Optional[AnalysisSett
     """
     line = next((line for line in text.splitlines() if line.startswith(_DESIGN)), None)
     try:
-        values = json.loads(line[len(_DESIGN) :] if line is not None else "")
+        values = parse_json(line[len(_DESIGN) :] if line is not None else "")
         factors = [
             Factor(factor["name"], _level(factor["low"]), _level(factor["high"])) for factor in values["factors"]
         ]

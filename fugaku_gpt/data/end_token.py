@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.json_text import parse_json
 
 # Files beside a tokenizer.json that declare its end token: name of the file, and keys to the token.
 _DECLARATIONS = (
@@ -113,7 +113,7 @@ def _declared_token(path: Path, keys: "tuple[str, ...]") -> Optional[str]:
         DataError: the file cannot be read.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

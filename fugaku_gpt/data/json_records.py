@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Tuple
 
 from fugaku_gpt.data.forms import BadText
+from fugaku_gpt.json_text import parse_json
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 # Beginnings of JSON that prose does not have: an object with a quoted key, or an array of such objects.
@@ -24,8 +25,8 @@ def resembles_json(data: bytes) -> bool:
 def is_object(line: bytes) -> bool:
     """Whether bytes are exactly one JSON object."""
     try:
-        return isinstance(json.loads(line.decode("utf-8-sig")), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(line.decode("utf-8-sig")), dict)
+    except ValueError:
         return False
 
 
@@ -68,8 +69,8 @@ def json_lines(lines: Iterable[bytes], path: Path, text_key: str, largest_line: 
             raise BadText(f"{location}: a line of more than {largest_line >> 20} MiB; one document takes one line")
         try:
             try:
-                value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (ValueError, RecursionError) as error:
+                value = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as error:
                 raise BadText(f"{location}: not JSON: {error}; each line must be one JSON object") from None
             text = text_of_record(value, text_key, location)
         except BadText as error:
@@ -121,7 +122,7 @@ def _values(data: bytes, path: Path) -> Iterator[Tuple[int, Any]]:
             continue
         try:
             value, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             reason = getattr(error, "msg", error)
             raise BadText(f"{path}:{line}: not JSON: {reason}; is the file cut short?") from None
         if not in_array and not isinstance(value, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.machine import fugaku, local
@@ -257,7 +257,7 @@ def _probe(program: str) -> Tuple[Optional[Dict[str, Any]], str]:
     if completed.returncode != 0:
         return None, error_lines[-1][:200] if error_lines else f"exit code {completed.returncode}"
     try:
-        facts = json.loads(completed.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
+        facts = parse_json(completed.stdout.decode("utf-8", "replace").strip().splitlines()[-1])
     except (ValueError, IndexError):
         return None, "printed no facts"
     return (facts, "") if isinstance(facts, dict) else (None, "printed no facts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import fugaku_gpt
 from fugaku_gpt.config.profile import Expected, Profile
 from fugaku_gpt.environments.registry import missing_modules, read_pins
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.launch.launcher import profile_variables
 from fugaku_gpt.launch.processes import run_command
 from fugaku_gpt.launch.rank_variables import prepended
@@ -326,7 +326,7 @@ def _probe(profile: Profile, threads: int, names: Sequence[str]) -> Tuple[Option
     )
     answers = [line[len(_ANSWER) :] for line in lines if line.startswith(_ANSWER)]
     if answers:
-        facts = json.loads(answers[-1])
+        facts = parse_json(answers[-1])
         assert isinstance(facts, dict)
         return facts, ""
     last_lines = " / ".join(line.strip() for line in lines[-3:] if line.strip())[:200]

@@ -10,6 +10,6 @@ _SINCE_EPOCH = time.time() - time.monotonic()
 def steady_time() -> float:
     """Return the seconds since the epoch, by the time of day when this process began and the span since then.
 
-    Somebody may set the clock of a node while a run is going on; its end must not come before its start.
+    Somebody may set the clock of a node while a run lasts; its end must not come before its start.
     """
     return _SINCE_EPOCH + time.monotonic()

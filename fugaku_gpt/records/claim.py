@@ -8,7 +8,6 @@ never taken away from a living holder, as could happen if the dead holder's file
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Mapping, Optional, Tuple
 
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.records.files import create_json_atomically
 
 HOLDER_VARIABLE = "FUGAKU_GPT_LAUNCH"  # passes the holder's name from the launcher to its ranks
@@ -110,7 +110,7 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
     if number == 0:
         return 0, None
     try:
-        values = json.loads((folder / f"{stem}.{number}").read_text(encoding="utf-8"))
+        values = parse_json((folder / f"{stem}.{number}").read_text(encoding="utf-8"))
         return number, Holder(**{name: values[name] for name in Holder.__dataclass_fields__})
     except FileNotFoundError:  # released since the folder was listed
         return newest_claim(folder, stem)
@@ -121,7 +121,7 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
 def _claim_time(claim: Path) -> float:
     """Time of a claim, seconds since the epoch; the present time if it cannot be read."""
     try:
-        return float(json.loads(claim.read_text(encoding="utf-8"))["time"])
+        return float(parse_json(claim.read_text(encoding="utf-8"))["time"])
     except (OSError, ValueError, KeyError, TypeError):
         return time.time()
 

@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.records.files import write_text_atomically
 
 FILE = ".runs-index.json"
@@ -54,9 +55,9 @@ def read_index(folder: Path) -> Entries:
     """Read the entries of a folder's index; empty if it is missing, damaged or of another version."""
     try:
         head, _, body = (folder / FILE).read_bytes().partition(b"\n")
-        if json.loads(head) != _head(body):
+        if parse_json(head) != _head(body):
             return {}
-        entries = json.loads(body)
+        entries = parse_json(body)
         return {str(run): (fingerprint, record) for run, (fingerprint, record) in entries.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

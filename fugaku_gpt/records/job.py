@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.records.files import append_line
 from fugaku_gpt.versioned_json import read_versioned_json
 
@@ -190,7 +191,7 @@ def read_events(directory: Path) -> List[JobEvent]:
     events = []
     for line in text.splitlines():
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             events.append(JobEvent(values.pop("kind"), float(values.pop("time")), values))
         except (ValueError, KeyError, AttributeError, TypeError):  # cut short by a kill, also amid later lines
             continue

@@ -42,6 +42,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, 
 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 from fugaku_gpt.records.files import (
     create_json_atomically,
@@ -466,7 +467,7 @@ def _last_valid_iteration(resumed: Mapping[str, Any]) -> int:
 
 def _parse_object(text: str) -> Optional[Dict[str, Any]]:
     try:
-        line = json.loads(text)
+        line = parse_json(text)
     except ValueError:
         return None
     return line if isinstance(line, dict) else None

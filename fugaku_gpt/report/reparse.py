@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.layout.batch import iteration_sizes
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history
@@ -176,7 +177,7 @@ def _lines(path: Path) -> Tuple[List[Dict[str, Any]], int]:
     damaged = 0
     for number, text in enumerate(texts):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             line = None
         if isinstance(line, dict):

@@ -11,6 +11,8 @@ import socket
 import sys
 from typing import Any, Dict, List, Optional
 
+from fugaku_gpt.json_text import parse_json
+
 BANNER = "simulated PJM on this machine, not Fugaku"
 _FIRST_MESSAGE = {"pjsub": 0, "pjdel": 100, "pjstat": 200, "pjhold": 300, "pjrls": 400, "pjwait": 600, "pjacl": 700}
 COMMANDS = tuple(_FIRST_MESSAGE)
@@ -48,7 +50,7 @@ def send_request(root: str, values: Dict[str, Any], timeout: Optional[float] = N
             if not chunk:
                 raise ConnectionResetError("the simulator has ended")
             received += chunk
-    reply = json.loads(received.decode("utf-8", "surrogateescape"))
+    reply = parse_json(received.decode("utf-8", "surrogateescape"))
     assert isinstance(reply, dict)
     return reply
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 import psutil
 
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.simulator.control import pjdel, pjhold, pjrls, pjwait
 from fugaku_gpt.simulator.faults import Faults
 from fugaku_gpt.simulator.job_manager import JobManager
@@ -132,7 +133,7 @@ class Daemon:
             client.pending = response
 
     def _execute(self, received: bytearray) -> Union[Reply, DeferredReply]:
-        values = json.loads(received.decode("utf-8", "surrogateescape"))
+        values = parse_json(received.decode("utf-8", "surrogateescape"))
         invocation = Invocation(**values)
         commands: Dict[str, Callable[[], Union[Reply, DeferredReply]]] = {
             "pjsub": lambda: pjsub(invocation, self.table, self.settings, self.job_manager.faults),

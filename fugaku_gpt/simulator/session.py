@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type
 
 from fugaku_gpt.errors import RunFailed, UsageError
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.simulator.client import BANNER, invocation_values, send_request
 from fugaku_gpt.simulator.install import install_commands
 from fugaku_gpt.simulator.settings import Settings, read_settings, write_settings
@@ -176,7 +176,7 @@ def simulator_status(spool: Spool) -> Dict[str, Any]:
     Raises:
         UsageError: no simulator runs there.
     """
-    values = json.loads(send_order(spool, ["status"]))
+    values = parse_json(send_order(spool, ["status"]))
     assert isinstance(values, dict)
     return values
 

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Iterator, List, Optional
 
+from fugaku_gpt.json_text import parse_json
+
 FOLDER_MODE = 0o700  # whoever can enter the folder can submit jobs in the user's name
 
 
@@ -87,7 +89,7 @@ class Spool:
         for path in self.jobs.glob(".*.tmp"):
             path.unlink()
         for path in self.jobs.glob("*.json"):
-            records.append(json.loads(path.read_text(encoding="utf-8")))
+            records.append(parse_json(path.read_text(encoding="utf-8")))
         return records
 
     def remove_job(self, job_id: str) -> None:

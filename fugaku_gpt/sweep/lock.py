@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Optional
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.launch.processes import GRACE_SECONDS, end_marked_processes
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 
@@ -91,7 +92,7 @@ class SweepLock:
 
 def _field(text: str, name: str) -> str:
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:  # empty: the last holder has ended well; or cut short by a full disk
         return ""
     return str(values.get(name, "")) if isinstance(values, dict) else ""

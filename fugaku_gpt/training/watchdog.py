@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import socket
 import sys
@@ -26,6 +25,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, read_flights
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.files import create_json_atomically
 from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
@@ -120,7 +120,7 @@ class Watchdog:
     def _is_marked_hung(self) -> bool:
         """True if a rank has recorded that this run hangs (not an earlier run in the same directory)."""
         try:
-            return bool(json.loads(self._marker.read_text(encoding="utf-8"))["time"] > self._began)
+            return bool(parse_json(self._marker.read_text(encoding="utf-8"))["time"] > self._began)
         except (OSError, ValueError):  # missing, or being written
             return False
 

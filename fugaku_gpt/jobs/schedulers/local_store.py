@@ -12,7 +12,6 @@ Each file has one writer, and is either complete or absent.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -25,6 +24,7 @@ import psutil
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
 from fugaku_gpt.jobs.schedulers.protocol import JobId, Submission
+from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import ENDED, RUNNING, bulk_numbers
 
@@ -211,7 +211,7 @@ def sub_job_id(job_id: str, index: int) -> str:
 
 def read_json_object(path: Path) -> Optional[Dict[str, Any]]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

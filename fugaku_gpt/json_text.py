@@ -1,0 +1,18 @@
+"""Parses JSON that another program may have written, or that a fault has damaged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Union
+
+
+def parse_json(text: Union[str, bytes]) -> Any:
+    """Return the value of a JSON text, as :func:`json.loads` does.
+
+    Raises:
+        ValueError: it is not JSON, not UTF-8, or nested too deeply, for which ``json`` has a RecursionError.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
