@@ -12,8 +12,9 @@ import re
 import shlex
 import traceback
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import fugaku_gpt
 from fugaku_gpt.config import RunConfig, changed_settings
@@ -30,6 +31,9 @@ from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.machine import fugaku
 from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
+
+if TYPE_CHECKING:
+    import jinja2
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
@@ -75,18 +79,8 @@ def render_job(
         ConfigError: the scheduler cannot express the run (such as its name), or the template is not valid.
     """
     import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(str(template_folder())),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # shell text: every value goes through `sh` or `directive`
-    )
-    environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["directive"] = _directive_value
+    environment = _environment(template_folder())
     scheduler = config.job.scheduler
     context, context_notes = _context(config, profile)
     all_notes = (*notes, *context_notes)
@@ -101,6 +95,25 @@ def render_job(
     except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
         raise ConfigError(f"{config.job.template or scheduler}: cannot be rendered: {error}") from None
     return JobScript(re.sub(r"\n{3,}", "\n\n", text), all_notes)
+
+
+@lru_cache(maxsize=None)
+def _environment(folder: Path) -> "jinja2.Environment":
+    """The environment of the templates in a folder, which compiles each of them once, not for every job of a sweep."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=jinja2.FileSystemLoader(str(folder)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # shell text: every value goes through `sh` or `directive`
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["directive"] = _directive_value
+    return environment
 
 
 def _render_of_user(name: str, render: Callable[[], str]) -> str:

@@ -77,6 +77,8 @@ def main() -> None:
     file = root / "s.yaml"
     file.write_text(TEXT, encoding="utf-8")
     plan = plan_of(file, ("job.scheduler=slurm",))
+    # what the first submission imports and compiles, the others inherit
+    submit_sweep(plan, root / "first", scheduler_factory=lambda _: FakeScheduler(root / "queue"), clock=lambda: 1e9)
     rows = []
     while not rows or rows[-1]["kills"]:
         nth = len(rows) + 1
