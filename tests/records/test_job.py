@@ -106,7 +106,7 @@ names = st.sampled_from(
 kinds = st.sampled_from(["intent", "submitted", "refused", "abandoned", "status", "cancelled", "attempt", "other"])
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(kinds, st.dictionaries(names, values, max_size=8)), max_size=6))
 @pytest.mark.slow
 def test_no_line_of_another_program_stops_the_reading(lines: List[Any]) -> None:
