@@ -196,6 +196,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=10:torus\n",
             FT + "#PJM -L node=8,rscgrp=small-torus\n",
             FT + "#PJM -L node=4x4x4:torus\n",
+            FT + "#PJM -L node=4x4x4:strict\n",
         ],
         [
             FT + "#PJM -L node=2x4x6:torus\n",

@@ -195,7 +195,13 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
         fix = f"`pjacl --rg {group}` tells whether you may use it"
         yield Hit(line, f"{message}, though {reporter} name it", column, fix, severity=INFO)
     else:
-        yield Hit(line, message, column, f"use {successor}", date=limits.date)
+        fitting = limits.groups_for(facts.nodes)
+        if facts.nodes and not fitting:
+            fix = f"no group of the list takes {facts.nodes} nodes: `pjacl` lists yours"
+        else:
+            names = [name for name in str(successor).split(" or ") if not facts.nodes or name in fitting]
+            fix = f"use {' or '.join(names or fitting)}"
+        yield Hit(line, message, column, fix, date=limits.date)
 
 
 @rule(
