@@ -148,11 +148,18 @@ def _show_plan(prepared: PreparedJob) -> None:
     import shlex
     from dataclasses import replace
 
+    from fugaku_gpt.jobs.before_submission import check_script
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
 
     scheduler = scheduler_named(prepared.config.job.scheduler)
     click.echo(prepared.text, nl=False)
+    try:
+        findings = check_script(prepared.text, scheduler.name, str(prepared.directory / prepared.script))
+    except UsageError as error:  # it would not be submitted, which these lines say
+        findings = [str(error)]
+    for finding in findings:
+        click.echo(finding, err=True)
     for submission in submissions(prepared):
         command = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
         click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)
