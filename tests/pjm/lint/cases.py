@@ -684,6 +684,9 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L {{key}}={{value}}\n",
             FT + "#PJM -g $(id -ng)\n",
             FT + "#PJM -L node={nodes}\n",
+            FT + "#PJM -L node=##NODES##\n",
+            FT + "#PJM -L elapse=%WALLTIME%\n",
+            FT + "#PJM -L elapse=HH:MM:SS\n",
         ],
         [
             FT + "#PJM -L node=1 # ${N}\n",

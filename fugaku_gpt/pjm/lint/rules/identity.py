@@ -16,7 +16,7 @@ _SPACK = re.compile(r"/vol0004/apps/oss/spack|/home/apps/oss/spack|share/spack/s
 _CHARSET = re.compile(r"[A-Za-z0-9._-]+")
 _PLACEHOLDERS = re.compile(
     r"\$\{[^{}]*\}?|\$\([^()]*\)?|\$\w+|`[^`]*`|\{\{.*?\}\}|\{%.*?%\}|\{[A-Za-z_]\w*\}|%\(\w+\)[sd]?|@\w+@|__\w+__"
-    r"|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
+    r"|%[A-Z_]{3,}%|##\w+##|\bHH:MM(?::SS)?\b|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
