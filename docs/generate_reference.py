@@ -213,7 +213,9 @@ def config_page() -> str:
         "",
         "A run is a preset, a YAML file over it, and `--set section.field=value` over both. In the file, a field is "
         "written inside its section (`layout: {tp: 2}`) or in full (`layout.tp: 2`). Durations are seconds or "
-        "`H:MM:SS`. `null` leaves a field at its default. An unknown key, a wrong type or a value outside its limits "
+        "`H:MM:SS`. `null` leaves a field at its default. A relative path is looked up from the folder of the run or "
+        "sweep file that names it, then from the current folder; one of the command line, from the current folder. "
+        "An unknown key, a wrong type or a value outside its limits "
         "is refused before any rank starts.",
         "",
         "## Presets",

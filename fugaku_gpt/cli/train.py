@@ -9,13 +9,12 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
 import click
 
+from fugaku_gpt.cli.corpus_settings import with_corpus_settings
 from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, options_as, run_source
-from fugaku_gpt.cli.validation import validation_of_run
-from fugaku_gpt.cli.vocabulary import vocabulary_of_run
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.schema import LOG_FORMATS
 from fugaku_gpt.errors import (
@@ -117,7 +116,7 @@ def train(
             overrides += _data_parallel(source.load(*overrides, check=False), ranks)
         config = source.load(*overrides)
         resume_from = out if resume == AUTO else Path(resume) if resume != NONE else None
-        config, notes = _with_facts_of_corpora(source, config, overrides, resume_from)
+        config, notes = with_corpus_settings(source, config, overrides, resume_from)
         if launched is None or launched.rank == 0:
             for note in notes:
                 click.echo(f"fugaku-gpt: note: {note}", err=True)
@@ -145,20 +144,6 @@ def _data_parallel(config: RunConfig, ranks: int) -> List[str]:
         return []
     click.echo(f"{ranks} ranks, and layout.dp is not set: layout.dp={replicas}")
     return [f"layout.dp={replicas}"]
-
-
-def _with_facts_of_corpora(
-    source: RunSource, config: RunConfig, overrides: List[str], resume_from: Optional[Path]
-) -> Tuple[RunConfig, List[str]]:
-    """The run with the vocabulary and the validation that its corpora have where it states none, and notes on both."""
-    chosen, notes = list(overrides), []
-    vocabulary = vocabulary_of_run(source, config, resume_from)
-    if vocabulary is not None:
-        chosen.append(f"model.vocab_size={vocabulary.size}")
-        notes.append(f"model.vocab_size is {vocabulary.size}, that of {vocabulary.origin}")
-        config = source.load(*chosen)
-    validation, note = validation_of_run(source, config)
-    return source.load(*chosen, *validation) if validation else config, [*notes, *filter(None, [note])]
 
 
 def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, 
 import yaml
 
 from fugaku_gpt.config.checks import problems_of
+from fugaku_gpt.config.paths import with_paths_from
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.config.tree import (
     Scalar,
@@ -64,7 +65,8 @@ def load_run_config(
 ) -> RunConfig:
     """Load a run: a preset, overridden by a YAML file, overridden by ``key=value`` texts.
 
-    A run file may name its preset with a top-level ``preset:``; the argument ``preset`` replaces it. Without ``check``
+    A run file may name its preset with a top-level ``preset:``; the argument ``preset`` replaces it. Its paths are
+    relative to its folder (:func:`fugaku_gpt.config.paths.with_paths_from`). Without ``check``
     the rules between fields are not checked; the caller does so after it has changed some of them. With
     ``is_only_measured``, defaults are those of runs that nobody resumes (``MEASURED_ONLY``).
 
@@ -73,7 +75,7 @@ def load_run_config(
     """
     layers: List[SettingsLayer] = [MEASURED_ONLY] if is_only_measured else []
     if file is not None:
-        layers.append(SettingsLayer(str(file), dict(flatten(read_yaml_file(file)))))
+        layers.append(SettingsLayer(str(file), with_paths_from(str(file), dict(flatten(read_yaml_file(file))))))
     command_line = [parse_override(text) for text in overrides]
     layers.append(SettingsLayer("--set", dict(command_line)))
     return build_run_config(layers, preset, check=check)

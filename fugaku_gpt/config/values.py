@@ -128,7 +128,8 @@ def coerce_scalar(text: str, is_quoted: bool, kind: Any, metadata: Mapping[str, 
     Raises:
         BadValue: the text is not of that type, or is outside the field's limits.
     """
-    if is_optional(kind) and not is_quoted and text.lower() in NULLS:
+    is_choice = text in (metadata.get("choices") or ())  # `none` is a value of node.large_pages
+    if is_optional(kind) and not is_quoted and text.lower() in NULLS and not is_choice:
         return None
     inner = strip_optional(kind)
     if inner is str:

@@ -160,9 +160,9 @@ def template_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "jobscripts"
 
 
-def render_from_files(config: RunConfig) -> JobScript:
+def render_from_files(config: RunConfig, notes: Sequence[str] = ()) -> JobScript:
     """Call :func:`render_job` with the profile and the template that ``job.profile`` and ``job.template`` name, and
-    note what the job lacks.
+    note what the job lacks, after other notes.
 
     Raises:
         ConfigError: see :func:`render_job`; also if a file is not valid or cannot be read.
@@ -173,7 +173,7 @@ def render_from_files(config: RunConfig) -> JobScript:
             template = Path(config.job.template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"job.template: {config.job.template}: cannot be read: {error}") from None
-    return render_job(config, profile_of(config), template, notes=missing_needs(config))
+    return render_job(config, profile_of(config), template, notes=[*notes, *missing_needs(config)])
 
 
 def profile_of(config: RunConfig) -> Profile:

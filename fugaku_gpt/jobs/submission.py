@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config
+from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config, written_keys
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files, settings_of
@@ -42,6 +42,8 @@ INTENT_SECONDS = 2 * TIMEOUT_SECONDS
 
 # files that are copied, not moved, to an earlier attempt
 _COPIED_FILES = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)
+# settings that script and run take from the corpora where config.yaml has none
+_KEYS_OF_CORPORA = ("model.vocab_size", "training.eval_interval")
 
 _REPEAT = re.compile(r"repeat-[0-9]+")
 
@@ -118,7 +120,9 @@ def load_prepared(directory: Path) -> PreparedJob:
     if not (directory / "config.yaml").exists() and any(job.folder for job in read_history(directory).jobs):
         raise UsageError(f"{directory}: has the record of a script that is of no run; submit that script again")
     config = load_run_config(directory / "config.yaml")
-    changed = _settings_changed_since(text, config)
+    stated = written_keys(directory / "config.yaml", ())
+    optional = set(_KEYS_OF_CORPORA) - stated
+    changed = [key for key in _settings_changed_since(text, config, directory) if key not in optional]
     if changed:
         file, script = shlex.quote(str(directory / "config.yaml")), shlex.quote(str(directory / SCRIPT))
         raise UsageError(
@@ -345,8 +349,9 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
     )
 
 
-def _settings_changed_since(script: str, config: RunConfig) -> List[str]:
-    """Return the settings that have changed since the script was rendered; empty if the script has no settings."""
+def _settings_changed_since(script: str, config: RunConfig, directory: Path) -> List[str]:
+    """Return the settings that have changed since the script was rendered; empty if the script has no settings. Its
+    paths may be relative to the present folder, or to the run's ``directory``."""
     try:
         scripted = settings_of(script.replace("\r\n", "\n"))
     except ConfigError:  # edited on purpose
@@ -355,8 +360,10 @@ def _settings_changed_since(script: str, config: RunConfig) -> List[str]:
         return []
     if scripted.node.threads_per_rank is None:  # the ranks compute and record it
         config = replace(config, node=replace(config.node, threads_per_rank=None))
-    previous, current = changed_settings(scripted), changed_settings(config)
-    return sorted(key for key in {**previous, **current} if previous.get(key) != current.get(key))
+    current = changed_settings(with_absolute_paths(config))
+    readings = [changed_settings(with_absolute_paths(scripted, base)) for base in (None, directory)]
+    keys = {*current, *readings[0]}
+    return sorted(key for key in keys if all(previous.get(key) != current.get(key) for previous in readings))
 
 
 def _record_recovered_job(directory: Path, intent: Intent, job_id: str, timestamp: float) -> None:

@@ -65,8 +65,13 @@ def power_knobs(node: NodeConfig, nodes: int) -> Dict[str, int]:
 
 
 def allocated_nodes(dims: Sequence[int], is_torus: bool, is_io_exclusive: bool = False) -> int:
-    """The nodes that Fugaku allocates for a shape, and bills (user guide, UsageRules): whole units for a torus, which
-    every job of more than ``TORUS_ABOVE`` nodes is; otherwise those that were asked for.
+    """The nodes that Fugaku allocates for a shape, and bills: those of :func:`allocated_shape`."""
+    return math.prod(allocated_shape(dims, is_torus, is_io_exclusive))
+
+
+def allocated_shape(dims: Sequence[int], is_torus: bool, is_io_exclusive: bool = False) -> Tuple[int, ...]:
+    """The shape that Fugaku allocates for another (user guide, UsageRules): whole units for a torus, which every job of
+    more than ``TORUS_ABOVE`` nodes is; otherwise the one that was asked for.
 
     Each side of a box is rounded up to the unit's, in the orientation that wastes least. A shape of one or two axes may
     be folded, so its number of nodes is rounded up.
@@ -78,15 +83,15 @@ def allocated_nodes(dims: Sequence[int], is_torus: bool, is_io_exclusive: bool =
     """
     nodes = math.prod(dims)
     if nodes <= TORUS_ABOVE and not is_torus:
-        return nodes
+        return tuple(dims)
     unit = allocation_unit(nodes, is_io_exclusive)
     if len(dims) < 3:
         size = math.prod(unit)
-        return -(-nodes // size) * size
-    return min(
-        math.prod(-(-side // least) * least for side, least in zip(order, unit))
-        for order in itertools.permutations(dims)
+        return (-(-nodes // size) * size,)
+    boxes = (
+        tuple(-(-side // least) * least for side, least in zip(dims, order)) for order in itertools.permutations(unit)
     )
+    return min(boxes, key=math.prod)
 
 
 def allocation_unit(nodes: int, is_io_exclusive: bool = False) -> Tuple[int, int, int]:

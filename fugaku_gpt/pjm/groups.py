@@ -111,6 +111,14 @@ class SiteLimits:
         """Whether limits of a date, ``YYYY-MM-DD``, are too old on a day to rest a finding on."""
         return (today - datetime.date.fromisoformat(date)).days > self.fresh_days
 
+    def groups_for(self, nodes: Optional[int]) -> List[str]:
+        """Return the names of the groups that are known to take jobs of this many nodes; empty if it is not known."""
+        return [
+            group.name
+            for group in self.groups.values()
+            if nodes is not None and group.max_nodes and (group.min_nodes or 1) <= nodes <= group.max_nodes
+        ]
+
     def has_group(self, group: str) -> bool:
         """Whether this is, or was, a group of the site."""
         if group in self.groups or any(fnmatch.fnmatchcase(group, pattern) for pattern in self.group_patterns):

@@ -24,7 +24,10 @@ _MAX_DIGITS = 15  # digits of a number; no node count, size or time needs more
 _CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)")
 _LETTERS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+)\s*(?:([KMGTPE])(i?)B?)?", re.IGNORECASE)
-_PLACEHOLDER = re.compile(r"\$[\w{(]|`|\{\{|\}\}|@\w+@|%\(\w+\)|<[^<>]*>|\[[^\[\]]*\]")
+_PLACEHOLDER = re.compile(
+    r"\$[\w{(]|`|\{\{|\}\}|@\w+@|%\(\w+\)|<[^<>]*>|\[[^\[\]]*\]|\{[A-Za-z_]\w*\}|__\w+__|%[A-Z_]{2,}%|##\w+##"
+    r"|\bHH:MM\b|\*{2,}|\?{2,}|\.{3}|…"
+)
 _VNODE = re.compile(r"(\d*)(?:\((.*)\))?")
 _CONDITION = re.compile(r"(ec|pc|sn)\s*(==|!=|<=|>=|<|>)\s*(-?\d+(?:,-?\d+)*)")
 _PATH_METACHARACTER = re.compile(r"%([%jJbsn])")

@@ -88,7 +88,10 @@ def unmodelled_settings(config: RunConfig) -> List[ExtrapolatedInput]:
         texts.append("layout.schedule zero_bubble: counted as 1f1b")
     eco_state = job_eco_state(config)
     if eco_state in ONE_PIPE_STATES:
-        texts.append(f"node.eco_state {eco_state}: seconds are those with both floating-point pipes")
+        texts.append(
+            f"node.eco_state {eco_state}: seconds are those with both floating-point pipes; with one, `compute` takes "
+            "up to twice as long, and the rest is the same"
+        )
     if config.model.ffn_size != 4 * config.model.hidden:
         texts.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
     return [ExtrapolatedInput(text, SETTING_DISTANCE) for text in texts]

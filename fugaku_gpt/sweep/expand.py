@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import MEASURED_ONLY, RunConfig, SettingsLayer, build_run_config, coerce_setting, valid_keys
 from fugaku_gpt.config.load import preset_settings
+from fugaku_gpt.config.paths import with_paths_from
 from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError
@@ -82,16 +83,24 @@ def expand_sweep(file: Path, overrides: Sequence[str] = ()) -> Sweep:
     return _expand(read_yaml_file(file), str(file), file.stem, overrides)
 
 
-def expand_text(text: str, origin: str, name: str, overrides: Sequence[str] = ()) -> Sweep:
-    """Expands the text of a sweep file, as :func:`expand_sweep`; ``name`` is the default name of the sweep."""
-    return _expand(parse_yaml(text, origin), origin, name, overrides)
+def expand_text(text: str, origin: str, name: str, overrides: Sequence[str] = (), base: Optional[Path] = None) -> Sweep:
+    """Expands the text of a sweep file, as :func:`expand_sweep`.
+
+    Args:
+        origin: path of the file.
+        name: default name of the sweep.
+        base: folder to which relative paths refer, that of the file among them; default: the present folder.
+    """
+    return _expand(parse_yaml(text, origin), origin, name, overrides, base)
 
 
-def _expand(tree: Mapping[str, Tree], origin: str, name: str, overrides: Sequence[str]) -> Sweep:
+def _expand(
+    tree: Mapping[str, Tree], origin: str, name: str, overrides: Sequence[str], base: Optional[Path] = None
+) -> Sweep:
     sweep = read_sweep(tree, origin)
     override_settings = dict(parse_override(text) for text in overrides)
     check_keys(override_settings)
-    resolved = list(_resolve(sweep, override_settings, origin))
+    resolved = list(_resolve(sweep, override_settings, origin, base))
     if not resolved:
         raise ConfigError(f"{origin}: no rows are left: where and exclude leave out every combination")
     if all(row.config is None for row in resolved):
@@ -100,11 +109,14 @@ def _expand(tree: Mapping[str, Tree], origin: str, name: str, overrides: Sequenc
     return Sweep(sweep.name or name, tuple(_ordered_runs(resolved, _unique_names(resolved, origin), sweep)))
 
 
-def _resolve(sweep: SweepFile, override_settings: Mapping[str, Tree], file: str) -> Iterable[_ResolvedRow]:
+def _resolve(
+    sweep: SweepFile, override_settings: Mapping[str, Tree], file: str, base_folder: Optional[Path]
+) -> Iterable[_ResolvedRow]:
     base = preset_settings(sweep.preset, file).values if sweep.preset is not None else {}
     for row in sweep.rows:
         settings = {**sweep.defaults, **row.values}
         written = {**base, **settings, **override_settings}
+        settings = with_paths_from(file, settings, base_folder)
         config, refusal = None, ""
         try:
             config = build_run_config(

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Tuple
 import yaml
 
 from fugaku_gpt.config import dotted_settings, load_run_config
+from fugaku_gpt.config.paths import PATH_KEYS
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.records.files import is_temporary, write_text_atomically
 from fugaku_gpt.records.job import read_history
@@ -128,8 +129,7 @@ def _differences(record: RunDirectory, run: Run) -> Any:
     ]
 
 
-_PATH_KEYS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.profile",
-          "job.template")  # fmt: skip
+_PATH_KEYS = (*PATH_KEYS, "job.profile")
 
 
 def _is_same_setting(key: str, recorded: Any, current: Any) -> bool:

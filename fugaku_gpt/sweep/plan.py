@@ -40,7 +40,7 @@ class SweepPlan:
         Raises:
             ConfigError: the text is no valid sweep.
         """
-        return expand_text(self.text, self.file, self.name, self.overrides)
+        return expand_text(self.text, self.file, self.name, self.overrides, Path(self.base))
 
 
 def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> SweepPlan:

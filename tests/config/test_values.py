@@ -127,3 +127,12 @@ def test_the_nearest_name_of_any_misspelt_key_is_offered(tmp_path: Path, key: st
     with pytest.raises(ConfigError) as caught:
         written(tmp_path, f"{key}x: 1")
     assert f"run.yaml:1: {key}x: unknown key (value '1'); did you mean {key}?" in str(caught.value)
+
+
+def test_none_is_a_value_where_the_field_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("node: {large_pages: none, paging_policy: none}\n")
+    node = load_run_config(file).node
+    assert node.large_pages == "none" and node.paging_policy is None
+    assert load_run_config(overrides=["node.large_pages=none"]).node.large_pages == "none"
+    assert load_run_config(overrides=["node.large_pages=null"]).node.large_pages is None

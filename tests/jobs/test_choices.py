@@ -55,6 +55,7 @@ def test_nothing_is_noted_where_the_user_has_set_everything() -> None:
         (432, [], 432),
         (64, ["job.shape=4x4x4", "job.allocation=torus"], 96),  # units of 2x3x2: 4x6x4
         (64, ["job.shape=4x4x4"], 64),
+        (1000, ["job.shape=10x10x10"], 1920),
         (10, ["job.allocation=torus"], 12),
         (10, ["job.resource_group=small-torus"], 12),  # a group of tori alone
         (10, ["job.scheduler=slurm"], 10),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import click
 
@@ -28,9 +28,9 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
     from fugaku_gpt.jobs.render import render_from_files
     from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 
-    config = job_config(source, scheduler)
+    config, chosen = training_job(source, scheduler)
     refuse_job_too_large(config)
-    script = render_from_files(config)
+    script = render_from_files(config, chosen)
     for note in script.notes:
         click.echo(f"note: {note}", err=True)
     if out is None:
@@ -39,8 +39,21 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
         write_text_atomically(out, script.text)
 
 
-def job_config(source: RunSource, scheduler: Optional[str]) -> "RunConfig":
-    """Load the run that a command line describes, with its profile as the path of a file that exists."""
-    from fugaku_gpt.environments.registry import with_profile_file
+def training_job(source: RunSource, scheduler: Optional[str]) -> "Tuple[RunConfig, List[str]]":
+    """Load the run that a command line describes, with its profile as the path of a file that exists.
 
-    return with_profile_file(source.load(*scheduler_overrides(scheduler)), source.run_file)
+    Vocabulary and validation are those of its corpora where it states none, as with `train`; notes say so. A corpus
+    that cannot be read here decides nothing.
+    """
+    from fugaku_gpt.cli.corpus_settings import with_corpus_settings
+    from fugaku_gpt.environments.registry import with_profile_file
+    from fugaku_gpt.errors import DataError
+
+    overrides = scheduler_overrides(scheduler)
+    config = source.load(*overrides)
+    notes: List[str] = []
+    try:
+        config, notes = with_corpus_settings(source, config, overrides)
+    except DataError as error:
+        notes = [str(error)]
+    return with_profile_file(config, source.run_file), notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.job.follow import STORE
-from fugaku_gpt.cli.job.render import job_config
+from fugaku_gpt.cli.job.render import training_job
 from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option
 from fugaku_gpt.errors import UsageError
 
@@ -42,7 +43,7 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
     """
     from fugaku_gpt.jobs import submission
     from fugaku_gpt.jobs.plain_script import is_plain_script
-    from fugaku_gpt.jobs.render import job_name
+    from fugaku_gpt.jobs.render import job_name, render_from_files
     from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 
     target = source.run_file
@@ -59,17 +60,18 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
             return
         _check(prepared)
     else:
-        config = job_config(source, scheduler)
+        config, chosen = training_job(source, scheduler)
+        render = functools.partial(render_from_files, notes=chosen)
         refuse_job_too_large(config)
         directory = out if out is not None else _new_directory(job_name(config))
         if dry_run:
-            _show_plan(submission.plan_job(config, directory))
+            _show_plan(submission.plan_job(config, directory, render))
             return
-        planned = submission.plan_job(config, directory)
+        planned = submission.plan_job(config, directory, render)
         _check(planned)
         if not _confirmed([planned], yes):
             return
-        prepared = submission.prepare_job(config, directory)
+        prepared = submission.prepare_job(config, directory, render)
         yes = True
     if not _confirmed([prepared], yes):
         return
@@ -146,11 +148,18 @@ def _show_plan(prepared: PreparedJob) -> None:
     import shlex
     from dataclasses import replace
 
+    from fugaku_gpt.jobs.before_submission import check_script
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
 
     scheduler = scheduler_named(prepared.config.job.scheduler)
     click.echo(prepared.text, nl=False)
+    try:
+        findings = check_script(prepared.text, scheduler.name, str(prepared.directory / prepared.script))
+    except UsageError as error:  # it would not be submitted, which these lines say
+        findings = [str(error)]
+    for finding in findings:
+        click.echo(finding, err=True)
     for submission in submissions(prepared):
         command = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
         click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)

@@ -20,7 +20,7 @@ _positive = click.IntRange(min=1)
 _batch = click.IntRange(min=1, max=10**9)  # as in `plan topology`, which searches divisors of it
 _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
-    from fugaku_gpt.config.schema import RunConfig
+    from fugaku_gpt.config.schema import JobConfig, RunConfig
     from fugaku_gpt.machine.constants import Machine
     from fugaku_gpt.planner.training_schedule import TrainingPlan
 
@@ -246,8 +246,8 @@ def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions,
     """Compute the days, node-hours and chained jobs of a training, its best checkpoint interval, and its energy.
 
     With RUN.yaml or --preset, the time of an iteration is predicted as `plan time` does, and tokens, nodes and time
-    limit are the run's. Node-hours of a run on Fugaku are those of the nodes that are paid for, which are full shelves
-    of 48 for more than 384 nodes.
+    limit are the run's. Node-hours on Fugaku, which --machine names by default, are those of the nodes that are paid
+    for: full shelves of 48 for more than 384 nodes.
 
     The interval is Daly's: with checkpoints of C seconds and a failure every M seconds, about sqrt(2 C M).
     """
@@ -284,15 +284,16 @@ def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions,
 def _completed_by_run(
     options: DaysOptions, source: RunSource, choice: MachineChoice
 ) -> Tuple[DaysOptions, Optional[int]]:
-    """Complete options by what a run says, with its predicted time; also return the nodes that it pays for, if the
+    """Complete options by what a run says, with its predicted time; also return the nodes that are paid for, if the
     machine bills others than those that compute."""
-    if source.run_file is None and source.preset is None and not source.settings:
-        return options, None
-    from fugaku_gpt.machine.constants import FUGAKU_HARDWARE, load_machine
+    from fugaku_gpt.config.schema import JobConfig
+    from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import predicted_seconds
-    from fugaku_gpt.planner.search.rank_map import billed_nodes
 
-    config, machine = source.load(check=False), load_machine(choice.name)
+    machine = load_machine(choice.name)
+    if source.run_file is None and source.preset is None and not source.settings:
+        return options, _billed_nodes(JobConfig(nodes=options.nodes), machine) if options.nodes is not None else None
+    config = source.load(check=False)
     sec_per_it, nodes = options.sec_per_it, options.nodes
     if nodes is not None and nodes != config.job.nodes:
         raise UsageError(
@@ -316,8 +317,15 @@ def _completed_by_run(
     )
     if options.iterations is None and options.tokens is None and options.flops is None:
         completed = replace(completed, iterations=config.training.iterations)
-    on_fugaku = machine.has_hardware(FUGAKU_HARDWARE) and config.job.scheduler == "pjm"
-    return completed, billed_nodes(config.job.nodes, config.job.shape) if on_fugaku else None
+    return completed, _billed_nodes(config.job, machine)
+
+
+def _billed_nodes(job: "JobConfig", machine: "Machine") -> Optional[int]:
+    """The nodes that a job on Fugaku pays for; None for another machine, or a scheduler that bills those it uses."""
+    from fugaku_gpt.jobs.billing import billed_nodes
+    from fugaku_gpt.machine.constants import FUGAKU_HARDWARE
+
+    return billed_nodes(job) if machine.has_hardware(FUGAKU_HARDWARE) and job.scheduler == "pjm" else None
 
 
 @click.command()

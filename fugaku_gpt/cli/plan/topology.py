@@ -126,7 +126,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     from fugaku_gpt.planner.search.best import best_layouts
     from fugaku_gpt.planner.search.plot import draw_search
     from fugaku_gpt.planner.search.topology import measured_range_rules, search_layouts
-    from fugaku_gpt.planner.search.write import write_layouts
+    from fugaku_gpt.planner.search.write import MISSING_CORPUS, write_layouts
     from fugaku_gpt.plotting import check_plot
 
     started = time.monotonic()
@@ -179,6 +179,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
         written = write_layouts(best, options.out, f"topology-{source.preset or 'run'}", options.iterations)
         maps = sum(file.suffix == ".rankmap" for file in written)
         messages.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
+        messages += [MISSING_CORPUS] if not base.data.paths else []
     if options.plot is not None:
         title = f"{base.model.name or 'run'} on {request.nodes[1]} nodes of {machine.name}"
         draw_search(layouts, request, title, options.plot)

@@ -25,7 +25,6 @@ from fugaku_gpt.pjm.values import Elapse, NodeShape, has_placeholder
 
 _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
 # placeholders that the parser does not know: Python's {name}, %(name)s, __NAME__, %NAME%, ***, ???, ...
-_PLACEHOLDER_FORMS = re.compile(r"\{[A-Za-z_]\w*\}|%\(\w+\)|__\w+__|%[A-Z_]+%|\*{2,}|\?{2,}|\.{3}|…")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 _TEMPLATE_SUFFIXES = (".tmpl", ".tpl", ".template", ".j2", ".jinja", ".jinja2", ".mustache", ".erb", ".in")
@@ -37,7 +36,7 @@ def is_unfilled(value: Optional[str]) -> bool:
     """Whether a value that should be a number, shape or time is a placeholder that is still to be filled in."""
     if value is None:
         return False
-    return has_placeholder(value) or bool(_PLACEHOLDER_FORMS.search(value)) or bool(_WORD.fullmatch(value.strip()))
+    return has_placeholder(value) or bool(_WORD.fullmatch(value.strip()))
 
 
 def printable(value: object) -> str:
@@ -106,7 +105,7 @@ class Facts:
         value = self.resources.get("rscgrp")
         if value is None:
             return self.limits.default_group or None if "rscgrp" not in self.resources else None
-        return None if has_placeholder(value) or _PLACEHOLDER_FORMS.search(value) else value
+        return None if has_placeholder(value) else value
 
     @cached_property
     def group_limits(self) -> Optional[GroupLimits]:

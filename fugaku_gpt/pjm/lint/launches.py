@@ -48,7 +48,8 @@ class Launch(NamedTuple):
 
     ``processes``: number of processes; None if not given or unknown. ``count_word``: the word with the number, None if
     not given. ``outputs``: options that redirect output, with their paths. ``program``: command line of each process.
-    ``has_several_programs``: it starts several programs, separated by ``:``.
+    ``has_several_programs``: it starts several programs, separated by ``:``. ``options``: what stands before the
+    program; the words of a variable that holds the call are its value.
     """
 
     command: Command
@@ -58,6 +59,7 @@ class Launch(NamedTuple):
     outputs: Tuple[Tuple[Word, Optional[Word]], ...]
     program: Tuple[Word, ...]
     has_several_programs: bool
+    options: Tuple[Word, ...] = ()
 
 
 def assignments_of(commands: Sequence[Command]) -> List[Assignment]:
@@ -204,4 +206,7 @@ def _launch(command: Command, argv: Sequence[Word], launcher_index: int, constan
         index += 1 + _VALUE_COUNTS.get(word.text.lstrip("-"), 0)
     numbers = [number for number in counts if number is not None]
     count = sum(numbers) if numbers and len(numbers) == len(counts) else None
-    return Launch(command, argv[launcher_index], count, count_word, tuple(outputs), program, has_several_programs)
+    end = argv.index(program[0]) if program else len(argv)
+    options = tuple(argv[launcher_index + 1 : end])
+    word = argv[launcher_index]
+    return Launch(command, word, count, count_word, tuple(outputs), program, has_several_programs, options)

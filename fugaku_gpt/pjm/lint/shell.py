@@ -58,7 +58,11 @@ class Command(NamedTuple):
 
     ``argv``: the command and its arguments. ``name``: file name of the command; empty for assignments alone.
     ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run never or
-    repeatedly. ``background``: ends in ``&``. ``in_loop``: inside ``for``, ``while``, ``until`` or ``select``.
+    repeatedly. ``in_branch``: inside a condition or a function, or after ``&&`` or ``||``: it may run never.
+    ``background``: it, or the pipeline, list or compound command that it is part of, ends in ``&``. ``list_start``:
+    position of the first command of that list; commands of one list run one after the other. ``in_loop``: inside
+    ``for``, ``while``, ``until`` or ``select``; one in the background, only if the loop starts its list repeatedly.
+    ``function``: name of the function whose body it is in; empty outside of any.
     """
 
     line: int
@@ -70,6 +74,9 @@ class Command(NamedTuple):
     background: bool
     name: str
     in_loop: bool
+    in_branch: bool = False
+    list_start: int = 0
+    function: str = ""
 
 
 class Body(NamedTuple):
@@ -92,9 +99,12 @@ class _Scanner:
         self.line_start = 0  # position of the current line's first character
         self.commands: List[Command] = []
         self.enclosed_lines: Set[int] = set()
-        self.depth = 0
         self.loops = 0
         self.parens = 0
+        self.open: List[Tuple[int, bool]] = []  # start of the list around each open compound command; is it a branch?
+        self.list_start = 0  # position in `commands` of the first command of the present list or pipeline
+        self.next_function = ""  # the name, after ``NAME()``
+        self.functions: List[str] = []  # for each open compound command, the function that it is in
         self.failures = 0
         self.heredocs: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
         self.after_and_or = False
@@ -138,6 +148,7 @@ class _Scanner:
                     self.position = token.end()
             elif kind == "newline":
                 self._end_command()
+                self.list_start = len(self.commands)
                 self._advance(raw)
                 if self.heredocs:
                     self._skip_documents()
@@ -214,16 +225,17 @@ class _Scanner:
             else:
                 self.argv.append(word)
         elif raw == "{" and self.argv[0].raw == "function":
-            self._end_command()
-            self.depth += 1
+            self.next_function = self.argv[1].text if len(self.argv) > 1 else ""
+            self._new_command()
+            self._open_compound(is_branch=True)
         else:
             self.argv.append(word)
 
     def _scan_keyword(self, word: Word) -> None:
         if word.raw in _OPENERS:
-            self.depth += 1
+            self._open_compound(is_branch=word.raw in ("if", "case"))
         elif word.raw in _CLOSERS:
-            self.depth = max(0, self.depth - 1)
+            self._close_compound()
         if word.raw in _LOOPS:
             self.loops += 1
         elif word.raw == "done":
@@ -233,11 +245,31 @@ class _Scanner:
         else:
             self.command_at = None
 
-    def _end_command(self, background: bool = False) -> None:
+    def _open_compound(self, is_branch: bool) -> None:
+        outer = self.functions[-1] if self.functions else ""
+        self.functions.append(self.next_function or outer)
+        self.open.append((self.list_start, is_branch or bool(self.next_function)))
+        self.list_start = len(self.commands)
+        self.next_function = ""
+
+    def _close_compound(self) -> None:
+        if self.open:
+            self.list_start, _ = self.open.pop()
+            self.functions.pop()
+
+    def _put_in_background(self) -> None:
+        """Mark the commands of the present list, but for those that are in the background by themselves."""
+        start, is_repeated = self.list_start, self.loops > 0
+        self.commands[start:] = [
+            command if command.background else command._replace(background=True, list_start=start, in_loop=is_repeated)
+            for command in self.commands[start:]
+        ]
+
+    def _end_command(self) -> None:
         self._end_word()
         if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
-            nested = self.depth > 0 or self.parens > 0 or self.after_and_or
+            in_branch = self.after_and_or or any(is_branch for _, is_branch in self.open)
             self.commands.append(
                 Command(
                     line,
@@ -245,10 +277,13 @@ class _Scanner:
                     tuple(self.settings),
                     tuple(self.argv),
                     tuple(self.redirections),
-                    nested,
-                    background,
+                    bool(self.open) or self.after_and_or,
+                    False,
                     self.argv[0].text.rpartition("/")[2] if self.argv else "",
                     self.loops > 0,
+                    in_branch,
+                    self.list_start,
+                    self.functions[-1] if self.functions else "",
                 )  # fmt: skip
             )
         self.after_and_or = False
@@ -268,11 +303,19 @@ class _Scanner:
             return
         if raw == "(" and self._array_or_arithmetic():
             return
-        self._end_command(background=raw == "&")
+        self._end_command()
         if raw == "(":
+            self._open_compound(is_branch=False)
             self.parens += 1
-        elif raw == ")":
-            self.parens = max(0, self.parens - 1)
+        elif raw == ")" and self.parens:  # else it ends a pattern of `case`
+            self._close_compound()
+            self.parens -= 1
+            if self.text[self.position - 1] == "(" and self.commands:  # the name of a function is no command
+                self.next_function = self.commands.pop().name
+        elif raw == "&":
+            self._put_in_background()
+        if raw in ("&", ";", ";;"):
+            self.list_start = len(self.commands)
         self.after_and_or = raw in ("&&", "||")
         self.position += len(raw)
 

@@ -10,7 +10,6 @@ as the groups.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.formulas.divisors import divisors_of
-from fugaku_gpt.machine.fugaku import LONGEST_SIDES, SHELF, TOFU_UNIT, TORUS_ABOVE
+from fugaku_gpt.machine.fugaku import LONGEST_SIDES, TORUS_ABOVE, allocated_nodes
 
 BoxSides = Tuple[int, int, int]
 
@@ -87,21 +86,10 @@ def choose_node_box(nodes: int, shape: str = "") -> Optional[NodeBox]:
     boxes = [(sides[0], sides[1], sides[2])] if len(sides) == 3 else list(_boxes(nodes))
     if not boxes:
         return None
-    unit = SHELF if nodes > TORUS_ABOVE else TOFU_UNIT
-    rounded, _, best = min((_allocated_nodes(box, unit), sum(box), box) for box in boxes)
+    rounded, _, best = min((allocated_nodes(box, is_torus=True), sum(box), box) for box in boxes)
     if nodes <= TORUS_ABOVE and rounded > nodes:
         return NodeBox(min((sum(box), box) for box in boxes)[1], "mesh", nodes)
     return NodeBox(best, "torus", rounded)
-
-
-def billed_nodes(nodes: int, shape: str = "") -> int:
-    """The nodes that a job on Fugaku pays for: those of its box if it asks for one with three sides, else whole shelves
-    from 385 nodes up."""
-    box = choose_node_box(nodes, shape) if shape.count("x") == 2 else None
-    if box is not None:
-        return box.allocated
-    shelf = math.prod(SHELF)
-    return math.ceil(nodes / shelf) * shelf if nodes > TORUS_ABOVE else nodes
 
 
 def choose_rank_map(node_box: NodeBox, layout: LayoutConfig, ranks_per_node: int) -> RankMap:
@@ -171,11 +159,3 @@ def _boxes(nodes: int, container: Sequence[int] = ()) -> Iterator[BoxSides]:
                     yield box
             elif all(side <= most for side, most in zip(sorted(box), LONGEST_SIDES)):
                 yield box
-
-
-def _allocated_nodes(box: BoxSides, unit: Sequence[int]) -> int:
-    """Number of nodes of a box when it is rounded up to whole units, in the best orientation of the unit."""
-    return min(
-        math.prod(-(-side // unit_side) * unit_side for side, unit_side in zip(box, turned))
-        for turned in itertools.permutations(unit)
-    )

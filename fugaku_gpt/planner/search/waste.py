@@ -9,7 +9,7 @@ from typing import List, Optional
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.machine.constants import Machine
-from fugaku_gpt.machine.fugaku import CORES, SHELF, TOFU_UNIT, TORUS_ABOVE, VECTOR_BYTES
+from fugaku_gpt.machine.fugaku import CORES, VECTOR_BYTES, allocation_unit
 from fugaku_gpt.planner.search.rank_map import NodeBox, RankMap
 from fugaku_gpt.planner.tables.rows import ConfigRow
 from fugaku_gpt.planner.tables.work import GPU_TILES, count_work
@@ -108,7 +108,7 @@ def _attention_waste(config: RunConfig, machine: Machine, on_cpu: bool) -> List[
 def _torus_waste(config: RunConfig, node_box: NodeBox, rank_map: Optional[RankMap]) -> List[str]:
     nodes, lines = config.job.nodes, []
     if node_box.allocated > nodes:
-        unit = SHELF if nodes > TORUS_ABOVE else TOFU_UNIT
+        unit = allocation_unit(nodes)
         box = "x".join(str(side) for side in unit)
         lines.append(
             f"{nodes} nodes are no whole units of {math.prod(unit)} ({box}): {node_box.shape} takes at least "

@@ -16,6 +16,7 @@ from fugaku_gpt.planner.search.best import RankedLayout
 from fugaku_gpt.records.files import write_text_atomically
 
 SWEEP = "sweep.yaml"
+MISSING_CORPUS = "data.paths is empty: name a corpus there, or with --set data.paths=[DIR], before these runs start"
 _START_SECONDS = 600.0  # to import, initialise and open files on all ranks
 _ELAPSE_UNIT = 600.0
 
@@ -47,7 +48,7 @@ def with_rank_map(best: RankedLayout, file: Path) -> RunConfig:
 
 
 def write_layouts(layouts: Sequence[RankedLayout], out: Path, name: str, iterations: int) -> List[Path]:
-    """Writes run files, rank maps and the sweep file to a folder; paths of rank maps begin with ``out`` as it is given.
+    """Writes run files, rank maps and the sweep file to a folder; rank maps are named relative to it.
 
     Args:
         name: name of the sweep.
@@ -65,7 +66,7 @@ def write_layouts(layouts: Sequence[RankedLayout], out: Path, name: str, iterati
         for number, best in enumerate(layouts, 1):
             label = layout_name(number, best.config)
             file = out / f"{label}.rankmap"
-            configs[label] = config = with_rank_map(best, file)
+            configs[label] = config = with_rank_map(best, Path(file.name))
             if config.job.rank_map_file and best.rank_map is not None:
                 write_text_atomically(file, best.rank_map.hostfile_text())
                 written.append(file)
@@ -97,11 +98,13 @@ def sweep_text(layouts: Mapping[str, RunConfig], seconds: Sequence[float], name:
     changed = list(dict.fromkeys(key for config in configs for key in changed_settings(config)))
     values = [dotted_settings(config_values(config)) for config in configs]
     shared = {key: values[0][key] for key in changed if all(settings[key] == values[0][key] for settings in values)}
+    shared.setdefault("data.paths", [])
     rows = [
         {"label": label, **{key: settings[key] for key in changed if key not in shared}}
         for label, settings in zip(layouts, values)
     ]
     head = f"# The {len(rows)} fastest layouts by `fugaku-gpt plan topology`, to be measured.\n"
+    head += "" if shared["data.paths"] else f"# {MISSING_CORPUS}\n"
     return head + _yaml({"name": name, "defaults": shared, "include": rows})
 
 

@@ -68,7 +68,15 @@ def test_a_dry_run_prints_script_command_and_cost_and_submits_nothing(capsys: Ca
     assert "node-hours: 1152 at most" in captured.err and "note: " in captured.err
     assert "command: cd 'a run' && pjsub -z jid --comment fugaku-gpt-TAG --step --sparam sn=0 job.sh" in captured.err
     assert "--sparam 'jid=<id of link 1>,sn=1,sd=ec!=75:all' job.sh" in captured.err
+    assert "a run/job.sh:2: PJM022 warning: no -x PJM_LLIO_GFSCACHE" in captured.err
     assert not Path("a run").exists()
+
+
+def test_a_dry_run_shows_what_would_refuse_the_script(capsys: Capture) -> None:
+    arguments = ["--preset", "tiny", "--set", "job.resource_group=int", "--set", "job.local_tmp=200Gi"]
+    assert run(["job", "submit", *arguments, "--scheduler", "pjm", "--dry-run"]) == 0
+    err = capsys.readouterr().err
+    assert "PJM080" in err and "PJM024" in err and "command: " in err
 
 
 @pytest.mark.slow

@@ -156,6 +156,15 @@ def test_tokens_are_a_number_with_a_letter(tokens: str, capsys: pytest.CaptureFi
     assert "K, M, B or T" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("machine", "billed"), [("a64fx", 432), ("v100", 400)])
+def test_days_of_a_number_of_nodes_are_billed_by_the_machine(
+    machine: str, billed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--sec-per-it", "3.6", "--iterations", "1000", "--nodes", "400", "--machine", machine]
+    figures = {line["figure"]: line["value"] for line in json_of(capsys, "plan", "days", *options)}
+    assert figures["node-hours"] == billed and figures.get("nodes paid for", 400) == billed
+
+
 def test_days_need_a_run_or_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "days", "--tokens", "3B"]) == 2
     assert "--sec-per-it and --nodes, or a RUN.yaml" in capsys.readouterr().err

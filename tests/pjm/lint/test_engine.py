@@ -130,12 +130,19 @@ def test_a_template_is_read_through_the_tags_of_its_own_lines() -> None:
 @pytest.mark.parametrize("name", ["job.sh", "job.sh.tmpl"])
 def test_what_a_template_lacks_may_come_when_it_is_filled_in(name: str) -> None:
     tags = "{{#attributes}}\n#PJM -L {{key}}={{value}}\n{{/attributes}}\n" if name == "job.sh" else ""
-    text = f'#!/bin/bash\n{tags}#PJM --name "{{{{.}}}}"\n#PJM -L "node=0"\n./a.out\n'
+    text = f'#!/bin/bash\n{tags}#PJM --name "{{{{.}}}}"\n#PJM -L "node=0"\nmpiexec ./a.out\n'
     findings = Linter().check(text, name).findings
     assert {finding.id: finding.severity for finding in findings if finding.id != "PJM098"} == {"PJM031": "error"}
     assert {finding.severity for finding in findings if finding.id == "PJM098"} == {"info"}
     plain = Linter().check(text.replace(tags, ""), "job.sh").findings
-    assert {"PJM020", "PJM022", "PJM040", "PJM052"} <= {finding.id for finding in plain}
+    assert {"PJM020", "PJM022", "PJM040", "PJM052", "PJM066"} <= {finding.id for finding in plain}
+
+
+@pytest.mark.parametrize("group", ["{queue}", "%QUEUE%", "##QUEUE##", "__QUEUE__", "<queue>", "$QUEUE"])
+def test_a_group_that_is_yet_to_be_filled_in_names_no_site(group: str) -> None:
+    report = Linter().check(f"#!/bin/bash\n#PJM -L rscgrp={group},node=1,elapse=1:00:00\n./a.out\n", "job.sh")
+    assert (report.site, report.site_reason) == ("fugaku", "nothing in it names a site")
+    assert {"PJM098"} <= {finding.id for finding in report.findings if finding.line == 2}
 
 
 def test_a_script_of_another_site_is_not_checked_by_rules_of_fugaku() -> None:

@@ -134,6 +134,39 @@ def test_days_of_slurm_are_converted_to_the_second(elapse: str, fix: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("node", "fix"),
+    [
+        ("4x4x4:torus", "ask for 4x6x4, 96 nodes"),
+        ("16x16x16:strict", "ask for 16x18x16, 4608 nodes"),
+        ("400", "ask for 432 nodes"),
+    ],
+)
+def test_a_torus_is_rounded_to_a_box_that_is_named(node: str, fix: str) -> None:
+    assert [finding.fix for finding in findings("PJM032", FT + f"#PJM -L node={node}\n")] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("resources", "fix"),
+    [
+        ("rscgrp=huge,node=20000", "use large"),
+        ("rscgrp=huge,node=82944", "no group of the list takes 82944 nodes: `pjacl` lists yours"),
+        ("rscgrp=eap-large,node=2000", "use large"),
+        ("rscgrp=eap-small,node=4", "use small"),
+        ("rscgrp=eap-small", "use small or large"),
+    ],
+)
+def test_the_successor_of_a_group_takes_the_nodes_of_the_job(resources: str, fix: str) -> None:
+    assert [finding.fix for finding in findings("PJM099", FT + f"#PJM -L {resources}\n")] == [fix]
+
+
+def test_lines_that_are_off_on_purpose_are_one_finding() -> None:
+    off = '#\tPJM -L "node=16"\n##PJM -L elapse=1:00:00\n# #PJM --llio perf\n# PJM -S\n'
+    hits = [(finding.line, finding.severity) for finding in findings("PJM002", FT + off)]
+    assert hits == [(3, INFO), (6, WARNING)]
+    assert "as 2 more such lines are" in findings("PJM002", FT + off)[0].message
+
+
+@pytest.mark.parametrize(
     ("lines", "severity"),
     [("# PJM -L node=4\n", "warning"), ("# PJM -L node=4\n#PJM -L node=8\n", "info"), ("##PJM -L node=4\n", "info")],
 )

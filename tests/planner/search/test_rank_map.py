@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.grid import Coordinates, rank_of
-from fugaku_gpt.planner.search.rank_map import billed_nodes, choose_node_box, choose_rank_map
+from fugaku_gpt.planner.search.rank_map import choose_node_box, choose_rank_map
 
 SIZES = [1, 2, 4, 6, 12, 16, 24, 48, 64, 96, 384, 512, 576, 1536]
 
@@ -87,11 +87,3 @@ def test_the_file_has_a_line_of_coordinates_for_each_rank() -> None:
     text = choose_rank_map(torus, LayoutConfig(dp=2, tp=4, pp=6), 4).hostfile_text().splitlines()
     assert text[0].startswith("# node of each rank in 2x2x3; tensor-parallel groups inside a node; stages at most 1")
     assert len(text) == 1 + 48 and text[1:5] == [text[1]] * 4 and text[1] == "(0,0,0)"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "shape", "billed"),
-    [(1, "", 1), (384, "", 384), (385, "", 432), (1000, "", 1008), (1008, "", 1008), (1000, "10x10x10", 1920)],
-)
-def test_more_than_384_nodes_are_billed_in_full_shelves(nodes: int, shape: str, billed: int) -> None:
-    assert billed_nodes(nodes, shape) == billed

@@ -104,3 +104,23 @@ def test_the_sweep_s_limits_are_made_of_the_predicted_times(tmp_path: Path, elap
     for layout, limit in zip(best, limits):
         assert limit is not None and limit % 600 == 0
         assert 7 * layout.prediction.seconds.high < limit < 14 * layout.prediction.seconds.high + 1200
+
+
+def test_the_sweep_names_the_corpus_of_the_run_or_says_that_it_lacks_one(
+    written: Tuple[List[RankedLayout], List[Path]], tmp_path: Path
+) -> None:
+    _, files = written
+    text = files[-1].read_text()
+    assert "data.paths: []" in text and "# data.paths is empty: name a corpus there" in text
+    text = write_layouts(_best(1, "data.paths=[corpus]"), tmp_path, "measure", 7)[-1].read_text()
+    assert "data.paths: [corpus]" in text and "is empty" not in text
+
+
+def test_rank_maps_go_with_the_folder(written: Tuple[List[RankedLayout], List[Path]], tmp_path: Path) -> None:
+    _, files = written
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in files:
+        (moved / file.name).write_text(file.read_text())
+    (row, *_) = expand_sweep(moved / "sweep.yaml").runs
+    assert row.config is not None and Path(row.config.job.rank_map_file).parent == moved

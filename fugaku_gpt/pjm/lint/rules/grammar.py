@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator
+from dataclasses import replace
+from typing import Iterator, List
 
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, UNSURE, WARNING, Hit, close_matches, rule
@@ -47,6 +48,7 @@ def misplaced_directive(facts: Facts) -> Iterator[Hit]:
 def disabled_directive(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     active = {_option_of(script.lines[directive.line - 1]) for directive in script.directives}
+    off: List[Hit] = []  # lines that are off on purpose: one finding for all of them
     for line in script.disabled_lines:
         if script.body_line and line > script.body_line:
             continue  # it would be ignored in any case
@@ -55,7 +57,14 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
         before = text.partition("PJM")[0]
         deliberate = before.count("#") > 1 or before.endswith("\t") or _option_of(text) in active
         column = len(text) - len(text.lstrip()) + 1
-        yield Hit(line, f"{printable(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
+        hit = Hit(line, f"{printable(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
+        if deliberate:
+            off.append(hit)
+        else:
+            yield hit
+    if off:
+        others = f", as {len(off) - 1} more such lines are" if len(off) > 1 else ""
+        yield replace(off[0], message=off[0].message + others)
 
 
 def _option_of(text: str) -> str:

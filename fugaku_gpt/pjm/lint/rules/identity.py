@@ -16,7 +16,7 @@ _SPACK = re.compile(r"/vol0004/apps/oss/spack|/home/apps/oss/spack|share/spack/s
 _CHARSET = re.compile(r"[A-Za-z0-9._-]+")
 _PLACEHOLDERS = re.compile(
     r"\$\{[^{}]*\}?|\$\([^()]*\)?|\$\w+|`[^`]*`|\{\{.*?\}\}|\{%.*?%\}|\{[A-Za-z_]\w*\}|%\(\w+\)[sd]?|@\w+@|__\w+__"
-    r"|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
+    r"|%[A-Z_]{3,}%|##\w+##|\bHH:MM(?::SS)?\b|<[-A-Za-z_][^<>]*>|\[[A-Za-z_][^\[\]]*\]|/vol000[A-Z]\b|\bgroup_?name\b|\byour[_-]?\w+|\bX{3,}\b|\b(?:hp|ra)[xX*]{3,}",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -195,7 +195,13 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
         fix = f"`pjacl --rg {group}` tells whether you may use it"
         yield Hit(line, f"{message}, though {reporter} name it", column, fix, severity=INFO)
     else:
-        yield Hit(line, message, column, f"use {successor}", date=limits.date)
+        fitting = limits.groups_for(facts.nodes)
+        if facts.nodes and not fitting:
+            fix = f"no group of the list takes {facts.nodes} nodes: `pjacl` lists yours"
+        else:
+            names = [name for name in str(successor).split(" or ") if not facts.nodes or name in fitting]
+            fix = f"use {' or '.join(names or fitting)}"
+        yield Hit(line, message, column, fix, date=limits.date)
 
 
 @rule(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator, Optional
+from typing import Iterator, Optional, Tuple
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.launches import COUNT_OPTIONS, LAUNCHERS, Launch
-from fugaku_gpt.pjm.lint.registry import WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.registry import INFO, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.shell import Command, Word
-from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
+from fugaku_gpt.pjm.lint.sites import FX1000
 
 # options of mpiexec that give a call nodes of its own
-_PLACEMENT = re.compile(r"--?(v?coordfile|host|H|hostfile|machinefile)")
+_PLACEMENT = re.compile(r"--?(v?coordfile|host|H|hostfile|machinefile)(=.*)?")
 _WAITS = ("wait", "tail", "fg", "kill")  # commands that wait for what runs in the background, kill -0 in a loop
 _KEEP_ALIVE = (*_WAITS, "sleep")  # with these a script may well outlive what it has started
 # commands that print, set or look up something: what comes after them may still start processes
@@ -23,13 +23,16 @@ _QUIET = frozenset({
     "sort_libp", "spack", "tar", "chmod", "grep", "sed", "awk", "head", "tail", "wc", "lscpu", "numactl", "nproc",
     "declare", "local", "readonly", "typeset", "readarray", "let", "shift", "alias", "type", "time", "seq",
     "basename", "dirname", "find", "du", "df", "free", "xargs", "tee", "sort", "uniq", "cut", "tr", "for", "case",
-    "select",
+    "select", "disown", "jobs", "bg",
 })  # fmt: skip
-# a word that may start processes on all nodes in a way that is not seen here: a script, an interpreter, a launcher
+# a word that may start processes on all nodes in a way that is not seen here: a script, a shell, a launcher
 _MAY_LAUNCH = re.compile(
-    r"(?:^|/)(?:python|perl|ruby|julia|bash|sh|ksh|zsh|csh|tcsh|make|eval|exec|source|\.|pjrsh|srun|mpi\w*|\w*mpi"
-    r"|parallel|apptainer|singularity)[0-9.]*$|\.(?:sh|bash|csh|py|pl|rb|jl|pjm)$|[$`]"
+    r"(?:^|/)(?:bash|sh|ksh|zsh|csh|tcsh|make|eval|exec|source|\.|pjrsh|srun|mpi\w*|\w*mpi"
+    r"|parallel|apptainer|singularity)[0-9.]*$|\.(?:sh|bash|csh|pjm)$|[$`]"
 )
+# an interpreter, or a program for it, which may, though few do
+_INTERPRETED = re.compile(r"(?:^|/)(?:python|perl|ruby|julia)[0-9.]*$|\.(?:py|pl|rb|jl)$")
+_SETS_UP = re.compile(r"(?:env|setup|activate|profile|init|vars?|conda|spack|modules?|shrc)\w*(?:[.-]\w+)*$")
 # a launcher in a line that is no comment, such as in a substitution or a here-document
 _LAUNCH = re.compile(r"^(?!\s*#).*\bmpi(?:exec|run)\b", re.MULTILINE)
 # commands of the site, and of its scheduler, that scripts misspell; shorter ones resemble too many others
@@ -50,15 +53,24 @@ _SITE_FOLDERS = ("/home/system/tool/", "/usr/bin/", "/bin/")  # in which they ar
 def idle_nodes(facts: Facts) -> Iterator[Hit]:
     if not facts.nodes or facts.nodes < 2 or facts.launches or "bulk" in facts.script.options:
         return
-    programs = [command for command in facts.commands if command.argv and command.name not in _QUIET]
-    if programs and not any(_may_launch(command) for command in facts.commands) and not _LAUNCH.search(facts.body_text):
+    commands = [command for command in facts.commands if not _only_sets_up(command)]
+    programs = [command for command in commands if command.argv and command.name not in _QUIET]
+    if programs and not any(_may_launch(command) for command in commands) and not _LAUNCH.search(facts.body_text):
         program = programs[-1]
         message = f"{facts.nodes} nodes, and no mpiexec: {printable(program.argv[0].text)} runs on the first alone"
-        yield Hit(program.line, message, program.column)
+        if any(_INTERPRETED.search(word.text) for command in programs for word in command.argv):
+            yield Hit(program.line, f"{message}, unless it starts mpiexec itself", program.column, severity=INFO)
+        else:
+            yield Hit(program.line, message, program.column)
 
 
 def _may_launch(command: Command) -> bool:
     return any(_MAY_LAUNCH.search(word.text) or "mpiexec" in word.text for word in command.argv)
+
+
+def _only_sets_up(command: Command) -> bool:
+    """Whether a command reads a file whose name says that it sets variables, such as ``. ~/.bashrc``."""
+    return command.name in ("source", ".") and len(command.argv) > 1 and bool(_SETS_UP.search(command.argv[1].text))
 
 
 @rule(
@@ -73,7 +85,8 @@ def _may_launch(command: Command) -> bool:
 )
 def concurrent_launches(facts: Facts) -> Iterator[Hit]:
     launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
-    running: Optional[Launch] = None
+    callers = {launch.command.function: launch for launch in facts.launches if not _is_placed(launch)}
+    running: Optional[Tuple[Command, Word]] = None
     for command in facts.commands:
         word = _launcher_of_many(command)
         if word is not None:
@@ -82,17 +95,23 @@ def concurrent_launches(facts: Facts) -> Iterator[Hit]:
         launch = launches.get((command.line, command.column))
         if command.name in _WAITS:
             running = None
-        if launch is None or _is_placed(launch):
+        if launch is not None:
+            started = None if _is_placed(launch) else launch.word
+        else:  # perhaps a call of a function that calls mpiexec
+            started = command.argv[0] if command.name and command.name in callers else None
+        if started is None:
             continue
-        if running is not None and not (running.command.nested and command.nested):  # both: perhaps if and else
-            message = f"mpiexec starts while that of line {running.word.line} runs, on the same nodes"
-            yield Hit(launch.word.line, message, launch.word.column)
+        if running is not None and running[0].list_start == command.list_start:
+            continue  # `(mpiexec a; mpiexec b) &`: one after the other
+        if running is not None and not (running[0].in_branch and command.in_branch):  # both: perhaps if and else
+            message = f"mpiexec starts while that of line {running[1].line} runs, on the same nodes"
+            yield Hit(started.line, message, started.column)
             return
         if command.background and command.in_loop and not _loop_waits(facts, command):
             message = "a loop starts mpiexec again while the last call runs, on the same nodes"
-            yield Hit(launch.word.line, message, launch.word.column)
+            yield Hit(started.line, message, started.column)
             return
-        running = launch if command.background else running
+        running = (command, started) if command.background else running
 
 
 def _launcher_of_many(command: Command) -> Optional[Word]:
@@ -115,9 +134,8 @@ def _loop_waits(facts: Facts, launch: Command) -> bool:
 
 def _is_placed(launch: Launch) -> bool:
     """Whether a call of mpiexec names its nodes, or may do so through a variable."""
-    words, program = launch.command.argv, launch.program
-    options = words[: words.index(program[0])] if program and program[0] in words else words
-    for before, word in zip(("", *(word.text for word in options)), options):
+    program = launch.program
+    for before, word in zip(("", *(word.text for word in launch.options)), launch.options):
         if _PLACEMENT.fullmatch(word.text) or ("$" in word.raw and before not in COUNT_OPTIONS):
             return True
     # a variable before the program may hold options: `mpiexec $PLACE ./a.out`
@@ -141,7 +159,7 @@ def no_wait(facts: Facts) -> Iterator[Hit]:
     for command in facts.commands:
         if command.line < last.line or command == last:
             continue
-        if command.name in _KEEP_ALIVE or (_is_program(command) and not command.background):
+        if not command.background and (command.name in _KEEP_ALIVE or _is_program(command)):
             return
     launch = launches.get((last.line, last.column))
     word = launch.word if launch is not None else last.argv[0]
@@ -161,7 +179,7 @@ def _is_program(command: Command) -> bool:
     "job runs, though slower than meant, or without its processes.",
     fix="write the command as the manual does",
     source="Fugaku user guide 1.52, LayeredStorageAndLLIO; Command Reference J2UL-2549",
-    site=FUGAKU,
+    site=FX1000,
 )
 def misspelt_command(facts: Facts) -> Iterator[Hit]:
     for command in facts.commands:

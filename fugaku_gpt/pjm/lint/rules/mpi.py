@@ -174,7 +174,8 @@ def other_count(facts: Facts) -> Iterator[Hit]:
 def unstated(facts: Facts) -> Iterator[Hit]:
     if facts.launches and not facts.mpi.keys() & {"proc", "max-proc-per-node"}:
         word = facts.launches[0].word
-        yield Hit(word.line, "mpiexec with neither proc nor max-proc-per-node: one process on each node", word.column)
+        message = "mpiexec with neither proc nor max-proc-per-node: one process on each node"
+        yield Hit(word.line, message, word.column, is_absence=True)
 
 
 def _nodes(count: int) -> str:

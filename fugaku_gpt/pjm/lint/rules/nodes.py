@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator
 
-from fugaku_gpt.machine.fugaku import TORUS_ABOVE, allocated_nodes, allocation_unit
+from fugaku_gpt.machine.fugaku import TORUS_ABOVE, allocated_shape, allocation_unit
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import DATED, ERROR, UNSURE, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
@@ -30,11 +31,7 @@ def node_range(facts: Facts) -> Iterator[Hit]:
         line, column = facts.position("resources.node", text)
         shape = f"node={printable(text)}" + (f", {nodes} nodes," if str(nodes) != text else "")
         message = f"{shape} in the group {group.name}, which takes {least} to {group.max_nodes} (as of {group.date})"
-        fitting = [
-            other.name
-            for other in facts.limits.groups.values()
-            if other.max_nodes and (other.min_nodes or 1) <= nodes <= other.max_nodes
-        ]
+        fitting = facts.limits.groups_for(nodes)
         fix = f"groups that take {nodes} nodes: {', '.join(fitting)}" if fitting else ""
         yield Hit(line, message, column, fix, DATED, date=group.date)
 
@@ -91,15 +88,18 @@ def rounded(facts: Facts) -> Iterator[Hit]:
     node, group = facts.node_shape, facts.group_limits
     if node is None:
         return
-    torus = node.allocation == "torus" or (group is not None and group.allocations == ("torus",))
+    asks_for_torus = node.allocation == "torus" or (bool(node.strict) and not node.allocation)
+    torus = asks_for_torus or (group is not None and group.allocations == ("torus",))
     is_io_exclusive = torus and node.io == "io-exclusive"
-    least = allocated_nodes(node.dims, torus, is_io_exclusive)
+    allocated = allocated_shape(node.dims, torus, is_io_exclusive)
+    least = math.prod(allocated)
     if node.count != least:
         text = facts.resources["node"] or ""
         line, column = facts.position("resources.node", text)
         shape = "x".join(map(str, allocation_unit(node.count, is_io_exclusive)))
         message = f"node={text}: a torus consists of units of {shape}: {least} nodes for {node.count}, and billed so"
-        yield Hit(line, message, column, f"ask for {least} nodes")
+        box = "x".join(map(str, allocated))
+        yield Hit(line, message, column, f"ask for {box}" + (f", {least} nodes" if len(allocated) > 1 else " nodes"))
 
 
 @rule(

@@ -1,0 +1,47 @@
+"""Paths in a run or sweep file are relative to that file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, Mapping, Optional
+
+from fugaku_gpt.config.tree import Scalar, Tree
+
+# settings that are paths, or lists of them; job.profile, which may also be a name, is looked up by `environments`
+PATH_KEYS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.template")
+_CORPUS_ENDS = (".idx", ".bin")  # data.paths may name the prefix of such a pair
+
+
+def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path] = None) -> Dict[str, Tree]:
+    """Return the settings of a run or sweep file with its paths as the present folder names them.
+
+    A relative path is looked up from the folder of the file. Where nothing is there, it stays as it is, relative to the
+    present folder: so it was in older versions, and so the records of their runs have it.
+
+    Args:
+        file: the file that has the settings.
+        settings: dotted keys with values as written.
+        base: the folder in place of the present one.
+    """
+    folder = Path(file).parent
+    resolved: Dict[str, Tree] = dict(settings)
+    if folder in (Path("."), base):
+        return resolved
+    for key in PATH_KEYS:
+        value = settings.get(key)
+        if isinstance(value, Scalar):
+            resolved[key] = _from(folder, value, base)
+        elif isinstance(value, list):
+            resolved[key] = [_from(folder, item, base) if isinstance(item, Scalar) else item for item in value]
+    return resolved
+
+
+def _from(folder: Path, path: Scalar, base: Optional[Path]) -> Scalar:
+    if not path.text or Path(path.text).is_absolute():
+        return path
+    beside = folder / path.text
+    start = base if base is not None else Path()
+    is_there = any(os.path.exists(f"{start / beside}{end}") for end in ("", *_CORPUS_ENDS))
+    return replace(path, text=str(beside), is_quoted=True) if is_there else path

@@ -1,0 +1,61 @@
+"""Tests of what jobs take from the corpora of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.config import load_run_config
+from fugaku_gpt.jobs.submission import load_prepared
+from tests.cli.test_vocabulary import a_corpus
+from tests.data.files import write_megatron
+
+RUN = "model: {layers: 1, hidden: 8, heads: 1, seq_len: 8}\ntraining: {iterations: 60}\ndata: {paths: [corpus]}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with ``run.yaml``, whose corpus ``corpus`` has 300 tokens."""
+    corpus = a_corpus(tmp_path / "corpus", 300)
+    (corpus / "manifest.json").write_text((corpus / "manifest.json").read_text().replace('"tokens": 1', '"tokens": 27'))
+    (corpus / "manifest.json").write_text((corpus / "manifest.json").read_text().replace('ents": 1', 'ents": 3'))
+    write_megatron(corpus / "corpus", [[1] * 9] * 3)
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_job_has_the_vocabulary_and_the_validation_of_its_corpus(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["job", "render", "run.yaml"]) == 0
+    script, notes = capsys.readouterr()
+    assert "#   model.vocab_size: 300\n" in script and "#   training.eval_interval: 60\n" in script
+    assert "# Note: model.vocab_size is 300, that of the corpus corpus\n" in script
+    assert "note: training.eval_interval is 60: validation at the start and the end" in notes
+
+
+def test_what_the_run_states_stays_in_its_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stated = ["--set", "model.vocab_size=400", "--set", "training.eval_interval=null"]
+    assert run(["job", "submit", "run.yaml", *stated, "--scheduler", "local", "--dry-run"]) == 0
+    script, notes = capsys.readouterr()
+    assert "#   model.vocab_size: 400\n" in script and "eval_interval" not in script and "eval_interval" not in notes
+
+
+def test_a_corpus_that_cannot_be_read_decides_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["job", "render", "run.yaml", "--set", "data.paths=[gone]"]) == 0
+    script, notes = capsys.readouterr()
+    assert "vocab_size" not in script and "note: data.paths: gone: there is no corpus" in notes
+    (folder / "corpus" / "manifest.json").write_text("{")
+    assert run(["job", "render", "run.yaml"]) == 0
+    script, notes = capsys.readouterr()
+    assert "vocab_size" not in script and "note: corpus/manifest.json" in notes
+
+
+def test_a_script_with_the_settings_of_the_corpus_goes_with_a_file_that_states_none(folder: Path) -> None:
+    (folder / "run.yaml").rename(folder / "config.yaml")
+    assert run(["job", "render", "config.yaml", "--out", "job.sh"]) == 0
+    prepared = load_prepared(folder)
+    assert prepared.config == load_run_config(folder / "config.yaml")
