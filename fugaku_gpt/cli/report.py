@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -147,7 +147,8 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
     Exit codes: 0 no finding, 2 usage or a file without such a table, 3 findings.
     """
     findings: List[Dict[str, Any]] = []
-    skipped: Dict[str, int] = {}
+    skipped: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
     rows = 0
     for path in tables:
         text = _read_table_file(path)
@@ -156,10 +157,10 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
             raise UsageError(f"{path}: no table of configurations (columns Nodes, DP, ..., Sec/it, TFLOPs) in it")
         rows += checked.rows
         findings += [{"file": str(path), **asdict(finding)} for finding in checked.findings]
-        for rule, count in checked.skipped.items():
-            skipped[rule] = skipped.get(rule, 0) + count
+        skipped.update(checked.skipped)
+        unread.update(checked.unread)
     if form == "json":
-        click.echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped}, indent=2))
+        click.echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped, "unread": unread}, indent=2))
     elif form == "md":
         click.echo(render_rows(_FINDING_COLUMNS, findings, "md"), nl=False)
     else:
@@ -169,6 +170,8 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
         click.echo(f"{rows} rows, {len(findings)} findings", err=True)
         for rule, count in skipped.items():
             click.echo(f"not checked in {count} row{'s' if count > 1 else ''}: {rule}", err=True)
+        if unread:
+            click.echo(f"columns that no rule reads: {', '.join(unread)}", err=True)
     return EXIT_FINDINGS if findings else EXIT_OK
 
 
