@@ -108,8 +108,8 @@ def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: b
     help="Value that the log lacks, such as nodes=4; repeatable.",
 )
 def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> None:
-    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX or fugaku_gpt as a row; several files are one
-    run.
+    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX, NeMo or fugaku_gpt as a row; several files
+    are one run.
 
     Values that neither the log nor --set gives stay unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab,
     nodes, ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status

@@ -134,9 +134,9 @@ def _needs_no_slip(facts: Facts, findings: Sequence[RowFinding], context: Contex
 
 
 def _breaks_no_rule(facts: Facts, context: Context, readable: int, remaining: Sequence[str]) -> bool:
-    """True if all findings on a row begin with one of ``remaining`` texts, such as the title of a cell that is lost, and
-    at least ``readable`` of its cells are readable: a slip hides figures, and undoing it hides none. Stages of different
-    sizes are possible, but no sign of a slip undone."""
+    """True if all findings on a row begin with one of ``remaining`` texts, such as the title of a cell that is lost,
+    and at least ``readable`` of its cells are readable: a slip hides figures, and undoing it hides none. Stages of
+    different sizes are possible, but no sign of a slip undone."""
     if _readable_cells(facts) < readable or is_uneven(facts):
         return False
     findings = (finding for rule in _RULES for finding in rule(facts, context))

@@ -205,8 +205,10 @@ def _rank_product(
 def _units_of(
     nodes: NodesCell, listed: Optional[int], product: Optional[int], context: Context
 ) -> Tuple[Optional[int], Optional[int]]:
-    """Return (ranks per node, number of nodes or GPUs) of a row, which lists its ranks or has their product. A cell of the notes on Fugaku lists the toggles that
-    differ from the default, which is one rank for each node."""
+    """Return (ranks per node, number of nodes or GPUs) of a row, which lists its ranks or has their product.
+
+    A cell of the notes on Fugaku lists the toggles that differ from the default, which is one rank for each node.
+    """
     if not context.on_gpus:
         return nodes.ranks_per_node or context.ranks_per_node or 1, nodes.nodes if nodes.nodes else None
     per_node = context.ranks_per_node
