@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, field
+from dataclasses import field
 from typing import Any, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.knobs import NodeKnob
@@ -74,9 +74,3 @@ def duration(
     """A dataclass field for seconds, which may be written as H:MM:SS, with its meaning and limits."""
     metadata = option(default, meaning, unit="s", at_least=at_least, above=above).metadata
     return field(default=default, metadata={**metadata, "duration": True})
-
-
-def describe(spec: "Field[Any]") -> str:
-    """The one-line meaning of a config field, with its unit."""
-    unit = spec.metadata["unit"]
-    return f"{spec.metadata['meaning']} [{unit}]" if unit else str(spec.metadata["meaning"])
