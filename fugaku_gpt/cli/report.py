@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -108,8 +108,8 @@ def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: b
     help="Value that the log lacks, such as nodes=4; repeatable.",
 )
 def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> None:
-    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX or fugaku_gpt as a row; several files are one
-    run.
+    """Import a training LOG of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX, NeMo or fugaku_gpt as a row; several files
+    are one run.
 
     Values that neither the log nor --set gives stay unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab,
     nodes, ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status
@@ -147,7 +147,8 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
     Exit codes: 0 no finding, 2 usage or a file without such a table, 3 findings.
     """
     findings: List[Dict[str, Any]] = []
-    skipped: Dict[str, int] = {}
+    skipped: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
     rows = 0
     for path in tables:
         text = _read_table_file(path)
@@ -156,10 +157,10 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
             raise UsageError(f"{path}: no table of configurations (columns Nodes, DP, ..., Sec/it, TFLOPs) in it")
         rows += checked.rows
         findings += [{"file": str(path), **asdict(finding)} for finding in checked.findings]
-        for rule, count in checked.skipped.items():
-            skipped[rule] = skipped.get(rule, 0) + count
+        skipped.update(checked.skipped)
+        unread.update(checked.unread)
     if form == "json":
-        click.echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped}, indent=2))
+        click.echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped, "unread": unread}, indent=2))
     elif form == "md":
         click.echo(render_rows(_FINDING_COLUMNS, findings, "md"), nl=False)
     else:
@@ -169,6 +170,8 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
         click.echo(f"{rows} rows, {len(findings)} findings", err=True)
         for rule, count in skipped.items():
             click.echo(f"not checked in {count} row{'s' if count > 1 else ''}: {rule}", err=True)
+        if unread:
+            click.echo(f"columns that no rule reads: {', '.join(unread)}", err=True)
     return EXIT_FINDINGS if findings else EXIT_OK
 
 

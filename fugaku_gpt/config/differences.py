@@ -7,8 +7,15 @@ from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
 from fugaku_gpt.config.schema import RunConfig
 
 MOST_NAMED = 8  # settings that are named for one run; how many more there are is said
-# where and for how long a run was submitted, and what it leaves, which is not what it computed
-_SUBMISSION = ("job.", "checkpoint.")
+# where, by whom and for how long a run was submitted, and what it leaves, which is not what it computed
+_SUBMISSION = frozenset(
+    f"job.{name}"
+    for name in (
+        *("name", "scheduler", "elapse", "elapse_min", "stop_margin", "group", "resource_group", "resource_unit"),
+        *("statistics", "volumes", "tarball", "transfer", "transfer_dirs", "profile", "template", "bulk", "chain"),
+    )
+) | {"checkpoint.at_end", "checkpoint.keep_last", "checkpoint.keep_every"}
+_OF_JOB = ("job.", "checkpoint.")  # sections whose settings are named with the section, as checkpoint.interval
 
 
 def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSet[str]) -> List[Tuple[str, ...]]:
@@ -18,7 +25,7 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
         runs: for each run, dotted key → value of the settings that differ from their defaults.
         in_columns: keys that the table shows in columns of their own.
     """
-    keys = sorted({key for settings in runs for key in settings if not key.startswith(_SUBMISSION)} - in_columns)
+    keys = sorted({key for settings in runs for key in settings} - _SUBMISSION - in_columns)
     texts = {key: [_text(settings.get(key, _default(key))) for settings in runs] for key in keys}
     differing = [key for key in keys if len(set(texts[key])) > 1]
     names = _names(differing)
@@ -31,9 +38,11 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
 
 
 def _names(keys: Sequence[str]) -> Dict[str, str]:
-    """The last part of each key where no other key has the same."""
+    """The last part of each key where no other key has the same; the whole key in ``_OF_JOB``."""
     leaves = [key.rpartition(".")[2] for key in keys]
-    return {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(keys, leaves)}
+    return {
+        key: leaf if leaves.count(leaf) == 1 and not key.startswith(_OF_JOB) else key for key, leaf in zip(keys, leaves)
+    }
 
 
 def _default(key: str) -> Any:
@@ -48,4 +57,7 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "+".join(map(_text, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        short if not isinstance(value, float) or float(short) == value else repr(value)
+    )  # 0.0001 is not 0.00010000001

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, get_type_hints
 
-from fugaku_gpt.config.schema import option
+from fugaku_gpt.config.options import option
 from fugaku_gpt.config.tree import Scalar, Tree, location_of, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue, coerce_scalar, describe_type, element_type, strip_optional
 from fugaku_gpt.errors import ConfigError

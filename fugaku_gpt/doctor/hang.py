@@ -11,9 +11,7 @@ from typing import Dict, List, Optional, Sequence
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import (
-    IN_WAIT,
     Hang,
-    Position,
     describe_call,
     describe_progress,
     describe_ranks,
@@ -21,6 +19,7 @@ from fugaku_gpt.hang.diagnosis import (
     process_states,
     read_flights,
 )
+from fugaku_gpt.hang.recorders import IN_WAIT, Position
 from fugaku_gpt.records.flight import Flight
 from fugaku_gpt.records.run import RunDirectory
 

@@ -11,46 +11,30 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.hang.against_plan import compare_with_plan
 from fugaku_gpt.hang.history import EXTRA_CALL, LEFT_OUT, ORDER, Deviation, find_deviation
-from fugaku_gpt.layout.operations import RECEIVE, SEND
+from fugaku_gpt.hang.recorders import (
+    DONE,
+    GONE,
+    IN_WAIT,
+    INSIDE,
+    MISSING,
+    OUTSIDE,
+    SILENT,
+    STOPPED,
+    Position,
+    Recorders,
+)
+from fugaku_gpt.layout.operations import SEND
 from fugaku_gpt.machine.system import this_system
-from fugaku_gpt.records.flight import ENTERED, FINISHED, PHASES, WAITING, Flight, Head, RecordedCall, read_flight
+from fugaku_gpt.records.flight import FINISHED, PHASES, WAITING, Flight, Head, RecordedCall, read_flight
 from fugaku_gpt.records.text import spans
 
-MISSING, GONE, STOPPED, SILENT = "missing", "gone", "stopped", "silent"
-IN_WAIT, INSIDE, OUTSIDE, DONE = "waits", "inside", "outside", "finished"
 DISAGREE, CIRCLE, NO_HANG = "disagree", "circle", "no hang"
 # kinds of causes, besides the states of a rank: LEFT_OUT, EXTRA_CALL, ORDER, DISAGREE, CIRCLE
-
-CommunicatorKey = Tuple[str, Tuple[int, ...], int]  # a communicator: name, members, which one of these
-
-
-@dataclass(frozen=True)
-class Position:
-    """Ranks that were last seen in the same call and the same progress.
-
-    Attributes:
-        ranks: in ascending order.
-        state: ``waits``, ``inside`` a call that starts an operation, ``outside`` of MPI, ``finished``, and, if this can
-            be determined, ``stopped``, ``gone`` (the process) or ``silent`` (its watchdog as well).
-        call: the call that they wait for or are inside of; else the last call begun; None before the first.
-        phase, step, micro_batch: their progress.
-        since: time of the earliest last progress among them, seconds since the epoch.
-        absent: ranks that they wait for.
-    """
-
-    ranks: Tuple[int, ...]
-    state: str
-    call: Optional[RecordedCall]
-    phase: str
-    step: int
-    micro_batch: int
-    since: float
-    absent: Tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ def diagnose_hang(
         config: configuration of the run, or why it cannot be read: a rank whose calls differ from its layout's plan is
             the cause. None to compare nothing.
     """
-    recorders = _Recorders(flights, processes if processes is not None else {})
+    recorders = Recorders(flights, processes if processes is not None else {})
     hang = _diagnose_waits(recorders)
     if config is None or hang.kind == NO_HANG:
         return hang
@@ -114,7 +98,7 @@ def diagnose_hang(
     return replace(hang, not_compared=not_compared)
 
 
-def _diagnose_waits(recorders: _Recorders) -> Hang:
+def _diagnose_waits(recorders: Recorders) -> Hang:
     """Find the cause by following which rank waits for which."""
     positions = recorders.positions()
     waiting = [position for position in positions if position.state == IN_WAIT]
@@ -175,145 +159,7 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return f"rank {spans(ranks)}" if len(ranks) == 1 else f"ranks {spans(ranks)}"
 
 
-class _Recorders:
-    """The recorders of all ranks, by rank and by communicator."""
-
-    def __init__(self, flights: Sequence[Flight], processes: Mapping[int, str]) -> None:
-        self.flights = {flight.rank: flight for flight in flights}
-        ranks = max((flight.head.ranks for flight in flights), default=0)
-        self.missing = [rank for rank in range(ranks) if rank not in self.flights]
-        self.group_indices: Dict[CommunicatorKey, Dict[int, int]] = {}
-        self._keys: Dict[int, List[CommunicatorKey]] = {}
-        for flight in flights:
-            keys = [(group.name, group.members, group.number) for group in flight.groups]
-            self._keys[flight.rank] = keys
-            for group_index, key in enumerate(keys):
-                self.group_indices.setdefault(key, {})[flight.rank] = group_index
-        self._newest = max((flight.head.watched for flight in flights), default=0.0)
-        self._processes = processes
-        self.calls = {flight.rank: flight.waiting for flight in flights}
-        self._absent: Dict[Tuple[CommunicatorKey, int], Tuple[int, ...]] = {}
-        self._elsewhere: Dict[CommunicatorKey, Tuple[int, ...]] = {}
-
-    def key_of(self, rank: int, call: RecordedCall) -> Optional[CommunicatorKey]:
-        """The communicator of a call; None if the file had no room for it."""
-        keys = self._keys[rank]
-        return keys[call.group] if call.group < len(keys) else None
-
-    def state(self, rank: int) -> str:
-        """State of a rank, as in :class:`Position`, or ``missing`` if it has no file."""
-        if rank not in self.flights:
-            return MISSING
-        flight = self.flights[rank]
-        head = flight.head
-        if rank in self._processes:
-            return self._processes[rank]
-        if head.watched and self._newest - head.watched > max(head.timeout / 2, 1.0):
-            return SILENT
-        if self.calls[rank] is not None:
-            return IN_WAIT
-        last = flight.last
-        if last is not None and last.state == ENTERED:
-            return INSIDE
-        return DONE if head.phase == FINISHED else OUTSIDE
-
-    def absent(self, rank: int, call: RecordedCall) -> Tuple[int, ...]:
-        """The ranks that have not begun the call in which this rank waits."""
-        key = self.key_of(rank, call)
-        if key is None:
-            return ()
-        if call.is_message:
-            there = self._begun(key, call.peer, RECEIVE if call.operation == SEND else SEND, rank)
-            return () if there >= call.sequence else (call.peer,)
-        absent_ranks = self._absent.get((key, call.sequence))
-        if absent_ranks is None:
-            absent_ranks = tuple(
-                member for member in key[1] if member != rank and self._collectives(key, member) < call.sequence
-            )
-            self._absent[key, call.sequence] = absent_ranks
-        return absent_ranks
-
-    def waited_for(self, rank: int, call: RecordedCall) -> Tuple[int, ...]:
-        """The ranks that have not begun a call; if all have, those that are outside of MPI, without which the call
-        cannot progress either."""
-        absent, key = self.absent(rank, call), self.key_of(rank, call)
-        if absent or key is None:
-            return absent
-        if call.is_message:
-            return () if self.state(call.peer) in (IN_WAIT, DONE) else (call.peer,)
-        outside_ranks = self._elsewhere.get(key)
-        if outside_ranks is None:
-            outside_ranks = tuple(member for member in key[1] if self.state(member) not in (IN_WAIT, DONE))
-            self._elsewhere[key] = outside_ranks
-        return outside_ranks
-
-    def partners(self, rank: int, call: RecordedCall) -> Dict[int, RecordedCall]:
-        """The same call as begun by other ranks, for those whose record of it is still there."""
-        key = self.key_of(rank, call)
-        partner_calls = {}
-        for member in (call.peer,) if call.is_message else key[1] if key is not None else ():
-            group_index = self.group_indices.get(key, {}).get(member) if key is not None else None
-            if member == rank or group_index is None:
-                continue
-            flight = self.flights[member]
-            if call.is_message:
-                other = RECEIVE if call.operation == SEND else SEND
-                partner_call = flight.message_at(group_index, rank, other, call.sequence)
-            else:
-                partner_call = flight.call_at(group_index, call.sequence)
-            if partner_call is not None:
-                partner_calls[member] = partner_call
-        return partner_calls
-
-    def positions(self) -> List[Position]:
-        """All ranks, grouped by state, progress and call."""
-        groups: Dict[Tuple[object, ...], List[int]] = {}
-        for rank, flight in self.flights.items():
-            call = self.calls[rank] or flight.last
-            head = flight.head
-            where: Tuple[object, ...] = (self.state(rank), head.phase, head.step, head.micro_batch)
-            if call is not None:
-                peer = call.peer - rank if call.is_message else 0
-                where += (call.communicator, call.operation, call.shape, call.site, call.wait_site, call.sequence, peer)
-            groups.setdefault(where, []).append(rank)
-        positions = [self.position(tuple(ranks)) for ranks in groups.values()]
-        return sorted(positions, key=_progress_key)
-
-    def position(self, ranks: Tuple[int, ...]) -> Position:
-        """The position of ranks that share state, progress and call."""
-        first = self.flights[ranks[0]]
-        call, head = self.calls[ranks[0]] or first.last, first.head
-        absent: Set[int] = set()
-        for rank in ranks:
-            waiting_call = self.calls[rank]
-            if waiting_call is not None:
-                absent.update(self.waited_for(rank, waiting_call))
-        since = min(self.flights[rank].head.progressed for rank in ranks)
-        state = self.state(ranks[0])
-        return Position(
-            ranks, state, call, PHASES[head.phase], head.step, head.micro_batch, since, tuple(sorted(absent))
-        )
-
-    def idle(self, rank: int) -> float:
-        """Seconds since the last recorded progress of a rank."""
-        head = self.flights[rank].head
-        return max(0.0, self._newest - head.progressed)
-
-    def _collectives(self, key: CommunicatorKey, member: int) -> int:
-        group_index = self.group_indices.get(key, {}).get(member)
-        return self.flights[member].groups[group_index].collectives if group_index is not None else 0
-
-    def _begun(self, key: CommunicatorKey, rank: int, operation: str, peer: int) -> int:
-        group_index = self.group_indices.get(key, {}).get(rank)
-        return self.flights[rank].messages(group_index, peer, operation) if group_index is not None else 0
-
-
-def _progress_key(position: Position) -> Tuple[int, int, int, int, Tuple[int, ...]]:
-    ordinal = position.call.ordinal if position.call is not None else 0
-    return position.step, PHASES.index(position.phase), position.micro_batch, ordinal, position.ranks
-
-
-def _hang_without_waits(recorders: _Recorders, positions: List[Position]) -> Hang:
+def _hang_without_waits(recorders: Recorders, positions: List[Position]) -> Hang:
     """Diagnose ranks of which none waits in MPI: unfinished ones are busy, or their processes have ended."""
     missing = tuple(recorders.missing)
     left = [position for position in positions if position.state != DONE]
@@ -333,7 +179,7 @@ def _strength(hang: Hang) -> Tuple[int, float]:
     return order.index(hang.kind) if hang.kind in order else -1, -float(len(hang.chain))
 
 
-def _follow_waits(recorders: _Recorders, start: Position) -> Hang:
+def _follow_waits(recorders: Recorders, start: Position) -> Hang:
     """Follow the waits from a rank to one that does not wait, or round a circle."""
     chain: List[str] = []
     path: List[int] = []
@@ -362,7 +208,7 @@ def _follow_waits(recorders: _Recorders, start: Position) -> Hang:
 
 
 def _hang_by_sink(
-    recorders: _Recorders, sinks: List[int], path: List[int], call: RecordedCall, chain: List[str]
+    recorders: Recorders, sinks: List[int], path: List[int], call: RecordedCall, chain: List[str]
 ) -> Hang:
     """Diagnose ranks that do not wait, while others wait for them in ``call``."""
     order = [STOPPED, GONE, MISSING, SILENT, INSIDE, OUTSIDE, DONE]
@@ -381,7 +227,7 @@ def _hang_by_sink(
     return Hang(verdict, culprits, worst, call, chain, [], ())
 
 
-def _describe_sink(recorders: _Recorders, rank: int, count: int) -> str:
+def _describe_sink(recorders: Recorders, rank: int, count: int) -> str:
     they, have, are = ("they", "have", "are") if count > 1 else ("it", "has", "is")
     if rank not in recorders.flights:
         return f"{they} left no record: not started, or on a node whose files are not here"
@@ -402,7 +248,7 @@ def _describe_sink(recorders: _Recorders, rank: int, count: int) -> str:
     }.get(state, seen)
 
 
-def _disagreement(recorders: _Recorders, rank: int, call: RecordedCall) -> Optional[Dict[int, RecordedCall]]:
+def _disagreement(recorders: Recorders, rank: int, call: RecordedCall) -> Optional[Dict[int, RecordedCall]]:
     """Each rank's version of a call, if they differ in operation, shape, data type or root; else None."""
     calls = {rank: call, **recorders.partners(rank, call)}
     if len({_signature(own_call) for own_call in calls.values()}) < 2:
@@ -417,7 +263,7 @@ def _signature(call: RecordedCall) -> Tuple[object, ...]:
 
 
 def _hang_by_history(
-    recorders: _Recorders, path: List[int], chain: List[str], calls: Optional[Dict[int, RecordedCall]]
+    recorders: Recorders, path: List[int], chain: List[str], calls: Optional[Dict[int, RecordedCall]]
 ) -> Hang:
     """Diagnose ranks that wait for each other, or whose calls disagree, by their earlier calls."""
     names = _communicator_names(recorders, path)
@@ -488,7 +334,7 @@ def _as_made(deviation: Deviation) -> str:
     )
 
 
-def _communicator_names(recorders: _Recorders, path: List[int]) -> List[str]:
+def _communicator_names(recorders: Recorders, path: List[int]) -> List[str]:
     calls = (recorders.calls[rank] for rank in path)
     return sorted({call.communicator for call in calls if call is not None})
 

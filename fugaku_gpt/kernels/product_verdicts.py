@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.kernels.build import library_file
-from fugaku_gpt.records.files import create_json_atomically, write_json_atomically
+from fugaku_gpt.records.files import create_json_atomically, locked, write_json_atomically
 from fugaku_gpt.versioned_json import read_versioned_json
 
 PYTORCH, ONEDNN, COMPILED = "pytorch", "onednn", "compiled"  # ways to compute a product
@@ -177,19 +177,20 @@ def add_verdicts(file: Path, stamp: Stamp, measured: Sequence[ProductVerdict], r
     an empty text.
 
     Where another process has written a verdict meanwhile, that one stays in force, so that processes that start
-    together decide alike; with ``replace`` it is replaced. What is returned was read from the file after writing. A
-    folder that cannot be written is no error: the verdicts are in force for the caller alone.
+    together decide alike; with ``replace`` it is replaced. What others have added stays. What is returned was read from
+    the file after writing. A folder that cannot be written is no error: the verdicts are in force for the caller alone.
     """
     added = {(verdict.dtype, verdict.threads): verdict for verdict in measured}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if create_json_atomically(file, _content(stamp, added)):  # of those that start together, the first
             return added, ""
-        in_file, _ = read_verdicts(file, stamp)
-        verdicts = _merged(in_file, added, replace)
-        if verdicts != in_file:
-            write_json_atomically(file, _content(stamp, verdicts))
+        with locked(file):
             in_file, _ = read_verdicts(file, stamp)
+            verdicts = _merged(in_file, added, replace)
+            if verdicts != in_file:
+                write_json_atomically(file, _content(stamp, verdicts))
+                in_file, _ = read_verdicts(file, stamp)
         return {**verdicts, **in_file}, ""
     except OSError as error:
         in_file, _ = read_verdicts(file, stamp)

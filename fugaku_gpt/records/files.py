@@ -1,12 +1,14 @@
 """Writes files that are either complete or absent, and lines that are complete or ignored by readers.
 
-Nothing needs a lock: every file system of a cluster provides a rename, a hard link and a single appending write.
+Every file system of a cluster provides a rename, a hard link and a single appending write; only a file that is read,
+changed and written again needs a lock as well, which some file systems lack.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -15,6 +17,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Iterator, List
 
+_LOCK_SECONDS = 5.0  # time for which a lock that is held is waited for; its holders need milliseconds
+_LOCK_INTERVAL = 0.01
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 _LEFTOVER_SECONDS = 3600.0  # a temporary file this old has lost its writer
@@ -70,6 +74,25 @@ def create_json_atomically(path: Path, value: Any) -> bool:
     return create_text_atomically(path, _json(value))
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file under this lock while the block runs; it is held on ``.NAME.lock``.
+
+    The kernel releases the lock when its holder dies. Where the file system has no locks, or the lock is not free
+    within seconds, the block runs without it: a change by another process may then get lost, but no file is damaged.
+
+    Raises:
+        OSError: the file of the lock cannot be written; names ``path``.
+    """
+    with naming_file(path):
+        stream = open(path.with_name(f".{path.name}.lock"), "ab")  # noqa: SIM115  # its end is that of the block
+    with stream:
+        end = time.monotonic() + _LOCK_SECONDS
+        while not _try_lock(stream) and time.monotonic() < end:
+            time.sleep(_LOCK_INTERVAL)
+        yield
+
+
 def append_line(path: Path, line: str) -> None:
     """Append one line to a file that several processes may append to. A line that a kill has cut short stays a separate
     line.
@@ -120,6 +143,17 @@ def _create_in_place(path: Path, text: str) -> bool:
         return True
     except FileExistsError:
         return False
+
+
+def _try_lock(stream: Any) -> bool:
+    """Take a lock; False if another process holds it, True also where the file system has none."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _ends_a_line(stream: Any) -> bool:

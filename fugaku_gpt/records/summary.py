@@ -17,20 +17,22 @@ KEYS: Mapping[str, str] = {
     "parameters": "trained parameters, with the vocabulary as it is without padding",
     "nodes": "nodes that the job asked for",
     "ranks": "processes, DP * TP * PP",
-    "samples": "iterations with a line in `metrics.jsonl`: samples of the time, not sequences of the corpus",
-    "warmup_samples": "how many of the first of these lines were left out of times and speeds",
+    "samples": "lines of iterations in `metrics.jsonl`, one for `training.log_interval` iterations: samples of the "
+    "time, not sequences of the corpus",
+    "warmup_samples": "how many of these lines, the first of those with the last batch size, were left out of times "
+    "and speeds",
     "timed_batch": "global batch of the timed iterations, in sequences, where it is not the full one",
     "timed_seq_len": "tokens of each sequence in the timed iterations; stated together with `timed_batch`",
-    "seconds_per_iteration": "median time of an iteration, in seconds",
+    "seconds_per_iteration": "median over the other lines of the time of an iteration, in seconds",
     "tokens_per_second": "tokens of a global batch / `seconds_per_iteration`, over all nodes",
     "tflops_notes": "TFLOP/s of one node by the formula of the notes",
     "tflops_exact": "TFLOP/s of one node, of all matrix products",
     "rss_max_bytes": "largest resident memory of any one rank, in bytes",
     "node_used_bytes": "largest used memory of any one node, by all ranks and the system, in bytes",
-    "first_loss": "loss of the first logged iteration, per token; null if none was finite",
-    "last_loss": "loss of the last logged iteration, per token",
-    "first_validation_loss": "loss of the first validation, per token",
-    "last_validation_loss": "loss of the last validation, per token",
+    "first_loss": "loss of the first line whose loss was finite, per token; null if none was",
+    "last_loss": "loss of the last line whose loss was finite, per token; null if none was",
+    "first_validation_loss": "loss of the first validation, per token; null if it was not finite",
+    "last_validation_loss": "loss of the last validation, per token; null if it was not finite",
 }
 
 

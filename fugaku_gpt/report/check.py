@@ -33,7 +33,7 @@ from fugaku_gpt.report.check_figures import (
     is_slight,
     peak_of,
 )
-from fugaku_gpt.report.check_skipped import skipped_rules
+from fugaku_gpt.report.check_skipped import skipped_rules, unread_titles
 from fugaku_gpt.report.facts import Context, Facts, contexts_of, facts_of, recompute_cell
 from fugaku_gpt.report.figures import Figure, Interval
 from fugaku_gpt.report.findings import RowFinding
@@ -54,11 +54,13 @@ class Checked:
         rows: number of rows read.
         findings: ordered by line.
         skipped: "rule: what is not said" → number of rows to which the rule could not be applied.
+        unread: title of a column that no rule reads → number of rows that have it.
     """
 
     rows: int
     findings: Tuple[RowFinding, ...]
     skipped: Mapping[str, int]
+    unread: Mapping[str, int]
 
 
 def check_text(text: str, machine: Optional[str] = None, si: bool = False) -> Tuple[int, List[RowFinding]]:
@@ -78,6 +80,7 @@ def check_tables(text: str, machine: Optional[str] = None, si: bool = False) -> 
     tables = read_tables(text)
     findings: List[RowFinding] = []
     skipped: Counts[str] = Counter()
+    unread: Counts[str] = Counter()
     for context in contexts_of(tables, machine, si):
         diagnosed_rows = [(facts_of(row, context), _diagnose_row(row, context)) for row in context.table.rows]
         findings += [finding for _, row_findings in diagnosed_rows for finding in row_findings]
@@ -86,8 +89,9 @@ def check_tables(text: str, machine: Optional[str] = None, si: bool = False) -> 
         )
         findings += _duplicates([facts for facts, _ in diagnosed_rows], context)
         skipped.update(rule for facts, _ in diagnosed_rows for rule in skipped_rules(facts, context))
+        unread.update(title for title in unread_titles(context.table) for _ in context.table.rows)
     ordered = sorted(findings, key=lambda finding: (finding.line, finding.rule))
-    return Checked(sum(len(table.rows) for table in tables), tuple(ordered), dict(skipped))
+    return Checked(sum(len(table.rows) for table in tables), tuple(ordered), dict(skipped), dict(unread))
 
 
 def _is_broken(findings: Sequence[RowFinding]) -> bool:
@@ -111,11 +115,13 @@ def _diagnose_row(row: MarkdownRow, context: Context) -> List[RowFinding]:
                 row.line, "swapped", slip, "; ".join(finding.what for finding in findings) or "by their decimals"
             )
         ]
-    if findings and len(row.texts) <= _MAX_CELLS and not _needs_no_slip(facts, findings, context):
+    clocks = list(check_clock(facts, context))  # no slip of cells makes GHz into Hz
+    signs = [finding for finding in findings if finding not in clocks]
+    if signs and len(row.texts) <= _MAX_CELLS and not _needs_no_slip(facts, signs, context):
         readable = _readable_cells(facts)
         for undone, slip, rule, blank in _with_slip_undone(row, context.table):
-            if _breaks_no_rule(facts_of(undone, context), context, readable, blank):
-                return [RowFinding(row.line, rule, slip, "; ".join(finding.what for finding in findings[:2]))]
+            if _breaks_no_rule(facts_of(undone, context), context, readable, (blank, *(f.what for f in clocks))):
+                return [RowFinding(row.line, rule, slip, "; ".join(sign.what for sign in signs[:2])), *clocks]
     return findings + list(check_failure(facts, context))
 
 
@@ -127,14 +133,14 @@ def _needs_no_slip(facts: Facts, findings: Sequence[RowFinding], context: Contex
     return is_explained or any("max-proc-per-node" in finding.cause for finding in findings)
 
 
-def _breaks_no_rule(facts: Facts, context: Context, readable: int, blank: str) -> bool:
-    """True if a row breaks no rule except that the cell under ``blank`` is lost, and has at least ``readable`` readable
-    cells: a slip hides figures, and undoing it hides none. Stages of different sizes are possible, but no sign of a
-    slip undone."""
+def _breaks_no_rule(facts: Facts, context: Context, readable: int, remaining: Sequence[str]) -> bool:
+    """True if all findings on a row begin with one of ``remaining`` texts, such as the title of a cell that is lost,
+    and at least ``readable`` of its cells are readable: a slip hides figures, and undoing it hides none. Stages of
+    different sizes are possible, but no sign of a slip undone."""
     if _readable_cells(facts) < readable or is_uneven(facts):
         return False
     findings = (finding for rule in _RULES for finding in rule(facts, context))
-    return all(blank and finding.what.startswith(blank) for finding in findings)
+    return all(finding.what.startswith(tuple(filter(None, remaining))) for finding in findings)
 
 
 def _readable_cells(facts: Facts) -> int:

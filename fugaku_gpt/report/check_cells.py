@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
+from fugaku_gpt.report.column_titles import plain_title
 from fugaku_gpt.report.facts import COUNTS, Context, Facts
-from fugaku_gpt.report.figures import EMPTY, FAILED, Figure, bytes_of, read_figure, seconds_of
+from fugaku_gpt.report.figures import EMPTY, FAILED, TEXT, Figure, bytes_of, is_thousands, read_figure, seconds_of
 from fugaku_gpt.report.findings import RowFinding
 
 _SIZE = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]")
@@ -37,6 +38,14 @@ def is_size(text: str) -> bool:
     return _SIZE.fullmatch(text) is not None
 
 
+def _fits_size(text: str, context: Context) -> bool:
+    """True if a cell is a size, or the name of a model in a column that is not titled Size."""
+    titles = [title for title, column in zip(context.table.titles, context.table.columns) if column == "size"]
+    is_of_names = plain_title(titles[0]) == "model"
+    is_name = _SIZE.match(text) is not None or read_figure(text).kind == TEXT
+    return is_size(text) or (is_of_names and is_name)
+
+
 def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Find cells that do not suit their column."""
     row, columns = facts.row, set(context.table.columns)
@@ -45,7 +54,7 @@ def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
         yield RowFinding(row.line, "cells", problem, "a bar too many, or one that is not written \\|")
     if "nodes" in columns and facts.nodes.nodes is None:
         yield _unfit_cell(facts, "nodes", "is no number of nodes")
-    if "size" in columns and row.cell("size") not in ("", "-") and not is_size(row.cell("size")):
+    if "size" in columns and row.cell("size") not in ("", "-") and not _fits_size(row.cell("size"), context):
         yield _unfit_cell(facts, "size", "is no model size such as 124M")
     for column in COUNTS:
         figure = facts.figures[column]
@@ -55,7 +64,7 @@ def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
             if _has_failed(facts):
                 continue
             yield RowFinding(row.line, "missing", f"{title_of(column)} is missing", "")
-        elif figure.as_count is None:
+        elif figure.as_count is None and not (column == "gbs" and is_thousands(figure)):
             yield _unfit_cell(facts, column, "is no whole number")
     figure, title_unit = facts.figures["mem"], context.table.units.get("mem", "")
     if "mem" in columns and not _is_empty(figure) and bytes_of(figure, title_unit) is None:
@@ -184,9 +193,9 @@ def _ranks_cause(facts: Facts, ranks: int, available_ranks: int) -> str:
 def check_failure(facts: Facts, context: Context) -> Iterator[RowFinding]:
     """Find a row without figures that does not say why."""
     row = facts.row
-    if _has_measurements(facts):
+    if _has_measurements(facts) or not {"seconds", "tflops"} & set(context.table.columns):
         return
-    cause_texts = [row.cell(name) for name in ("notes", "mem", "seconds", "tflops")]
+    cause_texts = [row.cell(name) for name in ("nodes", "notes", "mem", "seconds", "tflops")]
     cause_texts += [text for text, column in zip(row.texts, context.table.columns) if not column]
     if any(_CAUSE.search(text) or any(mark in text for mark in _CAUSE_MARKS) for text in cause_texts):
         return

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Iterator
 
 from fugaku_gpt.report.facts import Context, Facts
+from fugaku_gpt.report.markdown_tables import MarkdownTable
+
+
+def unread_titles(table: MarkdownTable) -> Iterator[str]:
+    """Yield the titles of the columns that no rule reads, which may hold what a rule needs."""
+    for title, column in zip(table.titles, table.columns):
+        if title and not column:
+            yield title
 
 
 def skipped_rules(facts: Facts, context: Context) -> Iterator[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import mul
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.report.catalogue import MACHINES, Machine
-from fugaku_gpt.report.figures import Figure, Interval, bytes_of, read_figure, seconds_of
+from fugaku_gpt.report.figures import Figure, Interval, bytes_of, is_thousands, read_figure, seconds_of
 from fugaku_gpt.report.headings import GPUS, activation_checkpointing
 from fugaku_gpt.report.markdown_rows import NodesCell, read_clock, read_nodes_cell
 from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable
@@ -80,9 +82,8 @@ class Facts:
 
     @property
     def ranks(self) -> Optional[int]:
-        """DP * TP * PP; None if one of them is not stated."""
-        dp, tp, pp = self.counts["dp"], self.counts["tp"], self.counts["pp"]
-        return dp * tp * pp if dp and tp and pp else None
+        """DP * TP * PP, times CP where the table has such a column; None if one of them is not stated."""
+        return _rank_product(self.row, self.counts, self.figures)
 
 
 def contexts_of(tables: Sequence[MarkdownTable], machine: Optional[str], si: bool) -> List[Context]:
@@ -151,14 +152,15 @@ def facts_of(row: MarkdownRow, context: Context) -> Facts:
     nodes = _nodes_of(row)
     figures = {
         column: read_figure(row.cell(column))
-        for column in (*COUNTS, *FIGURES, "ranks", "seq_len", "layers", "hidden", "heads", "vocab")
+        for column in (*COUNTS, *FIGURES, "ranks", "cp", "seq_len", "layers", "hidden", "heads", "vocab")
     }
     counts = {column: figures[column].as_count for column in COUNTS}
     counts["gbs"] = counts["gbs"] or (heading.global_batch if "gbs" not in table.columns else None)
     counts["mbs"] = counts["mbs"] or (heading.micro_batch if "mbs" not in table.columns else None)
     size = row.cell("size") or heading.size
     models = models_of(size, heading, {name: figures[name].as_count for name in ("layers", "hidden", "heads", "vocab")})
-    ranks_per_node, units = _units_of(nodes, counts, figures["ranks"], context)
+    product = _rank_product(row, counts, figures)
+    ranks_per_node, units = _units_of(nodes, figures["ranks"].as_count, product, context)
     return Facts(
         row,
         nodes,
@@ -168,7 +170,7 @@ def facts_of(row: MarkdownRow, context: Context) -> Facts:
         models.shapes,
         models.heads,
         models.has_vocabulary,
-        figures["seq_len"].as_count or heading.seq_len,
+        _sequence_length(figures["seq_len"]) or heading.seq_len,
         _recompute_of(row, table),
         ranks_per_node,
         units,
@@ -179,6 +181,11 @@ def facts_of(row: MarkdownRow, context: Context) -> Facts:
     )
 
 
+def _sequence_length(figure: Figure) -> Optional[int]:
+    """Tokens of a sequence, also where they are written as 2K."""
+    return figure.as_count or (1024 * int(figure.value) if is_thousands(figure) else None)
+
+
 def _tflops_of(figure: Figure, context: Context) -> Optional[Interval]:
     if not figure.is_number:
         return None
@@ -187,18 +194,26 @@ def _tflops_of(figure: Figure, context: Context) -> Optional[Interval]:
     return figure.interval
 
 
+def _rank_product(
+    row: MarkdownRow, counts: Mapping[str, Optional[int]], figures: Mapping[str, Figure]
+) -> Optional[int]:
+    context_parallel = figures["cp"].as_count if "cp" in row.cells else 1
+    factors = (counts["dp"], counts["tp"], counts["pp"], context_parallel)
+    return reduce(mul, (factor or 0 for factor in factors)) or None
+
+
 def _units_of(
-    nodes: NodesCell, counts: Mapping[str, Optional[int]], ranks: Figure, context: Context
+    nodes: NodesCell, listed: Optional[int], product: Optional[int], context: Context
 ) -> Tuple[Optional[int], Optional[int]]:
-    """Return (ranks per node, number of nodes or GPUs) of a row. A cell of the notes on Fugaku lists the toggles that
-    differ from the default, which is one rank for each node."""
+    """Return (ranks per node, number of nodes or GPUs) of a row, which lists its ranks or has their product.
+
+    A cell of the notes on Fugaku lists the toggles that differ from the default, which is one rank for each node.
+    """
     if not context.on_gpus:
         return nodes.ranks_per_node or context.ranks_per_node or 1, nodes.nodes if nodes.nodes else None
     per_node = context.ranks_per_node
-    dp, tp, pp = (counts[name] for name in ("dp", "tp", "pp"))
-    product = dp * tp * pp if dp and tp and pp else None
     counted = nodes.nodes * per_node if nodes.nodes and per_node else None
-    return per_node, ranks.as_count or counted or product
+    return per_node, listed or counted or product
 
 
 def _nodes_of(row: MarkdownRow) -> NodesCell:

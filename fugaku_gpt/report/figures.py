@@ -14,7 +14,7 @@ from typing import Optional, Tuple
 _NONE = ("", "-", "--", "---", "–", "—", "−", "n/a", "na", "?", "tbd", "none")
 _FAILED = re.compile(
     r"(?:x|✗|✘|❌|oom|out of memory|fail(?:ed|ure)?|hang|hung|stuck|time(?:out|d out)|killed|lost|refused|rejected"
-    r"|error)\b.*"
+    r"|error|nan|inf)\b.*"
     r"|[✗✘❌]|x+",
     re.IGNORECASE,
 )
@@ -30,6 +30,7 @@ EMPTY = "none"  # a dash, or nothing
 FAILED = "failed"  # x, OOM and similar
 TEXT = "other"  # a text
 
+_OWNER = re.compile(r"\s*/\s*(?:gpu|node|device|rank|npu)s?$")
 _BYTES = {
     "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
     "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
@@ -132,16 +133,26 @@ def read_figure(text: str) -> Figure:
 
 def bytes_of(figure: Figure, title_unit: str = "") -> Optional[Interval]:
     """Bytes of a memory size; None if its unit, or else that in the column's title, is not one of memory."""
-    unit = _BYTES.get((figure.unit or title_unit).lower())
+    unit = _BYTES.get(_without_owner(figure.unit or title_unit))
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
 
 
 def seconds_of(figure: Figure, title_unit: str = "") -> Optional[Interval]:
     """Seconds of a time, which is in the unit of the column's title, or in seconds, if no unit is written; None if the
     unit is not one of time."""
-    written = (figure.unit or title_unit).lower()
+    written = _without_owner(figure.unit or title_unit)
     unit = _SECONDS.get(written, None if written else 1.0)
     return figure.interval.times(unit) if figure.is_number and unit is not None else None
+
+
+def is_thousands(figure: Figure) -> bool:
+    """True if a cell is a count such as 2K, which may mean 2000 or 2048."""
+    return figure.is_number and figure.unit.lower() == "k" and figure.value >= 1 and figure.value == int(figure.value)
+
+
+def _without_owner(unit: str) -> str:
+    """A unit in lower case, without what it is counted for: GB of GB / GPU, but GB/s of GB/s."""
+    return _OWNER.sub("", unit.lower())
 
 
 def simplest_integer(interval: Interval, preferred: Tuple[int, ...]) -> Optional[int]:

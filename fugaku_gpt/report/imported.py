@@ -141,7 +141,9 @@ def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, overwrite: bo
     """
     log = read_log_files(logs)
     if not log.iterations:
-        raise UsageError(f"{', '.join(map(str, logs))}: no iteration line in it, ours, Megatron's or GPT-NeoX's")
+        raise UsageError(
+            f"{', '.join(map(str, logs))}: no iteration line in it, ours, Megatron's, GPT-NeoX's or NeMo's"
+        )
     directory = RunDirectory(out)
     if not overwrite and not is_imported(out) and (directory.metrics_file.exists() or directory.config_file.exists()):
         raise UsageError(f"{out}: already holds a run; choose another --out")

@@ -8,45 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from fugaku_gpt.report.column_titles import column_of, plain_title, unit_in_title
 from fugaku_gpt.report.headings import GPUS, Heading, HeadingReader
 
 _ALIGNMENT = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
 _MIN_COLUMNS = 4  # number of recognised columns that make a header without a row of dashes
 _LONGEST_LINE = 20_000
-_UNIT_IN_TITLE = re.compile(r"\(\s*(ms|msec|s|sec|seconds|[KMGT]i?B)\s*\)", re.IGNORECASE)
-
-# as written, without case, dots, blanks, dashes and what stands in parentheses → column
-_COLUMNS: Mapping[str, str] = {
-    **dict.fromkeys(("nodes", "nnodes", "node", "#nodes"), "nodes"),
-    **dict.fromkeys(("gpus", "ngpus", "ranks", "procs", "processes"), "ranks"),
-    **dict.fromkeys(("freq", "frequency", "clock"), "clock"),
-    **dict.fromkeys(("size", "model", "modelsize", "msize", "params"), "size"),
-    **dict.fromkeys(("dp", "dpsize"), "dp"),
-    **dict.fromkeys(("tp", "mp", "tpsize"), "tp"),
-    **dict.fromkeys(("pp", "ppsize"), "pp"),
-    **dict.fromkeys(("mbs", "micbs", "microbatch", "microbatchsize"), "mbs"),
-    **dict.fromkeys(("gbs", "bs", "globbs", "globalbatch", "globalbatchsize", "batchsize"), "gbs"),
-    **dict.fromkeys(("ac", "activationcheckpointing", "recompute"), "recompute"),
-    **dict.fromkeys(("mem", "memory", "gpumem", "gpum", "mempergpu", "mem/gpu"), "mem"),
-    **dict.fromkeys(("sec/it", "secs/it", "sec/iter", "s/it", "s/iter", "speed", "throughput", "time"), "seconds"),
-    **dict.fromkeys(("tflops", "tflop/s", "tflops/gpu", "tflops/node", "tf"), "tflops"),
-    **dict.fromkeys(
-        ("estaggrpetaflops", "aggrpetaflops", "petaflops", "estpetaflops", "aggregatepetaflops", "pflops"), "aggregate"
-    ),
-    "validationloss": "validation",
-    **dict.fromkeys(("notes", "note", "comments", "comment", "remarks"), "notes"),
-    **dict.fromkeys(("seqlen", "sequencelength", "seq", "seqlength"), "seq_len"),
-    **dict.fromkeys(("nheads", "heads", "nhead", "numattentionheads"), "heads"),
-    **dict.fromkeys(("nlayers", "layers", "numlayers"), "layers"),
-    **dict.fromkeys(("nhidden", "hidden", "hiddensize"), "hidden"),
-    **dict.fromkeys(("vocab", "vocabsize", "vocablength"), "vocab"),
-    **dict.fromkeys(("zero", "zerostage", "zs"), "zero"),
-}
-_GPU_TITLES = ("nnodes", "gpus", "ngpus", "speed")
+_GPU_FORM = re.compile(r"nnodes|speed|.*gpus?")  # titles that only the notes on GPUs have
 
 
 @dataclass(frozen=True)
@@ -91,8 +62,8 @@ class MarkdownTable:
         """True if the table is of a GPU machine by its heading or form: there, TFLOPs are per GPU."""
         if self.heading.machine:
             return self.heading.machine in GPUS
-        titles = {_plain(title) for title in self.titles}
-        return any(title in titles for title in _GPU_TITLES)
+        named = (plain_title(title) for title, column in zip(self.titles, self.columns) if column)
+        return any(_GPU_FORM.fullmatch(title) for title in named)
 
 
 def read_tables(text: str) -> List[MarkdownTable]:
@@ -121,7 +92,7 @@ def read_tables(text: str) -> List[MarkdownTable]:
 
 def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[MarkdownTable]:
     titles = split_row(lines[0])
-    columns = tuple(_COLUMNS.get(_plain(title), "") for title in titles)
+    columns = tuple(column_of(title) for title in titles)
     has_dashes = len(lines) > 1 and _ALIGNMENT.fullmatch(lines[1]) is not None
     recognised = [column for column in columns if column]
     measured = {"seconds", "tflops", "mem"} & set(recognised)
@@ -140,7 +111,7 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[Markd
             if column:
                 cells.setdefault(column, cell)
         rows.append(MarkdownRow(number, texts, cells))
-    units = {column: unit for column, unit in zip(columns, map(_unit_in_title, titles)) if column and unit}
+    units = {column: unit for column, unit in zip(columns, map(unit_in_title, titles)) if column and unit}
     return MarkdownTable(first, heading, titles, columns, tuple(rows), units)
 
 
@@ -153,13 +124,3 @@ def split_row(line: str) -> Tuple[str, ...]:
     if len(cells) > 1 and not cells[-1].strip():
         cells.pop()  # after the closing bar
     return tuple(cell.strip().replace("\\|", "|") for cell in cells)
-
-
-@lru_cache(maxsize=1024)
-def _plain(title: str) -> str:
-    return re.sub(r"\([^()]*\)|[\s.*_`-]", "", title.lower())
-
-
-def _unit_in_title(title: str) -> str:
-    matched = _UNIT_IN_TITLE.search(title)
-    return matched[1] if matched else ""

@@ -1,11 +1,11 @@
-"""Parses the iteration lines of training logs: ours, Megatron-DeepSpeed's, Megatron-LM's and GPT-NeoX's.
+"""Parses the iteration lines of training logs: ours, Megatron-DeepSpeed's, Megatron-LM's, GPT-NeoX's and NeMo's.
 
 All have the form ``iteration 2/ 95367 | consumed samples: 2048 | elapsed time per iteration (s): 36.10 | ... |``;
-Megatron-LM counts milliseconds, GPT-NeoX puts ``samples/sec: 51.2 |`` before it, and our short lines have names of
-their own (``s/it: 36.10``). Logs come with a prefix on each
-line (``[default7]:`` of torchrun, `` 0: `` of srun, a time), with colours, with lines that another rank's output has
-torn apart, and with several lines glued together. Reading never fails: lines that cannot be parsed are left out and
-counted, and no missing value is filled in.
+Megatron-LM counts milliseconds, GPT-NeoX puts ``samples/sec: 51.2 |`` before it, NeMo counts steps from 0, and our
+short lines have names of their own (``s/it: 36.10``). Logs come with a prefix on each line (``[default7]:`` of
+torchrun, `` 0: `` of srun, a time), with colours, with lines that another rank's output has torn apart, and with
+several lines glued together. Reading never fails: lines that cannot be parsed are left out and counted, and no missing
+value is filled in.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fugaku_gpt.errors import UsageError
 OURS = "fugaku_gpt"
 MEGATRON = "megatron"
 NEOX = "gpt-neox"
+NEMO = "nemo"
 
 _LONGEST_LINE = 64 * 1024  # characters of a line that are parsed
 _PATIENCE = 40  # number of lines within which the rest of a torn line must follow
@@ -37,7 +38,8 @@ _PREFIX = re.compile(
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
 _HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 _SPEED_BEFORE = re.compile(rf"\bsamples/sec:\s*({_NUMBER})\s*\|\s*$")
-_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?:\s*TFLOPS?)?(?![\w.])", re.IGNORECASE)
+_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?:\s*([KMGTP]?)FLOPS)?(?![\w.])", re.IGNORECASE)
+_TERAFLOPS = {"": 1e-12, "K": 1e-9, "M": 1e-6, "G": 1e-3, "T": 1.0, "P": 1e3}
 _EXACT = re.compile(rf"\(exact\s+({_NUMBER})\)")
 _OUR_VALIDATION = re.compile(
     rf"\bvalidation at iteration\s+(\d{{1,15}})\s*\|\s*lm loss:\s*({_NUMBER}|nan|inf)\s*\|"
@@ -55,13 +57,14 @@ _BLOCK_BEGINS = re.compile(r"^-{4,} (?:\w+ )?arguments -{4,}$")
 _BLOCK_ENDS = re.compile(r"^-{4,} end of (?:\w+ )?arguments -{4,}$")
 _ARGUMENT = re.compile(r"([A-Za-z_]\w{0,100}) ?\.{2,} ?(.{0,500})")
 _NEOX_ORIGIN = re.compile(r"\.*(?:updated|default)$")  # GPT-NeoX says after each value where it comes from
+_PRINTS_SIZES = re.compile(r"using world size: |> initialized \w+ model parallel with size ")
 _WORLD: Mapping[str, "re.Pattern[str]"] = {
-    name: re.compile(rf"(?<![-\w]){words}: (\d{{1,9}})")
+    name: re.compile(rf"(?<![-\w])(?:{words}) (\d{{1,9}})")
     for name, words in (
-        ("world_size", "using world size"),
-        ("data_parallel_size", "data-parallel[- ]size"),
-        ("tensor_model_parallel_size", "tensor-model-parallel[- ]size"),
-        ("pipeline_model_parallel_size", "pipeline-model-parallel[- ]size"),
+        ("world_size", "using world size:"),
+        ("data_parallel_size", "data-parallel[- ]size:"),
+        ("tensor_model_parallel_size", "tensor-model-parallel[- ]size:|tensor model parallel with size"),
+        ("pipeline_model_parallel_size", "pipeline-model-parallel[- ]size:|pipeline model parallel with size"),
     )
 }
 _ERROR = re.compile(
@@ -79,12 +82,14 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "consumed tokens": ("consumed_tokens", 0),
     "elapsed time per iteration (s)": ("seconds", 1.0),
     "elapsed time per iteration (ms)": ("seconds", 1e-3),
+    "train step timing in s": ("seconds", 1.0),
+    "global step": ("step", 0),
     "learning rate": ("lr", 1.0),
+    "lr": ("lr", 1.0),
     "global batch size": ("global_batch", 0),
     "lm loss": ("loss", 1.0),
-    "lm_loss": ("loss", 1.0),
+    "reduced train loss": ("loss", 1.0),
     "loss": ("loss", 1.0),
-    "lr": ("lr", 1.0),
     "s/it": (_SHORT_SECONDS, 1.0),
     "tok/s": ("tokens_per_second", 1.0),
     "rss": ("rss_max_bytes", 2.0**30),
@@ -99,6 +104,7 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "samples per second": ("samples_per_second", 1.0),
     "tokens per second": ("tokens_per_second", 1.0),
     "tflops": ("tflops_logged", 1.0),
+    "tflops per gpu": ("tflops_logged", 1.0),
     "throughput per gpu (tflop/s/gpu)": ("tflops_logged", 1.0),
     "approx flops per gpu": ("tflops_logged", 1.0),
     "pipeline bubble": ("bubble", 1.0),
@@ -115,7 +121,7 @@ class Log:
     """The content of a log.
 
     Attributes:
-        trainer: ``OURS``, ``MEGATRON``, ``NEOX``, or empty if the log has no iteration line.
+        trainer: ``OURS``, ``MEGATRON``, ``NEOX``, ``NEMO``, or empty if the log has no iteration line.
         iterations: as the lines of ``metrics.jsonl`` (see :mod:`fugaku_gpt.records.run`), ascending; only the last line
             of an iteration that was done twice. Values that a line does not state are absent, and those that were
             not finite are None. ``tflops_logged`` is the speed that another trainer claims, per rank.
@@ -124,7 +130,8 @@ class Log:
         total: number of iterations that the run was to do.
         torn: number of iteration lines of which neither time nor loss could be read.
         unread: number of other lines on an iteration or a validation that are of no known form.
-        unknown_fields: name of a field → number of iteration lines that have it, for fields of no known name.
+        unknown_fields: name of a field → number of iteration lines that have it, for fields of no known name, or whose
+            value is no number.
         error: the last error that was printed after the last iteration; empty if there is none.
     """
 
@@ -170,7 +177,6 @@ def read_log(text: str) -> Log:
 class _OpenLine:
     """An iteration line that may continue in a later line of its rank."""
 
-    iteration: int
     values: Dict[str, Any]
     tail: str  # after the last bar
     lines_to_wait: int = _PATIENCE
@@ -185,7 +191,7 @@ class LogReader:
         self._arguments: Dict[str, str] = {}
         self._in_block = False
         self._ours = 0
-        self._neox = 0
+        self._neox = self._nemo = 0
         self._unread = 0
         self._unknown_fields: Dict[str, int] = {}
         self._total: Optional[int] = None
@@ -206,14 +212,17 @@ class LogReader:
 
     def log(self) -> Log:
         """Return the log; call :meth:`end_of_file` first."""
-        other = NEOX if self._neox else MEGATRON
+        other = NEOX if self._neox else NEMO if self._nemo else MEGATRON
         trainer = "" if not self._iterations else OURS if self._ours else other
+        total = self._total
+        if trainer == NEMO and total is not None:  # the number of an epoch's last iteration
+            total = total + 1 if max(self._iterations) <= total + 1 else None
         return Log(
             trainer,
             tuple(self._iterations[number] for number in sorted(self._iterations)),
             tuple(self._validations[number] for number in sorted(self._validations)),
             dict(self._arguments),
-            self._total,
+            total,
             self._torn,
             self._unread,
             dict(self._unknown_fields),
@@ -232,7 +241,7 @@ class LogReader:
             self._close(rank)
             end = following.start() if following is not None else len(text)
             *fields, tail = text[header.end() : end].split("|")
-            open_line = _OpenLine(int(header[1]), {"iteration": int(header[1])}, tail)
+            open_line = _OpenLine({"iteration": int(header[1])}, tail)
             if speed is not None and header is headers[0]:
                 open_line.values["samples_per_second"] = _finite(speed[1])
                 self._neox += 1
@@ -268,17 +277,21 @@ class LogReader:
         joined = [(open_line.tail + gap + rest).split("|") for gap in ("", " ")]  # torn amid a word, or between words
         fields = max(joined, key=lambda pieces: len(self._recognised(pieces[:-1])))
         if self._recognised(fields[:1]) or (not open_line.tail.strip() and self._recognised(rest.split("|")[:1])):
+            self._count_unknown(fields[:-1])
             self._read_fields(open_line.values, fields[:-1])
             open_line.tail = fields[-1]
             return True
         return False
 
     def _count_unknown(self, fields: Iterable[str]) -> None:
-        """Count the fields of an iteration line whose names mean nothing to us, up to a number of names."""
+        """Count the fields of an iteration line whose names or values mean nothing to us, up to a number of names."""
         for text in fields:
-            name, colon, _ = text.partition(":")
+            name, colon, value = text.partition(":")
             name = _field_name(name)
-            if not (colon and name) or name in _FIELDS or name in _NOT_MEASURED or len(name) > _LONGEST_NAME:
+            is_read = name in _NOT_MEASURED or (
+                name in _FIELDS and (_FIRST_NUMBER.match(value) or _is_not_finite(value))
+            )
+            if not (colon and name[:1].isalpha()) or is_read or len(name) > _LONGEST_NAME:
                 continue
             if name in self._unknown_fields or len(self._unknown_fields) < _MOST_UNKNOWN:
                 self._unknown_fields[name] = self._unknown_fields.get(name, 0) + 1
@@ -302,8 +315,10 @@ class LogReader:
                 values["tflops_notes"], values["tflops_exact"] = _finite(number[1]), _finite(exact[1])
                 continue
             read = _finite(number[1]) if number is not None else None
-            if read is None and value.strip().lower() not in ("nan", "inf", "-inf"):
+            if read is None and not _is_not_finite(value):
                 continue
+            if read is not None and number is not None and number[2] is not None:
+                read *= _TERAFLOPS[number[2].upper()]
             if name in _COUNTS:
                 values[key] = int(read) if read is not None and read == int(read) else None
             else:
@@ -314,6 +329,11 @@ class LogReader:
         if open_line is None:
             return
         values = open_line.values
+        self._count_unknown([open_line.tail])
+        step = values.pop("step", None)
+        if step is not None:  # NeMo's, which counts from 0 over all epochs; its iterations are those of an epoch
+            values["iteration"] = step + 1
+            self._nemo += 1
         if _SHORT_SECONDS in values:
             values["seconds"] = values.pop(_SHORT_SECONDS)
             if "tflops_logged" in values:
@@ -325,7 +345,7 @@ class LogReader:
             self._torn += 1
             return
         self._ours += "tflops_exact" in values
-        self._iterations[open_line.iteration] = values
+        self._iterations[values["iteration"]] = values
 
     def _read_validation(self, text: str) -> bool:
         ours, others = list(_OUR_VALIDATION.finditer(text)), list(_MEGATRON_VALIDATION.finditer(text))
@@ -347,7 +367,7 @@ class LogReader:
         matched = _ARGUMENT.fullmatch(bare) if self._in_block else None
         if matched and (matched[1] in self._arguments or len(self._arguments) < _MOST_ARGUMENTS):
             self._arguments[matched[1]] = _NEOX_ORIGIN.sub("", matched[2].strip())
-        if "using world size: " in text:
+        if _PRINTS_SIZES.search(text):
             for name, pattern in _WORLD.items():
                 size = pattern.search(text)
                 if size is not None:
@@ -359,8 +379,12 @@ class LogReader:
 
 
 def _field_name(text: str) -> str:
-    """The name of a field in lower case, with one blank between words and before a parenthesis."""
-    return " ".join(text.lower().replace("(", " (").split())
+    """The name of a field in lower case, with one blank, not ``_``, between words and before a parenthesis."""
+    return " ".join(text.lower().replace("(", " (").replace("_", " ").split())
+
+
+def _is_not_finite(text: str) -> bool:
+    return text.strip().lower() in ("nan", "inf", "-inf")
 
 
 def _finite(text: str) -> Optional[float]:

@@ -33,3 +33,26 @@ def test_many_differences_are_counted() -> None:
     runs = [{f"x.k{number:02d}": run for number in range(MOST_NAMED + 2)} for run in (1, 2)]
     (first, _) = differing_settings(runs, set())
     assert len(first) == MOST_NAMED + 1 and first[-1] == "and 2 more settings"
+
+
+def test_settings_of_the_job_that_change_a_run_are_named_and_those_of_its_submission_are_not() -> None:
+    runs = [
+        {
+            "job.shape": "2x3x2",
+            "job.environment": ["A=1"],
+            "job.elapse": 60,
+            "job.group": "hp1",
+            "checkpoint.at_end": True,
+        },
+        {"job.shape": "12", "checkpoint.interval": 100, "job.name": "b"},
+    ]
+    assert differing_settings(runs, set()) == [
+        ("checkpoint.interval=default", "job.environment=A=1", "job.shape=2x3x2"),
+        ("checkpoint.interval=100", "job.environment=none", "job.shape=12"),
+    ]
+
+
+def test_numbers_that_differ_in_a_late_digit_differ_in_their_text() -> None:
+    runs = [{"training.lr": 0.0001}, {"training.lr": 0.00010000001}]
+    assert differing_settings(runs, set()) == [("lr=0.0001",), ("lr=0.00010000001",)]
+    assert differing_settings([{"training.lr": 0.00025}, {"training.lr": 6e-05}], set())[1] == ("lr=6e-05",)

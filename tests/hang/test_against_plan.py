@@ -11,7 +11,8 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.hang import against_plan
 from fugaku_gpt.hang.against_plan import config_or_problem
-from fugaku_gpt.hang.diagnosis import GONE, Hang, diagnose_hang, read_flights
+from fugaku_gpt.hang.diagnosis import Hang, diagnose_hang, read_flights
+from fugaku_gpt.hang.recorders import GONE
 from fugaku_gpt.layout.communications import Collective, CommunicationPlan, plan_of, program
 from fugaku_gpt.layout.grid import coordinates_of, dp_group, embedding_group, pp_group, tp_group
 from fugaku_gpt.layout.operations import RECEIVE, SEND

@@ -12,7 +12,8 @@ from typing import List, Tuple
 
 import pytest
 
-from fugaku_gpt.hang.diagnosis import GONE, STOPPED, Hang, diagnose_hang, process_states, read_flights
+from fugaku_gpt.hang.diagnosis import Hang, diagnose_hang, process_states, read_flights
+from fugaku_gpt.hang.recorders import GONE, STOPPED
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.records.flight import BACKWARD, FINISHED, FORWARD, OPTIMISER
 from tests.doctor.flights import Ranks

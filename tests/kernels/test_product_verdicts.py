@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
+import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -147,6 +149,34 @@ def test_what_is_in_the_file_after_writing_is_in_force(tmp_path: Path, monkeypat
     monkeypatch.setattr(product_verdicts, "write_json_atomically", write_before_another)
     in_force, _ = add_verdicts(file, STAMP, [verdict(threads=2, compiled=0.5)], False)
     assert in_force["float32", 2].uses_compiled
+
+
+def _add_slowly(file: Path, threads: int, start: Any) -> None:
+    """Add one verdict, with time for others between reading the file and writing it."""
+    replacing = product_verdicts.write_json_atomically
+
+    def write_slowly(path: Path, content: Any) -> None:
+        time.sleep(0.02)
+        replacing(path, content)
+
+    product_verdicts.write_json_atomically = write_slowly  # type: ignore[assignment]  # in this process alone
+    start.wait()
+    in_force, problem = add_verdicts(file, STAMP, [verdict(threads=threads, compiled=2.0)], False)
+    assert not problem and ("float32", threads) in in_force
+
+
+def test_no_verdict_is_lost_where_processes_add_to_one_file_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "products.json", verdict(threads=99))
+    context = multiprocessing.get_context("fork")
+    start, threads = context.Event(), range(1, 7)
+    writers = [context.Process(target=_add_slowly, args=(file, count, start)) for count in threads]
+    for writer in writers:
+        writer.start()
+    start.set()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * len(writers)
+    assert sorted(read_verdicts(file, STAMP)[0]) == [*(("float32", count) for count in threads), ("float32", 99)]
 
 
 def test_verdicts_for_other_threads_and_types_are_added_and_the_first_of_each_stays(tmp_path: Path) -> None:

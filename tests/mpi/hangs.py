@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
-from fugaku_gpt.hang.diagnosis import IN_WAIT
 from fugaku_gpt.hang.history import DISAGREE, EXTRA_CALL, LEFT_OUT, ORDER
+from fugaku_gpt.hang.recorders import IN_WAIT
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.records.run import FAILED, HUNG, OK, RunDirectory
 from tests.mpi.faults import CALL_KINDS, KINDS, SLOW, STATE_KINDS, Fault

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import multiprocessing
@@ -16,11 +17,13 @@ from typing import Any, Iterator
 
 import pytest
 
+from fugaku_gpt.records import files
 from fugaku_gpt.records.files import (
     append_line,
     create_json_atomically,
     create_text_atomically,
     leftovers,
+    locked,
     write_json_atomically,
     write_text_atomically,
 )
@@ -164,3 +167,25 @@ def test_leftovers_are_old_temporary_files_only(tmp_path: Path) -> None:
     for name in (".a.json.0123.tmp", "mine.tmp", ".hidden"):
         os.utime(tmp_path / name, (old, old))
     assert leftovers(tmp_path) == [tmp_path / ".a.json.0123.tmp"]
+
+
+def test_a_lock_keeps_others_out_until_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    with locked(path), open(tmp_path / ".a.json.lock", "ab") as stream, pytest.raises(BlockingIOError):
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(tmp_path / ".a.json.lock", "ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        monkeypatch.setattr(files, "_LOCK_SECONDS", 0.05)  # a holder that does not end is not waited for for ever
+        with locked(path):
+            write_text_atomically(path, "{}")
+
+
+def test_without_locks_the_block_runs_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with locked(tmp_path / "a.json"):
+        pass
+    with pytest.raises(OSError, match="a.json'"), locked(tmp_path / "none" / "a.json"):
+        pass

@@ -46,6 +46,7 @@ def test_only_failures_without_a_cause_are_reported(row: ResultRow) -> None:
 def test_swapped_seconds_and_tflops(row: ResultRow) -> None:
     own = cells_of(row)
     a, b = column("Sec/it"), column("TFLOPs")
+    assume(read_figure(own[a]).decimals != 2)  # nothing says of 1.51 and 1.56 which are the seconds
     own[a], own[b] = own[b], own[a]
     assert rules(table_of(row, own)) == ["swapped"]
 
@@ -62,6 +63,8 @@ def test_any_two_cells_swapped(row: ResultRow, places: "tuple[int, int]") -> Non
         speed, aggregate = (read_figure(own[position]) for position in (first, second))
         assume(not speed.interval.overlaps(aggregate.interval))  # about 1024 nodes: the same figure twice
         assume(aggregate.value > 0.02)  # else it is rounded to nothing
+    if {first, second} == {column("Sec/it"), column("TFLOPs")}:
+        assume(read_figure(own[column("Sec/it")]).decimals != 2)  # nothing says of 1.51 and 1.56 which are the seconds
     own[first], own[second] = own[second], own[first]
     assert rules(table_of(row, own))
 

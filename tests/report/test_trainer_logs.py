@@ -1,4 +1,4 @@
-"""Tests of iteration lines in logs of this trainer, Megatron-DeepSpeed and Megatron-LM, intact and torn."""
+"""Tests of iteration lines in logs of this trainer, Megatron-DeepSpeed, Megatron-LM, NeoX and NeMo, intact and torn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import MetricsWriter
-from fugaku_gpt.report.trainer_logs import MEGATRON, OURS, read_log, read_log_files
+from fugaku_gpt.report.trainer_logs import MEGATRON, NEMO, NEOX, OURS, read_log, read_log_files
 from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
 from fugaku_gpt.training.trainer import Step
 
@@ -86,6 +86,51 @@ def test_megatron_lm_counts_milliseconds() -> None:
         and read["tflops_logged"] == 40.4
         and "load_balancing_loss" not in read
     )
+
+
+NEMO_LINE = (
+    "[2025-11-20T14:55:23+08:00] retraining/0 Training epoch 0, iteration {0}/99 | lr: 1.469e-05 | "
+    "global_batch_size: 128 | global_step: {0} | reduced_train_loss: 6.265 | train_step_timing in s: 12.22 | "
+    "TFLOPS_per_GPU: 1.249e+03 | tokens_per_sec_per_gpu: 1.073e+04 | consumed_samples: 12544"
+)
+
+
+def test_nemo_counts_steps_from_0_and_puts_no_bar_at_the_end() -> None:
+    log = read_log("\n".join(NEMO_LINE.format(step) for step in (0, 99)))
+    assert log.trainer == NEMO and log.total == 100 and [line["iteration"] for line in log.iterations] == [1, 100]
+    (read, _) = log.iterations
+    assert (
+        read["seconds"] == 12.22 and read["loss"] == 6.265 and read["tflops_logged"] == 1249 and read["lr"] == 1.469e-5
+    )
+    assert read["global_batch"] == 128 and read["consumed_samples"] == 12544
+    assert log.unknown_fields == {"tokens per sec per gpu": 2}
+
+
+def test_steps_of_nemo_go_through_all_epochs() -> None:
+    second_epoch = NEMO_LINE.format(10).replace("epoch 0", "epoch 1").replace("global_step: 10", "global_step: 110")
+    log = read_log(NEMO_LINE.format(10) + "\n" + second_epoch)
+    assert [line["iteration"] for line in log.iterations] == [11, 111] and log.total is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "teraflops"), [("150.3TFLOPS", 150.3), ("850.3GFLOPS", 0.8503), ("1.2PFLOPS", 1200.0)]
+)
+def test_the_speed_that_gpt_neox_claims_has_a_prefix(claim: str, teraflops: float) -> None:
+    fields = f"elapsed time per iteration (ms): 9876.5 | approx flops per GPU: {claim} |"
+    log = read_log(f" samples/sec: 51.2 | iteration 10/ 50 | {fields}")
+    assert log.trainer == NEOX and log.iterations[0]["tflops_logged"] == pytest.approx(teraflops)
+
+
+def test_a_last_field_without_its_bar_and_a_value_that_is_no_number_are_counted() -> None:
+    line = " iteration 1/ 9 | elapsed time per iteration (ms): 8.9 | lm loss: none | throughput: 7.340"
+    log = read_log("\n".join((line, line.replace(" 1/", " 2/"))))
+    assert len(log.iterations) == 2 and log.unknown_fields == {"lm loss": 2, "throughput": 2}
+
+
+def test_sizes_that_older_megatron_prints() -> None:
+    text = "> initialized tensor model parallel with size 8\n> initialized pipeline model parallel with size 4\n"
+    log = read_log(text + DEEPSPEED)
+    assert log.arguments == {"tensor_model_parallel_size": "8", "pipeline_model_parallel_size": "4"}
 
 
 def test_a_line_that_is_wrapped_or_torn_is_put_together() -> None:
@@ -268,6 +313,7 @@ PIECES = st.sampled_from(
         ":",
         "nan",
         "iteration 1/ 2 |",
+        "global_step: 7 |",
         "1e999",
         *ARGUMENTS.splitlines(),
     ]
