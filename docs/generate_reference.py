@@ -265,7 +265,7 @@ def _limits(about: Mapping[str, Any]) -> str:
     limits = []
     if about["choices"] is not None:
         limits.append("One of " + ", ".join(f"`{_value(choice)}`" for choice in about["choices"]))
-    for key, label in (("at_least", "At least"), ("above", "Above"), ("below", "Below")):
+    for key, label in (("at_least", "At least"), ("at_most", "At most"), ("above", "Above"), ("below", "Below")):
         if about[key] is not None:
             limits.append(f"{label} {_value(about[key])}")
     if about["form"] is not None and isinstance(about["form"][1], str):

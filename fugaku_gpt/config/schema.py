@@ -17,6 +17,9 @@ SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULERS = ("pjm", "slurm", "local")
+# Sizes beyond any machine: a run with a misplaced digit is refused, and what is computed of a run ends soon.
+MOST_LAYERS, MOST_RANKS, MOST_RANKS_OF_NODE = 2**12, 2**20, 2**10
+MOST_MICRO_BATCHES, MOST_RAMP_ITERATIONS = 2**16, 10**6
 LOG_FORMATS = ("short", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -35,19 +38,23 @@ class ModelConfig:
     """The model: a GPT with pre-LayerNorm, learned positions, GELU, and output weights tied to the embedding."""
 
     name: str = option("", "size in tables, such as 124M; default: derived from the parameter count")
-    layers: int = option(4, "transformer layers", at_least=1)
-    hidden: int = option(128, "hidden size h", at_least=1)
-    heads: int = option(4, "attention heads", at_least=1)
-    ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1)
-    seq_len: int = option(128, "sequence length s", unit="tokens", at_least=1)
+    layers: int = option(4, "transformer layers", at_least=1, at_most=MOST_LAYERS)
+    hidden: int = option(128, "hidden size h", at_least=1, at_most=2**20)
+    heads: int = option(4, "attention heads", at_least=1, at_most=2**16)
+    ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1, at_most=2**22)
+    seq_len: int = option(128, "sequence length s", unit="tokens", at_least=1, at_most=2**24)
     vocab_size: int = option(
-        2048, "size of the vocabulary without padding, which never takes part in the loss", unit="tokens", at_least=2
+        2048,
+        "size of the vocabulary without padding, which never takes part in the loss",
+        unit="tokens",
+        at_least=2,
+        at_most=2**24,
     )
     vocab_multiple: int = option(
-        128, "the embedding's rows are padded to a multiple of this times layout.tp", at_least=1
+        128, "the embedding's rows are padded to a multiple of this times layout.tp", at_least=1, at_most=2**20
     )
     padded_vocab_size: Optional[int] = option(
-        None, "rows of the embedding; default: derived from vocab_multiple", at_least=2
+        None, "rows of the embedding; default: derived from vocab_multiple", at_least=2, at_most=2**25
     )
     dropout: float = option(0.0, "dropout after the embedding and on both residual branches", at_least=0, below=1)
     attention_dropout: float = option(0.0, "dropout on attention probabilities", at_least=0, below=1)
@@ -80,16 +87,21 @@ class ModelConfig:
 class LayoutConfig:
     """The arrangement of the ranks; their number is dp * tp * pp."""
 
-    dp: int = option(1, "data-parallel replicas", at_least=1)
-    tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1)
-    pp: int = option(1, "pipeline stages", at_least=1)
+    dp: int = option(1, "data-parallel replicas", at_least=1, at_most=MOST_RANKS)
+    tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1, at_most=2**16)
+    pp: int = option(1, "pipeline stages", at_least=1, at_most=MOST_LAYERS)
     order: str = option(
         "tp,pp,dp",
         "order of the grid's axes, fastest first; neighbouring ranks differ in the first",
         choices=GRID_ORDERS,
     )
     schedule: str = option("1f1b", "order of passes in the pipeline", choices=PIPELINE_SCHEDULES)
-    chunks: int = option(1, "virtual stages of each pipeline stage; above 1 with the interleaved schedule", at_least=1)
+    chunks: int = option(
+        1,
+        "virtual stages of each pipeline stage; above 1 with the interleaved schedule",
+        at_least=1,
+        at_most=MOST_LAYERS,
+    )
     split: Tuple[int, ...] = option(
         (),
         "layers of each chunk, first to last (the last may have 0 beside the logits); "
@@ -114,8 +126,10 @@ class LayoutConfig:
 class TrainingConfig:
     """The optimisation: batch, schedule, AdamW, validation and logging."""
 
-    micro_batch: int = option(1, "sequences per forward pass and replica", unit="sequences", at_least=1)
-    global_batch: int = option(8, "sequences per iteration over all replicas", unit="sequences", at_least=1)
+    micro_batch: int = option(1, "sequences per forward pass and replica", unit="sequences", at_least=1, at_most=2**20)
+    global_batch: int = option(
+        8, "sequences per iteration over all replicas", unit="sequences", at_least=1, at_most=2**24
+    )
     ramp_start: Optional[int] = option(
         None, "global batch of the first iterations; default: no ramp-up", unit="sequences", at_least=1
     )
@@ -132,14 +146,18 @@ class TrainingConfig:
         None, "growth of the samples at each step of the ramp", unit="tokens", at_least=1
     )
     seq_ramp_iterations: Optional[int] = option(
-        None, "iterations after which samples have their full length", unit="iterations", at_least=1
+        None,
+        "iterations after which samples have their full length",
+        unit="iterations",
+        at_least=1,
+        at_most=MOST_RAMP_ITERATIONS,
     )
     skip_samples: Tuple[str, ...] = option(
         (),
         "samples to leave out, by their number in the log's count of consumed samples, such as 1000-1999",
         form=(r"[0-9]{1,15}(-[0-9]{1,15})?", "such as 1000-1999, or one number"),
     )
-    iterations: int = option(100, "optimiser steps", at_least=1)
+    iterations: int = option(100, "optimiser steps", at_least=1, at_most=10**9)
     seed: int = option(1234, "seed of weights, sample order and dropout", at_least=0)
     dtype: str = option(
         "float32", "precision of the computation; with 16 bits, weights and gradient sums are float32", choices=DTYPES
@@ -202,7 +220,7 @@ class TrainingConfig:
     spike_ratio: Optional[float] = option(
         None, "a loss of this multiple of the mean is a spike; default: not checked", above=1
     )
-    log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1)
+    log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1, at_most=10**9)
     log_format: str = option(
         "short",
         "lines of the log: the figures that one watches, or all, in Megatron-LM's form; all are in metrics.jsonl",
@@ -215,7 +233,7 @@ class TrainingConfig:
         unit="iterations",
         at_least=1,
     )
-    eval_batches: int = option(4, "global batches per validation", at_least=1)
+    eval_batches: int = option(4, "global batches per validation", at_least=1, at_most=10**6)
     profile_operators: Optional[int] = option(
         None,
         "iterations to run again at the end of the run with the operator profiler; default: none",
@@ -273,8 +291,12 @@ class NodeConfig:
     PowerControlFunction; a job script for Fugaku always writes them out, as their defaults have changed over the years.
     """
 
-    ranks_per_node: Optional[int] = option(None, "MPI processes per node; default: ranks / job.nodes", at_least=1)
-    threads_per_rank: Optional[int] = option(None, "threads per process; default: usable cores / ranks", at_least=1)
+    ranks_per_node: Optional[int] = option(
+        None, "MPI processes per node; default: ranks / job.nodes", at_least=1, at_most=MOST_RANKS_OF_NODE
+    )
+    threads_per_rank: Optional[int] = option(
+        None, "threads per process; default: usable cores / ranks", at_least=1, at_most=2**12
+    )
     bind: str = option(
         "none",
         "bind each rank to cores of its own, or to cores and their memory, unless the launcher has done so",
@@ -397,7 +419,7 @@ class JobConfig:
 
     name: str = option("", "name of the run and the job; default: derived from model and layout")
     scheduler: str = option("pjm", "scheduler of the job script", choices=SCHEDULERS)
-    nodes: int = option(1, "number of nodes; default: the product of job.shape", at_least=1)
+    nodes: int = option(1, "number of nodes; default: the product of job.shape", at_least=1, at_most=2**20)
     shape: str = option(
         "",
         "torus shape in nodes, such as 24x24x24; default: the scheduler's choice",
@@ -464,7 +486,9 @@ class JobConfig:
         "numbers of a bulk job's sub-jobs, such as 0-9; each runs the same script with its number",
         form=(r"[0-9]{1,6}-[0-9]{1,6}", "such as 0-9"),
     )
-    chain: int = option(1, "number of chained jobs, each of which resumes where the previous one stopped", at_least=1)
+    chain: int = option(
+        1, "number of chained jobs, each of which resumes where the previous one stopped", at_least=1, at_most=10**4
+    )
 
 
 @dataclass(frozen=True)
@@ -484,7 +508,7 @@ class CheckpointConfig:
     asynchronous: bool = option(
         True, "continue training while an in-memory copy is written; needs the memory of the copy"
     )
-    ranks_per_file: int = option(1, "number of neighbouring ranks that write to one file", at_least=1)
+    ranks_per_file: int = option(1, "number of neighbouring ranks that write to one file", at_least=1, at_most=2**20)
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,13 @@ def describe_type(kind: Any, metadata: Mapping[str, Any]) -> str:
     else:
         description = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[inner]
     limits = [
-        f"{limit_name} {metadata[key]:g}"
-        for key, limit_name in (("at_least", "at least"), ("above", "above"), ("below", "below"))
+        f"{limit_name} {metadata[key]:.10g}"
+        for key, limit_name in (
+            ("at_least", "at least"),
+            ("at_most", "at most"),
+            ("above", "above"),
+            ("below", "below"),
+        )
         if metadata.get(key) is not None
     ]
     if metadata.get("form"):
@@ -153,9 +158,10 @@ def _check_limits(value: Any, metadata: Mapping[str, Any]) -> None:
         raise BadValue("not one of the choices")
     if isinstance(value, float) and not math.isfinite(value):
         raise BadValue("not a finite number")
-    at_least, above, below = (metadata.get(key) for key in ("at_least", "above", "below"))
+    at_least, at_most, above, below = (metadata.get(key) for key in ("at_least", "at_most", "above", "below"))
     if (
         (at_least is not None and value < at_least)
+        or (at_most is not None and value > at_most)
         or (above is not None and value <= above)
         or (below is not None and value >= below)
     ):

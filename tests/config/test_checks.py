@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List
 
 import pytest
 
@@ -149,8 +150,8 @@ def test_a_number_with_too_many_zeros_is_refused_after_few_divisions(monkeypatch
             yield number
 
     monkeypatch.setattr(checks, "range", limited_range, raising=False)
-    with pytest.raises(ConfigError, match=r"job\.nodes: 7: must divide .* valid: 1, 2, 4, .*, 100000, \.\.\.$"):
-        load_run_config(overrides=["layout.dp=1e15", "job.nodes=7", "training.global_batch=1e15"])
+    with pytest.raises(ConfigError, match=r"job\.nodes: 1001: must divide .* valid: 1, 2, 4, .*, 100000, \.\.\.$"):
+        load_run_config(overrides=["layout.dp=1e6", "job.nodes=1001", "training.global_batch=1e6"])
 
 
 @pytest.mark.parametrize(
@@ -163,3 +164,25 @@ def test_values_at_the_edge_of_a_rule_are_accepted(setting: str) -> None:
     layout = ["layout.dp=4", "training.micro_batch=2"]
     nodes = ["job.nodes=2"] if "ranks_per_node" in setting else []
     assert load_run_config(overrides=[*layout, *nodes, setting]).micro_batches >= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.layers=1000000000"], "a whole number, at least 1 and at most 4096"),
+        (["layout.dp=1000000000"], "a whole number, at least 1 and at most 1048576"),
+        (
+            ["layout.dp=65536", "layout.pp=32", "model.layers=32"],
+            "layout.dp * tp * pp is 2097152; valid: at most 1048576",
+        ),
+        (["layout.dp=4096", "training.global_batch=4096"], "4096 ranks are 4096 on each; valid: at most 1024 on each"),
+        (["training.global_batch=16777216"], "makes 4194304 micro-batches for each replica; valid: at most 65536"),
+        (
+            ["training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=4000004"],
+            "takes more than 1000000 iterations of training.ramp_start 4",
+        ),
+    ],
+)
+def test_sizes_beyond_any_machine_are_refused(settings: List[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_run_config(preset="tiny", overrides=settings)
