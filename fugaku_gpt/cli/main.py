@@ -12,6 +12,7 @@ import click
 from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError, missing_package
+from fugaku_gpt.records.text import harmless
 
 # errors of a disk or a file server, which may come from any call and name no file
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOLCK, errno.ESTALE, errno.EFBIG)
@@ -59,7 +60,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         return EXIT_USAGE
     except FugakuGptError as error:
         for line in str(error).splitlines():
-            click.echo(f"fugaku-gpt: {line}", err=True)
+            click.echo(harmless(f"fugaku-gpt: {line}"), err=True)
         return error.exit_code
     except ModuleNotFoundError as error:
         missing = missing_package(error)
@@ -71,7 +72,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         if error.filename is None and error.errno not in _OF_DISKS:
             raise
         where = f"{error.filename}: " if error.filename is not None else ""
-        click.echo(f"fugaku-gpt: {where}cannot be read or written: {error.strerror}", err=True)
+        click.echo(harmless(f"fugaku-gpt: {where}cannot be read or written: {error.strerror}"), err=True)
         return EXIT_RUN_FAILED
     except SystemExit:  # only click raises it here, for a broken pipe, as in `... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any, Mapping, Sequence
 
-from fugaku_gpt.records.text import aligned
+from fugaku_gpt.records.text import aligned, harmless
 
 
 def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
@@ -21,7 +21,7 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(["" if row.get(name) is None else row[name] for name in columns] for row in rows)
+        writer.writerows([_csv_cell(row.get(name)) for name in columns] for row in rows)
         return buffer.getvalue()
     cells = [["-" if row.get(name) is None else _joined_lines(row[name]) for name in columns] for row in rows]
     if form == "md":
@@ -34,5 +34,23 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
     return "".join(f"{line}\n" for line in aligned(columns, cells, has_rule=True))
 
 
+def _csv_cell(value: Any) -> Any:
+    """A value as a cell that a spreadsheet does not compute: a text that begins as a formula gets an apostrophe."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    return f"'{text}" if len(text) > 1 and text[0] in "=+-@\t" and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _joined_lines(value: Any) -> str:
-    return " ".join(str(value).splitlines())
+    return harmless(" ".join(str(value).splitlines())).replace("\t", " ")

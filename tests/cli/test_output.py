@@ -49,3 +49,22 @@ def test_every_format_ends_with_a_single_newline_also_without_rows(form: str) ->
 @pytest.mark.parametrize("form", ["table", "md"])
 def test_a_cell_of_several_lines_is_printed_on_a_single_line(form: str) -> None:
     assert render_rows(COLUMNS, ROWS, form).count("\n") == 2 + len(ROWS)
+
+
+HOSTILE = "\x1b]0;title\x07 \x9b2J \u202egnp.exe\ttab"
+
+
+def test_what_others_wrote_is_shown_and_not_obeyed() -> None:
+    shown = "\\x1b]0;title\\x07 \\x9b2J \\u202egnp.exe tab"
+    assert render_rows(["note"], [{"note": HOSTILE}], "table").splitlines()[2] == shown
+    assert render_rows(["note"], [{"note": HOSTILE}], "md").splitlines()[2] == f"| {shown} |"
+    assert render_rows(["note"], [{"note": HOSTILE}], "csv").splitlines()[1] == shown.replace(" tab", "\ttab")
+    assert json.loads(render_rows(["note"], [{"note": HOSTILE}], "json")) == [{"note": HOSTILE}]
+
+
+def test_a_spreadsheet_computes_no_text_of_a_csv() -> None:
+    cells = ["=1+1", "+cmd|' /C calc'!A0", "@SUM(A1)", "-2+3", "-0.5", "-1e-3", "-", "plain", "a=b"]
+    parsed = [
+        line[0] for line in csv.reader(io.StringIO(render_rows(["note"], [{"note": cell} for cell in cells], "csv")))
+    ]
+    assert parsed[1:] == ["'=1+1", "'+cmd|' /C calc'!A0", "'@SUM(A1)", "'-2+3", *cells[4:]]
