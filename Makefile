@@ -96,6 +96,8 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start 8 -m tests.mpi.reshard
 	@echo "a run that is killed 100 times:"
 	@PYTHONPATH=. $(BIN)/python -m tests.kills --kills 100
+	@echo "writers of a store of runs that are killed 1,000 times, while others read it:"
+	@folder=$$(mktemp -d) && PYTHONPATH=. $(BIN)/python -m tests.jobs.store_kills $$folder/runs 1000 7; rm -rf $$folder
 	@echo "ranks that leave the common path, stop or die: does the doctor name them?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 
