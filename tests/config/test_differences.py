@@ -33,3 +33,12 @@ def test_many_differences_are_counted() -> None:
     runs = [{f"x.k{number:02d}": run for number in range(MOST_NAMED + 2)} for run in (1, 2)]
     (first, _) = differing_settings(runs, set())
     assert len(first) == MOST_NAMED + 1 and first[-1] == "and 2 more settings"
+
+
+def test_a_path_that_a_job_made_absolute_is_no_difference() -> None:
+    by_hand, job = {"data.paths": ["runs/corpus"]}, {"data.paths": ["/home/me/runs/corpus"]}
+    assert differing_settings([by_hand, job], set()) == [(), ()]
+    both = {"data.paths": ["runs/a", "runs/b"]}
+    assert differing_settings([both, {"data.paths": ["/home/me/runs/a", "/home/me/runs/b"]}], set()) == [(), ()]
+    (first, *_) = differing_settings([by_hand, {"data.paths": ["/home/me/runs/other"]}], set())
+    assert first == ("paths=runs/corpus",)
