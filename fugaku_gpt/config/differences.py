@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
 
+from fugaku_gpt.config.paths import PATH_KEYS
 from fugaku_gpt.config.schema import RunConfig
 
 MOST_NAMED = 8  # settings that are named for one run; how many more there are is said
@@ -26,7 +27,9 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
         in_columns: keys that the table shows in columns of their own.
     """
     keys = sorted({key for settings in runs for key in settings} - _SUBMISSION - in_columns)
-    texts = {key: [_text(settings.get(key, _default(key))) for settings in runs] for key in keys}
+    values = {key: [settings.get(key, _default(key)) for settings in runs] for key in keys}
+    values.update({key: _absolute_paths(values[key]) for key in keys if key in PATH_KEYS})
+    texts = {key: list(map(_text, values[key])) for key in keys}
     differing = [key for key in keys if len(set(texts[key])) > 1]
     names = _names(differing)
     named: List[Tuple[str, ...]] = []
@@ -35,6 +38,18 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
         more = len(pairs) - MOST_NAMED
         named.append((*pairs[:MOST_NAMED], f"and {more} more settings") if more > 0 else tuple(pairs))
     return named
+
+
+def _absolute_paths(values: Sequence[Any]) -> List[List[str]]:
+    """Lists of paths with an absolute one in place of each relative one that it ends in: a job's paths are made
+    absolute when it is submitted, those of a run that was started by hand stay as they were written."""
+    lists = [[value] if isinstance(value, str) else list(value or ()) for value in values]
+    absolute = sorted({path for paths in lists for path in paths if path.startswith("/")})
+
+    def absolute_form(path: str) -> str:
+        return next((candidate for candidate in absolute if candidate.endswith(f"/{path}")), path)
+
+    return [list(map(absolute_form, paths)) for paths in lists]
 
 
 def _names(keys: Sequence[str]) -> Dict[str, str]:

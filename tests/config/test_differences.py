@@ -56,3 +56,12 @@ def test_numbers_that_differ_in_a_late_digit_differ_in_their_text() -> None:
     runs = [{"training.lr": 0.0001}, {"training.lr": 0.00010000001}]
     assert differing_settings(runs, set()) == [("lr=0.0001",), ("lr=0.00010000001",)]
     assert differing_settings([{"training.lr": 0.00025}, {"training.lr": 6e-05}], set())[1] == ("lr=6e-05",)
+
+
+def test_a_path_that_a_job_made_absolute_is_no_difference() -> None:
+    by_hand, job = {"data.paths": ["runs/corpus"]}, {"data.paths": ["/home/me/runs/corpus"]}
+    assert differing_settings([by_hand, job], set()) == [(), ()]
+    both = {"data.paths": ["runs/a", "runs/b"]}
+    assert differing_settings([both, {"data.paths": ["/home/me/runs/a", "/home/me/runs/b"]}], set()) == [(), ()]
+    (first, *_) = differing_settings([by_hand, {"data.paths": ["/home/me/runs/other"]}], set())
+    assert first == ("paths=runs/corpus",)
