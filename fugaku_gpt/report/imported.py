@@ -26,7 +26,7 @@ from fugaku_gpt.records.summary import WARMUP_SAMPLES
 from fugaku_gpt.records.sweep import digest_of
 from fugaku_gpt.report.catalogue import size_label
 from fugaku_gpt.report.notes_table import NO_VALUE
-from fugaku_gpt.report.rows import UNFINISHED, ResultRow
+from fugaku_gpt.report.rows import FROM_LOG, UNFINISHED, ResultRow
 from fugaku_gpt.report.trainer_logs import NORMS, Log, read_log_files
 from fugaku_gpt.versioned_json import read_versioned_json
 
@@ -212,7 +212,7 @@ def imported_row(path: Path) -> ResultRow:
     lines = RunDirectory(path).metrics("iteration")
     validations = [line["loss"] for line in RunDirectory(path).metrics("validation") if line.get("loss") is not None]
     run = _complete_settings(values["arguments"], LoggedRun(**values["given"]), lines)
-    remarks: List[str] = [f"from a log of {values['trainer']}"]
+    remarks: List[str] = [f"{FROM_LOG} {values['trainer']}"]
     times = [line["seconds"] for line in after_warmup(lines, "seconds")]
     seconds = statistics.median(times) if times else None
     model, padded = _model(run), run.padded_vocab
@@ -295,6 +295,23 @@ def understood(path: Path) -> str:
     fields = values.get("unknown_fields") or {}
     text = f"iteration lines: {iterations}, validations: {validations}, lines with figures not understood: {unread}"
     return text + "".join(f", field '{name}' not understood: {count}" for name, count in fields.items())
+
+
+def unknown_settings(path: Path) -> List[str]:
+    """The settings that neither the log nor the user has given, of those that a row shows or its TFLOPs follow from.
+
+    Raises:
+        UsageError: a file in it is damaged.
+    """
+    values = read_imported(path)
+    lines = RunDirectory(path).metrics("iteration")
+    run = _complete_settings(values["arguments"], LoggedRun(**values["given"]), lines)
+    return [name for name in _IN_ROWS if getattr(run, name) is None]
+
+
+_IN_ROWS = ("nodes", "dp", "tp", "pp", "micro_batch", "global_batch") + (
+    *("layers", "hidden", "seq_len", "padded_vocab", "recompute"),
+)
 
 
 def _not_finite(lines: Sequence[Mapping[str, Any]]) -> List[str]:
