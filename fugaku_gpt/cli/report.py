@@ -17,7 +17,8 @@ from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_tables
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
-from fugaku_gpt.report.imported import import_logs, parse_settings, understood, unknown_settings
+from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
+from fugaku_gpt.report.logged_run import parse_settings
 from fugaku_gpt.report.notes_table import column_titles, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, raw_values
 

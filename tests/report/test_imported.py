@@ -14,14 +14,13 @@ from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.collect import collect_rows, read_run
 from fugaku_gpt.report.imported import (
-    LoggedRun,
     import_logs,
     imported_row,
     is_imported,
-    parse_settings,
     understood,
     unknown_settings,
 )
+from fugaku_gpt.report.logged_run import LoggedRun, parse_settings
 from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
 from fugaku_gpt.report.rows import ResultRow
