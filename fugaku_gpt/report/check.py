@@ -147,7 +147,7 @@ def _readable_cells(facts: Facts) -> int:
     """Count the cells whose content suits their column."""
     cell_values = (
         *(facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate),
-        *(facts.figures[name].as_count for name in ("layers", "hidden", "heads")),
+        *(facts.figures[name].as_count for name in ("ranks", "cp", "layers", "hidden", "heads", "seq_len", "vocab")),
         *(recompute_cell(facts.row), read_clock(facts.row.cell("clock")) or None),
     )
     return sum(value is not None for value in cell_values) + bool(is_size(facts.row.cell("size")))
