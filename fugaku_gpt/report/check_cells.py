@@ -6,13 +6,13 @@ import re
 from typing import Iterator
 
 from fugaku_gpt.report.column_titles import plain_title
-from fugaku_gpt.report.facts import COUNTS, Context, Facts
+from fugaku_gpt.report.facts import COUNTS, Context, Facts, is_size
 from fugaku_gpt.report.figures import EMPTY, FAILED, TEXT, Figure, bytes_of, is_thousands, read_figure, seconds_of
 from fugaku_gpt.report.findings import RowFinding
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import FROM_LOG
 
-_SIZE = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]")
+_SIZE_IN_NAME = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]\b")
 _TITLES = {
     "nodes": "Nodes", "size": "Size", "dp": "DP", "tp": "TP", "pp": "PP", "mbs": "MBS", "gbs": "GBS", "mem": "Mem",
     "seconds": "Sec/it", "tflops": "TFLOPs", "aggregate": "Est. Aggr. PetaFLOPs", "notes": "Notes",
@@ -35,16 +35,11 @@ def title_of(column: str) -> str:
     return _TITLES.get(column, column)
 
 
-def is_size(text: str) -> bool:
-    """True if a cell is a model size such as 124M."""
-    return _SIZE.fullmatch(text) is not None
-
-
 def _fits_size(text: str, context: Context) -> bool:
     """True if a cell is a size, or the name of a model in a column that is not titled Size."""
     titles = [title for title, column in zip(context.table.titles, context.table.columns) if column == "size"]
     is_of_names = plain_title(titles[0]) == "model"
-    is_name = _SIZE.match(text) is not None or read_figure(text).kind == TEXT
+    is_name = _SIZE_IN_NAME.match(text) is not None or read_figure(text).kind == TEXT
     return is_size(text) or (is_of_names and is_name)
 
 

@@ -16,7 +16,11 @@ GPUS = ("v100", "a100", "h100")
 _OTHER_WORDS = 3  # words that a statement may have besides its settings, and two more for each setting
 _SIZE = re.compile(r"(?<![\w.=-])(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b(?!i?B)")
 _STATED_SIZE = re.compile(r"\b(?:model[ _]?)?size\s*[=:]\s*(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b", re.IGNORECASE)
-_SEQUENCE = re.compile(r"(?:--)?seq(?:uence)?[ _-]?len(?:gth)?\s*[=:]?\s*(\d{1,7})\b", re.IGNORECASE)
+_SEQUENCE = re.compile(
+    r"(?:(?:--)?(?:seq(?:uence)?|context|ctx)[ _-]?len(?:gth)?\s*[=:]?|\b(?:seq(?:uence)?|block_size|n_ctx)\s*[=:])"
+    r"\s*(\d{1,7})(k)?\b",
+    re.IGNORECASE,
+)
 _RECOMPUTE = re.compile(
     r"(?P<off>(?:\bw\s?[/\\]\s?o\.?|\bwithout|\bno|\bnot?|\bremov\w+|\bdisabl\w+)\s*(?:full\s*)?)?"
     r"[`\"'-]*(?:activation[ -]?(?:checkpoint(?:ing)?|recompute|recomputation)|full recompute"
@@ -37,9 +41,9 @@ def _setting(*names: str) -> "re.Pattern[str]":
 
 
 _SETTINGS: Mapping[str, "re.Pattern[str]"] = {
-    "layers": _setting("nlayers", "n_layers", "num_layers", "layers"),
-    "hidden": _setting("nhidden", "hidden_size", "hidden"),
-    "heads": _setting("nheads", "n_heads", "num_attention_heads", "num_heads", "heads"),
+    "layers": _setting("nlayers", "n_layers", "n_layer", "num_layers", "layers"),
+    "hidden": _setting("nhidden", "hidden_size", "hidden_dim", "hidden", "d_model", "n_embd"),
+    "heads": _setting("nheads", "n_heads", "n_head", "num_attention_heads", "num_heads", "heads"),
     "vocab": _setting("vocab_size", "vocab_length", "vocab", "vocabulary", "padded_vocab_size"),
     "global_batch": _setting("gbs", "bs", "global_batch_size", "global batch size", "global batch"),
     "micro_batch": _setting("mbs", "micro_batch_size", "micro batch size", "micro batch"),
@@ -140,7 +144,7 @@ class HeadingReader:
         if size:
             settings["size"] = size[1] + size[2].upper()
         if sequence and int(sequence[1]) > 0:
-            settings["seq_len"] = int(sequence[1])
+            settings["seq_len"] = int(sequence[1]) * (1024 if sequence[2] else 1)
         if torch:
             settings["torch"] = torch[1]
         if recompute is not None or torch:

@@ -147,6 +147,24 @@ def test_undoing_a_slip_hides_no_sequence_length() -> None:
     assert rules("### 13B, PyTorch 1.13, NLAYERS=40 / NHIDDEN=5184\n\n" + table(titles, row)) == ["tflops"]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "n_layer: 24, n_embd: 1024, n_head: 16, block_size: 2048, vocab_size: 50257",
+        "NLAYERS=24 / d_model=1024 / NHEADS=16 / seq=2K / VOCAB=50257",
+        "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --vocab-size 50257",
+        "layers: 24 / hidden_dim: 1024 / heads: 16 / context length 2048 / vocab: 50257",
+    ],
+)
+def test_names_that_other_trainers_have_for_settings(settings: str) -> None:
+    titles = ("Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "AC", "Sec/it", "TFLOPs", "Est. Aggr. PetaFLOPs")
+    row = (16, "350m", 16, 1, 1, 1, 512, "without", 60.0, 2.90, 0.045)
+    text = f"# On Fugaku\n\n{settings}\n\n{table(titles, row)}"
+    assert check_tables(text).skipped == {} and rules(text) == []
+    assert rules(text.replace("| 2.9 | 0.045", "| 2.6 | 0.041")) == rules(text.replace("without", "with")) == ["tflops"]
+    assert "layout" in rules(text.replace("| 16 | 350m | 16 | 1 |", "| 48 | 350m | 16 | 3 |"))
+
+
 def test_a_sentence_that_mentions_a_setting_states_nothing() -> None:
     text = "# A100, NHIDDEN=13312 / NLAYERS=84\n\nNHEADS=108 is what the fused kernel of the softmax cannot do well\n\n"
     row = (48, "182B", 8, 8, 6, 4, 2048, "50GB", 122.93, 132.00, "02-23")
