@@ -336,7 +336,7 @@ def test_replicas_are_derived_from_nodes_and_from_the_world(tmp_path: Path) -> N
     assert (row.dp, row.tp, row.pp) == (4, 4, 2)
 
 
-def test_what_speeds_need_is_named_where_neither_log_nor_user_says_it(tmp_path: Path) -> None:
+def test_settings_that_speeds_need_and_nobody_states_are_listed(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text(
         " iteration 3/ 9 | elapsed time per iteration (ms): 900.0 | global batch size: 8 | lm loss: 1.0 |\n"
@@ -353,9 +353,9 @@ def test_what_speeds_need_is_named_where_neither_log_nor_user_says_it(tmp_path: 
         "seq_len=32",
         "vocab_size=512",
     ]
-    row = import_logs([log], tmp_path / "row", parse_settings(known))
+    row = import_logs([log], tmp_path / "row", parse_settings(given))
     assert row.tflops_notes is None and unknown_settings(tmp_path / "row") == ["padded_vocab", "recompute"]
-    row = import_logs([log], tmp_path / "row", parse_settings([*known, "padded_vocab=512", "recompute=no"]))
+    row = import_logs([log], tmp_path / "row", parse_settings([*given, "padded_vocab=512", "recompute=no"]))
     assert row.tflops_notes is not None and unknown_settings(tmp_path / "row") == []
 
 
