@@ -342,7 +342,7 @@ def test_settings_that_speeds_need_and_nobody_states_are_listed(tmp_path: Path) 
         " iteration 3/ 9 | elapsed time per iteration (ms): 900.0 | global batch size: 8 | lm loss: 1.0 |\n"
         " iteration 4/ 9 | elapsed time per iteration (ms): 900.0 | global batch size: 8 | lm loss: 1.0 |\n"
     )
-    known = [
+    given = [
         "nodes=2",
         "dp=2",
         "tp=1",
