@@ -17,7 +17,8 @@ from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_tables
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
-from fugaku_gpt.report.imported import import_logs, parse_settings, understood
+from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
+from fugaku_gpt.report.logged_run import parse_settings
 from fugaku_gpt.report.notes_table import column_titles, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, raw_values
 
@@ -116,14 +117,13 @@ def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> Non
     and more; the error for a wrong key lists them all.
     """
     row = import_logs(logs, out, parse_settings(settings))
-    unknown = [
-        name for name in ("nodes", "dp", "tp", "pp", "micro_batch", "global_batch") if getattr(row, name) is None
-    ]
+    unknown = unknown_settings(out)
     print_table(([row], [row]), "table")
     click.echo(understood(out), err=True)
     if unknown:
+        value = 1 if unknown[0] in ("nodes", "dp", "tp", "pp") else "VALUE"
         click.echo(
-            f"not in the log: {', '.join(unknown)}; give them with --set, such as --set {unknown[0]}=1", err=True
+            f"not in the log: {', '.join(unknown)}; give them with --set, such as --set {unknown[0]}={value}", err=True
         )
 
 

@@ -20,7 +20,6 @@ from fugaku_gpt.report.check_cells import (
     check_failure,
     check_kinds,
     check_layout,
-    is_size,
     is_uneven,
     title_of,
 )
@@ -34,7 +33,7 @@ from fugaku_gpt.report.check_figures import (
     peak_of,
 )
 from fugaku_gpt.report.check_skipped import skipped_rules, unread_titles
-from fugaku_gpt.report.facts import Context, Facts, contexts_of, facts_of, recompute_cell
+from fugaku_gpt.report.facts import Context, Facts, contexts_of, facts_of, is_size, recompute_cell
 from fugaku_gpt.report.figures import Figure, Interval
 from fugaku_gpt.report.findings import RowFinding
 from fugaku_gpt.report.markdown_rows import read_clock
@@ -147,7 +146,7 @@ def _readable_cells(facts: Facts) -> int:
     """Count the cells whose content suits their column."""
     cell_values = (
         *(facts.nodes.nodes, *facts.counts.values(), facts.mem, facts.seconds, facts.tflops, facts.aggregate),
-        *(facts.figures[name].as_count for name in ("layers", "hidden", "heads")),
+        *(facts.figures[name].as_count for name in ("ranks", "cp", "layers", "hidden", "heads", "seq_len", "vocab")),
         *(recompute_cell(facts.row), read_clock(facts.row.cell("clock")) or None),
     )
     return sum(value is not None for value in cell_values) + bool(is_size(facts.row.cell("size")))

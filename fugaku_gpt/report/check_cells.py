@@ -6,11 +6,13 @@ import re
 from typing import Iterator
 
 from fugaku_gpt.report.column_titles import plain_title
-from fugaku_gpt.report.facts import COUNTS, Context, Facts
+from fugaku_gpt.report.facts import COUNTS, Context, Facts, is_size
 from fugaku_gpt.report.figures import EMPTY, FAILED, TEXT, Figure, bytes_of, is_thousands, read_figure, seconds_of
 from fugaku_gpt.report.findings import RowFinding
+from fugaku_gpt.report.notes_table import NO_VALUE
+from fugaku_gpt.report.rows import FROM_LOG
 
-_SIZE = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]")
+_SIZE_IN_NAME = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]\b")
 _TITLES = {
     "nodes": "Nodes", "size": "Size", "dp": "DP", "tp": "TP", "pp": "PP", "mbs": "MBS", "gbs": "GBS", "mem": "Mem",
     "seconds": "Sec/it", "tflops": "TFLOPs", "aggregate": "Est. Aggr. PetaFLOPs", "notes": "Notes",
@@ -33,16 +35,11 @@ def title_of(column: str) -> str:
     return _TITLES.get(column, column)
 
 
-def is_size(text: str) -> bool:
-    """True if a cell is a model size such as 124M."""
-    return _SIZE.fullmatch(text) is not None
-
-
 def _fits_size(text: str, context: Context) -> bool:
     """True if a cell is a size, or the name of a model in a column that is not titled Size."""
     titles = [title for title, column in zip(context.table.titles, context.table.columns) if column == "size"]
     is_of_names = plain_title(titles[0]) == "model"
-    is_name = _SIZE.match(text) is not None or read_figure(text).kind == TEXT
+    is_name = _SIZE_IN_NAME.match(text) is not None or read_figure(text).kind == TEXT
     return is_size(text) or (is_of_names and is_name)
 
 
@@ -52,7 +49,8 @@ def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
     if len(row.texts) > len(context.table.columns):
         problem = f"{len(row.texts)} cells under {len(context.table.columns)} columns"
         yield RowFinding(row.line, "cells", problem, "a bar too many, or one that is not written \\|")
-    if "nodes" in columns and facts.nodes.nodes is None:
+    is_unknown = row.cell("notes").startswith(FROM_LOG) or f", {FROM_LOG}" in row.cell("notes")  # what no log says
+    if "nodes" in columns and facts.nodes.nodes is None and not (is_unknown and row.cell("nodes") == NO_VALUE):
         yield _unfit_cell(facts, "nodes", "is no number of nodes")
     if "size" in columns and row.cell("size") not in ("", "-") and not _fits_size(row.cell("size"), context):
         yield _unfit_cell(facts, "size", "is no model size such as 124M")
@@ -61,7 +59,7 @@ def check_kinds(facts: Facts, context: Context) -> Iterator[RowFinding]:
         if column not in columns:
             continue
         if figure.kind == EMPTY:
-            if _has_failed(facts):
+            if _has_failed(facts) or is_unknown:
                 continue
             yield RowFinding(row.line, "missing", f"{title_of(column)} is missing", "")
         elif figure.as_count is None and not (column == "gbs" and is_thousands(figure)):

@@ -20,11 +20,12 @@ from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable
 from fugaku_gpt.report.row_models import models_of
 
 COUNTS = ("dp", "tp", "pp", "mbs", "gbs")
+_SIZE = re.compile(r"\d{1,4}(?:\.\d{1,3})?\s?[MBT]", re.IGNORECASE)
 _MIN_MEANS = 2
 _MEAN_DEVIATION = 0.005  # of the mean of two figures with two decimals
 FIGURES = ("mem", "seconds", "tflops", "aggregate")
-_YES = re.compile(r"y(?:es)?|true|on|\\?w/?|full|✓|✔", re.IGNORECASE)
-_NO = re.compile(r"no?|false|off|w\s?[/\\]\s?o|none|✗|✘", re.IGNORECASE)
+_YES = re.compile(r"y(?:es)?|true|on|1|\\?w/?|with|full|✓|✔", re.IGNORECASE)
+_NO = re.compile(r"no?|false|off|0|w\s?[/\\]\s?o|without|none|✗|✘", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class Facts:
     def ranks(self) -> Optional[int]:
         """DP * TP * PP, times CP where the table has such a column; None if one of them is not stated."""
         return _rank_product(self.row, self.counts, self.figures)
+
+
+def is_size(text: str) -> bool:
+    """True if a cell is a model size such as 124M."""
+    return _SIZE.fullmatch(text) is not None
 
 
 def contexts_of(tables: Sequence[MarkdownTable], machine: Optional[str], si: bool) -> List[Context]:
@@ -157,7 +163,7 @@ def facts_of(row: MarkdownRow, context: Context) -> Facts:
     counts = {column: figures[column].as_count for column in COUNTS}
     counts["gbs"] = counts["gbs"] or (heading.global_batch if "gbs" not in table.columns else None)
     counts["mbs"] = counts["mbs"] or (heading.micro_batch if "mbs" not in table.columns else None)
-    size = row.cell("size") or heading.size
+    size = _size_of(row.cell("size")) or heading.size
     models = models_of(size, heading, {name: figures[name].as_count for name in ("layers", "hidden", "heads", "vocab")})
     product = _rank_product(row, counts, figures)
     ranks_per_node, units = _units_of(nodes, figures["ranks"].as_count, product, context)
@@ -179,6 +185,11 @@ def facts_of(row: MarkdownRow, context: Context) -> Facts:
         _positive(_tflops_of(figures["tflops"], context)),
         figures["aggregate"].interval if figures["aggregate"].is_number else None,
     )
+
+
+def _size_of(text: str) -> str:
+    """A size such as 1.3B, also where it is written in small letters."""
+    return text.upper() if is_size(text) else text
 
 
 def _sequence_length(figure: Figure) -> Optional[int]:

@@ -16,7 +16,11 @@ GPUS = ("v100", "a100", "h100")
 _OTHER_WORDS = 3  # words that a statement may have besides its settings, and two more for each setting
 _SIZE = re.compile(r"(?<![\w.=-])(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b(?!i?B)")
 _STATED_SIZE = re.compile(r"\b(?:model[ _]?)?size\s*[=:]\s*(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b", re.IGNORECASE)
-_SEQUENCE = re.compile(r"(?:--)?seq(?:uence)?[ _-]?len(?:gth)?\s*[=:]?\s*(\d{1,7})\b", re.IGNORECASE)
+_SEQUENCE = re.compile(
+    r"(?:(?:--)?(?:seq(?:uence)?|context|ctx)[ _-]?len(?:gth)?\s*[=:]?|\b(?:seq(?:uence)?|block_size|n_ctx)\s*[=:])"
+    r"\s*(\d{1,7})(k)?\b",
+    re.IGNORECASE,
+)
 _RECOMPUTE = re.compile(
     r"(?P<off>(?:\bw\s?[/\\]\s?o\.?|\bwithout|\bno|\bnot?|\bremov\w+|\bdisabl\w+)\s*(?:full\s*)?)?"
     r"[`\"'-]*(?:activation[ -]?(?:checkpoint(?:ing)?|recompute|recomputation)|full recompute"
@@ -37,9 +41,9 @@ def _setting(*names: str) -> "re.Pattern[str]":
 
 
 _SETTINGS: Mapping[str, "re.Pattern[str]"] = {
-    "layers": _setting("nlayers", "n_layers", "num_layers", "layers"),
-    "hidden": _setting("nhidden", "hidden_size", "hidden"),
-    "heads": _setting("nheads", "n_heads", "num_attention_heads", "num_heads", "heads"),
+    "layers": _setting("nlayers", "n_layers", "n_layer", "num_layers", "layers"),
+    "hidden": _setting("nhidden", "hidden_size", "hidden_dim", "hidden", "d_model", "n_embd"),
+    "heads": _setting("nheads", "n_heads", "n_head", "num_attention_heads", "num_heads", "heads"),
     "vocab": _setting("vocab_size", "vocab_length", "vocab", "vocabulary", "padded_vocab_size"),
     "global_batch": _setting("gbs", "bs", "global_batch_size", "global batch size", "global batch"),
     "micro_batch": _setting("mbs", "micro_batch_size", "micro batch size", "micro batch"),
@@ -130,10 +134,9 @@ class HeadingReader:
         self._is_model_open = False
 
     def _state(self, text: str, is_title: bool) -> None:
-        numbers = {name: value for name, value in _numbers(text).items() if value > 0}
-        settings: Dict[str, object] = {name: value for name, value in numbers.items() if name not in _OF_MODEL}
-        model = {name: value for name, value in numbers.items() if name in _OF_MODEL}
-        if "layers" in model and "hidden" in model and not is_title:
+        settings: Dict[str, object] = {**_numbers(text)}
+        models = _models(text)
+        if any("layers" in model and "hidden" in model for model in models) and not is_title:
             settings.setdefault("global_batch", None)  # of the model before
         size = _STATED_SIZE.search(text) or _SIZE.search(text)
         sequence, torch, machine = _SEQUENCE.search(text), _TORCH.search(text), _MACHINE.search(text)
@@ -141,7 +144,7 @@ class HeadingReader:
         if size:
             settings["size"] = size[1] + size[2].upper()
         if sequence and int(sequence[1]) > 0:
-            settings["seq_len"] = int(sequence[1])
+            settings["seq_len"] = int(sequence[1]) * (1024 if sequence[2] else 1)
         if torch:
             settings["torch"] = torch[1]
         if recompute is not None or torch:
@@ -149,7 +152,7 @@ class HeadingReader:
         if machine:
             settings["machine"] = machine[1].lower().replace("fugaku", "a64fx")
         self.heading = replace(self.heading, **settings)  # type: ignore[arg-type]  # names and types of the fields
-        if model:
+        for model in models:
             self._state_model(model)
 
     def _state_model(self, values: Mapping[str, int]) -> None:
@@ -163,8 +166,25 @@ class HeadingReader:
 
 
 def _numbers(text: str) -> Dict[str, int]:
-    matches = ((name, pattern.search(text)) for name, pattern in _SETTINGS.items())
-    return {name: int(matched[1]) * (1000 if matched[2] else 1) for name, matched in matches if matched is not None}
+    """The settings of a text that are not of a model, those that are 0 left out."""
+    matches = ((name, _SETTINGS[name].search(text)) for name in _SETTINGS if name not in _OF_MODEL)
+    return {name: _number(matched) for name, matched in matches if matched is not None and _number(matched)}
+
+
+def _models(text: str) -> List[Dict[str, int]]:
+    """The models of a text, in order: another one begins where a setting comes again."""
+    matches = ((matched.start(), name, matched) for name in _OF_MODEL for matched in _SETTINGS[name].finditer(text))
+    models: List[Dict[str, int]] = []
+    for _, name, matched in sorted(matches, key=lambda match: match[0]):
+        if not models or name in models[-1]:
+            models.append({})
+        if _number(matched):
+            models[-1][name] = _number(matched)
+    return [model for model in models if model]
+
+
+def _number(matched: "re.Match[str]") -> int:
+    return int(matched[1]) * (1000 if matched[2] else 1)
 
 
 def _is_statement(text: str) -> bool:

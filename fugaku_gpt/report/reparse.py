@@ -19,7 +19,8 @@ from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import locate_job, run_job_id, sub_runs
-from fugaku_gpt.report.imported import LoggedRun, import_logs, is_imported, read_imported
+from fugaku_gpt.report.imported import import_logs, is_imported, read_imported
+from fugaku_gpt.report.logged_run import LoggedRun
 from fugaku_gpt.report.trainer_logs import OURS, Log, read_log_files
 
 DAMAGED = "metrics.jsonl.damaged"  # copy of the file that reparse has replaced, if some of its lines were damaged

@@ -13,6 +13,7 @@ from fugaku_gpt.records.run import OK
 from fugaku_gpt.report.trainer_logs import OURS
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
+FROM_LOG = "from a log of"  # the first words of the remark on a row that was imported
 NO_STATUS = ""  # a hand-written table that does not state how a run ended
 
 

@@ -117,6 +117,15 @@ def test_check_reports_line_rule_and_cause_in_every_format(tmp_path: Path, capsy
     assert capsys.readouterr().out.splitlines()[0] == "| file | line | rule | what | cause |"
 
 
+def test_check_names_columns_that_no_rule_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "| GPUs | TP | PP | DP | MFU | TFLOPs/GPU |\n|--|--|--|--|--|--|\n| 8 | 8 | 1 | 1 | 31% | 97 |\n"
+    (tmp_path / "notes.md").write_text(text)
+    assert run(["report", "check", str(tmp_path / "notes.md")]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "columns that no rule reads: MFU"
+    assert run(["report", "check", str(tmp_path / "notes.md"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unread"] == {"MFU": 1}
+
+
 def test_check_changes_nothing_and_takes_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "notes.md"
     file.write_text(CLEAN.replace("0.250", "0.256"))

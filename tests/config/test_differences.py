@@ -35,7 +35,7 @@ def test_many_differences_are_counted() -> None:
     assert len(first) == MOST_NAMED + 1 and first[-1] == "and 2 more settings"
 
 
-def test_settings_of_the_job_that_change_a_run_are_named_and_those_of_its_submission_are_not() -> None:
+def test_settings_of_the_job_that_change_a_run_are_named_and_those_of_the_submission_are_not() -> None:
     runs = [
         {
             "job.shape": "2x3x2",
@@ -52,7 +52,7 @@ def test_settings_of_the_job_that_change_a_run_are_named_and_those_of_its_submis
     ]
 
 
-def test_numbers_that_differ_in_a_late_digit_differ_in_their_text() -> None:
+def test_numbers_that_differ_in_the_last_digit_differ_in_their_text() -> None:
     runs = [{"training.lr": 0.0001}, {"training.lr": 0.00010000001}]
     assert differing_settings(runs, set()) == [("lr=0.0001",), ("lr=0.00010000001",)]
     assert differing_settings([{"training.lr": 0.00025}, {"training.lr": 6e-05}], set())[1] == ("lr=6e-05",)

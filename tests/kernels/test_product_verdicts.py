@@ -165,7 +165,7 @@ def _add_slowly(file: Path, threads: int, start: Any) -> None:
     assert not problem and ("float32", threads) in in_force
 
 
-def test_no_verdict_is_lost_where_processes_add_to_one_file_at_once(tmp_path: Path) -> None:
+def test_no_verdict_is_lost_where_processes_add_to_the_same_file(tmp_path: Path) -> None:
     file = write(tmp_path / "products.json", verdict(threads=99))
     context = multiprocessing.get_context("fork")
     start, threads = context.Event(), range(1, 7)

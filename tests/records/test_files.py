@@ -169,7 +169,7 @@ def test_leftovers_are_old_temporary_files_only(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == [tmp_path / ".a.json.0123.tmp"]
 
 
-def test_a_lock_keeps_others_out_until_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_keeps_other_processes_out_until_the_block_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     with locked(path), open(tmp_path / ".a.json.lock", "ab") as stream, pytest.raises(BlockingIOError):
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

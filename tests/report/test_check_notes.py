@@ -129,6 +129,42 @@ def test_two_models_in_a_text() -> None:
     assert rules(text + table(titles, (128, "20B", 1, 8, 16, 1, 769.99, 108.47)))[0] == "layout"
 
 
+def test_two_models_in_a_line() -> None:
+    text = (
+        "350M (NLAYERS=24, NHIDDEN=1024, NHEADS=16) and 2.7B (NLAYERS=32, NHIDDEN=2560, NHEADS=32), SEQ_LEN=2048, "
+        "VOCAB=50k, V100, GPUS_PER_NODE=4\n\n"
+    )
+    titles = ("Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Speed", "TFlops")
+    rows = [(4, "350M", 16, 1, 1, 2, 512, "12GB", 11.0, 15.77), (4, "2.7B", 4, 4, 1, 1, 512, "28GB", 90.1, 12.87)]
+    assert rules(text + table(titles, *rows)) == []
+    assert rules(text + table(titles, rows[0], (*rows[1][:-1], 20.0))) == ["tflops"]
+    assert "layout" in rules(text + table(titles, (18, "2.7B", 24, 3, 1, 1, 480, "28GB", 90.1, "x")))
+
+
+def test_undoing_a_slip_hides_no_sequence_length() -> None:
+    titles = ("Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "SEQ_LEN", "Mem", "Sec/it", "TFLOPs")
+    row = (160, "13B", 2, 4, 20, 1, 512, 2048, "20.1 GB", "1000 s", "1.10")
+    assert rules("### 13B, PyTorch 1.13, NLAYERS=40 / NHIDDEN=5184\n\n" + table(titles, row)) == ["tflops"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "n_layer: 24, n_embd: 1024, n_head: 16, block_size: 2048, vocab_size: 50257",
+        "NLAYERS=24 / d_model=1024 / NHEADS=16 / seq=2K / VOCAB=50257",
+        "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --vocab-size 50257",
+        "layers: 24 / hidden_dim: 1024 / heads: 16 / context length 2048 / vocab: 50257",
+    ],
+)
+def test_names_that_other_trainers_have_for_settings(settings: str) -> None:
+    titles = ("Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "AC", "Sec/it", "TFLOPs", "Est. Aggr. PetaFLOPs")
+    row = (16, "350m", 16, 1, 1, 1, 512, "without", 60.0, 2.90, 0.045)
+    text = f"# On Fugaku\n\n{settings}\n\n{table(titles, row)}"
+    assert check_tables(text).skipped == {} and rules(text) == []
+    assert rules(text.replace("| 2.9 | 0.045", "| 2.6 | 0.041")) == rules(text.replace("without", "with")) == ["tflops"]
+    assert "layout" in rules(text.replace("| 16 | 350m | 16 | 1 |", "| 48 | 350m | 16 | 3 |"))
+
+
 def test_a_sentence_that_mentions_a_setting_states_nothing() -> None:
     text = "# A100, NHIDDEN=13312 / NLAYERS=84\n\nNHEADS=108 is what the fused kernel of the softmax cannot do well\n\n"
     row = (48, "182B", 8, 8, 6, 4, 2048, "50GB", 122.93, 132.00, "02-23")

@@ -74,7 +74,7 @@ def test_a_column_of_models_holds_names() -> None:
 
 
 @pytest.mark.parametrize("memory", ["60 GB / GPU", "59.82GiB(93.49%)", "60GB/node"])
-def test_memory_says_of_what_it_is(memory: str) -> None:
+def test_memory_says_whose_it_is(memory: str) -> None:
     titles = ("Nodes", "DP", "TP", "PP", "Mem", "Sec/it", "TFLOPs")
     assert rules(SETTINGS + table(titles, (2, 2, 8, 1, memory, 60.0, 100.0))) == []
     assert "cells" in rules(SETTINGS + table(titles, (2, 2, 8, 1, "60 GB/s", 60.0, 100.0)))

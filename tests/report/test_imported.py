@@ -11,8 +11,16 @@ import pytest
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.collect import collect_rows, read_run
-from fugaku_gpt.report.imported import import_logs, imported_row, is_imported, parse_settings, understood
+from fugaku_gpt.report.imported import (
+    import_logs,
+    imported_row,
+    is_imported,
+    understood,
+    unknown_settings,
+)
+from fugaku_gpt.report.logged_run import LoggedRun, parse_settings
 from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.reparse import DAMAGED, logs_of, reparse
 from fugaku_gpt.report.rows import ResultRow
@@ -339,3 +347,35 @@ def test_replicas_are_derived_from_nodes_and_from_the_world(tmp_path: Path) -> N
     )
     row = imported(tmp_path, world + line)
     assert (row.dp, row.tp, row.pp) == (4, 4, 2)
+
+
+def test_settings_that_speeds_need_and_nobody_states_are_listed(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        " iteration 3/ 9 | elapsed time per iteration (ms): 900.0 | global batch size: 8 | lm loss: 1.0 |\n"
+        " iteration 4/ 9 | elapsed time per iteration (ms): 900.0 | global batch size: 8 | lm loss: 1.0 |\n"
+    )
+    given = [
+        "nodes=2",
+        "dp=2",
+        "tp=1",
+        "pp=1",
+        "micro_batch=1",
+        "layers=2",
+        "hidden=64",
+        "seq_len=32",
+        "vocab_size=512",
+    ]
+    row = import_logs([log], tmp_path / "row", parse_settings(given))
+    assert row.tflops_notes is None and unknown_settings(tmp_path / "row") == ["padded_vocab", "recompute"]
+    row = import_logs([log], tmp_path / "row", parse_settings([*given, "padded_vocab=512", "recompute=no"]))
+    assert row.tflops_notes is not None and unknown_settings(tmp_path / "row") == []
+
+
+def test_the_table_of_an_imported_log_is_no_finding(tmp_path: Path) -> None:
+    """What a log does not say is a dash, and no lost cell."""
+    log = tmp_path / "a.log"
+    log.write_text(" iteration 3/ 9 | elapsed time per iteration (ms): 900.0 | lm loss: 1.0 |\n")
+    text = notes_tables([import_logs([log], tmp_path / "row", LoggedRun())])
+    assert text.splitlines()[-1].startswith("| - | - | - |") and check_text(text) == (1, [])
+    assert [finding.rule for finding in check_text(text.replace("from a log of", "by"))[1]].count("missing") == 5

@@ -121,7 +121,7 @@ def test_the_speed_that_gpt_neox_claims_has_a_prefix(claim: str, teraflops: floa
     assert log.trainer == NEOX and log.iterations[0]["tflops_logged"] == pytest.approx(teraflops)
 
 
-def test_a_last_field_without_its_bar_and_a_value_that_is_no_number_are_counted() -> None:
+def test_a_last_field_without_a_bar_and_a_value_that_is_no_number_are_counted() -> None:
     line = " iteration 1/ 9 | elapsed time per iteration (ms): 8.9 | lm loss: none | throughput: 7.340"
     log = read_log("\n".join((line, line.replace(" 1/", " 2/"))))
     assert len(log.iterations) == 2 and log.unknown_fields == {"lm loss": 2, "throughput": 2}

@@ -15,7 +15,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.gather import Gathered, gather
 from fugaku_gpt.records.job import JOB_FILE
 from fugaku_gpt.report.collect import collect_rows, find_runs
-from fugaku_gpt.report.imported import LoggedRun, parse_settings
+from fugaku_gpt.report.logged_run import LoggedRun, parse_settings
 from fugaku_gpt.report.reparse import Reparsed, logs_of, reparse
 
 _COLUMNS = ("run", "jobs", "status", "accounts", "notes")
