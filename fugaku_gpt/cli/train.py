@@ -137,7 +137,10 @@ def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
     if launched.rank != 0:  # rank 0 reports it
         raise click.exceptions.Exit(EXIT_USAGE)
     count = f"{launched.ranks} ranks" if launched.ranks is not None else "this rank"
-    raise UsageError(f"--ranks {ranks}: a launcher has started {count}; leave --ranks out under it")
+    variables = " and ".join(launched.variables)
+    raise UsageError(
+        f"--ranks {ranks}: a launcher has started {count}, by {variables}; leave --ranks out under it, or unset these"
+    )
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -18,6 +19,7 @@ from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.launch.processes import Control, Outcome, run_command
+from fugaku_gpt.launch.rank_endings import PRINT_STATUSES, RankEndings
 from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, prepended, rank_environment
 from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
@@ -143,7 +145,10 @@ def train_command(
     rank_argv = rank_command(
         config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, extra_arguments, profile
     )
-    return LaunchCommand([*launcher.command_prefix(config.layout.ranks), *rank_argv], dict(launcher.environment))
+    program, *options = launcher.command_prefix(config.layout.ranks)
+    if launcher.family == MPICH:  # Open MPI names a rank that has failed without being asked
+        options.insert(0, PRINT_STATUSES)
+    return LaunchCommand([program, *options, *rank_argv], dict(launcher.environment))
 
 
 def rank_command(
@@ -270,17 +275,33 @@ def launch(
 
     margin = config.job.stop_margin
     control = Control(signal.SIGUSR1, margin if margin is not None else LONGEST_MARGIN, has_joined)
+    watch, endings = RankWatch(mark, config.layout.ranks, has_joined), RankEndings(on_line)
     if not start:  # a job's own command starts ranks on other nodes, too
-        control = replace(control, lost_reason=RankWatch(mark, config.layout.ranks, has_joined).reason)
-    return run_command(
+        control = replace(control, is_lost=watch.has_lost_ranks)
+    outcome = run_command(
         command.argv,
         command.environment,
         log=directory.log_file,
         timeout=timeout,
-        on_line=on_line,
+        on_line=endings.read,
         mark=mark,
         control=control,
     )
+    return replace(outcome, lost_reason=_lost_reason(outcome, watch, endings, has_joined(), directory))
+
+
+def _lost_reason(
+    outcome: Outcome, watch: RankWatch, endings: RankEndings, has_joined: bool, directory: RunDirectory
+) -> str:
+    """Name the ranks that could not report their end themselves; empty where all have reported it."""
+    if outcome.is_lost and has_joined:
+        return f"no rank lives on {socket.gethostname()}, but their launcher does"
+    if outcome.is_lost:
+        return endings.reason(watch.gone)
+    was_ended = outcome.stopped_by is not None or outcome.timed_out or outcome.oom_kills > 0
+    if has_joined or was_ended or directory.result() is not None:
+        return ""
+    return endings.reason_of_first(outcome.exit_code, watch.ranks_of_processes)
 
 
 def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:

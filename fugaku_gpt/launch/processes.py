@@ -35,8 +35,8 @@ _KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills
 _DUPLICATE_SECONDS = 3.0
 
 
-def _no_reason() -> str:
-    return ""
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Control:
         stop_signal: the signal at which it saves its state and ends by itself; it gets that in place of SIGTERM.
         save_seconds: how long saving may take; whatever lives then is ended.
         can_save: whether there is something to save yet; if not, it gets SIGTERM.
-        lost_reason: called often; returns why the command is to be ended, such as ranks that are gone, or nothing.
+        is_lost: called often; whether the command is to be ended, as where ranks are gone.
     """
 
     stop_signal: int
     save_seconds: float
     can_save: Callable[[], bool] = lambda: True
-    lost_reason: Callable[[], str] = _no_reason
+    is_lost: Callable[[], bool] = _never
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Outcome:
         seconds: how long it ran.
         oom_kills: number of processes on this machine that the kernel killed for memory meanwhile.
         stopped_by: the signal to this process for which the command was ended (Ctrl-C: SIGINT), or None.
-        lost_reason: why the command was ended although it had not asked for it, such as ranks that were gone; or empty.
+        is_lost: whether it was ended because :class:`Control` called it lost.
+        lost_reason: what had become of its ranks then, which the caller fills in; or empty.
     """
 
     exit_code: int
@@ -76,12 +77,13 @@ class Outcome:
     seconds: float
     oom_kills: int
     stopped_by: Optional[int] = None
+    is_lost: bool = False
     lost_reason: str = ""
 
     @property
     def ok(self) -> bool:
         """True if the command ended by itself with exit code 0."""
-        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None and not self.lost_reason
+        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None and not self.is_lost
 
 
 def run_command(
@@ -134,7 +136,7 @@ def run_command(
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
             reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
             reader.start()
-            timed_out, reason = False, ""
+            timed_out = is_lost = False
             saving_until: Optional[float] = None
             try:
                 while process.poll() is None and not caught.is_impatient:
@@ -148,8 +150,8 @@ def run_command(
                         process.send_signal(control.stop_signal)
                     if saving_until is not None and time.monotonic() > saving_until:
                         break
-                    reason = control.lost_reason() if control is not None else ""
-                    if reason:
+                    is_lost = control is not None and control.is_lost()
+                    if is_lost:
                         break
                     time.sleep(_POLL_SECONDS)
             finally:  # whatever happens, no process of the command may stay behind
@@ -171,7 +173,7 @@ def run_command(
         seconds=seconds,
         oom_kills=max(0, out_of_memory_kills() - kills_before),
         stopped_by=caught.numbers[0] if caught.numbers else None,
-        lost_reason=reason,
+        is_lost=is_lost,
     )
 
 
