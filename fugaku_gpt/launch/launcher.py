@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -105,6 +106,17 @@ def find_launcher(is_root: Optional[bool] = None, profile: Optional[Profile] = N
         "\n".join(rejected or [f"no mpirun beside {python} and none on PATH"])
         + "\nto start ranks, install an MPI: `make install`, or `pip install mpich`, or the system's MPICH or Open MPI"
     )
+
+
+def require_rank_packages() -> None:
+    """Refuse to start ranks with this Python where it lacks what they import, as each of them would report it.
+
+    Raises:
+        ModuleNotFoundError: the first package that it lacks.
+    """
+    for package in ("torch", "mpi4py"):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
 
 
 def parse_version(text: str) -> Optional[Tuple[str, str]]:
