@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig
 
+_PATHS = "data.paths"
 MOST_NAMED = 8  # settings that are named for one run; how many more there are is said
 # where and for how long a run was submitted, and what it leaves, which is not what it computed
 _SUBMISSION = ("job.", "checkpoint.")
@@ -19,7 +21,10 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
         in_columns: keys that the table shows in columns of their own.
     """
     keys = sorted({key for settings in runs for key in settings if not key.startswith(_SUBMISSION)} - in_columns)
-    texts = {key: [_text(settings.get(key, _default(key))) for settings in runs] for key in keys}
+    values = {key: [settings.get(key, _default(key)) for settings in runs] for key in keys}
+    if _PATHS in values:
+        values[_PATHS] = _as_they_were_named(values[_PATHS])
+    texts = {key: list(map(_text, of_runs)) for key, of_runs in values.items()}
     differing = [key for key in keys if len(set(texts[key])) > 1]
     names = _names(differing)
     named: List[Tuple[str, ...]] = []
@@ -28,6 +33,16 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
         more = len(pairs) - MOST_NAMED
         named.append((*pairs[:MOST_NAMED], f"and {more} more settings") if more > 0 else tuple(pairs))
     return named
+
+
+def _as_they_were_named(runs: Sequence[Any]) -> List[Any]:
+    """Lists of paths with each absolute one that ends in a relative one of another run as that one, as a submitted run
+    has the absolute paths of its run file's relative ones."""
+    relative = {path for paths in runs for path in paths or () if not os.path.isabs(path)}
+    return [
+        [next((short for short in sorted(relative) if path.endswith(f"/{short}")), path) for path in paths or ()]
+        for paths in runs
+    ]
 
 
 def _names(keys: Sequence[str]) -> Dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.launch.processes import Control, Outcome, run_command
 from fugaku_gpt.launch.rank_endings import PRINT_STATUSES, RankEndings
@@ -26,6 +27,7 @@ from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
+from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 MPICH = "MPICH"
@@ -285,8 +287,7 @@ def launch(
     def has_joined() -> bool:
         return directory.environment_stamp() != stamp
 
-    margin = config.job.stop_margin
-    control = Control(signal.SIGUSR1, margin if margin is not None else LONGEST_MARGIN, has_joined)
+    control = _control(config, has_joined, on_line)
     watch, endings = RankWatch(mark, config.layout.ranks, has_joined), RankEndings(on_line)
     if not start:  # a job's own command starts ranks on other nodes, too
         control = replace(control, is_lost=watch.has_lost_ranks)
@@ -300,6 +301,20 @@ def launch(
         control=control,
     )
     return replace(outcome, lost_reason=_lost_reason(outcome, watch, endings, has_joined(), directory))
+
+
+def _control(config: RunConfig, has_joined: Callable[[], bool], on_line: Optional[Callable[[str], None]]) -> Control:
+    """How the ranks of a run are asked to stop, with a line about it for ``on_line``."""
+    margin = config.job.stop_margin if config.job.stop_margin is not None else LONGEST_MARGIN
+
+    def on_stop(number: int) -> None:
+        if on_line is not None:
+            on_line(
+                f"{signal_name(number)}: the run stops after this iteration, with a checkpoint, and is ended after "
+                f"{format_duration(margin)}; another Ctrl-C in some seconds ends it at once"
+            )
+
+    return Control(signal.SIGUSR1, margin, has_joined, on_stop)
 
 
 def _lost_reason(

@@ -39,6 +39,10 @@ def _never() -> bool:
     return False
 
 
+def _ignore(_number: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Control:
     """How a command that runs ranks is asked to stop, and when it is ended although it has not stopped.
@@ -47,12 +51,14 @@ class Control:
         stop_signal: the signal at which it saves its state and ends by itself; it gets that in place of SIGTERM.
         save_seconds: how long saving may take; whatever lives then is ended.
         can_save: whether there is something to save yet; if not, it gets SIGTERM.
+        on_stop: called with the signal to this process when the command is asked to save its state and end.
         is_lost: called often; whether the command is to be ended, as where ranks are gone.
     """
 
     stop_signal: int
     save_seconds: float
     can_save: Callable[[], bool] = lambda: True
+    on_stop: Callable[[int], None] = _ignore
     is_lost: Callable[[], bool] = _never
 
 
@@ -148,6 +154,7 @@ def run_command(
                             break
                         saving_until = time.monotonic() + control.save_seconds
                         process.send_signal(control.stop_signal)
+                        control.on_stop(caught.numbers[0])
                     if saving_until is not None and time.monotonic() > saving_until:
                         break
                     is_lost = control is not None and control.is_lost()

@@ -351,6 +351,7 @@ def test_a_run_that_is_stopped_can_be_resumed(
     if signal_number is not None:  # else its output was read above
         assert f"{resumed_by}{' --ranks 2' if own_launcher else ''}\n" in output.decode()
         assert not own_launcher or f"fugaku-gpt: {result.reason}" in output.decode()
+        assert not own_launcher or b": the run stops after this iteration, with a checkpoint, and is ended" in output
 
 
 @pytest.mark.mpi

@@ -33,3 +33,10 @@ def test_many_differences_are_counted() -> None:
     runs = [{f"x.k{number:02d}": run for number in range(MOST_NAMED + 2)} for run in (1, 2)]
     (first, _) = differing_settings(runs, set())
     assert len(first) == MOST_NAMED + 1 and first[-1] == "and 2 more settings"
+
+
+def test_a_submitted_run_has_the_corpus_of_the_run_file_by_another_path() -> None:
+    runs = [{"data.paths": ["runs/corpus"]}, {"data.paths": ["/home/u/runs/corpus"]}]
+    assert differing_settings(runs, set()) == [(), ()]
+    runs = [{"data.paths": ["/a/corpus"]}, {"data.paths": ["/b/corpus", "c"]}, {}]
+    assert differing_settings(runs, set()) == [("paths=/a/corpus",), ("paths=/b/corpus+c",), ("paths=none",)]
