@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from typing import List
 
 import pytest
 
 from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.launch.processes import run_command
 from tests.mpi.cases import NARROW, WIDE, config_of
 from tests.mpi.suites import LEAVING, SUITES, heading
 
@@ -19,6 +19,11 @@ pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).resolve().parent.parent
 SOAKED = "none hung, every curve is one rank's"
 TIMEOUT_SECONDS = 2700  # an honest run takes under six minutes on two free cores; past this it hangs
+
+
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
 
 
 def test_every_rank_passes_the_mpi_tests_and_may_leave_with_parameters_in_flight() -> None:
@@ -49,16 +54,9 @@ def _check_suite(ranks: int, output: str) -> None:
 def _mpirun(ranks: int, *arguments: str) -> str:
     launcher = find_launcher()
     command = [*launcher.command_prefix(ranks), sys.executable, *arguments]
-    environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        timeout=TIMEOUT_SECONDS,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    output = done.stdout.decode("utf-8", "replace")
-    assert done.returncode == 0, output
+    environment = {**launcher.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    lines: List[str] = []
+    outcome = run_command(command, environment, timeout=TIMEOUT_SECONDS, on_line=lines.append)  # leaves no rank behind
+    output = "\n".join([*lines, ""])
+    assert outcome.ok, f"{outcome}\n{output}"
     return output

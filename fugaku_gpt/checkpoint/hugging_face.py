@@ -54,7 +54,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PREFIX = "transformer."  # of GPT2LMHeadModel; GPT2Model has none
 _GELU = {"erf": "gelu", "tanh": "gelu_new"}
-_GELU_FROM = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
+_GELU_FROM = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _LAYER = (
     ("attention_norm", "ln_1"),
     ("attention.qkv", "attn.c_attn"),

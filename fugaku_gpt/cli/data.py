@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import render_rows
+
+_TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 @click.group()
@@ -61,10 +63,12 @@ def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -
         **options,
     )
     manifest, present = preparation.prepare(request)
-    skipped = manifest["undecodable_files"]
-    if skipped:
-        examples = ", ".join(manifest["undecodable_examples"]) + (", ..." if skipped > 5 else "")
-        click.echo(f"fugaku-gpt: warning: {skipped} file(s) left out, not UTF-8 text: {examples}", err=True)
+    _print_what_is_left_out(manifest)
+    for source in request.sources:
+        if source.is_file() and any(suffix in _TABLE_SUFFIXES for suffix in source.suffixes):
+            click.echo(
+                f"fugaku-gpt: note: {source}: a table is read as one document of text, with its commas", err=True
+            )
     vocab_size = manifest["vocab_size"]
     if request.tokenizer is None and vocab_size < request.vocab_size:
         sizes = f"{vocab_size} tokens, not {request.vocab_size}"
@@ -74,6 +78,29 @@ def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -
         f"{manifest['documents']:,} documents from {manifest['text_bytes'] / 2**20:.1f} MiB of text, "
         f"vocabulary {manifest['vocab_size']:,}, fingerprint {manifest['fingerprint'][:12]}"
     )
+
+
+def _print_what_is_left_out(manifest: Dict[str, Any]) -> None:
+    """Print which files and records the corpus does not hold to standard error; older manifests do not count all."""
+    from fugaku_gpt.data.sources import describe_suffixes
+
+    if manifest.get("left_out"):
+        click.echo(
+            "fugaku-gpt: note: files of folders that are left out, by suffix: "
+            f"{describe_suffixes(manifest['left_out'])}; --suffix names those that are read",
+            err=True,
+        )
+    undecodable, bad = manifest["undecodable_files"], manifest.get("bad_records")
+    if bad:
+        examples = _list_of_examples(manifest.get("bad_examples", ()), bad, "; ")
+        click.echo(f"fugaku-gpt: warning: {bad} bad record(s) or file(s) left out by --skip-bad: {examples}", err=True)
+    if undecodable:
+        examples = _list_of_examples(manifest["undecodable_examples"], undecodable, ", ")
+        click.echo(f"fugaku-gpt: warning: {undecodable} file(s) left out, not UTF-8 text: {examples}", err=True)
+
+
+def _list_of_examples(examples: Sequence[str], count: int, separator: str) -> str:
+    return separator.join([*examples, *(["..."] if count > len(examples) else [])])
 
 
 @data.command()

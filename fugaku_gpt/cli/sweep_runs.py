@@ -31,11 +31,12 @@ def run_on_this_machine(
     Raises:
         UsageError: there is no launcher (nothing is written then), or ``out`` holds other runs.
     """
-    from fugaku_gpt.launch.launcher import find_launcher, launch
+    from fugaku_gpt.launch.launcher import find_launcher, launch, require_rank_packages
     from fugaku_gpt.sweep.progress import LiveProgress, PlainProgress
     from fugaku_gpt.sweep.run import run_sweep
 
-    find_launcher()  # fails before anything is written, and says how to get one
+    find_launcher()  # both fail before anything is written, and say how to get what is missing
+    require_rank_packages()
     display: Union[LiveProgress, PlainProgress] = LiveProgress() if sys.stderr.isatty() else PlainProgress(sys.stderr)
     with display as progress:
         return run_sweep(expanded, out, launch, progress, timeout=timeout, retry_failed=retry_failed, plan=plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import time
@@ -153,25 +152,27 @@ def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
     if launched.rank != 0:  # rank 0 reports it
         raise click.exceptions.Exit(EXIT_USAGE)
     count = f"{launched.ranks} ranks" if launched.ranks is not None else "this rank"
-    raise UsageError(f"--ranks {ranks}: a launcher has started {count}; leave --ranks out under it")
+    variables = " and ".join(launched.variables)
+    raise UsageError(
+        f"--ranks {ranks}: a launcher has started {count}, by {variables}; leave --ranks out under it, or unset these"
+    )
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
     directory, mark = RunDirectory(out), uuid.uuid4().hex
-    if resume == AUTO and directory.has_finished(config.training.iterations):
+    in_same_folder = resumes_in_same_folder(directory, resume)
+    if in_same_folder and directory.has_finished(config.training.iterations):
         click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do")
         raise click.exceptions.Exit(EXIT_OK)
     # imported here, as in _join_ranks: ten thousand ranks must not import what starts them
     from fugaku_gpt.launch.launch_result import result_of_launch
-    from fugaku_gpt.launch.launcher import exit_code_of, launch
+    from fugaku_gpt.launch.launcher import exit_code_of, launch, require_rank_packages
     from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 
-    for package in ("torch", "mpi4py"):  # the ranks would each report it
-        if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(name=package)
+    require_rank_packages()
     refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
     arguments = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
-    directory.create(dump_run_config(config), mark, resume=resumes_in_same_folder(directory, resume))
+    directory.create(dump_run_config(config), mark, resume=in_same_folder)
     started, log = steady_time(), directory.log_file
     try:
         outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=click.echo, mark=mark)

@@ -18,10 +18,11 @@ def validation_of_run(source: RunSource, config: RunConfig) -> Tuple[List[str], 
     """
     if _KEY in source.written_keys() or not config.data.paths:
         return [], ""
-    from fugaku_gpt.data.samples import NoSamples, open_samples
+    from fugaku_gpt.data.samples import NoSamples, open_samples, surely_has_samples
 
     try:
-        open_samples(config, "valid")
+        if not surely_has_samples(config, "valid"):  # each rank of a launch asks: a large index is not read for it
+            open_samples(config, "valid")
     except NoSamples as error:
         return [], f"no validation: {error}"
     except DataError:  # the ranks report it

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
+from fugaku_gpt.data import indexed
 from fugaku_gpt.data.indexed import IndexedCorpus, idx_file
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.versioned_json import read_versioned_json
@@ -93,6 +94,12 @@ def open_corpus(path: str) -> Corpus:
             stream.seek(max(0, size - _SAMPLED_BYTES) * number // (_SAMPLED_BLOCKS - 1))
             digest.update(stream.read(_SAMPLED_BYTES))
     return Corpus(path, index, None, digest.hexdigest())
+
+
+def count_of_sequences(path: str) -> int:
+    """Number of sequences of a corpus by one small read, for what every rank asks; 0 if it cannot be read."""
+    location = _location_of(path)
+    return indexed.count_of_sequences(location / CORPUS if location.is_dir() else location)
 
 
 def read_manifest(folder: Path) -> Dict[str, Any]:

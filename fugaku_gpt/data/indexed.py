@@ -35,6 +35,16 @@ def idx_file(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".idx")
 
 
+def count_of_sequences(prefix: Path) -> int:
+    """Number of sequences by the header alone; 0 if it cannot be read, which opening the corpus reports."""
+    try:
+        with open(idx_file(prefix), "rb") as stream:
+            _, _, _, sequences, _ = HEADER.unpack(stream.read(HEADER.size))
+    except (OSError, struct.error):
+        return 0
+    return int(sequences)
+
+
 class IndexedCorpus:
     """A corpus that is open for reading; only the index is read before tokens are requested.
 

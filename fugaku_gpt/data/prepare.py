@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, open_corpus, read_manifest
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
 from fugaku_gpt.data.progress import Advance, show_progress
-from fugaku_gpt.data.sources import SourceCounts, SourceFile, SourceFiles, describe_suffixes, find_files, read_documents
+from fugaku_gpt.data.sources import SourceCounts, SourceFile, SourceFiles, find_files, read_documents
 from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, SMALLEST_VOCABULARY, Encoder, train_tokenizer
 from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
@@ -191,7 +191,6 @@ def _build(
                 totals["documents"] += 1
                 totals["tokens"] += len(ids)
             _refuse_no_text(counts, files)
-    _report_left_out(counts, sources)
     manifest = {
         "version": MANIFEST_VERSION,
         **totals,
@@ -201,6 +200,7 @@ def _build(
         "undecodable_files": len(counts.undecodable),
         "undecodable_examples": counts.undecodable[:5],
         "bad_records": counts.bad,
+        "bad_examples": counts.bad_examples,
         "left_out": sources.left_out,
         "vocab_size": encoder.vocab_size,
         "end_of_document": {"id": encoder.end, "token": encoder.end_name},
@@ -219,22 +219,6 @@ def _refuse_no_text(counts: SourceCounts, files: Sequence[SourceFile]) -> None:
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
         bad = f"; {counts.bad} bad ones were left out, such as {counts.bad_examples[0]}" if counts.bad else ""
         raise DataError(f"no text in {len(files)} file(s){undecodable}: {names}{bad}")
-
-
-def _report_left_out(counts: SourceCounts, sources: SourceFiles) -> None:
-    """Print what the corpus does not hold to standard error."""
-    if sources.left_out:
-        print(
-            f"fugaku-gpt: note: files of folders that are left out, by suffix: {describe_suffixes(sources.left_out)}; "
-            "--suffix names those that are read",
-            file=sys.stderr,
-        )
-    if counts.bad:
-        examples = "; ".join(counts.bad_examples) + ("; ..." if counts.bad > len(counts.bad_examples) else "")
-        print(
-            f"fugaku-gpt: warning: {counts.bad} bad record(s) or file(s) left out by --skip-bad: {examples}",
-            file=sys.stderr,
-        )
 
 
 def _with_progress(documents: Iterable[bytes], counts: SourceCounts, advance: Advance) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.blend import Blend
-from fugaku_gpt.data.corpus import Corpus, open_corpus
+from fugaku_gpt.data.corpus import Corpus, count_of_sequences, open_corpus
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
 from fugaku_gpt.errors import DataError
 
@@ -63,6 +63,18 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
     for stream in streams:
         digest.update(stream.corpus.fingerprint.encode())
     return SampleSource(streams, weights, model.seq_len, digest.hexdigest())
+
+
+def surely_has_samples(config: RunConfig, split: str) -> bool:
+    """Whether a split of each corpus has a sample for sure, by its number of documents, each of which has a token.
+
+    It reads a few bytes of each corpus, where :func:`open_samples` reads its index, which may have gigabytes.
+    """
+    for path in config.data.paths:
+        first, last = split_bounds(count_of_sequences(path), config.data.split)[SPLITS.index(split)]
+        if last - first <= config.model.seq_len:
+            return False
+    return True
 
 
 def split_bounds(documents: int, shares: Sequence[float]) -> List[Tuple[int, int]]:

@@ -8,6 +8,7 @@ and test splits of a corpus are fair samples of it. Documents of one file keep t
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sysconfig
 from collections import Counter
@@ -41,6 +42,7 @@ _LARGEST_LINE = MAX_DOCUMENT + (1 << 20)
 _STDLIB_EXCLUDED = {"site-packages", "dist-packages", "_bundled", "__pycache__"}
 _STDLIB_EXCLUDED |= {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "encodings"}
 _BOM = b"\xef\xbb\xbf"
+_UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ def read_documents(
                         counts.files += 1
                         return
         except BadText as error:
+            if not skip_bad:
+                raise BadText(f"{error}; or leave such records and files out with --skip-bad") from None
             on_bad(error)
         except OSError as error:
             raise DataError(f"{file.path}: cannot be read: {error.strerror or error}") from None
@@ -252,12 +256,19 @@ def _documents_of(
         stream = open_uncompressed(raw, form, file.path)
         suffix = file.path.suffix if file.path.suffix not in COMPRESSION_SUFFIXES else Path(file.path.stem).suffix
         lines = list(_first_lines(stream))
+        if suffix in _JSON_SUFFIXES and lines and lines[0].startswith(_UTF_16_BOMS):
+            raise BadText(f"{file.path}: UTF-16; JSON is UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
         if _has_json_lines(lines, suffix):
             all_lines = chain(lines, lines_of(stream, _LARGEST_LINE))
             yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
             return
         data = b"".join(lines)
         data += stream.read(max(0, MAX_DOCUMENT + 1 - len(data)))
+        if suffix in _JSON_LINES_SUFFIXES and (len(data) > MAX_DOCUMENT or not _has_json_values(data, suffix)):
+            data += stream.readline(_LARGEST_LINE)  # the rest of the last line
+            all_lines = chain(lines_of(io.BytesIO(data), _LARGEST_LINE), lines_of(stream, _LARGEST_LINE))
+            yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
+            return
     if len(data) > MAX_DOCUMENT:
         raise DataError(
             f"{file.path}: more than {MAX_DOCUMENT >> 20} MiB; a text file is one document and is held in memory: "
@@ -282,24 +293,27 @@ def _first_lines(stream: BinaryIO) -> Iterator[bytes]:
 def _has_json_lines(lines: Sequence[bytes], suffix: str) -> bool:
     """Whether a file has a JSON object on each line, by its first lines and its suffix.
 
-    Of the first two lines one may be damaged. A file of prose must begin as JSON does; the sources of a program or of
-    a page are JSON only if all of the file is.
+    Of the first two lines one may be damaged; if both are, all of the file decides. A file of prose must begin as JSON
+    does; the sources of a program or of a page are JSON only if all of the file is.
     """
     filled = [line for line in lines if not line.isspace()]
     if not filled or suffix in _MARKUP_SUFFIXES:
         return False
     first = _without_bom(filled[0])
     if suffix in _JSON_LINES_SUFFIXES:
-        return not first.lstrip().startswith(b"[")
-    is_candidate = first.lstrip().startswith(b"{") if suffix in _JSON_SUFFIXES else resembles_json(first)
+        is_candidate = not first.lstrip().startswith(b"[")
+    else:
+        is_candidate = first.lstrip().startswith(b"{") if suffix in _JSON_SUFFIXES else resembles_json(first)
     return is_candidate and any(is_object(line) for line in filled)
 
 
 def _has_json_values(data: bytes, suffix: str) -> bool:
     """Whether a file is to be read as JSON objects and arrays, by its name or its content."""
+    content = _without_bom(data).lstrip()
+    if suffix in _JSON_LINES_SUFFIXES:
+        return content.startswith(b"[") or is_json(data)
     if suffix in _JSON_SUFFIXES:
         return True
-    content = _without_bom(data).lstrip()
     if not content.startswith((b"{", b"[")):
         return False
     return is_json(data) or (suffix not in _MARKUP_SUFFIXES and resembles_json(content))

@@ -36,7 +36,8 @@ _PROGRESS = re.compile(
 # lines that launchers print about a rank's end, around the rank's own last ones
 _LAUNCHER_NOISE = re.compile(
     r"^(=|-{5,}|YOUR APPLICATION TERMINATED|This typically refers|Please see the FAQ|Primary job|a non-zero exit code|"
-    r"mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|application called MPI_Abort|"
+    r"\[mpiexec@\S+\] Exit codes: |mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|"
+    r"application called MPI_Abort|"
     r"\s+Process name:|\s+Exit code:)"
 )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -16,14 +18,17 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NodeConfig
+from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.launch.processes import Control, Outcome, run_command
+from fugaku_gpt.launch.rank_endings import PRINT_STATUSES, RankEndings
 from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, prepended, rank_environment
 from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
+from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
@@ -107,6 +112,17 @@ def find_launcher(is_root: Optional[bool] = None, profile: Optional[Profile] = N
     )
 
 
+def require_rank_packages() -> None:
+    """Refuse to start ranks with this Python where it lacks what they import, as each of them would report it.
+
+    Raises:
+        ModuleNotFoundError: the first package that it lacks.
+    """
+    for package in ("torch", "mpi4py"):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
+
+
 def parse_version(text: str) -> Optional[Tuple[str, str]]:
     """(family, version) from the output of ``mpirun --version``; None if it is neither MPICH nor Open MPI."""
     open_mpi = re.search(r"\(Open MPI\)\s+(\S+)", text)
@@ -145,7 +161,10 @@ def train_command(
     rank_argv = rank_command(
         config, config_file, out_dir, threads_per_rank(config, cores), tcmalloc, extra_arguments, profile
     )
-    return LaunchCommand([*launcher.command_prefix(config.layout.ranks), *rank_argv], dict(launcher.environment))
+    program, *options = launcher.command_prefix(config.layout.ranks)
+    if launcher.family == MPICH:  # Open MPI names a rank that has failed without being asked
+        options.insert(0, PRINT_STATUSES)
+    return LaunchCommand([program, *options, *rank_argv], dict(launcher.environment))
 
 
 def rank_command(
@@ -270,22 +289,53 @@ def launch(
     def has_joined() -> bool:
         return directory.environment_stamp() != stamp
 
-    margin = config.job.stop_margin
-    control = Control(signal.SIGUSR1, margin if margin is not None else LONGEST_MARGIN, has_joined)
+    control = _control(config, has_joined, on_line)
+    watch, endings = RankWatch(mark, config.layout.ranks, has_joined), RankEndings(on_line)
     if not start:  # a job's own command starts ranks on other nodes, too
-        control = replace(control, lost_reason=RankWatch(mark, config.layout.ranks, has_joined).reason)
+        control = replace(control, is_lost=watch.has_lost_ranks)
     outcome = run_command(
         command.argv,
         command.environment,
         log=directory.log_file,
         timeout=timeout,
-        on_line=on_line,
+        on_line=endings.read,
         mark=mark,
         control=control,
     )
+    outcome = replace(outcome, lost_reason=_lost_reason(outcome, watch, endings, has_joined(), directory))
     if not outcome.ok:  # ranks that have ended well have removed their own
         remove_leftover_segments(this_system().path(SHARED_MEMORY))
     return outcome
+
+
+def _control(config: RunConfig, has_joined: Callable[[], bool], on_line: Optional[Callable[[str], None]]) -> Control:
+    """How the ranks of a run are asked to stop, with a line about it for ``on_line``."""
+    margin = config.job.stop_margin if config.job.stop_margin is not None else LONGEST_MARGIN
+
+    def on_stop(number: int) -> None:
+        if on_line is not None:
+            on_line(
+                f"{signal_name(number)}: the run stops after this iteration, with a checkpoint, and is ended after "
+                f"{format_duration(margin)}; another Ctrl-C in some seconds ends it at once"
+            )
+
+    return Control(signal.SIGUSR1, margin, has_joined, on_stop)
+
+
+def _lost_reason(
+    outcome: Outcome, watch: RankWatch, endings: RankEndings, has_joined: bool, directory: RunDirectory
+) -> str:
+    """Name the ranks that could not report their end themselves; empty where all have reported it."""
+    if watch.stopped:
+        return f"{watch.stopped} on {socket.gethostname()} is stopped (SIGSTOP), and its ranks would wait for it"
+    if outcome.is_lost and has_joined:
+        return f"no rank lives on {socket.gethostname()}, but their launcher does"
+    if outcome.is_lost:
+        return endings.reason(watch.gone)
+    was_ended = outcome.stopped_by is not None or outcome.timed_out or outcome.oom_kills > 0
+    if has_joined or was_ended or directory.result() is not None:
+        return ""
+    return endings.reason_of_first(outcome.exit_code, watch.ranks_of_processes)
 
 
 def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:

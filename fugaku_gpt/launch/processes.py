@@ -36,8 +36,12 @@ _KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills
 _DUPLICATE_SECONDS = 3.0
 
 
-def _no_reason() -> str:
-    return ""
+def _never() -> bool:
+    return False
+
+
+def _ignore(_number: int) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,15 @@ class Control:
         stop_signal: the signal at which it saves its state and ends by itself; it gets that in place of SIGTERM.
         save_seconds: how long saving may take; whatever lives then is ended.
         can_save: whether there is something to save yet; if not, it gets SIGTERM.
-        lost_reason: called often; returns why the command is to be ended, such as ranks that are gone, or nothing.
+        on_stop: called with the signal to this process when the command is asked to save its state and end.
+        is_lost: called often; whether the command is to be ended, as where ranks are gone.
     """
 
     stop_signal: int
     save_seconds: float
     can_save: Callable[[], bool] = lambda: True
-    lost_reason: Callable[[], str] = _no_reason
+    on_stop: Callable[[int], None] = _ignore
+    is_lost: Callable[[], bool] = _never
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ class Outcome:
         seconds: how long it ran.
         oom_kills: number of processes on this machine that the kernel killed for memory meanwhile.
         stopped_by: the signal to this process for which the command was ended (Ctrl-C: SIGINT), or None.
-        lost_reason: why the command was ended although nobody had asked for it, such as ranks that were gone; or empty.
+        is_lost: whether it was ended because :class:`Control` called it lost.
+        lost_reason: what had become of its ranks then, which the caller fills in; or empty.
         lost_after: seconds after its start at which that was noticed; whatever ended later was ended for it.
     """
 
@@ -78,13 +85,14 @@ class Outcome:
     seconds: float
     oom_kills: int
     stopped_by: Optional[int] = None
+    is_lost: bool = False
     lost_reason: str = ""
     lost_after: float = 0.0
 
     @property
     def ok(self) -> bool:
         """True if the command ended by itself with exit code 0."""
-        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None and not self.lost_reason
+        return self.exit_code == 0 and not self.timed_out and self.stopped_by is None and not self.is_lost
 
 
 def run_command(
@@ -134,7 +142,7 @@ def run_command(
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
             reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
             reader.start()
-            timed_out, reason, lost_after = False, "", 0.0
+            timed_out, is_lost, lost_after = False, False, 0.0
             saving_until: Optional[float] = None
             try:
                 while process.poll() is None and not caught.is_impatient:
@@ -146,10 +154,11 @@ def run_command(
                             break
                         saving_until = time.monotonic() + control.save_seconds
                         process.send_signal(control.stop_signal)
+                        control.on_stop(caught.numbers[0])
                     if saving_until is not None and time.monotonic() > saving_until:
                         break
-                    reason = control.lost_reason() if control is not None else ""
-                    if reason:
+                    is_lost = control is not None and control.is_lost()
+                    if is_lost:
                         lost_after = time.monotonic() - started
                         break
                     time.sleep(_POLL_SECONDS)
@@ -172,7 +181,7 @@ def run_command(
         seconds=seconds,
         oom_kills=max(0, out_of_memory_kills() - kills_before),
         stopped_by=caught.numbers[0] if caught.numbers else None,
-        lost_reason=reason,
+        is_lost=is_lost,
         lost_after=lost_after,
     )
 

@@ -48,8 +48,9 @@ _PARENT_POLL_SECONDS = 2.0
 # for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
 _RANK_0_SECONDS = 15.0
 _ABORT_SECONDS = 5.0
-# Open MPI and Fujitsu's MPI end all ranks when one ends with an exit code other than 0
-_VARIABLES_OF_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "PLE_RANK_ON_NODE")
+# MPICH's launcher, which sets the first, ends all ranks when one is killed by a signal, but not for an exit code.
+# Slurm, which sets both with PMI-2, looks at exit codes alone, and so do Open MPI, Fujitsu's MPI and others.
+_VARIABLE_OF_MPICH, _VARIABLE_OF_SLURM = "PMI_RANK", "SLURM_STEP_ID"
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # from linux/prctl.h
 
@@ -125,8 +126,8 @@ def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
 
     Args:
         code: the exit code for the launcher to end with, not 0.
-        may_signal: whether to end by a signal where the launcher may not notice the exit code; False where all ranks
-            end anyway, since job scripts read the code.
+        may_signal: whether to end by a signal where MPICH's launcher does not notice the exit code; False where all
+            ranks end anyway, since job scripts read the code.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -136,7 +137,7 @@ def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
         with contextlib.suppress(OSError):
             os.write(int(connection), f"cmd=abort exitcode={code}\n".encode())
             time.sleep(_ABORT_SECONDS)  # until the launcher ends this process
-    if may_signal and not any(name in os.environ for name in _VARIABLES_OF_OPEN_MPI):
+    if may_signal and _VARIABLE_OF_MPICH in os.environ and _VARIABLE_OF_SLURM not in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.kill(os.getpid(), signal.SIGTERM)
@@ -182,7 +183,7 @@ class _RankSupervisor:
             number = os.WTERMSIG(status)
             self._record(self._result(number, ended, out_of_memory_kills() > kills_before))
             if not self._has_joined:
-                end_launch(128 + number)
+                end_launch(128 + number if number in self._forwarded else EXIT_RUN_FAILED)
             return 128 + number
         code = os.WEXITSTATUS(status)
         if not self._has_joined:
@@ -228,7 +229,7 @@ class _RankSupervisor:
                 exception=f"exit code {code}",
             )
         )
-        end_launch(code if code not in (EXIT_OK, EXIT_RESUME) else EXIT_RUN_FAILED)
+        end_launch(EXIT_RUN_FAILED)
 
     def _end_without_launcher(self) -> NoReturn:
         """Record that the process of the launcher that has started this rank is gone, and end the rank: what is left of
@@ -265,6 +266,8 @@ class _RankSupervisor:
             status, reason = INTERRUPTED, f"ended by {name} before it could stop by itself"
         elif number == signal.SIGKILL and is_out_of_memory:
             status, reason = OUT_OF_MEMORY, f"{reason}: the kernel has killed processes of this node for memory"
+        if not self._has_joined:
+            reason += f" on {socket.gethostname()} before it joined MPI"
         last_iteration = self._directory.last_iteration() if self._directory is not None else 0
         return Result(
             status=status,

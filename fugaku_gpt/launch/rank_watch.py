@@ -7,9 +7,11 @@ where Python itself does not start, and for a launcher that lives on without ran
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import os
+import signal
 import time
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 import psutil
 
@@ -29,69 +31,71 @@ class RankWatch:
         ranks: number of ranks, all of them on this machine.
         has_joined: whether all ranks have joined MPI; from then on they end when they want to, but not all of them
             before their launcher.
+
+    Attributes:
+        ranks_of_processes: the rank of each process number that was seen so far.
+        gone: the ranks that were gone for a while although the launcher waited for them.
+        stopped: the process of the launcher that was stopped (SIGSTOP) for a while, such as ``mpirun (process 17)``, or
+            empty. Ranks that are stopped are named by those that wait for them.
     """
 
     def __init__(self, mark: str, ranks: int, has_joined: Callable[[], bool]) -> None:
         self._mark = mark
         self._ranks = ranks
         self._has_joined = has_joined
+        self.ranks_of_processes: Dict[int, int] = {}
+        self.gone: List[int] = []
         self._next_poll = 0.0
-        self._gone: Tuple[int, ...] = ()
-        self._gone_since: Optional[float] = None
+        self._missing: Tuple[int, ...] = ()
+        self._missing_since: Optional[float] = None
+        self.stopped = ""
         self._stopped_since: Dict[str, float] = {}
 
-    def gone_ranks(self) -> List[int]:
-        """The ranks that have been gone for a while although the launcher waits for them; empty as long as all is well.
-        Call it often: most calls look at nothing."""
+    def has_lost_ranks(self) -> bool:
+        """Whether ranks have been gone for a while although the launcher waits for them, or the launcher is stopped: the
+        launch is to be ended; the ranks that live beside lost ones are killed. Call it often: most calls look at
+        nothing."""
         moment = time.monotonic()
         if moment < self._next_poll:
-            return []
+            return False
         joined = self._has_joined()
         self._next_poll = moment + (_POLL_SECONDS_AFTERWARDS if joined else _POLL_SECONDS_BEFORE_JOINING)
-        living = living_ranks(self._mark)
-        gone = tuple(rank for rank in range(self._ranks) if rank not in living)
+        self.stopped = self._stopped_launcher(moment)
+        if self.stopped:
+            return True
+        processes = ranks_of_processes(self._mark)
+        self.ranks_of_processes.update(processes)
+        living = set(processes.values())
+        missing = tuple(rank for rank in range(self._ranks) if rank not in living)
         if joined and living:
-            gone = ()
-        if gone != self._gone:
-            self._gone, self._gone_since = gone, moment
-        if not gone or self._gone_since is None or moment - self._gone_since < _GONE_SECONDS:
-            return []
-        return list(gone)
+            missing = ()
+        if missing != self._missing:
+            self._missing, self._missing_since = missing, moment
+        if not missing or self._missing_since is None or moment - self._missing_since < _GONE_SECONDS:
+            return False
+        self.gone = list(missing)
+        for process in processes:  # so that the launcher ends, and prints how each rank ended
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.kill(process, signal.SIGKILL)
+        return True
 
-    def stopped_launcher(self, moment: float) -> str:
-        """The process of the launcher that has been stopped (SIGSTOP) for a while, such as ``mpirun (process 17)``;
-        empty if there is none. Ranks that are stopped are named by those that wait for them."""
+    def _stopped_launcher(self, moment: float) -> str:
+        """The process of the launcher that has been stopped for a while; empty if there is none."""
         names = stopped_launchers(self._mark)
         self._stopped_since = {name: self._stopped_since.get(name, moment) for name in names}
         return next((name for name, since in self._stopped_since.items() if moment - since >= _GONE_SECONDS), "")
 
-    def reason(self) -> str:
-        """Return the reason to end the launch: which ranks are gone, or which process of the launcher is stopped. Empty
-        as long as all is well."""
-        moment = time.monotonic()
-        if moment >= self._next_poll:
-            stopped = self.stopped_launcher(moment)
-            if stopped:
-                return f"{stopped} on {socket.gethostname()} is stopped (SIGSTOP), and its ranks would wait for it"
-        gone = self.gone_ranks()
-        if not gone:
-            return ""
-        if self._has_joined():
-            return f"no rank lives on {socket.gethostname()}, but their launcher does"
-        names = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
-        return f"{names} on {socket.gethostname()} ended before {'it' if len(gone) == 1 else 'they'} joined MPI"
 
-
-def living_ranks(mark: str) -> Set[int]:
-    """The ranks of which a process with this mark lives."""
-    ranks = set()
+def ranks_of_processes(mark: str) -> Dict[int, int]:
+    """The ranks of the living processes with this mark, by process number; a rank may have several."""
+    ranks = {}
     for process in marked_processes(mark):
         try:
             launched = launched_rank(process.environ())
         except (psutil.Error, OSError):  # it has ended meanwhile
             continue
         if launched is not None:
-            ranks.add(launched.rank)
+            ranks[process.pid] = launched.rank
     return ranks
 
 

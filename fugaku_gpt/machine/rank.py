@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Mapping, NamedTuple, Optional
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 # (rank, number of ranks) of launchers: Open MPI and its derivatives, PMI (MPICH, Slurm), PMIx under Slurm
 _RANK_VARIABLES = (
@@ -30,10 +30,12 @@ class LaunchedRank(NamedTuple):
     Attributes:
         rank: its rank.
         ranks: number of ranks of the launch; None where the launcher does not tell: MPI knows it, once initialised.
+        variables: names of the variables that say so.
     """
 
     rank: int
     ranks: Optional[int]
+    variables: Tuple[str, ...] = ()
 
 
 def launched_rank(environment: Optional[Mapping[str, str]] = None) -> Optional[LaunchedRank]:
@@ -43,10 +45,10 @@ def launched_rank(environment: Optional[Mapping[str, str]] = None) -> Optional[L
     """
     variables = os.environ if environment is None else environment
     if variables.get(_FUJITSU_RANK, "").isdigit() and variables.get(_FUJITSU_NODE_RANK, "").isdigit():
-        return LaunchedRank(int(variables[_FUJITSU_RANK]), None)
+        return LaunchedRank(int(variables[_FUJITSU_RANK]), None, (_FUJITSU_RANK, _FUJITSU_NODE_RANK))
     for rank, size in _RANK_VARIABLES:
         if variables.get(rank, "").isdigit() and variables.get(size, "").isdigit():
-            return LaunchedRank(int(variables[rank]), int(variables[size]))
+            return LaunchedRank(int(variables[rank]), int(variables[size]), (rank, size))
     return None
 
 

@@ -68,9 +68,10 @@ def find_checkpoint(config: RunConfig, out: Path, resume: str, fingerprint: str,
     if resume == NONE:
         return ResumePlan()
     directory = RunDirectory(out)
+    in_same_directory = resumes_in_same_folder(directory, resume)
+    if in_same_directory and directory.has_finished(config.training.iterations):
+        return ResumePlan(in_same_directory=True, is_finished=True)
     if resume == AUTO:
-        if directory.has_finished(config.training.iterations):
-            return ResumePlan(in_same_directory=True, is_finished=True)
         paths = [info.path for info in list_checkpoints(directory.checkpoints_dir)]
         if not paths:
             return ResumePlan(in_same_directory=True)
@@ -79,7 +80,7 @@ def find_checkpoint(config: RunConfig, out: Path, resume: str, fingerprint: str,
     candidates, messages = _valid_checkpoints(paths)
     manifest = read_manifest(candidates[0])
     messages += _check_config(config, candidates[0], manifest, fingerprint, force_data)
-    return ResumePlan(tuple(candidates), manifest, resumes_in_same_folder(directory, resume), False, tuple(messages))
+    return ResumePlan(tuple(candidates), manifest, in_same_directory, False, tuple(messages))
 
 
 def broadcast_plan(plan: Optional[ResumePlan], world: Communicator) -> ResumePlan:

@@ -81,7 +81,7 @@ def _both_models(folder: Path, settings: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "gelu_fast"])
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "gelu_fast", "gelu_python"])
 def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(
     tmp_path: Path, dtype: str, activation: str
 ) -> None:

@@ -98,6 +98,15 @@ def test_files_and_records_that_are_left_out_are_reported(tmp_path: Path, capsys
     assert "warning: 1 bad record(s) or file(s) left out by --skip-bad: " in captured.err
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["bad_records"], manifest["left_out"]) == (1, {".pdf": 1})
+    assert run([*command, str(tmp_path / "out"), "--skip-bad"]) == 0
+    again = capsys.readouterr()
+    assert "already prepared" in again.out and again.err == captured.err
+
+
+def test_a_table_that_is_read_as_prose_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,hello\n")
+    assert run(["data", "prepare", str(tmp_path / "a.csv"), "--vocab-size", "257", "--out", str(tmp_path / "out")]) == 0
+    assert "a.csv: a table is read as one document of text, with its commas" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -31,6 +31,14 @@ TRAIN = ("train", "--preset", "tiny", "--data", "CORPUS", "--set", "model.vocab_
         ("torch", "train", (*TRAIN, "--set", "layout.dp=2", "--ranks", "2")),
         ("mpi4py", "train", TRAIN),
         ("mpi4py", "train", (*TRAIN, "--set", "layout.dp=2", "--ranks", "2")),
+        ("torch", "train", ("sweep", "run", "SWEEP", "--out", "swept")),
+        ("mpi4py", "train", ("sweep", "run", "SWEEP", "--out", "swept")),
+        (
+            "mpi4py",
+            "train",
+            ("compare", "--preset", "tiny", "--data", "CORPUS", "--out", "pairs", "base", "threads=1"),
+        ),
+        ("mpi4py", "train", ("plan", "probe", "--out", "machine.yaml")),
         ("tokenizers", "data", ("data", "prepare", "TEXT", "--out", "prepared")),
         ("matplotlib", "plot", ("plan", "topology", "--nodes", "384", "--plot", "torus.png")),
     ],
@@ -41,7 +49,9 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(
     corpus = write_byte_corpus(tmp_path / "bytes")
     text = tmp_path / "text.txt"
     text.write_text("some words\n" * 100)
-    replaced = {"CORPUS": str(corpus), "TEXT": str(text)}
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"name: s\npreset: tiny\ndefaults: {{data.paths: [{corpus}]}}\nmatrix: {{layout.tp: [1]}}\n")
+    replaced = {"CORPUS": str(corpus), "TEXT": str(text), "SWEEP": str(sweep)}
     arguments = [replaced.get(argument, argument) for argument in command]
     files = set(tmp_path.rglob("*"))
     completed = subprocess.run(

@@ -351,6 +351,7 @@ def test_a_run_that_is_stopped_can_be_resumed(
     if signal_number is not None:  # else its output was read above
         assert f"{resumed_by}{' --ranks 2' if own_launcher else ''}\n" in output.decode()
         assert not own_launcher or f"fugaku-gpt: {result.reason}" in output.decode()
+        assert not own_launcher or b": the run stops after this iteration, with a checkpoint, and is ended" in output
 
 
 @pytest.mark.mpi
@@ -444,9 +445,15 @@ def test_ranks_are_started_by_the_one_rank_of_a_real_launch(corpus: Path, tmp_pa
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "a launcher has started 4 ranks; leave --ranks out"),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "4"},
+            "a launcher has started 4 ranks, by PMI_RANK and PMI_SIZE; leave --ranks out",
+        ),
         ({"PMI_RANK": "3", "PMI_SIZE": "4"}, ""),
-        ({"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"}, "a launcher has started this rank; leave --ranks out"),
+        (
+            {"PMIX_RANK": "0", "PLE_RANK_ON_NODE": "0"},
+            "a launcher has started this rank, by PMIX_RANK and PLE_RANK_ON_NODE",
+        ),
         ({"PMIX_RANK": "2", "PLE_RANK_ON_NODE": "2"}, ""),
     ],
 )

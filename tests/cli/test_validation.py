@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import List, Tuple
 
+import pytest
+
 from fugaku_gpt.cli.options import RunSource
 from fugaku_gpt.cli.validation import validation_of_run
+from fugaku_gpt.data import samples
 from tests.data.files import write_megatron
 
 
@@ -22,6 +25,18 @@ def test_a_run_validates_where_the_corpus_has_a_validation_part(tmp_path: Path) 
     override, note = validation(tmp_path / "c")
     assert override == ["training.eval_interval=60"]
     assert note.startswith("training.eval_interval is 60: validation at the start and the end; --set training.eval_")
+
+
+def test_many_documents_are_counted_without_reading_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("each rank would read the index")
+
+    monkeypatch.setattr(samples, "open_samples", refuse)
+    write_megatron(tmp_path / "c", [[1]] * 300)  # nine of them for validation
+    assert validation(tmp_path / "c")[0] == ["training.eval_interval=60"]
+    write_megatron(tmp_path / "d", [[1]] * 260)  # eight
+    with pytest.raises(AssertionError):
+        validation(tmp_path / "d")
 
 
 def test_a_run_that_cannot_validate_says_why(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 ARRAY = json.dumps(RECORDS).encode()
 PRETTY = json.dumps(RECORDS, indent=2).encode()
 SEPARATE = b"\n".join(json.dumps(record, indent=1).encode() for record in RECORDS)
+ADJACENT = b"".join(json.dumps(record).encode() for record in RECORDS)
 
 
 def texts(path: Path, key: str = "text", counts: Optional[SourceCounts] = None, skip_bad: bool = False) -> List[str]:
@@ -56,9 +57,26 @@ def test_json_is_read_under_any_name(
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.ndjson.gz", "a.jsonl.zst"])
-@pytest.mark.parametrize("content", [LINES, ARRAY, PRETTY])
-def test_files_of_json_lines_may_hold_an_array(tmp_path: Path, name: str, content: bytes) -> None:
+@pytest.mark.parametrize("content", [LINES, ARRAY, PRETTY, SEPARATE, ADJACENT, LINES.replace(b"\n", b"\r")])
+def test_files_of_json_lines_may_hold_other_json(tmp_path: Path, name: str, content: bytes) -> None:
     assert texts(as_file(tmp_path, name, content)) == EXPECTED
+
+
+def test_two_bad_lines_at_the_beginning_do_not_hide_the_rest(tmp_path: Path) -> None:
+    path = as_file(tmp_path, "a.jsonl", b"a heading\n{broken\n" + LINES)
+    counts = SourceCounts()
+    assert (texts(path, counts=counts, skip_bad=True), counts.bad) == (EXPECTED, 2)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: not JSON: .*; or leave such .* out with --skip-bad$"):
+        texts(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz"])
+def test_json_in_utf_16_is_called_that(tmp_path: Path, name: str) -> None:
+    """As a shell of Windows writes it."""
+    compress = gzip.compress if name.endswith(".gz") else bytes
+    path = as_file(tmp_path, name, compress(LINES.decode().encode("utf-16")))
+    with pytest.raises(DataError, match=r"UTF-16; JSON is UTF-8: convert it with iconv"):
+        texts(path)
 
 
 @pytest.mark.parametrize(

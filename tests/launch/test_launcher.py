@@ -54,6 +54,7 @@ def test_the_command_is_a_pure_function_of_the_run(monkeypatch: pytest.MonkeyPat
     assert command.argv == [
         *(
             "/m/mpirun",
+            "-print-all-exitcodes",
             "-launcher",
             "fork",
             "-hosts",

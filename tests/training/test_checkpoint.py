@@ -300,7 +300,8 @@ def test_auto_takes_the_newest(saved_once: SavedRun) -> None:
 def test_a_run_that_has_done_all_iterations_is_finished(tmp_path: Path) -> None:
     config = tiny_config("training.iterations=4")
     RunDirectory(tmp_path).write_result(Result("ok", "", 0.0, 1.0, 4))
-    assert find_checkpoint(config, tmp_path, "auto", "", False).is_finished
+    for resume in ("auto", str(tmp_path), str(tmp_path / "checkpoints")):
+        assert find_checkpoint(config, tmp_path, resume, "", False).is_finished
     assert not find_checkpoint(tiny_config("training.iterations=5"), tmp_path, "auto", "", False).is_finished
 
 

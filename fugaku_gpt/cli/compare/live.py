@@ -74,7 +74,7 @@ def run_live(comparison: LiveComparison) -> "Report":
     from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
     from fugaku_gpt.compare.pairs import ComparisonPlan, SidePlan, read_comparison
     from fugaku_gpt.compare.report import report_live
-    from fugaku_gpt.launch.launcher import find_launcher, launch
+    from fugaku_gpt.launch.launcher import find_launcher, launch, require_rank_packages
     from fugaku_gpt.machine.checkout import git_commit
 
     options, sides = comparison.options, comparison.sides
@@ -84,7 +84,9 @@ def run_live(comparison: LiveComparison) -> "Report":
     profiles = [usable_profile(side.environment, options.unpacked) for side in sides]
     if not options.start:
         for profile in profiles:
-            find_launcher(profile=profile)  # fails before anything is written, and says how to get one
+            find_launcher(profile=profile)  # both fail before anything is written, and say how to get what is missing
+            if profile is None:
+                require_rank_packages()
     plans = [
         SidePlan(side.label, side.environment, side.settings, config_values(config), build_json(side.environment))
         for side, config in zip(sides, configs)

@@ -51,12 +51,13 @@ def probe(
     which the factors of the model are fitted. Each of these steps is printed beside the prediction of a model fitted
     to the others. Do not use the machine for other work meanwhile.
     """
-    from fugaku_gpt.launch.launcher import find_launcher
+    from fugaku_gpt.launch.launcher import find_launcher, require_rank_packages
     from fugaku_gpt.machine import local
     from fugaku_gpt.planner.trainer.fitting import machine_from_probe
 
     check_machine_file(out)
     launcher = find_launcher()
+    require_rank_packages()
     cores = len(local.usable_cores())
     counts = rank_counts(ranks or cores)
     threads_of_count = {count: threads or max(1, cores // count) for count in counts}

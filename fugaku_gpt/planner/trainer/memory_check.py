@@ -120,8 +120,9 @@ def _ranks_text(count: int) -> str:
 
 
 def _installed_torch() -> str:
-    if "torch" in sys.modules:  # in a rank: reading metadata would import dozens of modules
-        return str(sys.modules["torch"].__version__)
+    torch = sys.modules.get("torch")
+    if torch is not None:  # in a rank: reading metadata would import dozens of modules
+        return str(torch.__version__)
     from importlib import metadata
 
     try:

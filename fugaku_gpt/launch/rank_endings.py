@@ -1,0 +1,90 @@
+"""How ranks ended that could not report it themselves, by what MPICH's and Open MPI's launchers print about them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+
+from fugaku_gpt.machine.signals import signal_name
+
+PRINT_STATUSES = "-print-all-exitcodes"  # MPICH's option that makes its launcher print a line of statuses at its end
+# all ranks are on one host, in their order
+_STATUSES = re.compile(r"^\[mpiexec@\S+\] Exit codes: \[[^\]]*\] ([\d,]+)\s*$")
+_PROCESS = re.compile(r"^=\s+PID (\d+) RUNNING AT ")
+# of Open MPI's runtimes up to 4 and from 5 on: the process that failed first, as [[5436,1],1] or [prterun-host-99@1,1]
+_FAILED = re.compile(r"^\s*Process name: \[\S*,(\d+)\]")
+_EXIT_CODE = re.compile(r"^\s+(?:Process name: \S+ )?Exit code:\s+(\d+)\s*$")
+_KILLED = re.compile(
+    r"^(?:mpirun|prterun) noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
+)
+
+
+class RankEndings:
+    """Reads the lines of a launcher; the line of statuses is not passed on.
+
+    Attributes:
+        statuses: the status of each rank as of ``wait``, in the order of ranks; empty as long as none is printed.
+        process: process number of the rank whose end made MPICH's launcher end all others; None if there is none.
+        first: the rank whose end made Open MPI's launcher end all others, and its status; None if there is none.
+    """
+
+    def __init__(self, on_line: Optional[Callable[[str], None]] = None) -> None:
+        self.statuses: List[int] = []
+        self.process: Optional[int] = None
+        self.first: Optional[Tuple[int, int]] = None
+        self._failed_rank: Optional[int] = None
+        self._on_line = on_line
+
+    def read(self, line: str) -> None:
+        """Read one line of the launcher's output, and give it to ``on_line``."""
+        statuses = _STATUSES.match(line)
+        if statuses is not None:
+            self.statuses = [int(text) for text in statuses[1].split(",")]
+            return
+        process, failed, code, killed = (pattern.match(line) for pattern in (_PROCESS, _FAILED, _EXIT_CODE, _KILLED))
+        if process is not None:
+            self.process = int(process[1])
+        if failed is not None:
+            self._failed_rank = int(failed[1])
+        if code is not None and self._failed_rank is not None:
+            self.first = self._failed_rank, int(code[1]) << 8
+        if killed is not None:
+            self.first = int(killed[1]), int(killed[2])
+        if self._on_line is not None:
+            self._on_line(line)
+
+    def reason(self, ranks: Sequence[int]) -> str:
+        """Return a sentence that these ranks ended before they joined MPI, with their statuses where they are known."""
+        statuses = [self.statuses[rank] for rank in ranks if rank < len(self.statuses)]
+        return _sentence(ranks, statuses if len(statuses) == len(ranks) else [])
+
+    def reason_of_first(self, exit_code: int, ranks_of_processes: Mapping[int, int]) -> str:
+        """Return the sentence about the rank whose end made the launcher end all others; empty if none is known.
+
+        Args:
+            exit_code: exit code of the launcher; that of MPICH is the number of the signal that killed the rank.
+            ranks_of_processes: the rank of each process number that was seen.
+        """
+        if self.first is not None:
+            return _sentence([self.first[0]], [self.first[1]])
+        killed = [rank for rank, status in enumerate(self.statuses) if status == exit_code and os.WIFSIGNALED(status)]
+        if len(killed) > 1:  # the launcher has killed the others by the same signal
+            first = ranks_of_processes.get(self.process) if self.process is not None else None
+            return _sentence([first] if first is not None else [], [exit_code])
+        return _sentence(killed, [exit_code]) if killed else ""
+
+
+def _sentence(ranks: Sequence[int], statuses: Sequence[int]) -> str:
+    """Name ranks that ended before they joined MPI; without a number, it is some rank."""
+    names = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "a rank"
+    how = f" ({', '.join(dict.fromkeys(map(describe_status, statuses)))})" if statuses else ""
+    return f"{names} on {socket.gethostname()} ended{how} before {'they' if len(ranks) > 1 else 'it'} joined MPI"
+
+
+def describe_status(status: int) -> str:
+    """Name the exit code or the signal of a status as of ``wait``."""
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}, {signal_name(os.WTERMSIG(status))}"
+    return f"exit code {os.WEXITSTATUS(status)}"

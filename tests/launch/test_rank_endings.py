@@ -1,0 +1,76 @@
+"""Tests of how ranks ended, by the lines that MPICH's and Open MPI's launchers print."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List
+
+import pytest
+
+from fugaku_gpt.launch.rank_endings import RankEndings
+
+HOST = os.uname().nodename
+MPICH_KILLED = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 25726 RUNNING AT localhost
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+===================================================================================
+[mpiexec@node7] Exit codes: [localhost] 9,9,9
+"""
+OPEN_MPI_4 = """
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[5436,1],2]
+  Exit code:    3
+"""
+OPEN_MPI_5 = """
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-node7-4711@1,0] Exit code:    3
+"""
+OPEN_MPI_KILLED = "mpirun noticed that process rank 1 with PID 0 on node node7 exited on signal 9 (Killed)."
+
+
+def endings(text: str) -> RankEndings:
+    read = RankEndings()
+    for line in text.splitlines():
+        read.read(line)
+    return read
+
+
+def test_the_line_of_statuses_is_not_passed_on() -> None:
+    lines: List[str] = []
+    read = RankEndings(lines.append)
+    for line in ("one", "[mpiexec@node7] Exit codes: [localhost] 0,35072,11", "two"):
+        read.read(line)
+    assert lines == ["one", "two"] and read.statuses == [0, 137 << 8, 11]
+    assert read.reason([1]) == f"rank 1 on {HOST} ended (exit code 137) before it joined MPI"
+    assert read.reason([1, 2]) == (
+        f"ranks 1, 2 on {HOST} ended (exit code 137, signal 11, SIGSEGV) before they joined MPI"
+    )
+    assert RankEndings().reason([1]) == f"rank 1 on {HOST} ended before it joined MPI"
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "processes", "subject"),
+    [
+        (MPICH_KILLED, 9, {25725: 0, 25726: 1}, f"rank 1 on {HOST} ended (signal 9, SIGKILL)"),
+        (MPICH_KILLED, 9, {}, f"a rank on {HOST} ended (signal 9, SIGKILL)"),
+        ("[mpiexec@n] Exit codes: [localhost] 9,11,9", 11, {}, f"rank 1 on {HOST} ended (signal 11, SIGSEGV)"),
+        (OPEN_MPI_4, 3, {}, f"rank 2 on {HOST} ended (exit code 3)"),
+        (OPEN_MPI_5, 3, {}, f"rank 0 on {HOST} ended (exit code 3)"),
+        (OPEN_MPI_KILLED, 137, {}, f"rank 1 on {HOST} ended (signal 9, SIGKILL)"),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(text: str, exit_code: int, processes: Dict[int, int], subject: str) -> None:
+    assert endings(text).reason_of_first(exit_code, processes) == f"{subject} before it joined MPI"
+
+
+def test_no_rank_is_named_where_none_was_killed() -> None:
+    """Ranks that refuse the same mistake of the user's end with exit codes, and MPICH's launcher kills the rest."""
+    assert endings("[mpiexec@n] Exit codes: [localhost] 512,9").reason_of_first(2, {}) == ""
+    assert endings("").reason_of_first(1, {}) == ""
