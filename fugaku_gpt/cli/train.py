@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import sys
 import time
+import traceback
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,8 @@ from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
 from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
+
+_LEAST_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -208,6 +213,7 @@ def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], 
 
         link = supervise_rank(launched.rank, out)  # before torch and MPI begin their threads
     try:
+        _require_open_files()
         with gc_paused():
             from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
             from fugaku_gpt.training.run import train as train_on_this_rank
@@ -231,11 +237,31 @@ def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], 
             force_data=force_data,
             check_node=lambda ranks: refuse_too_large(config, machine, ranks),
         )
-        raise click.exceptions.Exit(code)
     except UsageError:
         if launched is not None and launched.rank != 0:
             raise click.exceptions.Exit(EXIT_USAGE) from None
         raise
+    except Exception:
+        if link is None or link.has_joined:
+            raise
+        # what libraries do at the end of a process can wait for ever for what has failed here
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(EXIT_RUN_FAILED)
+    raise click.exceptions.Exit(code)
+
+
+def _require_open_files() -> None:
+    """Refuse a limit of open files below which libraries fail in ways that name no cause, or wait for ever.
+
+    Raises:
+        UsageError: the limit is too low.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= limit < _LEAST_OPEN_FILES:
+        raise UsageError(
+            f"ulimit -n: {limit} open files; PyTorch and MPI need {_LEAST_OPEN_FILES} at least, better 1024"
+        )
 
 
 def _run_name(config: RunConfig) -> str:

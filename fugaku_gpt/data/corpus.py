@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.data import indexed
-from fugaku_gpt.data.indexed import IndexedCorpus, idx_file
+from fugaku_gpt.data.indexed import IndexedCorpus
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.versioned_json import read_versioned_json
 
@@ -129,9 +129,9 @@ def tokenizer_of_corpora(paths: Sequence[str]) -> CorpusTokenizer:
     """
     digests: Dict[str, CorpusTokenizer] = {}
     for path in paths:
-        folder = Path(path)
+        folder = _location_of(path)
         if not folder.is_dir():
-            reason = "a Megatron pair has no tokenizer" if idx_file(folder.with_suffix("")).exists() else "is not there"
+            reason = "a Megatron pair has no tokenizer" if is_corpus(path) else "is not there"
             raise DataError(f"{path}: {reason}")
         manifest = read_manifest(folder)
         end = manifest["end_of_document"]

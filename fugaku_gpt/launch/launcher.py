@@ -19,7 +19,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile
 from fugaku_gpt.config.schema import NodeConfig
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.errors import EXIT_CODES, EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.launch.processes import Control, Outcome, run_command
 from fugaku_gpt.launch.rank_endings import PRINT_STATUSES, RankEndings
 from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, prepended, rank_environment
@@ -352,7 +352,10 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
         return 128 + outcome.stopped_by
     if outcome.timed_out or outcome.lost_reason:
         return EXIT_RUN_FAILED
-    return 128 + outcome.signal if outcome.signal is not None else outcome.exit_code
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    # a launcher that fails itself has codes of its own, such as 255, or the number of a signal
+    return outcome.exit_code if outcome.exit_code in EXIT_CODES or 128 < outcome.exit_code < 255 else EXIT_RUN_FAILED
 
 
 def _version_text(path: Path) -> str:

@@ -56,13 +56,19 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # from linux/prctl.h
 
 
 class SupervisorLink:
-    """The pipe through which a rank reports to its supervisor."""
+    """The pipe through which a rank reports to its supervisor.
+
+    Attributes:
+        has_joined: whether it has reported that it has joined MPI.
+    """
 
     def __init__(self, pipe: int) -> None:
+        self.has_joined = False
         self._pipe = pipe
 
     def report_joined(self) -> None:
         """Report that this rank has joined MPI with all others: from here on the launcher notices its end."""
+        self.has_joined = True
         self._report({"joined": True})
 
     def report_directory(self, directory: Path) -> None:

@@ -135,8 +135,8 @@ def test_export_takes_the_tokenizer_of_the_run_or_of_the_named_corpus(
     assert "gone: is not there" in captured.err
     assert "2 tokenizers; an exported folder has one" in export(3, [str(corpus), str(other)])[2].err
     assert "whose <other> ends a text" in export(4, [str(corpus)], "--data", other)[2].out
-    (tmp_path / "pair.idx").write_bytes(b"")
-    assert "a Megatron pair has no tokenizer" in export(5, [str(tmp_path / "pair")])[2].err
+    (tmp_path / "pair.of.2026.idx").write_bytes(b"")
+    assert "a Megatron pair has no tokenizer" in export(5, [str(tmp_path / "pair.of.2026")])[2].err
     path = tmp_path / "run1" / "checkpoints"
     assert run(["ckpt", "export", str(path), str(tmp_path / "last"), "--data", str(tmp_path / "gone")]) == 2
     assert not (tmp_path / "last").exists()

@@ -189,6 +189,8 @@ def test_open_mpi_is_allowed_to_run_as_root_only_for_root(
 
 def test_the_exit_code_of_a_run() -> None:
     assert exit_code_of(Outcome(3, None, False, 1.0, 0)) == 3
+    for code in (255, 9):  # of a launcher that failed itself, and of one whose rank a signal killed
+        assert exit_code_of(Outcome(code, None, False, 1.0, 0)) == 1
     assert exit_code_of(Outcome(-9, 9, False, 1.0, 0)) == 137
     assert exit_code_of(Outcome(15, None, False, 1.0, 0, stopped_by=2)) == 130
     assert exit_code_of(Outcome(0, None, True, 1.0, 0)) == 1
@@ -201,7 +203,7 @@ def test_the_exit_code_of_a_run() -> None:
 def test_real_ranks_get_their_variables_and_rank_numbers() -> None:
     program = (
         "import os; from fugaku_gpt.machine.rank import launched_rank; "
-        "print('place', *launched_rank(), os.environ['LD_PRELOAD'], flush=True)"
+        "print('place', *launched_rank()[:2], os.environ['LD_PRELOAD'], flush=True)"
     )
     launcher = find_launcher()
     lines: List[str] = []

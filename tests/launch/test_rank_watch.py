@@ -140,6 +140,10 @@ def start_with_a_broken_rank(tmp_path: Path, behaviour: str) -> "subprocess.Pope
     [
         ("sys.modules['mpi4py'] = None", "ended (exit code 1) before it joined MPI"),
         ("os._exit(0)", "before it joined MPI"),  # Open MPI's launcher does not tell the code
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))",
+            "ended (exit code 1) before it joined MPI",
+        ),
         ("os._exit(137)", "ended (exit code 137) before it joined MPI"),
         ("os.kill(os.getpid(), 11)", "ended (signal 11, SIGSEGV) before it joined MPI"),
     ],
