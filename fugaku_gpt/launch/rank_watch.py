@@ -52,9 +52,11 @@ class RankWatch:
         self._stopped_since: Dict[str, float] = {}
 
     def has_lost_ranks(self) -> bool:
-        """Whether ranks have been gone for a while although the launcher waits for them, or the launcher is stopped: the
-        launch is to be ended; the ranks that live beside lost ones are killed. Call it often: most calls look at
-        nothing."""
+        """Whether ranks have been gone for a while although the launcher waits for them, or the launcher is stopped.
+
+        Then the launch is to be ended; ranks that live beside lost ones are killed here. Call it often: most calls look
+        at nothing.
+        """
         moment = time.monotonic()
         if moment < self._next_poll:
             return False

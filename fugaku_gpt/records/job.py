@@ -236,7 +236,7 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
                 statuses[str(values["job_id"])] = JobStatus(**status_values)
             elif event.kind == "cancelled":
                 cancelled.append(str(values["job_id"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):  # the last: of an infinite number
             continue
     ordered = tuple(sorted(jobs.values(), key=lambda job: job.link))
     return JobHistory(ordered, tuple(intents.values()), statuses, tuple(cancelled), attempts, refused)

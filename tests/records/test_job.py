@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
@@ -109,6 +109,7 @@ kinds = st.sampled_from(["intent", "submitted", "refused", "abandoned", "status"
 @settings(max_examples=40)
 @given(st.lists(st.tuples(kinds, st.dictionaries(names, values, max_size=8)), max_size=6))
 @pytest.mark.slow
+@example([("attempt", {"number": float("inf")})])
 def test_no_line_of_another_program_stops_the_reading(lines: List[Any]) -> None:
     history_of(JobEvent(kind, 1.0, fields) for kind, fields in lines)
 
