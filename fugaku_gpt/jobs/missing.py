@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import List
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import DataError, UsageError
 
 
 def missing_needs(config: RunConfig, trains: bool = True) -> List[str]:
@@ -37,7 +37,29 @@ def _missing_corpora(config: RunConfig) -> List[str]:
         return [f"data.paths: empty: name a corpus with --set data.paths=[DIR]; {make}"]
     from fugaku_gpt.data.corpus import is_corpus
 
-    return [f"data.paths: {path}: there is no corpus; {make}" for path in config.data.paths if not is_corpus(path)]
+    lines = []
+    for path in config.data.paths:
+        if not is_corpus(path):
+            lines.append(f"data.paths: {path}: there is no corpus; {make}")
+        elif Path(path).is_dir():
+            lines += _problem_of_prepared(Path(path), config.model.vocab_size)
+    return lines
+
+
+def _problem_of_prepared(folder: Path, vocab_size: int) -> List[str]:
+    """Return why a model with this vocabulary cannot train on a prepared folder, in one line; empty if it can."""
+    from fugaku_gpt.data.corpus import read_manifest
+
+    try:
+        tokens = int(read_manifest(folder)["vocab_size"])
+    except DataError as error:
+        return [f"data.paths: {error}"]
+    if tokens <= vocab_size:
+        return []
+    return [
+        f"model.vocab_size: {vocab_size}: the tokenizer of {folder} has {tokens} tokens; valid: "
+        f"--set model.vocab_size={tokens}"
+    ]
 
 
 def refuse_missing_needs(config: RunConfig, trains: bool = True) -> None:

@@ -51,7 +51,7 @@ def test_a_corpus_that_cannot_be_read_decides_nothing(folder: Path, capsys: pyte
     (folder / "corpus" / "manifest.json").write_text("{")
     assert run(["job", "render", "run.yaml"]) == 0
     script, notes = capsys.readouterr()
-    assert "vocab_size" not in script and "note: corpus/manifest.json" in notes
+    assert "vocab_size" not in script and "note: data.paths: corpus/manifest.json" in notes
 
 
 def test_a_script_with_the_settings_of_the_corpus_goes_with_a_file_that_states_none(folder: Path) -> None:

@@ -10,6 +10,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.missing import missing_needs, refuse_missing_needs
 from fugaku_gpt.jobs.render import render_from_files
+from tests.support.prepared_corpus import PREPARED
 
 
 def config(*settings: str) -> RunConfig:
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).touch()
     for name in ("prepared", "empty"):
         Path(name).mkdir()
-    Path("prepared/manifest.json").touch()
+    Path("prepared/manifest.json").write_text((PREPARED / "manifest.json").read_text())
     return tmp_path
 
 
@@ -52,6 +53,17 @@ def test_a_corpus_is_required_only_for_training() -> None:
     run = config("job.group=hp1")
     assert [line.split(":")[0] for line in missing_needs(run)] == ["data.paths"]
     assert missing_needs(run, trains=False) == []
+
+
+def test_a_corpus_that_the_model_cannot_take_is_named() -> None:
+    run = config("job.group=hp1", "data.paths=[prepared]", "model.vocab_size=500")
+    (line,) = missing_needs(run)
+    assert line == (
+        "model.vocab_size: 500: the tokenizer of prepared has 2048 tokens; valid: --set model.vocab_size=2048"
+    )
+    Path("prepared/manifest.json").write_text("{}")
+    (line,) = missing_needs(run)
+    assert line.startswith("data.paths: prepared/manifest.json: ")
 
 
 def test_other_schedulers_need_no_group() -> None:

