@@ -373,7 +373,7 @@ def test_settings_that_speeds_need_and_nobody_states_are_listed(tmp_path: Path) 
 
 
 def test_the_table_of_an_imported_log_is_no_finding(tmp_path: Path) -> None:
-    """What a log does not say is a dash, and no lost cell."""
+    """A dash stands for a setting that the log does not state; it is no lost cell."""
     log = tmp_path / "a.log"
     log.write_text(" iteration 3/ 9 | elapsed time per iteration (ms): 900.0 | lm loss: 1.0 |\n")
     text = notes_tables([import_logs([log], tmp_path / "row", LoggedRun())])
