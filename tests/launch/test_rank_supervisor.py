@@ -229,10 +229,12 @@ def test_a_rank_that_ends_before_it_joins_mpi_ends_the_launch(tmp_path: Path, be
     assert lines == [f"fugaku-gpt: {reason}"] and asked == "cmd=abort exitcode=1\n"
 
 
-def test_the_launch_is_ended_by_a_signal_under_mpich_and_else_by_an_exit_code(tmp_path: Path) -> None:
+def test_without_a_pipe_the_launch_is_ended_by_a_signal_or_by_an_exit_code(tmp_path: Path) -> None:
+    """MPICH's launcher without the pipe of PMI-1 notices signals; Slurm and launchers of unknown kinds, exit codes."""
     assert end_unjoined(1, tmp_path, "os._exit(0)", PMI_RANK="1")[0] == -signal.SIGTERM
     assert end_unjoined(1, tmp_path, "os._exit(0)", PMI_RANK="1", SLURM_STEP_ID="0")[0] == 1
     assert end_unjoined(1, tmp_path, "os._exit(0)", OMPI_COMM_WORLD_RANK="1")[0] == 1
+    assert end_unjoined(1, tmp_path, "os._exit(0)")[0] == 1
     assert end_unjoined(1, tmp_path, "os.kill(os.getpid(), 11)", PLE_RANK_ON_NODE="1")[0] == 1
 
 

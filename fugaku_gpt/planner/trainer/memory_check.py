@@ -120,9 +120,8 @@ def _ranks_text(count: int) -> str:
 
 
 def _installed_torch() -> str:
-    torch = sys.modules.get("torch")
-    if torch is not None:  # in a rank: reading metadata would import dozens of modules
-        return str(torch.__version__)
+    if sys.modules.get("torch") is not None:  # in a rank: reading metadata would import dozens of modules
+        return str(sys.modules["torch"].__version__)
     from importlib import metadata
 
     try:
