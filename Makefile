@@ -118,7 +118,7 @@ soak-arm: arm ## run these, count the cycles of every kernel on A64FX, and resol
 arm: dev
 	@PYTHON=$(BIN)/python PIP_ARGS="$(PIP_ARGS)" env/make_aarch64.sh $(AARCH64) || [ $$? = 3 ]
 	@test ! -x $(AARCH64)/bin/python || \
-	  FUGAKU_GPT_AARCH64=$(AARCH64) $(BIN)/python -m pytest -q -n 2 $(ARM_TESTS) $(or $(TESTS),tests/aarch64)
+	  FUGAKU_GPT_AARCH64=$(AARCH64) $(BIN)/python -m pytest -q -n 2 --dist worksteal $(ARM_TESTS) $(or $(TESTS),tests/aarch64)
 
 # Open MPI 4, on which Fujitsu's MPI is built. As on Fugaku, mpi4py is compiled by its mpicc; without optimisation, which
 # takes many times as long.

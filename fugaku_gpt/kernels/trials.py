@@ -168,7 +168,7 @@ def _loss(library: Library, kind: int, threads: int) -> Iterator[Trial]:
 
 
 def _layer_norm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
-    rows, width = 5, 70
+    rows, width = 5, 187  # more than eight vectors, two, one and a rest
     x, weight, bias = _stored(_wave(rows, width), kind), _wave(width), np.cos(_wave(width))
     y, statistics = np.zeros_like(x), np.zeros((2, rows), np.float32)
     work = np.zeros(threads * 6 * width, np.float32)

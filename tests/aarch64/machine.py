@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shlex
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Dict, List, Sequence
 
@@ -20,6 +24,7 @@ PROCESSORS = {
     "sve512": "a64fx",
     "sve256": "max,sve-default-vector-length=32",
     "sve128": "max,sve-default-vector-length=16",
+    "any-sve": "max,sve-default-vector-length=32",
     "neon": "max,sve=off",
     "neoverse-v1": "max,sve-default-vector-length=32",
     "bf16-sve128": "max,sve-default-vector-length=16",
@@ -30,6 +35,7 @@ TARGETS = {
     "sve512": ("-mcpu=a64fx", "-msve-vector-bits=512"),
     "sve256": ("-march=armv8.2-a+sve", "-msve-vector-bits=256"),
     "sve128": ("-march=armv8.2-a+sve", "-msve-vector-bits=128"),
+    "any-sve": ("-march=armv8.2-a+sve",),  # where a compiler refuses the length
     "neon": (),
     # with instructions for bfloat16: Graviton 3; what -mcpu=native finds on Grace; a processor without SVE
     "neoverse-v1": ("-mcpu=neoverse-v1", "-msve-vector-bits=256"),
@@ -52,10 +58,68 @@ def compiler(name: str) -> str:
     return str(command)
 
 
+class EmulatedPython:
+    """The emulated Python in which PyTorch is imported already: each command runs in a fork of one process.
+
+    The workers of pytest share that process. It ends with the last of them.
+    """
+
+    def __init__(self, shared: Path) -> None:
+        """
+        Args:
+            shared: a folder of all workers.
+        """
+        self.program = shared / "emulated" / "python"
+        self._start_time = time.monotonic()
+        with open(shared / "emulated.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.program.exists():
+                self._start()
+
+    def _start(self) -> None:
+        """Starts the process, without waiting for it."""
+        directory = self.program.parent
+        directory.mkdir()
+        for program in ("mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"):
+            (directory / program).symlink_to(folder() / "bin" / program)
+        client = Path(__file__).with_name("forked_python.py")
+        text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E {shlex.quote(str(client))} "$0" "$@"\n'
+        self.program.write_text(text, encoding="utf-8")
+        self.program.chmod(0o755)
+        server = Path(__file__).with_name("fork_server.py")
+        command = [str(folder() / "bin" / "python"), str(server), str(directory / "server"), str(self.program)]
+        with open(directory / "log", "wb") as log:
+            subprocess.Popen(command, env=_environment("sve512"), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def connect(self, seconds: float = 900.0) -> socket.socket:
+        """Returns a connection, as long as which the process lives; waits until it answers."""
+        address = self.program.parent / "server"
+        while not address.exists():
+            log = (self.program.parent / "log").read_text(encoding="utf-8")
+            assert "Error" not in log and time.monotonic() < self._start_time + seconds, log
+            time.sleep(0.2)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(address))
+        connection.sendall(b"2\n{}")
+        return connection
+
+    def run(self, arguments: Sequence[str], timeout: float = 900.0) -> "subprocess.CompletedProcess[str]":
+        """Run it."""
+        command = [str(self.program), *arguments]
+        return subprocess.run(
+            command, env=_environment("sve512"), capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def start(self, arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+        """Start it, without waiting for it."""
+        command = [str(self.program), *arguments]
+        return subprocess.Popen(command, env=_environment("sve512"), stdout=subprocess.DEVNULL)
+
+
 def run_emulated(
     arguments: Sequence[str], processor: str = "sve512", *, packages: str = "", timeout: float = 900.0
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the emulated Python.
+    """Run the emulated Python, started anew.
 
     Args:
         arguments: of Python.
@@ -67,12 +131,6 @@ def run_emulated(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def start_emulated(arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start the emulated Python, without waiting for it."""
-    command = [str(folder() / "bin" / "python"), *arguments]
-    return subprocess.Popen(command, env=_environment("sve512"), stdout=subprocess.DEVNULL)
-
-
 def variables(processor: str, packages: str = "") -> Dict[str, str]:
     """Returns the variables that the emulated Python needs."""
     return {
@@ -82,6 +140,7 @@ def variables(processor: str, packages: str = "") -> Dict[str, str]:
         "MPIR_CVAR_CH4_NETMOD": "ofi",
         "MPIR_CVAR_CH4_CMA_ENABLE": "0",
         "OMP_WAIT_POLICY": "passive",
+        "OMP_NUM_THREADS": "1",
     }
 
 

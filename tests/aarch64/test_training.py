@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Dict, Iterator, List, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.doctor.machine import FAIL, OK
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.session import Simulator
-from tests.aarch64.machine import ROOT, folder, output, run_emulated, run_here, start_emulated, variables
+from tests.aarch64.machine import ROOT, EmulatedPython, folder, output, run_here, variables
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 from tests.support.waiting import until
 
@@ -38,6 +38,8 @@ LAYOUTS: Dict[str, Sequence[str]] = {
     "pp2": ("layout.pp=2", "training.micro_batch=1", "training.recompute=full"),
     "dp2-zero": ("layout.dp=2", "layout.zero=1"),
 }
+# of a run in two parts
+HALVES = ("training.lr_schedule=constant", "checkpoint.at_end=true", "training.eval_interval=null")
 OWN_KERNELS = "attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels"
 TOLERANCE = 2e-6  # of a loss: float32 numbers are added in another order
 
@@ -77,30 +79,35 @@ def _losses(out: Path) -> List[float]:
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> None:
+def emulated(shared: Path) -> Iterator[EmulatedPython]:
+    """Returns the emulated Python, with PyTorch imported."""
+    python = EmulatedPython(shared)
+    with python.connect():
+        yield python
+
+
+@pytest.fixture(scope="session")
+def with_kernels(emulated: EmulatedPython, shared: Path) -> EmulatedPython:
     """Compiles the kernels on the emulated machine, by a cross compiler that is its `cc`; once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent
     with open(shared / "kernels.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (shared / "kernels.txt").exists():
-            return
-        lines = output(run_emulated(["-m", "fugaku_gpt", "env", "kernels", "--again"]))
-        assert "-msve-vector-bits=512" in lines[0] and lines[1] == "kernels: each computes correct results here"
-        assert all(line.startswith("products of layers") for line in lines[2:])
-        (shared / "kernels.txt").write_text("\n".join(lines), encoding="utf-8")
+        if not (shared / "kernels.txt").exists():
+            lines = output(emulated.run(["-m", "fugaku_gpt", "env", "kernels", "--again"]))
+            assert "-msve-vector-bits=512" in lines[0] and lines[1] == "kernels: each computes correct results here"
+            assert all(line.startswith("products of layers") for line in lines[2:])
+            (shared / "kernels.txt").write_text("\n".join(lines), encoding="utf-8")
+    return emulated
 
 
-@pytest.mark.usefixtures("kernels")
-def test_no_kernel_reads_or_writes_beside_its_tensors() -> None:
-    lines = output(run_emulated(["-m", "tests.ops.fenced", "--short"]))
+def test_no_kernel_reads_or_writes_beside_its_tensors(with_kernels: EmulatedPython) -> None:
+    lines = output(with_kernels.run(["-m", "tests.ops.fenced", "--short"]))
     assert any(line.startswith("layer_norm_gradient of torch.float32") for line in lines), lines[-1]
 
 
-def test_data_is_prepared_to_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    emulated = output(run_emulated(["-m", "fugaku_gpt", *_prepare(corpus.parent / "texts", tmp_path / "corpus")]))
+def test_data_is_prepared_to_the_same_bytes(emulated: EmulatedPython, corpus: Path, tmp_path: Path) -> None:
+    lines = output(emulated.run(["-m", "fugaku_gpt", *_prepare(corpus.parent / "texts", tmp_path / "corpus")]))
     here = output(run_here(["-m", "fugaku_gpt", "data", "info", str(corpus)]))
-    fingerprint = re.search(r"fingerprint ([0-9a-f]{12})", "\n".join(emulated))
+    fingerprint = re.search(r"fingerprint ([0-9a-f]{12})", "\n".join(lines))
     assert fingerprint is not None and fingerprint[1] in "\n".join(here)
 
 
@@ -118,46 +125,49 @@ def _check_losses(out: Path, losses_here: List[float]) -> None:
     assert environment["system"].endswith("aarch64")
 
 
-@pytest.mark.usefixtures("kernels")
-def test_losses_are_those_of_this_machine(corpus: Path, losses_here: List[float], tmp_path: Path) -> None:
-    lines = output(run_emulated(_train(corpus, tmp_path / "run", ())))
+def test_losses_are_those_of_this_machine(
+    with_kernels: EmulatedPython, corpus: Path, losses_here: List[float], tmp_path: Path
+) -> None:
+    lines = output(with_kernels.run(_train(corpus, tmp_path / "run", ())))
     assert any(line.startswith(OWN_KERNELS) for line in lines)
     _check_losses(tmp_path / "run", losses_here)
 
 
-@pytest.mark.usefixtures("kernels")
 def test_every_layout_of_two_ranks_has_the_losses_of_this_machine(
-    corpus: Path, losses_here: List[float], tmp_path: Path
+    with_kernels: EmulatedPython, corpus: Path, losses_here: List[float], tmp_path: Path
 ) -> None:
     paths = f"data.paths=[{json.dumps(str(corpus))}]"
     runs = [{"out": str(tmp_path / name), "settings": [paths, *MODEL, *settings]} for name, settings in LAYOUTS.items()]
     (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
     program = ["-m", "tests.mpi.start", "2", "-m", "tests.aarch64.train_layouts", str(tmp_path / "runs.json")]
-    lines = output(run_emulated(program))
+    lines = output(with_kernels.run(program))
     assert sum(line.startswith(OWN_KERNELS) for line in lines) == len(LAYOUTS)
     for name in LAYOUTS:
         _check_losses(tmp_path / name, losses_here)
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.fixture(scope="session")
+def unbroken_losses(corpus: Path) -> List[float]:
+    """Returns the losses of a run that this machine did in one go."""
+    out = corpus.parent / "unbroken"
+    output(run_here(_train(corpus, out, HALVES)))
+    return _losses(out)
+
+
 @pytest.mark.parametrize("begins_here", [True, False], ids=["here-to-Arm", "Arm-to-here"])
 def test_a_run_goes_on_on_the_other_machine(
-    begins_here: bool, corpus: Path, losses_here: List[float], tmp_path: Path
+    begins_here: bool, with_kernels: EmulatedPython, corpus: Path, unbroken_losses: List[float], tmp_path: Path
 ) -> None:
-    first, second = (run_here, run_emulated) if begins_here else (run_emulated, run_here)
-    half = ("training.lr_schedule=constant", "checkpoint.at_end=true", "training.eval_interval=null")
-    output(first(_train(corpus, tmp_path / "first", (*half, "training.iterations=2"))))
-    output(second(_train(corpus, tmp_path / "rest", (*half, "layout.tp=2"), "--resume", str(tmp_path / "first"))))
-    output(run_here(_train(corpus, tmp_path / "whole", half)))
-    both = _losses(tmp_path / "first") + _losses(tmp_path / "rest")
-    assert both == pytest.approx(_losses(tmp_path / "whole"), rel=TOLERANCE)
+    first, second = (run_here, with_kernels.run) if begins_here else (with_kernels.run, run_here)
+    output(first(_train(corpus, tmp_path / "first", (*HALVES, "training.iterations=2"))))
+    output(second(_train(corpus, tmp_path / "rest", (*HALVES, "layout.tp=2"), "--resume", str(tmp_path / "first"))))
+    assert _losses(tmp_path / "first") + _losses(tmp_path / "rest") == pytest.approx(unbroken_losses, rel=TOLERANCE)
 
 
-@pytest.mark.usefixtures("kernels")
-def test_a_killed_rank_is_named(corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_is_named(with_kernels: EmulatedPython, corpus: Path, tmp_path: Path) -> None:
     settings = (*LAYOUTS["dp2"], "training.iterations=100000", "training.eval_interval=null")
     directory = RunDirectory(tmp_path / "run")
-    with start_emulated(_train(corpus, directory.path, settings)) as process:
+    with with_kernels.start(_train(corpus, directory.path, settings)) as process:
         until(lambda: directory.metrics("iteration"), process=process)
         environment = directory.environment()
         assert environment is not None
@@ -168,18 +178,17 @@ def test_a_killed_rank_is_named(corpus: Path, tmp_path: Path) -> None:
     assert "rank 1" in result.reason and "SIGKILL" in result.reason, result
 
 
-@pytest.mark.usefixtures("kernels")
 def test_a_job_script_for_fugaku_runs_in_the_simulator(
+    with_kernels: EmulatedPython,
     corpus: Path,
     losses_here: List[float],
     simulated_pjm: Simulator,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The script is the one for Fugaku; the ranks that its mpiexec starts are emulated."""
     profile = {
         "name": "emulated",
-        "python": str(folder() / "bin" / "python"),
+        "python": str(with_kernels.program),
         "environment": [f"{name}={value}" for name, value in variables("sve512").items()],
     }
     (tmp_path / "emulated.yaml").write_text(json.dumps(profile), encoding="utf-8")
@@ -197,8 +206,8 @@ def test_a_job_script_for_fugaku_runs_in_the_simulator(
     assert environment is not None and environment["precision"]["compiled"]
 
 
-def test_the_machine_is_examined() -> None:
-    lines = output(run_emulated(["-m", "fugaku_gpt", "doctor", "--format", "json"]))
+def test_the_machine_is_examined(emulated: EmulatedPython) -> None:
+    lines = output(emulated.run(["-m", "fugaku_gpt", "doctor", "--format", "json"]))
     checks = {check["name"]: check for check in json.loads("\n".join(lines))}
     assert checks["two ranks"]["status"] == OK and "Fujitsu A64FX" in checks["cores"]["seen"], checks
     assert all(check["status"] != FAIL for check in checks.values()), checks

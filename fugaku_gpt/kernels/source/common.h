@@ -150,6 +150,30 @@ INLINE void store_vector_bfloat16(svbool_t p, uint16_t *to, svfloat32_t x)
     svst1h_u32(p, to, svsel_u32(svcmpuo_f32(all, x, x), svdup_n_u32(0x7fc0), rounded));
 }
 
+/* Stores two vectors of results of arithmetic one after the other, rounded as to_bfloat16 does; a NaN keeps its upper
+   half. Halves of two vectors are rounded at a time, in half as many instructions. */
+INLINE void store_vectors_bfloat16(uint16_t *to, svfloat32_t first, svfloat32_t second)
+{
+    const svbool_t all = svptrue_b16();
+    const svuint16_t a = svreinterpret_u16_f32(first), b = svreinterpret_u16_f32(second);
+    const svuint16_t low = svuzp1_u16(a, b), high = svuzp2_u16(a, b);
+    const svuint16_t more = svqadd_u16(low, svand_n_u16_x(all, high, 1)); /* above 0x8000: to be rounded up */
+    const svuint16_t unsigned_high = svlsl_n_u16_x(all, high, 1);         /* 0xfffe: a NaN, which would become 0 */
+    const svbool_t may_grow = svcmpne_n_s16(all, svreinterpret_s16_u16(unsigned_high), -2);
+    svst1_u16(all, to, svadd_n_u16_m(svcmpgt_n_u16(may_grow, more, 0x8000), high, 1));
+}
+
+/* Two vectors of results of arithmetic. */
+INLINE void store_vectors(svfloat32_t first, svfloat32_t second, void *y, int64_t at, int type)
+{
+    if (type == BFLOAT16) {
+        store_vectors_bfloat16((uint16_t *)y + at, first, second);
+    } else {
+        svst1_f32(svptrue_b32(), (float *)y + at, first);
+        svst1_f32(svptrue_b32(), (float *)y + at + svcntw(), second);
+    }
+}
+
 INLINE void store_vector(svbool_t p, svfloat32_t x, void *y, int64_t at, int type)
 {
     if (type == BFLOAT16)
@@ -165,23 +189,36 @@ INLINE svfloat32_t add_centered(svbool_t p, svfloat32_t sum, svfloat32_t x, floa
     return squares ? svmla_f32_m(p, sum, centered, centered) : svadd_f32_m(p, sum, centered);
 }
 
+INLINE svfloat32_t add_vectors(svfloat32_t a, svfloat32_t b) { return svadd_f32_x(svptrue_b32(), a, b); }
+
 /* The sum of n numbers of x from `at` on, less `center` each, or of the squares of these differences. */
 INLINE float vector_sum(const void *x, int64_t at, int64_t n, int type, float center, const int squares)
 {
     const svbool_t all = svptrue_b32();
     const int64_t step = svcntw(), end = at + n;
-    svfloat32_t first = svdup_n_f32(0.0f), second = first, third = first, fourth = first;
-    for (; at + 4 * step <= end; at += 4 * step) {
-        first = add_centered(all, first, load_vector(all, x, at, type), center, squares);
-        second = add_centered(all, second, load_vector(all, x, at + step, type), center, squares);
-        third = add_centered(all, third, load_vector(all, x, at + 2 * step, type), center, squares);
-        fourth = add_centered(all, fourth, load_vector(all, x, at + 3 * step, type), center, squares);
+    svfloat32_t s0 = svdup_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+#define ADD(SUM, I) SUM = add_centered(all, SUM, load_vector(all, x, at + (I) * step, type), center, squares)
+    for (; at + 8 * step <= end; at += 8 * step) {
+        ADD(s0, 0);
+        ADD(s1, 1);
+        ADD(s2, 2);
+        ADD(s3, 3);
+        ADD(s4, 4);
+        ADD(s5, 5);
+        ADD(s6, 6);
+        ADD(s7, 7);
     }
+    for (; at + 2 * step <= end; at += 2 * step) {
+        ADD(s0, 0);
+        ADD(s1, 1);
+    }
+#undef ADD
     for (; at < end; at += step) {
         const svbool_t p = svwhilelt_b32_s64(at, end);
-        first = add_centered(p, first, load_vector(p, x, at, type), center, squares);
+        s2 = add_centered(p, s2, load_vector(p, x, at, type), center, squares);
     }
-    return svaddv_f32(all, svadd_f32_x(all, svadd_f32_x(all, first, second), svadd_f32_x(all, third, fourth)));
+    const svfloat32_t lower = add_vectors(add_vectors(s0, s1), add_vectors(s2, s3));
+    return svaddv_f32(all, add_vectors(lower, add_vectors(add_vectors(s4, s5), add_vectors(s6, s7))));
 }
 
 /* 1 / x for positive numbers up to 2^126, and for infinity; the error of the first guess of 8 bits is squared twice. */
@@ -223,14 +260,24 @@ INLINE svfloat32_t vector_exp2_of_product(svfloat32_t x, svfloat32_t factor)
     return expa(n, rest, 0.69314972f, 0.24022651f);
 }
 
-/* exp(x) for x <= 87; 0 where it would be denormal. NaN stays NaN. */
-INLINE svfloat32_t vector_exp(svfloat32_t x)
+/* The parts of exp(x) for x in [-87.3, 87]: power (1 + rest (c1 + c2 rest)) with EXP_C1 and EXP_C2. A loop that makes
+   them for its next iteration before it ends this one's has chains of half the length. */
+#define EXP_C1 1.0000037f
+#define EXP_C2 0.5f
+INLINE svfloat32_t exp_parts(svfloat32_t x, svfloat32_t *rest)
 {
     const svbool_t all = svptrue_b32();
     const svfloat32_t n = svmla_n_f32_x(all, svdup_n_f32(EXPA_SHIFT), x, 1.44269504f);
-    const svfloat32_t rest = svmls_n_f32_x(all, x, svsub_n_f32_x(all, n, EXPA_SHIFT), 0.693147181f);
-    const svfloat32_t y = expa(n, rest, 1.0000037f, 0.5f);
-    return svdup_n_f32_m(y, svcmplt_n_f32(all, x, -87.3365448f), 0.0f);
+    *rest = svmls_n_f32_x(all, x, svsub_n_f32_x(all, n, EXPA_SHIFT), 0.693147181f);
+    return svexpa_f32(svreinterpret_u32_f32(n));
+}
+
+/* scale (1 + rest (c1 + c2 rest)), the factor of an exponential's power. */
+INLINE svfloat32_t exp_factor(svfloat32_t rest, float scale)
+{
+    const svbool_t all = svptrue_b32();
+    const svfloat32_t slope = svmla_n_f32_x(all, svdup_n_f32(EXP_C1 * scale), rest, EXP_C2 * scale);
+    return svmad_f32_x(all, slope, rest, svdup_n_f32(scale));
 }
 #endif
 #endif

@@ -8,17 +8,16 @@
 /* The normal distribution function. At -|x| it is exp(-x^2 / 2) times a slowly falling function, which is a
    polynomial in 1 / (1 + 0.345 |x|), as in Abramowitz and Stegun 1964, 26.2.17, but fitted anew for the smallest
    relative error (2e-8 before it is rounded). From 12.9 on it differs from 1 by 2e-38 or less. These are the
-   polynomial's coefficients, from the highest power down to the first; it has no constant term. */
-#define TAIL_FIRST -2.842730611e-2f
-#define TAIL_OTHERS(NEXT)                                                                                              \
-    NEXT(1.454884182e-1f)                                                                                              \
-    NEXT(-2.715707689e-1f)                                                                                             \
-    NEXT(1.876187589e-1f)                                                                                              \
-    NEXT(-3.787076518e-2f)                                                                                             \
-    NEXT(1.119047836e-1f)                                                                                              \
-    NEXT(1.172137406e-1f)                                                                                              \
-    NEXT(1.380240034e-1f)                                                                                              \
-    NEXT(1.376191256e-1f)
+   polynomial's coefficients, from the highest power, the ninth, down to the first; it has no constant term. */
+#define TAIL_9 -2.842730611e-2f
+#define TAIL_8 1.454884182e-1f
+#define TAIL_7 -2.715707689e-1f
+#define TAIL_6 1.876187589e-1f
+#define TAIL_5 -3.787076518e-2f
+#define TAIL_4 1.119047836e-1f
+#define TAIL_3 1.172137406e-1f
+#define TAIL_2 1.380240034e-1f
+#define TAIL_1 1.376191256e-1f
 
 #ifdef HAS_SVE
 /* |x|, at most 12.9; NaN stays NaN. */
@@ -45,11 +44,13 @@ INLINE svfloat32_t exact_result(svbool_t p, svfloat32_t x, const float *gaussian
 {
     const svbool_t all = svptrue_b32();
     const svfloat32_t size = exact_size(x), density = svld1_f32(p, gaussian), v = svld1_f32(p, inverse);
-    svfloat32_t y = svdup_n_f32(TAIL_FIRST);
-#define NEXT(c) y = svmad_n_f32_x(all, y, v, c);
-    TAIL_OTHERS(NEXT)
+    const svfloat32_t square = svmul_f32_x(all, v, v); /* in two chains of half the length */
+    svfloat32_t odd = svdup_n_f32(TAIL_9), even = svdup_n_f32(TAIL_8);
+#define NEXT(y, c) y = svmad_n_f32_x(all, y, square, c);
+    NEXT(odd, TAIL_7) NEXT(even, TAIL_6) NEXT(odd, TAIL_5) NEXT(even, TAIL_4) NEXT(odd, TAIL_3) NEXT(even, TAIL_2)
+    NEXT(odd, TAIL_1)
 #undef NEXT
-    const svfloat32_t tail = svmul_f32_x(all, y, svmul_f32_x(all, v, density));
+    const svfloat32_t tail = svmul_f32_x(all, svmla_f32_x(all, odd, even, v), svmul_f32_x(all, v, density));
     if (!has_grad) return svmls_f32_x(all, svmax_n_f32_x(all, x, -0.0f), size, tail);
     const svfloat32_t slope = svmls_n_f32_x(all, tail, svmul_f32_x(all, size, density), 0.3989422804f);
     const svbool_t is_negative = svcmplt_n_f32(all, x, 0.0f);
@@ -86,27 +87,48 @@ INLINE svfloat32_t tanh_result(svbool_t p, svfloat32_t x, const float *gaussian,
     return svmul_f32_x(all, grad, svmla_f32_x(all, cdf, product, complement));
 }
 
+INLINE void gelu_sve_parts(svbool_t p, const void *x, int64_t at, float *gaussian, float *inverse, const int type,
+                           const int approximate)
+{
+    const svfloat32_t number = load_vector(p, x, at, type);
+    if (approximate)
+        tanh_parts(p, number, gaussian);
+    else
+        exact_parts(p, number, gaussian, inverse);
+}
+
+INLINE svfloat32_t gelu_sve_result(svbool_t p, const void *x, const void *grad, int64_t at, const float *gaussian,
+                                   const float *inverse, const int type, const int approximate)
+{
+    const svfloat32_t number = load_vector(p, x, at, type);
+    const svfloat32_t gradient = grad ? load_vector(p, grad, at, type) : number;
+    return approximate ? tanh_result(p, number, gaussian, gradient, grad != 0)
+                       : exact_result(p, number, gaussian, inverse, gradient, grad != 0);
+}
+
 /* `count` numbers from `first` on. */
 INLINE void gelu_sve_block(const void *x, const void *grad, void *y, int64_t first, int64_t count, const int type,
                            const int approximate)
 {
     float gaussian[BLOCK], inverse[BLOCK];
-    for (int64_t i = 0; i < count; i += svcntw()) {
-        const svbool_t p = svwhilelt_b32_s64(i, count);
-        const svfloat32_t number = load_vector(p, x, first + i, type);
-        if (approximate)
-            tanh_parts(p, number, gaussian + i);
-        else
-            exact_parts(p, number, gaussian + i, inverse + i);
+    const svbool_t all = svptrue_b32();
+    const int64_t step = svcntw();
+    int64_t i = 0;
+    for (; i + step <= count; i += step)
+        gelu_sve_parts(all, x, first + i, gaussian + i, inverse + i, type, approximate);
+    if (i < count)
+        gelu_sve_parts(svwhilelt_b32_s64(i, count), x, first + i, gaussian + i, inverse + i, type, approximate);
+    for (i = 0; i + 2 * step <= count; i += 2 * step) {
+        const int64_t k = i + step;
+        const svfloat32_t y0 =
+            gelu_sve_result(all, x, grad, first + i, gaussian + i, inverse + i, type, approximate);
+        store_vectors(y0, gelu_sve_result(all, x, grad, first + k, gaussian + k, inverse + k, type, approximate), y,
+                      first + i, type);
     }
-    for (int64_t i = 0; i < count; i += svcntw()) {
+    for (; i < count; i += step) {
         const svbool_t p = svwhilelt_b32_s64(i, count);
-        const svfloat32_t number = load_vector(p, x, first + i, type);
-        const svfloat32_t gradient = grad ? load_vector(p, grad, first + i, type) : number;
-        const svfloat32_t result = approximate
-                                       ? tanh_result(p, number, gaussian + i, gradient, grad != 0)
-                                       : exact_result(p, number, gaussian + i, inverse + i, gradient, grad != 0);
-        store_vector(p, result, y, first + i, type);
+        store_vector(p, gelu_sve_result(p, x, grad, first + i, gaussian + i, inverse + i, type, approximate), y,
+                     first + i, type);
     }
 }
 
@@ -157,9 +179,9 @@ INLINE Gelu gelu_exact(float x, Parts parts)
 {
     x = clamp(x, 12.9f);
     const float v = parts.inverse, gaussian = parts.gaussian;
-    float y = TAIL_FIRST;
+    float y = TAIL_9;
 #define NEXT(c) y = y * v + c;
-    TAIL_OTHERS(NEXT)
+    NEXT(TAIL_8) NEXT(TAIL_7) NEXT(TAIL_6) NEXT(TAIL_5) NEXT(TAIL_4) NEXT(TAIL_3) NEXT(TAIL_2) NEXT(TAIL_1)
 #undef NEXT
     const float tail = y * v * gaussian;
     const float cdf = x < 0.0f ? tail : 1.0f - tail;

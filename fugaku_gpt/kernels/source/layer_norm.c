@@ -7,89 +7,162 @@
     64 /* rows whose gradients of weight and bias are summed before they are added to the rest: fewer roundings */
 
 #ifdef HAS_SVE
-INLINE void normalize_sve_row(const void *x, int64_t at, const float *weight, const float *bias, void *y, float *mean,
-                              float *scale, int64_t width, const int type, float eps)
+#define L1_BYTES 32768 /* of rows that are read again while they are in the L1 cache, with what else is there */
+#define MAX_ROWS 4     /* that are normalised together: chains of sums over vectors, roots and divisions overlap */
+
+INLINE svfloat32_t normalized(svbool_t p, const void *x, int64_t at, const int type, const float *weight,
+                              const float *bias, float center, float factor)
 {
     const svbool_t all = svptrue_b32();
-    const float center = vector_sum(x, at, width, type, 0.0f, 0) / (float)width;
-    const float factor = 1.0f / sqrtf(vector_sum(x, at, width, type, center, 1) / (float)width + eps);
-    for (int64_t j = 0; j < width; j += svcntw()) {
-        const svbool_t p = svwhilelt_b32_s64(j, width);
-        const svfloat32_t centered = svsub_n_f32_x(all, load_vector(p, x, at + j, type), center);
-        const svfloat32_t normal = svmul_n_f32_x(all, centered, factor);
-        const svfloat32_t shifted = svmad_f32_x(all, normal, svld1_f32(p, weight + j), svld1_f32(p, bias + j));
-        store_vector(p, shifted, y, at + j, type);
-    }
-    *mean = center;
-    *scale = factor;
+    const svfloat32_t normal = svmul_n_f32_x(all, svsub_n_f32_x(all, load_vector(p, x, at, type), center), factor);
+    return svmad_f32_x(all, normal, svld1_f32(p, weight), svld1_f32(p, bias));
 }
 
-/* A row's gradients of weight and bias are added to their sums; `sum` and `projection` are sums over the row of the
-   gradient of its normal numbers, and of that times these. */
-INLINE void add_row_gradients(svbool_t p, svfloat32_t normal, svfloat32_t gradient, const float *weight,
-                              float *weight_sums, float *bias_sums, svfloat32_t *sum, svfloat32_t *projection)
+INLINE void normalize_sve_rows(const void *x, int64_t first, int64_t count, const float *weight, const float *bias,
+                               void *y, float *means, float *scales, int64_t width, const int type, float eps)
 {
-    const svfloat32_t weighted = svmul_f32_x(p, gradient, svld1_f32(p, weight));
-    svst1_f32(p, weight_sums, svmla_f32_x(p, svld1_f32(p, weight_sums), gradient, normal));
-    svst1_f32(p, bias_sums, svadd_f32_x(p, svld1_f32(p, bias_sums), gradient));
-    *sum = svadd_f32_m(p, *sum, weighted);
-    *projection = svmla_f32_m(p, *projection, weighted, normal);
+    const svbool_t all = svptrue_b32();
+    const int64_t step = svcntw();
+    for (int64_t i = first; i < first + count; i++)
+        means[i] = vector_sum(x, i * width, width, type, 0.0f, 0) / (float)width;
+    for (int64_t i = first; i < first + count; i++)
+        scales[i] = 1.0f / sqrtf(vector_sum(x, i * width, width, type, means[i], 1) / (float)width + eps);
+    for (int64_t i = first; i < first + count; i++) {
+        const float center = means[i], factor = scales[i];
+        int64_t j = 0;
+        for (; j <= width - 2 * step; j += 2 * step) { /* GCC 12 crashes at j + 2 step <= width */
+            const int64_t k = j + step, at = i * width;
+            store_vectors(normalized(all, x, at + j, type, weight + j, bias + j, center, factor),
+                          normalized(all, x, at + k, type, weight + k, bias + k, center, factor), y, at + j, type);
+        }
+        for (; j < width; j += step) {
+            const svbool_t p = svwhilelt_b32_s64(j, width);
+            store_vector(p, normalized(p, x, i * width + j, type, weight + j, bias + j, center, factor), y,
+                         i * width + j, type);
+        }
+    }
 }
+
+/* Sums over a row, of two vectors that take turns: of the gradient of its normal numbers, and of that times these. */
+typedef struct {
+    float sum, projection;
+} RowSums;
 
 INLINE svfloat32_t normal_vector(svbool_t p, const void *x, int64_t at, const int type, float mean, float scale)
 {
     return svmul_n_f32_x(p, svsub_n_f32_x(p, load_vector(p, x, at, type), mean), scale);
 }
 
-INLINE void sve_gradient_row(const void *x, const void *y_grad, void *x_grad, int64_t at, const float *weight,
-                             float *weight_sums, float *bias_sums, int64_t width, const int type, float mean,
-                             float scale)
+/* Adds a vector of a row to its sums, and to those of the gradients of weight and bias. */
+INLINE void add_gradients(svbool_t p, svfloat32_t normal, svfloat32_t gradient, svfloat32_t weight,
+                          svfloat32_t *weight_sum, svfloat32_t *bias_sum, svfloat32_t *sum, svfloat32_t *projection)
+{
+    const svfloat32_t weighted = svmul_f32_x(p, gradient, weight);
+    *weight_sum = svmla_f32_x(p, *weight_sum, gradient, normal);
+    *bias_sum = svadd_f32_x(p, *bias_sum, gradient);
+    *sum = svadd_f32_m(p, *sum, weighted);
+    *projection = svmla_f32_m(p, *projection, weighted, normal);
+}
+
+/* One vector of one row or, with `both`, of the row after it as well. */
+INLINE void add_row_gradients(svbool_t p, const void *x, const void *y_grad, int64_t at, int64_t width, const int type,
+                              const float *weight, float *weight_sums, float *bias_sums, const float *means,
+                              const float *scales, const int both, svfloat32_t *sum, svfloat32_t *projection,
+                              svfloat32_t *next_sum, svfloat32_t *next_projection)
+{
+    const svfloat32_t w = svld1_f32(p, weight);
+    svfloat32_t weight_sum = svld1_f32(p, weight_sums), bias_sum = svld1_f32(p, bias_sums);
+    add_gradients(p, normal_vector(p, x, at, type, means[0], scales[0]), load_vector(p, y_grad, at, type), w,
+                  &weight_sum, &bias_sum, sum, projection);
+    if (both)
+        add_gradients(p, normal_vector(p, x, at + width, type, means[1], scales[1]),
+                      load_vector(p, y_grad, at + width, type), w, &weight_sum, &bias_sum, next_sum, next_projection);
+    svst1_f32(p, weight_sums, weight_sum);
+    svst1_f32(p, bias_sums, bias_sum);
+}
+
+/* Adds the gradients of weight and bias of one row from `at` on, or of two; returns sums over each in `sums`. */
+INLINE void sve_parameter_gradients(const void *x, const void *y_grad, int64_t at, const float *weight,
+                                    float *weight_sums, float *bias_sums, int64_t width, const int type,
+                                    const float *means, const float *scales, const int both, RowSums *sums)
 {
     const svbool_t all = svptrue_b32();
     const int64_t step = svcntw();
-    svfloat32_t sum = svdup_n_f32(0.0f), projection = sum, second_sum = sum, second_projection = sum;
+    svfloat32_t sum = svdup_n_f32(0.0f), projection = sum, next_sum = sum, next_projection = sum;
     int64_t j = 0;
-    for (; j + 2 * step <= width; j += 2 * step) {
+    for (; j + step <= width; j += step)
+        add_row_gradients(all, x, y_grad, at + j, width, type, weight + j, weight_sums + j, bias_sums + j, means,
+                          scales, both, &sum, &projection, &next_sum, &next_projection);
+    if (j < width)
+        add_row_gradients(svwhilelt_b32_s64(j, width), x, y_grad, at + j, width, type, weight + j, weight_sums + j,
+                          bias_sums + j, means, scales, both, &sum, &projection, &next_sum, &next_projection);
+    sums[0] = (RowSums){svaddv_f32(all, sum), svaddv_f32(all, projection)};
+    if (both) sums[1] = (RowSums){svaddv_f32(all, next_sum), svaddv_f32(all, next_projection)};
+}
+
+/* scale (weight y_grad - mean of that - normal numbers times their mean projection), by three multiply-adds. */
+INLINE svfloat32_t input_gradient(svbool_t p, const void *x, const void *y_grad, int64_t at, const int type,
+                                  const float *weight, float mean, float scale, float slope, float shift)
+{
+    const svbool_t all = svptrue_b32();
+    const svfloat32_t centered = svsub_n_f32_x(all, load_vector(p, x, at, type), mean);
+    const svfloat32_t rest = svmls_n_f32_x(all, svdup_n_f32(shift), centered, slope);
+    const svfloat32_t scaled = svmul_n_f32_x(all, load_vector(p, y_grad, at, type), scale);
+    return svmla_f32_x(all, rest, scaled, svld1_f32(p, weight));
+}
+
+INLINE void sve_input_gradient(const void *x, const void *y_grad, void *x_grad, int64_t at, const float *weight,
+                               int64_t width, const int type, float mean, float scale, RowSums sums)
+{
+    const svbool_t all = svptrue_b32();
+    const int64_t step = svcntw();
+    const float slope = scale * scale * (sums.projection / (float)width), shift = -scale * (sums.sum / (float)width);
+    int64_t j = 0;
+    for (; j <= width - 2 * step; j += 2 * step) { /* GCC 12 crashes at j + 2 step <= width */
         const int64_t k = j + step;
-        add_row_gradients(all, normal_vector(all, x, at + j, type, mean, scale), load_vector(all, y_grad, at + j, type),
-                          weight + j, weight_sums + j, bias_sums + j, &sum, &projection);
-        add_row_gradients(all, normal_vector(all, x, at + k, type, mean, scale), load_vector(all, y_grad, at + k, type),
-                          weight + k, weight_sums + k, bias_sums + k, &second_sum, &second_projection);
+        store_vectors(input_gradient(all, x, y_grad, at + j, type, weight + j, mean, scale, slope, shift),
+                      input_gradient(all, x, y_grad, at + k, type, weight + k, mean, scale, slope, shift), x_grad,
+                      at + j, type);
     }
     for (; j < width; j += step) {
         const svbool_t p = svwhilelt_b32_s64(j, width);
-        add_row_gradients(p, normal_vector(p, x, at + j, type, mean, scale), load_vector(p, y_grad, at + j, type),
-                          weight + j, weight_sums + j, bias_sums + j, &sum, &projection);
-    }
-    const float mean_sum = svaddv_f32(all, svadd_f32_x(all, sum, second_sum)) / (float)width;
-    const float mean_projection = svaddv_f32(all, svadd_f32_x(all, projection, second_projection)) / (float)width;
-    for (j = 0; j < width; j += step) {
-        const svbool_t p = svwhilelt_b32_s64(j, width);
-        const svfloat32_t normal = normal_vector(p, x, at + j, type, mean, scale);
-        const svfloat32_t weighted = svmul_f32_x(all, load_vector(p, y_grad, at + j, type), svld1_f32(p, weight + j));
-        const svfloat32_t rest = svmls_n_f32_x(all, svsub_n_f32_x(all, weighted, mean_sum), normal, mean_projection);
-        store_vector(p, svmul_n_f32_x(all, rest, scale), x_grad, at + j, type);
+        store_vector(p, input_gradient(p, x, y_grad, at + j, type, weight + j, mean, scale, slope, shift), x_grad,
+                     at + j, type);
     }
 }
 
-/* y = LayerNorm of the row of x from `at` on; writes its mean and its scale. */
-INLINE void normalize_row(const void *x, int64_t at, const float *weight, const float *bias, void *y, float *mean,
-                          float *scale, int64_t width, int type, float eps)
+INLINE void sve_gradient_rows(const void *x, const void *y_grad, void *x_grad, int64_t i, const float *weight,
+                              float *weight_sums, float *bias_sums, int64_t width, const int type, const float *means,
+                              const float *scales, const int both)
 {
-    if (type == BFLOAT16)
-        normalize_sve_row(x, at, weight, bias, y, mean, scale, width, BFLOAT16, eps);
-    else
-        normalize_sve_row(x, at, weight, bias, y, mean, scale, width, FLOAT32, eps);
+    RowSums sums[2];
+    sve_parameter_gradients(x, y_grad, i * width, weight, weight_sums, bias_sums, width, type, means + i, scales + i,
+                            both, sums);
+    for (int row = 0; row <= both; row++)
+        sve_input_gradient(x, y_grad, x_grad, (i + row) * width, weight, width, type, means[i + row], scales[i + row],
+                           sums[row]);
 }
 
-/* x_grad of the row from `at` on; the row's gradients of weight and bias are added to the sums [width]. */
-INLINE void gradient_row(const void *x, const void *y_grad, void *x_grad, int64_t at, const float *weight,
-                         float *weight_sums, float *bias_sums, int64_t width, int type, float mean, float scale)
+/* y = LayerNorm of `count` rows of x from row `first` on; writes their means and scales. */
+INLINE void normalize_rows(const void *x, int64_t first, int64_t count, const float *weight, const float *bias, void *y,
+                           float *means, float *scales, int64_t width, int type, float eps)
 {
     if (type == BFLOAT16)
-        sve_gradient_row(x, y_grad, x_grad, at, weight, weight_sums, bias_sums, width, BFLOAT16, mean, scale);
+        normalize_sve_rows(x, first, count, weight, bias, y, means, scales, width, BFLOAT16, eps);
     else
-        sve_gradient_row(x, y_grad, x_grad, at, weight, weight_sums, bias_sums, width, FLOAT32, mean, scale);
+        normalize_sve_rows(x, first, count, weight, bias, y, means, scales, width, FLOAT32, eps);
+}
+
+/* x_grad of row i or, with `both`, of the row after it as well; their gradients of weight and bias are added to the
+   sums [width]. */
+INLINE void gradient_rows(const void *x, const void *y_grad, void *x_grad, int64_t i, const float *weight,
+                          float *weight_sums, float *bias_sums, int64_t width, int type, const float *means,
+                          const float *scales, const int both)
+{
+    if (type == BFLOAT16)
+        sve_gradient_rows(x, y_grad, x_grad, i, weight, weight_sums, bias_sums, width, BFLOAT16, means, scales, both);
+    else
+        sve_gradient_rows(x, y_grad, x_grad, i, weight, weight_sums, bias_sums, width, FLOAT32, means, scales, both);
 }
 #else
 /* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
@@ -117,16 +190,19 @@ INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
 EXPORT void layer_norm(const void *x, const float *weight, const float *bias, void *y, float *means, float *scales,
                        int64_t n, int64_t width, int type, float eps, float *work, int threads)
 {
+#ifdef HAS_SVE
+    (void)work; /* SVE has no use for it */
+    const int64_t fitting = L1_BYTES / (width * (type == BFLOAT16 ? 2 : 4) + 1), rows = min_int64(fitting + 1, MAX_ROWS);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < n; i += rows)
+        normalize_rows(x, i, min_int64(rows, n - i), weight, bias, y, means, scales, width, type, eps);
+#else
     int64_t thread_count = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *row = work + __atomic_fetch_add(&thread_count, 1, __ATOMIC_RELAXED) * width;
-        (void)row; /* SVE has no use for it */
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n; i++) {
-#ifdef HAS_SVE
-            normalize_row(x, i * width, weight, bias, y, means + i, scales + i, width, type, eps);
-#else
             load_scaled(x, i * width, type, 1.0f, row, width);
             const float mean = row_sum(row, width, 0.0f, 0) / (float)width;
             const float scale = 1.0f / sqrtf(row_sum(row, width, mean, 1) / (float)width + eps);
@@ -135,9 +211,9 @@ EXPORT void layer_norm(const void *x, const float *weight, const float *bias, vo
             store_scaled(row, 1.0f, y, i * width, type, width);
             means[i] = mean;
             scales[i] = scale;
-#endif
         }
     }
+#endif
 }
 
 static void add_and_clear(float *restrict sums, float *restrict block_weight_sums, int64_t n)
@@ -165,11 +241,16 @@ EXPORT void layer_norm_gradient(const void *x, const float *weight, const float 
               *sums = block_bias_sums + width;
         const int64_t end = (partition + 1) * rows_per_partition < n ? (partition + 1) * rows_per_partition : n;
         for (int64_t i = partition * rows_per_partition; i < end; i++) {
-            const float mean = means[i], scale = scales[i];
 #ifdef HAS_SVE
-            gradient_row(x, y_grad, x_grad, i * width, weight, block_weight_sums, block_bias_sums, width, type, mean,
-                         scale);
+            (void)row;
+            if (i + 1 < end) /* a block has an even number of rows */
+                gradient_rows(x, y_grad, x_grad, i++, weight, block_weight_sums, block_bias_sums, width, type, means,
+                              scales, 1);
+            else
+                gradient_rows(x, y_grad, x_grad, i, weight, block_weight_sums, block_bias_sums, width, type, means,
+                              scales, 0);
 #else
+            const float mean = means[i], scale = scales[i];
             float sum = 0.0f, projection = 0.0f;
             load_scaled(x, i * width, type, 1.0f, row, width);
             load_scaled(y_grad, i * width, type, 1.0f, grad, width);

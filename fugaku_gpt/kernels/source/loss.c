@@ -13,45 +13,106 @@ INLINE float sve_row_max(const void *x, int64_t at, int64_t columns, const int t
 {
     const svbool_t all = svptrue_b32();
     const int64_t step = svcntw(), end = at + columns;
-    svfloat32_t max = svdup_n_f32(-FLT_MAX), second = max; /* NaN is not the larger of two numbers */
-    for (; at + 2 * step <= end; at += 2 * step) {
-        max = svmaxnm_f32_x(all, max, load_vector(all, x, at, type));
-        second = svmaxnm_f32_x(all, second, load_vector(all, x, at + step, type));
+    svfloat32_t m0 = svdup_n_f32(-FLT_MAX), m1 = m0, m2 = m0, m3 = m0; /* NaN is not the larger of two numbers */
+    for (; at + 4 * step <= end; at += 4 * step) {
+        m0 = svmaxnm_f32_x(all, m0, load_vector(all, x, at, type));
+        m1 = svmaxnm_f32_x(all, m1, load_vector(all, x, at + step, type));
+        m2 = svmaxnm_f32_x(all, m2, load_vector(all, x, at + 2 * step, type));
+        m3 = svmaxnm_f32_x(all, m3, load_vector(all, x, at + 3 * step, type));
     }
     for (; at < end; at += step) {
         const svbool_t p = svwhilelt_b32_s64(at, end);
-        max = svmaxnm_f32_m(p, max, load_vector(p, x, at, type));
+        m0 = svmaxnm_f32_m(p, m0, load_vector(p, x, at, type));
     }
-    return svmaxnmv_f32(all, svmaxnm_f32_x(all, max, second));
+    return svmaxnmv_f32(all, svmaxnm_f32_x(all, svmaxnm_f32_x(all, m0, m1), svmaxnm_f32_x(all, m2, m3)));
+}
+
+/* The parts of exp(exponent), which is about 1e-38 below -87.3 or, with `flushes`, 0. NaN stays NaN. */
+INLINE svfloat32_t bounded_parts(svfloat32_t exponent, const int flushes, svfloat32_t *rest)
+{
+    const svbool_t all = svptrue_b32();
+    if (!flushes) return exp_parts(svmax_n_f32_x(all, exponent, -87.3f), rest);
+    const svfloat32_t power = exp_parts(svmax_n_f32_x(all, exponent, -88.0f), rest);
+    return svdup_n_f32_m(power, svcmplt_n_f32(all, exponent, -87.3365448f), 0.0f);
+}
+
+INLINE svfloat32_t exp_sum_parts(svbool_t p, const void *x, int64_t at, const int type, float max, const int flushes,
+                                  svfloat32_t *rest)
+{
+    return bounded_parts(svsub_n_f32_x(svptrue_b32(), load_vector(p, x, at, type), max), flushes, rest);
+}
+
+/* Adds exp(x - max) to a sum, from its parts; with `keeps` it takes the place of x. */
+INLINE svfloat32_t add_exp(svbool_t p, svfloat32_t sum, svfloat32_t power, svfloat32_t rest, void *x, int64_t at,
+                           const int type, const int keeps)
+{
+    const svfloat32_t factor = exp_factor(rest, 1.0f);
+    if (!keeps) return svmla_f32_m(p, sum, power, factor);
+    const svfloat32_t y = svmul_f32_x(p, power, factor);
+    store_vector(p, y, x, at, type);
+    return svadd_f32_m(p, sum, y);
 }
 
 /* The sum of exp(x - max); with `keeps` these numbers take the place of x. */
 INLINE float sve_row_exp_sum(void *x, int64_t at, int64_t columns, const int type, float max, const int keeps)
 {
     const svbool_t all = svptrue_b32();
+    const int64_t step = svcntw(), end = at + columns;
     double total = 0.0;
-    for (int64_t first = 0; first < columns; first += BLOCK) {
-        const int64_t last = at + min_int64(columns, first + BLOCK);
-        svfloat32_t sum = svdup_n_f32(0.0f);
-        for (int64_t j = at + first; j < last; j += svcntw()) {
-            const svbool_t p = svwhilelt_b32_s64(j, last);
-            const svfloat32_t y = vector_exp(svsub_n_f32_x(all, load_vector(p, x, j, type), max));
-            if (keeps) store_vector(p, y, x, j, type);
-            sum = svadd_f32_m(p, sum, y);
+    while (at < end) {
+        const int64_t last = min_int64(end, at + 2 * BLOCK); /* of two sums */
+        svfloat32_t sum = svdup_n_f32(0.0f), second_sum = sum, rest, second_rest;
+        if (at + 2 * step <= last) { /* each iteration ends what the one before began */
+            svfloat32_t power = exp_sum_parts(all, x, at, type, max, keeps, &rest);
+            svfloat32_t second = exp_sum_parts(all, x, at + step, type, max, keeps, &second_rest);
+            for (at += 2 * step; at + 2 * step <= last; at += 2 * step) {
+                sum = add_exp(all, sum, power, rest, x, at - 2 * step, type, keeps);
+                second_sum = add_exp(all, second_sum, second, second_rest, x, at - step, type, keeps);
+                power = exp_sum_parts(all, x, at, type, max, keeps, &rest);
+                second = exp_sum_parts(all, x, at + step, type, max, keeps, &second_rest);
+            }
+            sum = add_exp(all, sum, power, rest, x, at - 2 * step, type, keeps);
+            second_sum = add_exp(all, second_sum, second, second_rest, x, at - step, type, keeps);
         }
-        total += svaddv_f32(all, sum);
+        for (; at < last; at += step) {
+            const svbool_t p = svwhilelt_b32_s64(at, last);
+            const svfloat32_t power = exp_sum_parts(p, x, at, type, max, keeps, &rest);
+            sum = add_exp(p, sum, power, rest, x, at, type, keeps);
+        }
+        total += svaddv_f32(all, svadd_f32_x(all, sum, second_sum));
+        at = last;
     }
     return (float)total;
+}
+
+INLINE svfloat32_t softmax_parts(svbool_t p, const void *x, int64_t at, const int type, float log_sum,
+                                 svfloat32_t *rest)
+{
+    const svfloat32_t exponent = svsub_n_f32_x(svptrue_b32(), load_vector(p, x, at, type), log_sum);
+    return bounded_parts(svmin_n_f32_x(svptrue_b32(), exponent, 87.0f), 1, rest);
 }
 
 INLINE void sve_scaled_softmax_row(void *x, int64_t at, int64_t columns, const int type, float log_sum, float scale)
 {
     const svbool_t all = svptrue_b32();
-    for (int64_t j = at; j < at + columns; j += svcntw()) {
-        const svbool_t p = svwhilelt_b32_s64(j, at + columns);
-        const svfloat32_t exponent = svsub_n_f32_x(all, load_vector(p, x, j, type), log_sum);
-        const svfloat32_t y = vector_exp(svmin_n_f32_x(all, exponent, 87.0f));
-        store_vector(p, svmul_n_f32_x(all, y, scale), x, j, type);
+    const int64_t step = svcntw(), end = at + columns;
+    svfloat32_t rest, second_rest;
+    if (at + 2 * step <= end) {
+        svfloat32_t power = softmax_parts(all, x, at, type, log_sum, &rest);
+        svfloat32_t second = softmax_parts(all, x, at + step, type, log_sum, &second_rest);
+        for (at += 2 * step;; at += 2 * step) {
+            const svfloat32_t y = svmul_f32_x(all, power, exp_factor(rest, scale));
+            const svfloat32_t second_y = svmul_f32_x(all, second, exp_factor(second_rest, scale));
+            store_vectors(y, second_y, x, at - 2 * step, type);
+            if (at + 2 * step > end) break;
+            power = softmax_parts(all, x, at, type, log_sum, &rest);
+            second = softmax_parts(all, x, at + step, type, log_sum, &second_rest);
+        }
+    }
+    for (; at < end; at += step) {
+        const svbool_t p = svwhilelt_b32_s64(at, end);
+        const svfloat32_t power = softmax_parts(p, x, at, type, log_sum, &rest);
+        store_vector(p, svmul_f32_x(all, power, exp_factor(rest, scale)), x, at, type);
     }
 }
 
