@@ -74,7 +74,8 @@ _LONGEST_ERROR = 300
 _PADDED = re.compile(r"padded vocab \(size: (\d{1,12})\) with \d{1,12} dummy tokens \(new size: (\d{1,12})\)")
 
 _SHORT_SECONDS = "seconds of a short line"  # until its line is complete: only our short lines have them
-_NOT_MEASURED = frozenset(["eta"])  # names of fields that no record has
+# names of fields that are not read: the first no record has, the second has times of two ranks in one
+_NOT_MEASURED = frozenset(["eta", "computing per iteration (s)"])
 
 # name in the log → (key of the record, unit of the log in units of the record)
 _FIELDS: Mapping[str, Tuple[str, float]] = {
