@@ -7,6 +7,7 @@ import re
 import socket
 from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
+from fugaku_gpt.errors import EXIT_USAGE
 from fugaku_gpt.machine.signals import signal_name
 
 PRINT_STATUSES = "-print-all-exitcodes"  # MPICH's option that makes its launcher print a line of statuses at its end
@@ -61,12 +62,15 @@ class RankEndings:
         return _sentence(ranks, statuses if len(statuses) == len(ranks) else [])
 
     def reason_of_first(self, exit_code: int, ranks_of_processes: Mapping[int, int]) -> str:
-        """Return the sentence about the rank whose end made the launcher end all others; empty if none is known.
+        """Return the sentence about the rank whose end made the launcher end all others; empty if none is known, or if
+        it has refused a mistake of the user's, which it has printed.
 
         Args:
             exit_code: exit code of the launcher; that of MPICH is the number of the signal that killed the rank.
             ranks_of_processes: the rank of each process number that was seen.
         """
+        if exit_code == EXIT_USAGE:
+            return ""
         if self.first is not None:
             return _sentence([self.first[0]], [self.first[1]])
         killed = [rank for rank, status in enumerate(self.statuses) if status == exit_code and os.WIFSIGNALED(status)]

@@ -74,3 +74,5 @@ def test_no_rank_is_named_where_none_was_killed() -> None:
     """Ranks that refuse the same mistake of the user's end with exit codes, and MPICH's launcher kills the rest."""
     assert endings("[mpiexec@n] Exit codes: [localhost] 512,9").reason_of_first(2, {}) == ""
     assert endings("").reason_of_first(1, {}) == ""
+    refused = OPEN_MPI_4.replace("Exit code:    3", "Exit code:    2")
+    assert endings(refused).reason_of_first(2, {}) == ""
