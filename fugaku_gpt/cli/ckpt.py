@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError, DataError
 
@@ -55,7 +55,7 @@ def list_(path: Path, form: str) -> None:
         row["latest"] = "yes" if tracked_checkpoint(checkpoint.absolute().parent) == checkpoint.absolute() else None
         rows.append(row)
     columns = ("checkpoint", "iteration", "samples", "tokens", "files", "bytes", "written_utc", "latest", "problem")
-    click.echo(render_rows(columns, rows, form), nl=False)
+    echo(render_rows(columns, rows, form), nl=False)
 
 
 @ckpt.command()
@@ -71,7 +71,7 @@ def inspect(path: Path, tensors: bool, form: str) -> None:
     manifest = read_manifest(checkpoint)
     if tensors:
         columns = ("tensor", "shape", "elements", "kinds", "files")
-        click.echo(render_rows(columns, _tensor_rows(manifest), form), nl=False)
+        echo(render_rows(columns, _tensor_rows(manifest), form), nl=False)
         return
     parameters = sum(math.prod(tensor.shape) for tensor in manifest.tensors.values())
     facts: Dict[str, Any] = {
@@ -86,10 +86,10 @@ def inspect(path: Path, tensors: bool, form: str) -> None:
         "config": dict(manifest.config),
     }
     if form == "json":
-        click.echo(json.dumps(facts, indent=2, allow_nan=False))
+        echo(json.dumps(facts, indent=2, allow_nan=False))
         return
     rows = [row for name, value in facts.items() for row in _fact_rows(name.replace("_", " "), value)]
-    click.echo(render_rows(("of the checkpoint", "value"), rows, form), nl=False)
+    echo(render_rows(("of the checkpoint", "value"), rows, form), nl=False)
 
 
 @ckpt.command()
@@ -111,7 +111,7 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
         damaged = [{"checkpoint": str(checkpoint), "verdict": "damaged", "problem": problem} for problem in problems]
         intact = {"checkpoint": str(checkpoint), "verdict": "lengths and headers are right" if fast else "whole"}
         rows += damaged or [intact]
-    click.echo(render_rows(("checkpoint", "verdict", "problem"), rows, form), nl=False)
+    echo(render_rows(("checkpoint", "verdict", "problem"), rows, form), nl=False)
     return EXIT_FINDINGS if any("problem" in row for row in rows) else EXIT_OK
 
 
@@ -133,13 +133,13 @@ def export(path: Path, out: Path, data: Optional[str]) -> None:
 
     checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
     for name, reason in rejected:
-        click.echo(f"fugaku-gpt: warning: {name} is left out: {reason}", err=True)
+        echo(f"fugaku-gpt: warning: {name} is left out: {reason}", err=True)
     if checkpoint is None:
         raise CheckpointError(f"{path}: none of its checkpoints is complete")
     tokenizer = _tokenizer_to_export(checkpoint, data)
     model = export_gpt2(checkpoint, out, tokenizer)
     end = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text" if tokenizer is not None else ""
-    click.echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}{end}")
+    echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}{end}")
 
 
 def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[CorpusTokenizer]":
@@ -156,7 +156,7 @@ def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[Cor
     try:
         return tokenizer_of_corpora(read_manifest(checkpoint).config.get("data", {}).get("paths", []))
     except DataError as error:
-        click.echo(f"fugaku-gpt: warning: no tokenizer is exported: {error}; name the corpus with --data DIR", err=True)
+        echo(f"fugaku-gpt: warning: no tokenizer is exported: {error}; name the corpus with --data DIR", err=True)
         return None
 
 
@@ -173,11 +173,11 @@ def import_(folder: Path, out: Path) -> None:
 
     checkpoint, model, notes = import_gpt2(folder, out)
     for note in notes:
-        click.echo(f"fugaku-gpt: note: {note}", err=True)
-    click.echo(f"# {checkpoint}: start from it with --resume, and with this model:")
+        echo(f"fugaku-gpt: note: {note}", err=True)
+    echo(f"# {checkpoint}: start from it with --resume, and with this model:")
     default_model = ModelConfig()
     changed = {key: value for key, value in asdict(model).items() if value != getattr(default_model, key)}
-    click.echo(f"model: {json.dumps(changed)}")
+    echo(f"model: {json.dumps(changed)}")
 
 
 def _facts(manifest: "Manifest") -> Dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 
 _TABLE_SUFFIXES = (".csv", ".tsv")
 
@@ -66,14 +66,12 @@ def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -
     _print_what_is_left_out(manifest)
     for source in request.sources:
         if source.is_file() and any(suffix in _TABLE_SUFFIXES for suffix in source.suffixes):
-            click.echo(
-                f"fugaku-gpt: note: {source}: a table is read as one document of text, with its commas", err=True
-            )
+            echo(f"fugaku-gpt: note: {source}: a table is read as one document of text, with its commas", err=True)
     vocab_size = manifest["vocab_size"]
     if request.tokenizer is None and vocab_size < request.vocab_size:
         sizes = f"{vocab_size} tokens, not {request.vocab_size}"
-        click.echo(f"fugaku-gpt: warning: the text gives a vocabulary of {sizes}", err=True)
-    click.echo(
+        echo(f"fugaku-gpt: warning: the text gives a vocabulary of {sizes}", err=True)
+    echo(
         f"{request.out}: {'already prepared' if present else 'prepared'}: {manifest['tokens']:,} tokens in "
         f"{manifest['documents']:,} documents from {manifest['text_bytes'] / 2**20:.1f} MiB of text, "
         f"vocabulary {manifest['vocab_size']:,}, fingerprint {manifest['fingerprint'][:12]}"
@@ -85,7 +83,7 @@ def _print_what_is_left_out(manifest: Dict[str, Any]) -> None:
     from fugaku_gpt.data.sources import describe_suffixes
 
     if manifest.get("left_out"):
-        click.echo(
+        echo(
             "fugaku-gpt: note: files of folders that are left out, by suffix: "
             f"{describe_suffixes(manifest['left_out'])}; --suffix names those that are read",
             err=True,
@@ -93,10 +91,10 @@ def _print_what_is_left_out(manifest: Dict[str, Any]) -> None:
     undecodable, bad = manifest["undecodable_files"], manifest.get("bad_records")
     if bad:
         examples = _list_of_examples(manifest.get("bad_examples", ()), bad, "; ")
-        click.echo(f"fugaku-gpt: warning: {bad} bad record(s) or file(s) left out by --skip-bad: {examples}", err=True)
+        echo(f"fugaku-gpt: warning: {bad} bad record(s) or file(s) left out by --skip-bad: {examples}", err=True)
     if undecodable:
         examples = _list_of_examples(manifest["undecodable_examples"], undecodable, ", ")
-        click.echo(f"fugaku-gpt: warning: {undecodable} file(s) left out, not UTF-8 text: {examples}", err=True)
+        echo(f"fugaku-gpt: warning: {undecodable} file(s) left out, not UTF-8 text: {examples}", err=True)
 
 
 def _list_of_examples(examples: Sequence[str], count: int, separator: str) -> str:
@@ -115,12 +113,12 @@ def info(path: str, form: str) -> None:
 
     facts: Dict[str, Any] = describe_corpus(path)
     if form in ("csv", "json"):
-        click.echo(render_rows(list(facts), [facts], form), nl=False)
+        echo(render_rows(list(facts), [facts], form), nl=False)
     else:
         rows = [
             {"Of the corpus": name.replace("_", " "), "Value": _with_separators(value)} for name, value in facts.items()
         ]
-        click.echo(render_rows(("Of the corpus", "Value"), rows, form), nl=False)
+        echo(render_rows(("Of the corpus", "Value"), rows, form), nl=False)
 
 
 def _with_separators(value: Any) -> Any:

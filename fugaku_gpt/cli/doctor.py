@@ -11,7 +11,7 @@ import click
 
 from fugaku_gpt.cli.node import node
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
@@ -57,7 +57,7 @@ def machine(form: str) -> None:
     """
     checks = check_machine()
     rows = [asdict(check) for check in checks]
-    click.echo(render_rows(("name", "status", "seen", "mend"), rows, form), nl=False)
+    echo(render_rows(("name", "status", "seen", "mend"), rows, form), nl=False)
     failed = [check.name for check in checks if check.status == FAIL]
     if failed:
         raise RunFailed(f"{len(failed)} checks failed: {', '.join(failed)}")
@@ -70,14 +70,14 @@ def run(run_directory: Path, form: str) -> None:
     """Report how a run ended, what it measured last, and what its ranks were doing."""
     diagnosis = diagnose(run_directory)
     if form == "json":
-        click.echo(_json(asdict(diagnosis)))
+        echo(_json(asdict(diagnosis)))
         return
     lines = [f"result: {diagnosis.result}", f"last: {diagnosis.last}"]
     if diagnosis.node:
         lines.append(f"node: {diagnosis.node}")
     if diagnosis.last_checkpoint:
         lines.append(f"last checkpoint: {diagnosis.last_checkpoint}")
-    click.echo("\n".join([*lines, *diagnosis.findings]))
+    echo("\n".join([*lines, *diagnosis.findings]))
 
 
 @doctor.command()
@@ -93,9 +93,9 @@ def hang(run_directory: Path, form: str) -> None:
     """
     report = hang_report(run_directory)
     if form == "json":
-        click.echo(_json(_report_json(report)))
+        echo(_json(_report_json(report)))
     else:
-        click.echo("\n".join(report_lines(report)))
+        echo("\n".join(report_lines(report)))
     if report.hang is not None and report.hang.culprits:
         raise click.exceptions.Exit(EXIT_FINDINGS)
 
@@ -108,7 +108,7 @@ def clean() -> None:
     """
     directory = this_system().path(SHARED_MEMORY)
     files, size = remove_leftover_segments(directory)
-    click.echo(f"{directory}: {files} files of dead ranks removed, {size / 2**20:.0f} MiB")
+    echo(f"{directory}: {files} files of dead ranks removed, {size / 2**20:.0f} MiB")
 
 
 doctor.add_command(node)

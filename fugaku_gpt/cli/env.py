@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def list_(form: str) -> None:
                 "note": profile.note or None,
             }
         )
-    click.echo(render_rows(("name", "pytorch", "python", "where", "made", "note"), rows, form), nl=False)
+    echo(render_rows(("name", "pytorch", "python", "where", "made", "note"), rows, form), nl=False)
 
 
 @env.command()
@@ -116,21 +116,17 @@ def create(
             f"{DIFFERENT_BUILD_MEND}"
         )
     if location.state == "yes" and not again:
-        click.echo(
-            f"{profile.name}: is created already, in {_relative(location.folder)}; --again installs into it again"
-        )
+        echo(f"{profile.name}: is created already, in {_relative(location.folder)}; --again installs into it again")
         return
     try:
         pip_arguments = shlex.split(pip_args)
     except ValueError as error:
         raise UsageError(f"--pip-args {pip_args}: {error}") from None
-    seconds = create_environment(
-        profile, location.folder, python, pip_arguments, lambda line: click.echo(line, err=True)
-    )
-    click.echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative(location.folder)}; activate it with")
-    click.echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
+    seconds = create_environment(profile, location.folder, python, pip_arguments, lambda line: echo(line, err=True))
+    echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative(location.folder)}; activate it with")
+    echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
     for limit in profile.limits:
-        click.echo(f"known limit: {limit}")
+        echo(f"known limit: {limit}")
 
 
 @env.command()
@@ -153,7 +149,7 @@ def check(name: str, at: Optional[Path], form: str) -> int:
     require_created(profile, f"fugaku-gpt env create {name}{at_text}")
     mend = f"fugaku-gpt env recipe {name}" if profile.in_tarball else f"fugaku-gpt env create {name}{at_text} --again"
     if form == "table":
-        click.echo(f"{profile.name}: {_relative(Path(profile.python))}", err=True)
+        echo(f"{profile.name}: {_relative(Path(profile.python))}", err=True)
     checks = check_environment(profile, mend)
     rows = [
         {
@@ -165,10 +161,10 @@ def check(name: str, at: Optional[Path], form: str) -> int:
         }
         for row in checks
     ]
-    click.echo(render_rows(("what", "expected", "found", "status", "mend"), rows, form), nl=False)
+    echo(render_rows(("what", "expected", "found", "status", "mend"), rows, form), nl=False)
     if form == "table":
         for limit in profile.limits:
-            click.echo(f"known limit: {limit}", err=True)
+            echo(f"known limit: {limit}", err=True)
     return EXIT_FINDINGS if any(row.is_wrong for row in checks) else EXIT_OK
 
 
@@ -184,9 +180,9 @@ def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Op
 
     script = render(resolve(name), find_profile(name), settings, package)
     for note in script.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if out is None:
-        click.echo(script.text, nl=False)
+        echo(script.text, nl=False)
     else:
         _write(out, script.text)
 
@@ -215,20 +211,20 @@ def kernels(compiler: Optional[str], again: bool) -> int:
     library = library_file()
     problem = check(library) if check is not None and library.exists() and not again else ""
     if library.exists() and not again and not problem:
-        click.echo(f"kernels: are compiled already, in {_relative(library)}; --again compiles them again")
+        echo(f"kernels: are compiled already, in {_relative(library)}; --again compiles them again")
     else:
         if problem:
-            click.echo(f"kernels: those in {_relative(library)} cannot be used: {problem}", err=True)
-        click.echo("compiling kernels for this processor", err=True)
+            echo(f"kernels: those in {_relative(library)} cannot be used: {problem}", err=True)
+        echo("compiling kernels for this processor", err=True)
         compiled = compile_kernels(compiler, check=check)
         for line in compiled.refused:
-            click.echo(f"note: the kernels may be slower than they could be; refused: {line}", err=True)
+            echo(f"note: the kernels may be slower than they could be; refused: {line}", err=True)
         if compiled.problem:
-            click.echo(f"kernels: PyTorch's own are used in place of these: {compiled.problem}", err=True)
+            echo(f"kernels: PyTorch's own are used in place of these: {compiled.problem}", err=True)
             return EXIT_FINDINGS
         target_text = f" {compiled.target}" if compiled.target else ""
-        click.echo(f"kernels: compiled by {compiled.compiler}{target_text}, in {_relative(compiled.file)}")
-    click.echo(
+        echo(f"kernels: compiled by {compiled.compiler}{target_text}, in {_relative(compiled.file)}")
+    echo(
         "kernels: each computes correct results here"
         if check is not None
         else "kernels: not tried: this Python has no PyTorch, whose threads they use"
@@ -244,12 +240,12 @@ def _print_products(again: bool) -> None:
 
     measured = measure_products(again=again)
     for verdict in measured.verdicts:
-        click.echo(f"products of layers by {verdict.name_ways()}; {verdict.describe()}")
+        echo(f"products of layers by {verdict.name_ways()}; {verdict.describe()}")
     if measured.file is not None and not measured.problem:
-        click.echo(f"products of layers: verdicts are in {_relative(measured.file)}")
+        echo(f"products of layers: verdicts are in {_relative(measured.file)}")
     elif measured.problem:
         consequence = "runs measure them at their start" if measured.verdicts else "PyTorch's own are used"
-        click.echo(f"note: {consequence}: {measured.problem}", err=True)
+        echo(f"note: {consequence}: {measured.problem}", err=True)
 
 
 def _write_recipe(
@@ -268,12 +264,12 @@ def _write_recipe(
     _write(folder / "build.sh", script.text)
     _write(folder / "activate.sh", lines)
     for note in script.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"{folder / 'build.sh'}: compiles it: cd {shlex.quote(str(folder))} && pjsub build.sh")
-    click.echo(f"{folder / 'activate.sh'}: unpacks and activates {tarball.name} on a node")
-    click.echo(f"runs use it with job.profile={profile_file} and job.tarball={tarball}")
+        echo(f"note: {note}", err=True)
+    echo(f"{folder / 'build.sh'}: compiles it: cd {shlex.quote(str(folder))} && pjsub build.sh")
+    echo(f"{folder / 'activate.sh'}: unpacks and activates {tarball.name} on a node")
+    echo(f"runs use it with job.profile={profile_file} and job.tarball={tarball}")
     for limit in profile.limits:
-        click.echo(f"known limit: {limit}")
+        echo(f"known limit: {limit}")
 
 
 def _write(file: Path, text: str) -> None:

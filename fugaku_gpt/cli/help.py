@@ -8,7 +8,7 @@ from typing import Dict, Optional
 
 import click
 
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.checkout import shipped_folder
 
@@ -25,7 +25,7 @@ def help_(topic: Optional[str]) -> None:
     pages = documentation_pages()
     if topic is None:
         rows = [{"topic": name, "title": _title(page)} for name, page in pages.items()]
-        click.echo(render_rows(("topic", "title"), rows, "table"), nl=False)
+        echo(render_rows(("topic", "title"), rows, "table"), nl=False)
         return
     if topic not in pages:
         close = difflib.get_close_matches(topic, pages, n=1)

@@ -11,8 +11,8 @@ import click
 
 from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError, missing_package
-from fugaku_gpt.records.text import harmless
 
 # errors of a disk or a file server, which may come from any call and name no file
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOLCK, errno.ESTALE, errno.EFBIG)
@@ -53,26 +53,26 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         # without standalone mode, click returns the code of an Exit, or what the command returned
         code = cli.main(args=argument_list, prog_name="fugaku-gpt", standalone_mode=False)
     except click.Abort:
-        click.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         return EXIT_RUN_FAILED
     except click.ClickException as error:
         error.show()
         return EXIT_USAGE
     except FugakuGptError as error:
         for line in str(error).splitlines():
-            click.echo(harmless(f"fugaku-gpt: {line}"), err=True)
+            echo(f"fugaku-gpt: {line}", err=True)
         return error.exit_code
     except ModuleNotFoundError as error:
         missing = missing_package(error)
         if missing is None:
             raise
-        click.echo(f"fugaku-gpt: {missing}", err=True)
+        echo(f"fugaku-gpt: {missing}", err=True)
         return missing.exit_code
     except OSError as error:
         if error.filename is None and error.errno not in _OF_DISKS:
             raise
         where = f"{error.filename}: " if error.filename is not None else ""
-        click.echo(harmless(f"fugaku-gpt: {where}cannot be read or written: {error.strerror}"), err=True)
+        echo(f"fugaku-gpt: {where}cannot be read or written: {error.strerror}", err=True)
         return EXIT_RUN_FAILED
     except SystemExit:  # only click raises it here, for a broken pipe, as in `... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

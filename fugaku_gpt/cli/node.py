@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, format_option, options_as, run_source
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -86,15 +87,15 @@ def node(source: RunSource, options: NodeOptions) -> int:
         options.out,
         options.iterations,
         options.start,
-        lambda line: click.echo(line, err=True),
+        lambda line: echo(line, err=True),
         is_short=options.short,
     )
     if options.form == "json":
-        click.echo(json.dumps(report.values, indent=2, allow_nan=False))
+        echo(json.dumps(report.values, indent=2, allow_nan=False))
     else:
-        click.echo(report.text, nl=False)
+        echo(report.text, nl=False)
     if report.stopped_by is not None:
-        click.echo(f"fugaku-gpt: {report.failure}", err=True)
+        echo(f"fugaku-gpt: {report.failure}", err=True)
         return 128 + report.stopped_by
     failed = ", ".join(report.failed_checks)
     if report.failure or failed:
@@ -142,14 +143,14 @@ def _write_job(config: "RunConfig", source: RunSource, options: NodeOptions) -> 
     arguments = [f"--iterations={options.iterations}", *(["--short"] if options.short else [])]
     if options.out is None:
         script = render_node_report(config, arguments)
-        click.echo(script.text, nl=False)
+        echo(script.text, nl=False)
         notes = script.notes
     else:
         prepared = prepare_job(config, options.out, lambda run: render_node_report(run, arguments))
         notes = prepared.notes
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if options.out is not None:
-        click.echo(f"{options.out}: submit it with `fugaku-gpt job submit {options.out}`", err=True)
-        click.echo(f"the report, then: {options.out / 'node-report.txt'}", err=True)
+        echo(f"{options.out}: submit it with `fugaku-gpt job submit {options.out}`", err=True)
+        echo(f"the report, then: {options.out / 'node-report.txt'}", err=True)
     return EXIT_OK

@@ -7,6 +7,8 @@ import io
 import json
 from typing import Any, Mapping, Sequence
 
+import click
+
 from fugaku_gpt.records.text import aligned, harmless
 
 
@@ -54,3 +56,13 @@ def _is_number(text: str) -> bool:
 
 def _joined_lines(value: Any) -> str:
     return harmless(" ".join(str(value).splitlines())).replace("\t", " ")
+
+
+def echo(message: Any = "", nl: bool = True, err: bool = False) -> None:
+    """Print a message through :func:`harmless`: every text of a command may hold what a job, a log or a file had.
+
+    Args:
+        nl: whether an end of line follows.
+        err: whether it goes to standard error.
+    """
+    click.echo(harmless(str(message)), nl=nl, err=err)

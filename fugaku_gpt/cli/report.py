@@ -10,7 +10,7 @@ from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.options import FORMATS, PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.catalogue import MACHINE_NAMES
@@ -53,7 +53,7 @@ def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool) -> N
 
 def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> None:
     """Print rows to standard output in one of ``TABLE_FORMATS``."""
-    click.echo(render_table(rows, form, si, energy), nl=False)
+    echo(render_table(rows, form, si, energy), nl=False)
 
 
 def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = ("md", "csv", "json")) -> Rows:
@@ -119,10 +119,10 @@ def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> Non
     row = import_logs(logs, out, parse_settings(settings))
     unknown = unknown_settings(out)
     print_table(([row], [row]), "table")
-    click.echo(understood(out), err=True)
+    echo(understood(out), err=True)
     if unknown:
         value = 1 if unknown[0] in ("nodes", "dp", "tp", "pp") else "VALUE"
-        click.echo(
+        echo(
             f"not in the log: {', '.join(unknown)}; give them with --set, such as --set {unknown[0]}={value}", err=True
         )
 
@@ -160,18 +160,18 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
         skipped.update(checked.skipped)
         unread.update(checked.unread)
     if form == "json":
-        click.echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped, "unread": unread}, indent=2))
+        echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped, "unread": unread}, indent=2))
     elif form == "md":
-        click.echo(render_rows(_FINDING_COLUMNS, findings, "md"), nl=False)
+        echo(render_rows(_FINDING_COLUMNS, findings, "md"), nl=False)
     else:
         for finding in findings:
             cause = f" ({finding['cause']})" if finding["cause"] else ""
-            click.echo(f"{finding['file']}:{finding['line']}: [{finding['rule']}] {finding['what']}{cause}")
-        click.echo(f"{rows} rows, {len(findings)} findings", err=True)
+            echo(f"{finding['file']}:{finding['line']}: [{finding['rule']}] {finding['what']}{cause}")
+        echo(f"{rows} rows, {len(findings)} findings", err=True)
         for rule, count in skipped.items():
-            click.echo(f"not checked in {count} row{'s' if count > 1 else ''}: {rule}", err=True)
+            echo(f"not checked in {count} row{'s' if count > 1 else ''}: {rule}", err=True)
         if unread:
-            click.echo(f"columns that no rule reads: {', '.join(unread)}", err=True)
+            echo(f"columns that no rule reads: {', '.join(unread)}", err=True)
     return EXIT_FINDINGS if findings else EXIT_OK
 
 

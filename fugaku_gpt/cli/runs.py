@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names, valid_keys
 from fugaku_gpt.config.values import BadValue, parse_duration
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -77,10 +77,10 @@ def list_(
     for key in reversed(ordering):
         records = _sorted(records, key, notes)
     rows = [{name: _cell(name, _Lookup(record, notes)(name), form) for name in shown} for record in records]
-    click.echo(render_rows(shown, rows, form), nl=False)
+    echo(render_rows(shown, rows, form), nl=False)
     for record in records:
         if record.problem:
-            click.echo(f"note: {store / record.run}: {record.problem}", err=True)
+            echo(f"note: {store / record.run}: {record.problem}", err=True)
 
 
 @runs.command()
@@ -99,7 +99,7 @@ def show(directory: Path, form: str) -> None:
         **_job_and_environment_facts(directory),
     }
     if form == "json":
-        click.echo(json.dumps(facts, indent=2, default=str))
+        echo(json.dumps(facts, indent=2, default=str))
         return
     rows = [
         {"of": section, "name": name, "value": _value_text(value)}
@@ -107,7 +107,7 @@ def show(directory: Path, form: str) -> None:
         for name, value in _flat(values)
         if value not in (None, "", [], {})
     ]
-    click.echo(render_rows(("of", "name", "value"), rows, form), nl=False)
+    echo(render_rows(("of", "name", "value"), rows, form), nl=False)
 
 
 @runs.command()
@@ -119,9 +119,9 @@ def reindex(store: Path) -> None:
     listing, removed = read_all(store)
     problems = [record for record in listing.runs if record.problem]
     for record in problems:
-        click.echo(f"{store / record.run}: {record.problem}", err=True)
+        echo(f"{store / record.run}: {record.problem}", err=True)
     leftover = f"; {removed} leftover temporary files removed" if removed else ""
-    click.echo(f"{store}: {len(listing.runs)} runs, {len(problems)} of them damaged{leftover}")
+    echo(f"{store}: {len(listing.runs)} runs, {len(problems)} of them damaged{leftover}")
 
 
 def _notes_of(records: List["RunRecord"], shown: List[str]) -> Dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Any, Callable, Optional, Tuple
 
 import click
 
+from fugaku_gpt.cli.output import echo
+
 BANNER = "This is a simulated PJM on this machine, not Fugaku."
 
 _directory_option: Callable[[Any], Any] = click.option(
@@ -51,12 +53,12 @@ def start(directory: Optional[Path], shell: bool, **chosen: Any) -> None:
     root = find_spool(directory).root
     given = {name: value for name, value in chosen.items() if value is not None}
     spool = start_simulator(root, replace(stored_settings(root), owner=os.getpid() if shell else 0, **given))
-    click.echo(BANNER, err=True)
+    echo(BANNER, err=True)
     if shell:
         _open_shell(spool.bin)
         return
-    click.echo(f"It runs in {spool.root}; `fugaku-gpt sim stop` ends it. For this shell's pjsub, paste:", err=True)
-    click.echo(export_line(spool))
+    echo(f"It runs in {spool.root}; `fugaku-gpt sim stop` ends it. For this shell's pjsub, paste:", err=True)
+    echo(export_line(spool))
 
 
 def _open_shell(folder: Path) -> None:
@@ -67,7 +69,7 @@ def _open_shell(folder: Path) -> None:
     from fugaku_gpt.simulator.spool import Spool
 
     program = os.environ.get("SHELL", "/bin/sh")
-    click.echo(f"pjsub, pjstat, pjdel, ... are on PATH in this {program}; leave it with `exit`.", err=True)
+    echo(f"pjsub, pjstat, pjdel, ... are on PATH in this {program}; leave it with `exit`.", err=True)
     path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     try:
         subprocess.run([program], env={**os.environ, "PATH": path})
@@ -83,7 +85,7 @@ def stop(directory: Optional[Path]) -> None:
 
     spool = _spool(directory)
     stop_simulator(spool)
-    click.echo(f"The simulated PJM in {spool.root} has ended.", err=True)
+    echo(f"The simulated PJM in {spool.root} has ended.", err=True)
 
 
 @sim.command()
@@ -94,8 +96,8 @@ def env(directory: Optional[Path]) -> None:
 
     spool = _spool(directory)
     simulator_status(spool)  # fails where none runs
-    click.echo(BANNER, err=True)
-    click.echo(export_line(spool))
+    echo(BANNER, err=True)
+    echo(export_line(spool))
 
 
 @sim.command("status")
@@ -107,11 +109,11 @@ def show_status(directory: Optional[Path]) -> None:
     spool = _spool(directory)
     report = simulator_status(spool)
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(report["jobs"].items()))
-    click.echo(BANNER, err=True)
-    click.echo(f"folder  {spool.root}")
-    click.echo(f"daemon  {spool.daemon_pid()}")
-    click.echo(f"jobs    {jobs or 'none'}")
-    click.echo(f"faults  {report['faults'] or 'none'}")
+    echo(BANNER, err=True)
+    echo(f"folder  {spool.root}")
+    echo(f"daemon  {spool.daemon_pid()}")
+    echo(f"jobs    {jobs or 'none'}")
+    echo(f"faults  {report['faults'] or 'none'}")
 
 
 @sim.command(context_settings={"ignore_unknown_options": True})
@@ -139,7 +141,7 @@ def fault(directory: Optional[Path], code: Optional[int], fault_arguments: Tuple
     if fault_arguments[0] == "refuse":
         fault_arguments = ("refuse", str(code if code is not None else 71), *fault_arguments[1:])
     send_order(_spool(directory), ["fault", *fault_arguments])
-    click.echo(f"set: {' '.join(fault_arguments)}", err=True)
+    echo(f"set: {' '.join(fault_arguments)}", err=True)
 
 
 def _spool(directory: Optional[Path]) -> Any:

@@ -14,7 +14,7 @@ import click
 
 from fugaku_gpt.cli.numbers import seconds_of_option
 from fugaku_gpt.cli.options import PATH, format_option, options_as, scheduler_option, scheduler_overrides
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.sweep_plan import print_jobs
 from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import RunFailed, UsageError
@@ -111,7 +111,7 @@ def expand(file: Path, overrides: Tuple[str, ...], scheduler: Optional[str], for
     """Show the runs of a sweep FILE in the order in which they would be run; nothing is started."""
     sweep_overrides = (*overrides, *scheduler_overrides(scheduler))
     rows = [_run_row(run) for run in expand_sweep(file, sweep_overrides).runs]
-    click.echo(render_rows(_COLUMNS, rows, form), nl=False)
+    echo(render_rows(_COLUMNS, rows, form), nl=False)
 
 
 @sweep.command()
@@ -149,7 +149,7 @@ def run(
     closing = _closing_text(ended, len(expanded.runs), out)
     if any(ended_run.has_failed for ended_run in ended) or len(ended) < len(expanded.runs):
         raise RunFailed(closing)
-    click.echo(closing, err=True)
+    echo(closing, err=True)
 
 
 @sweep.command()
@@ -194,8 +194,8 @@ def status(directory: Path, form: str, no_ask: bool) -> None:
 
     plan, folder = _plan_and_folder(directory, None, ())
     standings = run_standings(with_recorded_names(plan.sweep(), folder), folder, query_schedulers=not no_ask)
-    click.echo(render_rows(_STATUS_COLUMNS, [_standing_row(standing) for standing in standings], form), nl=False)
-    click.echo(_status_counts(standings), err=True)
+    echo(render_rows(_STATUS_COLUMNS, [_standing_row(standing) for standing in standings], form), nl=False)
+    echo(_status_counts(standings), err=True)
 
 
 def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[str], resume: bool) -> None:
@@ -222,7 +222,7 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
     has_failures = options.wait and any(_has_failed(standing) for standing in submission.standings)
     if submission.refused or submission.stop_reason or has_failures:
         raise RunFailed(closing)
-    click.echo(closing, err=True)
+    echo(closing, err=True)
 
 
 def _has_failed(standing: "RunStanding") -> bool:

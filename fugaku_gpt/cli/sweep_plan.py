@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
-import click
-
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.sweep_runs import total_text
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.sweep.expand import Sweep
@@ -29,17 +27,17 @@ def print_jobs(
     rows = [_row(planned_run) for planned_run in planned]
     rows += [{"run": run.name, "refused": run.refusal} for run in refused]
     if rows:
-        click.echo(render_rows(_COLUMNS, rows, "table"))
+        echo(render_rows(_COLUMNS, rows, "table"))
     for note, count in _counted_notes(planned).items():
         share = "" if count == len(planned) else f" ({count} of {len(planned)} jobs)"
-        click.echo(f"note{share}: {note}")
+        echo(f"note{share}: {note}")
     for planned_run in planned if scripts else ():
         if planned_run.job is not None:
-            click.echo(f"{planned_run.job.directory}/{planned_run.job.script}:")
-            click.echo(planned_run.job.text)
+            echo(f"{planned_run.job.directory}/{planned_run.job.script}:")
+            echo(planned_run.job.text)
     skipped = len(standings) - len(planned) - len(refused)
     skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
-    click.echo(f"total: {total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
+    echo(f"total: {total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
 
 
 def _row(planned: "PlannedJob") -> Dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Union
 
 import click
 
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.sweep.expand import Sweep
 from fugaku_gpt.sweep.plan import SweepPlan
 
@@ -68,7 +69,7 @@ def submit_jobs(
     is_confirmed = yes or not sys.stdin.isatty()
 
     def report_submission(number: int, total: int, planned: "PlannedJob", message: str) -> None:
-        click.echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
+        echo(f"[{number}/{total}] {planned.run.name}: {message}", err=True)
 
     def confirm_submission(planned: Sequence["PlannedJob"]) -> bool:
         nonlocal is_confirmed

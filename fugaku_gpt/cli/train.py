@@ -17,6 +17,7 @@ import click
 
 from fugaku_gpt.cli.corpus_settings import with_corpus_settings
 from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, options_as, run_source
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.schema import LOG_FORMATS
 from fugaku_gpt.errors import (
@@ -123,7 +124,7 @@ def train(
         config, notes = with_corpus_settings(source, config, overrides, resume_from)
         if launched is None or launched.rank == 0:
             for note in notes:
-                click.echo(f"fugaku-gpt: note: {note}", err=True)
+                echo(f"fugaku-gpt: note: {note}", err=True)
         if ranks is not None and ranks != config.layout.ranks:
             raise UsageError(_wrong_ranks_message(config, ranks))
         if resume == AUTO and out is None:
@@ -146,7 +147,7 @@ def _data_parallel(config: RunConfig, ranks: int) -> List[str]:
     replicas, rest = divmod(ranks, layout.tp * layout.pp)
     if rest or replicas in (0, layout.dp):
         return []
-    click.echo(f"{ranks} ranks, and layout.dp is not set: layout.dp={replicas}")
+    echo(f"{ranks} ranks, and layout.dp is not set: layout.dp={replicas}")
     return [f"layout.dp={replicas}"]
 
 
@@ -167,7 +168,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     directory, mark = RunDirectory(out), uuid.uuid4().hex
     in_same_folder = resumes_in_same_folder(directory, resume)
     if in_same_folder and directory.has_finished(config.training.iterations):
-        click.echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do")
+        echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do")
         raise click.exceptions.Exit(EXIT_OK)
     # imported here, as in _join_ranks: ten thousand ranks must not import what starts them
     from fugaku_gpt.launch.launch_result import result_of_launch
@@ -180,7 +181,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     directory.create(dump_run_config(config), mark, resume=in_same_folder)
     started, log = steady_time(), directory.log_file
     try:
-        outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=click.echo, mark=mark)
+        outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=echo, mark=mark)
     except UsageError:
         directory.discard()
         raise
@@ -194,9 +195,9 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
         except OSError as error:  # such as a disk that is full, which may be why the run has failed
             code = code or EXIT_RUN_FAILED
             message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"
-            click.echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
+            echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
     if outcome.stopped_by is not None:
-        click.echo(f"fugaku-gpt: {result.reason}", err=True)
+        echo(f"fugaku-gpt: {result.reason}", err=True)
     if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):
         raise RunFailed(f"{out}: {outcome.lost_reason}")
     if outcome.timed_out and code not in (EXIT_OK, EXIT_RESUME):
@@ -223,7 +224,7 @@ def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], 
             raise
         # the other ranks may be able to: their nodes may have what this one lacks
         host = socket.gethostname()
-        click.echo(f"fugaku-gpt: rank {launched.rank} on {host}: {message}", err=True)
+        echo(f"fugaku-gpt: rank {launched.rank} on {host}: {message}", err=True)
         raise click.exceptions.Exit(EXIT_RUN_FAILED) from None
     try:
         machine = local_node_limits()

@@ -19,7 +19,7 @@ def spans(numbers: Sequence[int]) -> str:
 def harmless(text: str) -> str:
     """Escape what a terminal or an editor would obey instead of showing: control characters except ends of lines and
     tabs, marks that turn the direction of writing, and bytes that are no text."""
-    if text.isprintable():
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(mark if mark in "\n\t\xa0" or mark.isprintable() else repr(mark)[1:-1] for mark in text)
 

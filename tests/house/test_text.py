@@ -158,3 +158,11 @@ def test_the_rules_let_ordinary_code_pass() -> None:
     text = "model.eval()\nyaml.safe_load(text)\nnp.load(path, allow_pickle=False)\ncli.exec"
     for _, _, breaks in RULES.values():
         assert not list(_broken_at(ast.walk(ast.parse(text)), breaks))
+
+
+def test_commands_print_through_the_filter_alone() -> None:
+    """What others wrote must not steer the terminal: see ``fugaku_gpt.cli.output.echo``."""
+    printing = re.compile(r"\bclick\.(?:echo|secho)\(|(?<![\w.])print\(")
+    for path in sorted((ROOT / "fugaku_gpt" / "cli").rglob("*.py")):
+        if path.name != "output.py":
+            assert not printing.search(path.read_text(encoding="utf-8")), path

@@ -19,6 +19,7 @@ from fugaku_gpt.cli.options import (
     run_source,
     scheduler_option,
 )
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _print_report(report: "Report", options: CompareOptions) -> int:
     from fugaku_gpt.compare.picture import draw_report
     from fugaku_gpt.compare.report import NO_VERDICT
 
-    click.echo(report_text(report, options.form), nl=False)
+    echo(report_text(report, options.form), nl=False)
     if options.plot is not None:
         draw_report(report, options.plot)
     if report.was_stopped:

@@ -7,10 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
-import click
-
 from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, CompareOptions, SharedRun
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import SweepPlan, read_plan
@@ -51,7 +49,7 @@ def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional
     base = shared.base(profiled=False)
     design = plan_design(parse_factors(toggles, base), options.fraction, options.repeats, options.seed)
     for line in describe(design):
-        click.echo(line, err=out is not None)
+        echo(line, err=out is not None)
     timed = AnalysisSettings(shared.warm_up_of_live, tolerance)
     plan = SweepPlan(_FILE, NAME, sweep_text(design, base, NAME, timed), (), str(Path.cwd()))
     if out is None:
@@ -59,7 +57,7 @@ def run_factorial(options: CompareOptions, shared: SharedRun, recorded: Optional
     if options.scheduler is not None:
         return _submit(plan, out)
     if _run_locally(plan, out):
-        click.echo("stopped: the same command resumes", err=True)
+        echo("stopped: the same command resumes", err=True)
         return EXIT_RESUME
     return print_effects_of_design(out, design, timed, options.form)
 
@@ -104,11 +102,11 @@ def _print_effects(observed: "ToggleObservations", tolerance: float, form: str) 
         raise RunFailed("\n".join([str(error), *observed.failures])) from None
     code = EXIT_RUN_FAILED if observed.failures else EXIT_OK
     if form == "json":
-        click.echo(json.dumps(as_json(effects), indent=2, allow_nan=False))
+        echo(json.dumps(as_json(effects), indent=2, allow_nan=False))
         return code
-    click.echo(render_rows(COLUMNS, effect_rows(effects), form))
+    echo(render_rows(COLUMNS, effect_rows(effects), form))
     mark = "* " if form == "md" else ""
-    click.echo("\n".join(f"{mark}{line}" for line in remarks(effects)))
+    echo("\n".join(f"{mark}{line}" for line in remarks(effects)))
     return code
 
 
@@ -136,6 +134,6 @@ def _submit(plan: SweepPlan, out: Path) -> int:
     lines += [submission.stop_reason] if submission.stop_reason else []
     if lines:
         raise RunFailed("\n".join(lines))
-    click.echo(f"{len(submission.job_ids)} submitted; {follow_text(out)}", err=True)
-    click.echo(f"the effects, when they have run: fugaku-gpt compare {shlex.quote(str(out))}", err=True)
+    echo(f"{len(submission.job_ids)} submitted; {follow_text(out)}", err=True)
+    echo(f"the effects, when they have run: fugaku-gpt compare {shlex.quote(str(out))}", err=True)
     return EXIT_OK

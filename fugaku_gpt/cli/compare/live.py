@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, List, Tuple
 
-import click
-
 from fugaku_gpt.cli.compare.sides import CompareOptions, SharedRun
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, UsageError
@@ -53,15 +52,15 @@ class _Progress:
     """Prints a line for each job and each pair on standard error."""
 
     def job_started(self, pair: str, side: str, number: int, total: int) -> None:
-        click.echo(f"{pair}: {side} runs ({number} of {total} pairs count so far)", err=True)
+        echo(f"{pair}: {side} runs ({number} of {total} pairs count so far)", err=True)
 
     def pair_ended(self, pair: "Pair") -> None:
         if pair.a.seconds is None or pair.b.seconds is None or not pair.has_both_times:
-            click.echo(f"{pair.name}: a job has failed", err=True)
+            echo(f"{pair.name}: a job has failed", err=True)
             return
         line = f"{pair.name}: A {pair.a.seconds:.4g} s, B {pair.b.seconds:.4g} s, B/A "
         line += f"{pair.b.seconds / pair.a.seconds:.3f}"
-        click.echo(line + (f"; disturbed, left out: {'; '.join(pair.disturbed)}" if pair.disturbed else ""), err=True)
+        echo(line + (f"; disturbed, left out: {'; '.join(pair.disturbed)}" if pair.disturbed else ""), err=True)
 
 
 def run_live(comparison: LiveComparison) -> "Report":
@@ -114,10 +113,10 @@ def render_job(comparison: LiveComparison) -> int:
     run = with_profile_file(comparison.shared.base(), comparison.shared.source.run_file)
     base, script = comparison_script(comparison.sides, run, comparison.configs(), comparison.arguments())
     for note in script.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     out = comparison.options.out
     if out is None:
-        click.echo(script.text, nl=False)
+        echo(script.text, nl=False)
         return EXIT_OK
     require_no_run(out)
     try:
@@ -126,6 +125,6 @@ def render_job(comparison: LiveComparison) -> int:
         write_text_atomically(out / SCRIPT, script.text)
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be written: {error.strerror}") from None
-    click.echo(f"{out / SCRIPT}: submit it with `fugaku-gpt job submit {out}`", err=True)
-    click.echo(f"the report, then: fugaku-gpt compare {out / FOLDER}", err=True)
+    echo(f"{out / SCRIPT}: submit it with `fugaku-gpt job submit {out}`", err=True)
+    echo(f"the report, then: fugaku-gpt compare {out / FOLDER}", err=True)
     return EXIT_OK

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.report import TABLE_FORMATS, print_table, write_tables
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.gather import Gathered, gather
@@ -108,7 +108,7 @@ def _print_gathered(gathered: List[Gathered], reparsed: List[Reparsed]) -> None:
                 }
             )
     if summary_rows:
-        click.echo(render_rows(_COLUMNS, summary_rows, "table"), err=True)
+        echo(render_rows(_COLUMNS, summary_rows, "table"), err=True)
     for log in reparsed:
         summary = f"{log.lines} iteration lines of {log.trainer}, {log.added} new" if log.trainer else "nothing"
-        click.echo("; ".join([f"{log.directory}: {summary}", *log.notes]), err=True)
+        echo("; ".join([f"{log.directory}: {summary}", *log.notes]), err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option, scheduler_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def status(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str], for
     recorded = dict.fromkeys(job.directory for job in jobs if job.directory is not None)
     directories = job_directories(folders if targets else [store]) + list(recorded)
     runs = poll_runs(directories) + poll_other_jobs([job for job in jobs if job.directory is None])
-    click.echo(render_rows(COLUMNS, [_row(run) for run in runs], form), nl=False)
+    echo(render_rows(COLUMNS, [_row(run) for run in runs], form), nl=False)
 
 
 @click.command()
@@ -180,7 +180,7 @@ def _change_jobs(targets: Sequence[Path], store: Path, scheduler: Optional[str],
         }:  # whoever submitted it may have been killed: is there a job?
             history = resolve_intents(directory, scheduler_named(name), time.time())
         if history.open:
-            click.echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
+            echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
             refused.append(str(directory))
         for job in history.jobs:
             last = history.statuses.get(job.job_id)
@@ -192,9 +192,7 @@ def _change_jobs(targets: Sequence[Path], store: Path, scheduler: Optional[str],
         directories = {job.job_id: job.directory for job in jobs if job.scheduler == name}
         for job_id, refusal in getattr(scheduler_named(name), verb)(list(directories)).items():
             where = directories[job_id]
-            click.echo(
-                f"{where}: {job_id}: {refusal or event}" if where is not None else f"{job_id}: {refusal or event}"
-            )
+            echo(f"{where}: {job_id}: {refusal or event}" if where is not None else f"{job_id}: {refusal or event}")
             if refusal:
                 refused.append(job_id)
             elif where is not None:
@@ -227,7 +225,7 @@ def _watch_lines(steps: Any) -> List[PolledRun]:
             line = f"{run.directory}: {' '.join(cell for cell in cells if cell)}"
             if printed_lines.get(run.directory) != line:
                 printed_lines[run.directory] = line
-                click.echo(f"{time.strftime('%H:%M:%S')} {line}")
+                echo(f"{time.strftime('%H:%M:%S')} {line}")
                 sys.stdout.flush()
     return last
 
@@ -279,7 +277,7 @@ def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
     if lines is not None:
         shown = b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""
     if named:
-        click.echo(f"==> {path} <==")
+        echo(f"==> {path} <==")
     _print(shown)
     return len(content)
 
@@ -299,7 +297,5 @@ def _print_new_output(ends: Dict[Path, int]) -> None:
 
 def _print(content: bytes) -> None:
     """Print a job's output as text; control characters, which could steer the terminal, are made visible."""
-    text = content.decode("utf-8", "replace")
-    shown = (char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
-    click.echo("".join(shown), nl=False)
+    echo(content.decode("utf-8", "replace"), nl=False)
     sys.stdout.flush()

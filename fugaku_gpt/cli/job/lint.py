@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option, options_as
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def lint(files: Tuple[str, ...], options: LintOptions) -> int:
     Exit codes: 0 no finding at or above --fail-on, 2 wrong usage or a file that cannot be read, 3 findings.
     """
     if options.explain is not None:
-        click.echo(_explain(options.explain), nl=False)
+        echo(_explain(options.explain), nl=False)
         return EXIT_OK
     if options.list_rules:
-        click.echo(_rules(options.form), nl=False)
+        echo(_rules(options.form), nl=False)
         return EXIT_OK
     if not files:
         raise UsageError("nothing to check: name a FILE, a folder, or - for the standard input")
@@ -125,9 +125,9 @@ def _check(files: Sequence[str], options: LintOptions) -> int:
         text = as_sarif(reports, rules, limits)
     else:
         text = (as_json if options.form == "json" else as_text)(reports, limits)
-    click.echo(text, nl=False)
+    echo(text, nl=False)
     for message in unreadable:
-        click.echo(f"fugaku-gpt: {message}", err=True)
+        echo(f"fugaku-gpt: {message}", err=True)
     if unreadable:
         return EXIT_USAGE
     fails = any(is_at_least(item.severity, options.fail_on) for report in reports for item in report.findings)
@@ -188,14 +188,14 @@ def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optio
     limits = with_groups(_limits(limits_file), groups, "pjacl")
     text = format_limits(limits)
     if out is None or str(out) == _STDIN:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return EXIT_OK
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out}: cannot be written: {error.strerror}") from None
     names = ", ".join(f"{group.name} ({group.date})" for group in groups)
-    click.echo(f"wrote {out}: {names}; use it with --limits {out}")
+    echo(f"wrote {out}: {names}; use it with --limits {out}")
     return EXIT_OK
 
 

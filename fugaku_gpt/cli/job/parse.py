@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 import click
 
 from fugaku_gpt.cli.options import format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.config import changed_settings
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.jobs.render import settings_of
@@ -33,11 +33,11 @@ def parse(files: Tuple[Path, ...], form: str) -> None:
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
         documents = [{"file": name, **script_as_json(script), **_settings(script)} for name, script in scripts]
-        click.echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, allow_nan=False))
+        echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, allow_nan=False))
         return
     rows = [row for name, script in scripts for row in _rows(name, script)]
     columns = ("file", "line", "option", "key", "value", "note")
-    click.echo(_printable(render_rows(columns if len(files) > 1 else columns[1:], rows, "table")), nl=False)
+    echo(render_rows(columns if len(files) > 1 else columns[1:], rows, "table"), nl=False)
 
 
 def _read(path: Path) -> PjmScript:
@@ -73,10 +73,3 @@ def _rows(name: str, script: PjmScript) -> List[Dict[str, Any]]:
     ]
     rows += [{"line": line, "value": script.lines[line - 1], "note": "comment"} for line in script.disabled_lines]
     return [{"file": name, **row} for row in sorted(rows, key=lambda row: int(row["line"]))]
-
-
-def _printable(text: str) -> str:
-    """The text with escapes in place of characters that a terminal would obey or cannot show."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else repr(character)[1:-1] for character in text
-    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option, scheduler_overrides
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.records.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -33,9 +35,10 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
     refuse_job_too_large(config)
     script = render_from_files(config, chosen)
     for note in script.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if out is None:
-        click.echo(script.text, nl=False)
+        # into a file it goes as it is: escapes would change what it does
+        (echo if sys.stdout.isatty() else click.echo)(script.text, nl=False)
     else:
         write_text_atomically(out, script.text)
 

@@ -13,6 +13,7 @@ import click
 from fugaku_gpt.cli.job.follow import STORE
 from fugaku_gpt.cli.job.render import training_job
 from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
     if not chosen:
         raise UsageError(f"none of {len(runs)} runs can be submitted again; the lines above say why")
     for run in chosen:
-        click.echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
+        echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
     prepared = [load_prepared(run.directory) for run in chosen]
     for job in prepared:
         _check(job)
@@ -129,14 +130,14 @@ def _submit_script(source: RunSource, scheduler_name: Optional[str], out: Option
         raise UsageError(f"{source.run_file}: is a script: --preset and --set are for a run file")
     script = read_plain_script(source.run_file, scheduler_name)
     for warning in check_script(script.text, script.scheduler, str(script.path)):
-        click.echo(warning, err=True)
+        echo(warning, err=True)
     scheduler = scheduler_named(script.scheduler)
     if dry_run:
-        click.echo(f"command: {shlex.join(scheduler.command_of(submission_of(script, Path.cwd())))}", err=True)
+        echo(f"command: {shlex.join(scheduler.command_of(submission_of(script, Path.cwd())))}", err=True)
         return
     record = out if out is not None else _new_directory(script.name)
-    click.echo(submit_plain_script(script, record, scheduler))
-    click.echo(f"{record}: submitted; `fugaku-gpt job watch {record}` follows it", err=True)
+    echo(submit_plain_script(script, record, scheduler))
+    echo(f"{record}: submitted; `fugaku-gpt job watch {record}` follows it", err=True)
 
 
 def _new_directory(name: str) -> Path:
@@ -153,19 +154,19 @@ def _show_plan(prepared: PreparedJob) -> None:
     from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
 
     scheduler = scheduler_named(prepared.config.job.scheduler)
-    click.echo(prepared.text, nl=False)
+    echo(prepared.text, nl=False)
     try:
         findings = check_script(prepared.text, scheduler.name, str(prepared.directory / prepared.script))
     except UsageError as error:  # it would not be submitted, which these lines say
         findings = [str(error)]
     for finding in findings:
-        click.echo(finding, err=True)
+        echo(finding, err=True)
     for submission in submissions(prepared):
         command = scheduler.command_of(replace(submission, tag=TAG_PREFIX + "TAG"))
-        click.echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)
-    click.echo(_cost_text([prepared]), err=True)
+        echo(f"command: cd {shlex.quote(str(prepared.directory))} && {shlex.join(command)}", err=True)
+    echo(_cost_text([prepared]), err=True)
     for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
 
 
 def _check(prepared: PreparedJob) -> None:
@@ -178,7 +179,7 @@ def _check(prepared: PreparedJob) -> None:
 
     path = str(prepared.directory / prepared.script)
     for warning in check_run_script(prepared.config, prepared.text, path):
-        click.echo(warning, err=True)
+        echo(warning, err=True)
 
 
 def _cost_text(prepared: Sequence[PreparedJob]) -> str:
@@ -194,9 +195,9 @@ def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     for job in prepared:
-        click.echo(f"{job.directory}: {job.config.job.nodes} nodes, {job.config.job.scheduler}", err=True)
+        echo(f"{job.directory}: {job.config.job.nodes} nodes, {job.config.job.scheduler}", err=True)
         for note in job.notes:
-            click.echo(f"note: {note}", err=True)
+            echo(f"note: {note}", err=True)
     return click.confirm(f"{_cost_text(prepared)}; submit?", err=True)
 
 
@@ -205,11 +206,11 @@ def _submit(prepared: PreparedJob) -> None:
     from fugaku_gpt.jobs.submission import submit as submit_job
 
     for note in prepared.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     ids = submit_job(prepared, scheduler_named(prepared.config.job.scheduler))
     for job_id in ids:
-        click.echo(job_id)
-    click.echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
+        echo(job_id)
+    echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
 
 
 def _resume(run: PolledRun) -> bool:
@@ -220,11 +221,11 @@ def _resume(run: PolledRun) -> bool:
     if run.outcome.state == LOST:  # it may exist all the same: two jobs must not write into one directory
         refusal = _refusal_to_end_lost_job(run)
         if refusal:
-            click.echo(f"{run.directory}: not submitted: {run.job_id} may still run: {refusal}", err=True)
+            echo(f"{run.directory}: not submitted: {run.job_id} may still run: {refusal}", err=True)
             return False
     if run.job_id:
         archive = new_attempt(run.directory, time.time())
-        click.echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
+        echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
     _submit(load_prepared(run.directory))
     return True
 
@@ -258,5 +259,5 @@ def _may_resume(run: PolledRun, force: bool, is_only_target: bool) -> bool:
         reason = f"would end the same way ({outcome.cause}): {outcome.advice or 'mend the cause'}; --force submits it"
     if is_only_target:
         raise UsageError(f"{run.directory}: {reason}")
-    click.echo(f"{run.directory}: left out: {reason}", err=True)
+    echo(f"{run.directory}: left out: {reason}", err=True)
     return False

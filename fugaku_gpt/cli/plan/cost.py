@@ -10,7 +10,7 @@ import click
 
 from fugaku_gpt.cli.numbers import FiniteRange, round_significant
 from fugaku_gpt.cli.options import MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
 _FIGURES = ("figure", "value", "low", "high", "unit")
@@ -161,11 +161,11 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
         }
         for figure in figures
     ]
-    click.echo(render_rows(_FIGURES, lines, form), nl=False)
+    echo(render_rows(_FIGURES, lines, form), nl=False)
     for text in extrapolated:
-        click.echo(f"extrapolated: {text}", err=True)
+        echo(f"extrapolated: {text}", err=True)
     for text in notes:
-        click.echo(f"note: {text}", err=True)
+        echo(f"note: {text}", err=True)
     return EXIT_OK
 
 
@@ -188,7 +188,7 @@ def _print_counted(config: "RunConfig", machine: "Machine", form: str) -> None:
         }
         for figures in prediction.figures()
     ]
-    click.echo(render_rows(_COUNTED, lines, form), nl=False)
+    echo(render_rows(_COUNTED, lines, form), nl=False)
     seconds, longest = prediction.total.overlapped, prediction.total.not_overlapped
     for text in (
         f"speed: {prediction.tokens_per_second(seconds):.0f} tokens/s; {prediction.rate(seconds):.2f} TFLOP/s of "
@@ -196,9 +196,9 @@ def _print_counted(config: "RunConfig", machine: "Machine", form: str) -> None:
         f"share of peak: {prediction.share_of_peak(seconds):.1%} where memory and cores overlap perfectly, "
         f"{prediction.share_of_peak(longest):.1%} where they never do",
     ):
-        click.echo(text, err=form != "table")
+        echo(text, err=form != "table")
     for text in prediction.assumptions:
-        click.echo(f"counted: {text}", err=True)
+        echo(f"counted: {text}", err=True)
 
 
 class Tokens(_DurationType):
@@ -277,7 +277,7 @@ def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions,
         ]
     if estimate.joules is not None:
         lines.append({"figure": "energy", "value": round_significant(estimate.joules / 3.6e9), "unit": "MWh"})
-    click.echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
+    echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
     return EXIT_OK
 
 
@@ -302,12 +302,12 @@ def _completed_by_run(
     if sec_per_it is None:
         seconds, extrapolated = predicted_seconds(config, machine, choice.hardware, choice.build)
         sec_per_it = seconds.value
-        click.echo(
+        echo(
             f"predicted: {seconds.value:.4g} s per iteration, 80 % interval {seconds.low:.4g} to {seconds.high:.4g}",
             err=True,
         )
         for text in extrapolated:
-            click.echo(f"extrapolated: {text}", err=True)
+            echo(f"extrapolated: {text}", err=True)
     completed = replace(
         options,
         sec_per_it=sec_per_it,
@@ -362,5 +362,5 @@ def ramp(form: str, **sizes: int) -> int:
         }
         for phase in phases
     ]
-    click.echo(render_rows(_PHASES, lines, form), nl=False)
+    echo(render_rows(_PHASES, lines, form), nl=False)
     return EXIT_OK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 import click
 
 from fugaku_gpt.cli.options import RunSource, format_option, run_source
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.plan.cost import days, iteration_time, ramp
 from fugaku_gpt.cli.plan.memory import memory
 from fugaku_gpt.cli.plan.probe import probe
@@ -139,9 +139,9 @@ def _check_plans(plans: Sequence["CommunicationPlan"], every_rank: bool, form: s
             bubbles.append(times.mean_bubble)
     except (ScheduleError, GridError) as error:
         size = f" ({plan.micro_batches} micro-batches of {plan.tokens} tokens)" if len(plans) > 1 else ""
-        click.echo(f"does not fit: {error}{size}", err=True)
+        echo(f"does not fit: {error}{size}", err=True)
         return EXIT_RUN_FAILED
-    click.echo(render_rows(_COLUMNS, _rows(plan, schedule_report, grid, times), form), nl=False)
+    echo(render_rows(_COLUMNS, _rows(plan, schedule_report, grid, times), form), nl=False)
     checked_ranks = "every rank" if grid.ran == grid.ranks else "one rank of each stage"
     groups = ", ".join(f"{count} {kind}" for kind, count in grid.groups.items() if count) or "none"
     idle = sum(times.idle_share) / len(times.idle_share)
@@ -161,7 +161,7 @@ def _check_plans(plans: Sequence["CommunicationPlan"], every_rank: bool, form: s
         )
     summary.append(f"all fits: equal order of calls in every group, no deadlock; {time.monotonic() - started:.1f} s")
     for line in summary:  # with formats for programs, standard output has the rows alone
-        click.echo(line, err=form != "table")
+        echo(line, err=form != "table")
     return EXIT_OK
 
 

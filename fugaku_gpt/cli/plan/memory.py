@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 import click
 
 from fugaku_gpt.cli.options import RunSource, format_option, run_source, torch_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def memory(
         labels = {"part": f"stage {stage}", "layers": _layers(stage_chunks), "recompute": _kinds(stage_chunks, kinds)}
         rows.append({**labels, **_mib(sizes)})
     rows.append({"part": f"node of {config.ranks_per_node}", **_mib(usage.node)})
-    click.echo(render_rows(("part", "layers", "recompute", *CATEGORIES, "total"), rows, form), nl=False)
+    echo(render_rows(("part", "layers", "recompute", *CATEGORIES, "total"), rows, form), nl=False)
 
     needed = usage.bytes_of_node
     lines = [
@@ -82,9 +82,9 @@ def memory(
         else:
             lines.append(f"fits: {(size - needed) // MIB} MiB are left")
     for line in lines:  # with formats for programs, standard output has the rows alone
-        click.echo(line, err=form != "table")
+        echo(line, err=form != "table")
     for argument in set_options(change or ()):
-        click.echo(argument, err=form != "table")
+        echo(argument, err=form != "table")
     return code
 
 

@@ -13,7 +13,7 @@ import click
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
 from fugaku_gpt.cli.numbers import FiniteRange, round_significant
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_OK, RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def probe(
     machine, left_out = machine_from_probe(probed, local.memory_limit())
     write_machine(machine, out)
     print_left_out(left_out, form)
-    click.echo(f"written: {out}", err=True)
+    echo(f"written: {out}", err=True)
     return EXIT_OK
 
 
@@ -88,10 +88,10 @@ def print_left_out(left_out: "Sequence[LeftOutRun]", form: str) -> None:
         }
         for run in left_out
     ]
-    click.echo(render_rows(("run", "measured", "predicted", "off_percent"), lines, form), nl=False)
+    echo(render_rows(("run", "measured", "predicted", "off_percent"), lines, form), nl=False)
     if left_out:
         median = 100 * statistics.median(abs(run.relative_error) for run in left_out)
-        click.echo(f"runs left out of the fit: {median:.1f} % off in the median", err=True)
+        echo(f"runs left out of the fit: {median:.1f} % off in the median", err=True)
 
 
 def rank_counts(most: int) -> List[int]:
@@ -116,7 +116,7 @@ def _measure(launcher: "Launcher", ranks: int, threads: int, seconds: float, dty
 
     def on_line(line: str) -> None:
         if line.startswith('{"progress"'):
-            click.echo(f"{ranks} ranks of {threads} threads: {json.loads(line)['progress']}", err=True)
+            echo(f"{ranks} ranks of {threads} threads: {json.loads(line)['progress']}", err=True)
         elif line.startswith('{"probed"'):
             probes.append(probe_from_data(json.loads(line)["probed"]))
         else:

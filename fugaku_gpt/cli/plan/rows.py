@@ -10,7 +10,7 @@ import click
 from fugaku_gpt.cli.machine_file import check_machine_file, write_machine
 from fugaku_gpt.cli.numbers import round_significant
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def predict(rows_file: Path, form: str) -> int:
                 else "; ".join(prediction.extrapolated) or None,
             }
         )
-    click.echo(render_rows(_PREDICTED, lines, form), nl=False)
+    echo(render_rows(_PREDICTED, lines, form), nl=False)
     return EXIT_OK
 
 
@@ -151,9 +151,9 @@ def fit(
     if plot is not None:
         draw_fit(fitted, "configuration", plot)
     if constants:
-        click.echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
+        echo(render_rows(_CONSTANTS, _constant_lines(fitted.machine), form), nl=False)
     else:
-        click.echo(render_rows(FIGURES, [score_figures(fitted, by) for by in fitted.seconds], form), nl=False)
+        echo(render_rows(FIGURES, [score_figures(fitted, by) for by in fitted.seconds], form), nl=False)
     return EXIT_OK
 
 
@@ -166,14 +166,14 @@ def _fit_runs(machine: "Machine", folders: Sequence[Path], out: Optional[Path], 
         raise UsageError(f"machine {machine.name}: --runs is for a file of `plan probe`; for this one: --rows FILE.csv")
     runs, skipped = usable_runs(find_runs(folders), machine.probed)
     for text in skipped:
-        click.echo(f"skipped: {text}", err=True)
+        echo(f"skipped: {text}", err=True)
     if not runs:
         raise UsageError("no run to fit to: see above")
     fitted, left_out = refit_local(machine, runs)
     if out is not None:
         write_machine(fitted, out)
     if constants:
-        click.echo(render_rows(_CONSTANTS, _constant_lines(fitted), form), nl=False)
+        echo(render_rows(_CONSTANTS, _constant_lines(fitted), form), nl=False)
     else:
         print_left_out(left_out, form)
     return EXIT_OK

@@ -11,7 +11,7 @@ import click
 
 from fugaku_gpt.cli.numbers import round_significant
 from fugaku_gpt.cli.options import PATH, MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.plan.constraints import batches_of, parsed, rules_of
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
@@ -155,9 +155,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
     notes.append(f"{summary}; {time.monotonic() - started:.1f} s")
     if not len(layouts.ranking):
         condition = "fits" if len(layouts.seconds) else "is valid"
-        click.echo(
-            "\n".join([*notes, f"no layout {condition}: other nodes or global batch, or fewer constraints"]), err=True
-        )
+        echo("\n".join([*notes, f"no layout {condition}: other nodes or global batch, or fewer constraints"]), err=True)
         return EXIT_RUN_FAILED
     our_memory = _our_memory(request) if options.fit != "rows" else None
     best, dropped = best_layouts(request, layouts, options.top, options.variants, our_memory)
@@ -173,7 +171,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
             tuple(_SHORT.get(key, key) for key in columns),
             [{_SHORT.get(key, key): value for key, value in line.items()} for line in lines],
         )
-    click.echo(render_rows(columns, lines, form), nl=False)
+    echo(render_rows(columns, lines, form), nl=False)
     messages = _explanation(best) + notes
     if options.out is not None:
         written = write_layouts(best, options.out, f"topology-{source.preset or 'run'}", options.iterations)
@@ -185,7 +183,7 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
         draw_search(layouts, request, title, options.plot)
         messages.append(f"written: {options.plot}")
     for text in messages:  # with formats for programs, standard output has the rows alone
-        click.echo(text, err=form != "table")
+        echo(text, err=form != "table")
     return EXIT_OK
 
 
@@ -247,7 +245,7 @@ def _progress_printer(started: float) -> Callable[[int, int], None]:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + _PROGRESS_SECONDS
-            click.echo(f"{costed} of {total} layouts costed", err=True)
+            echo(f"{costed} of {total} layouts costed", err=True)
 
     return print_progress
 
