@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Union
+from typing import Any, Tuple, Union
+
+_DECODER = json.JSONDecoder()
 
 
 def parse_json(text: Union[str, bytes]) -> Any:
@@ -14,5 +16,17 @@ def parse_json(text: Union[str, bytes]) -> Any:
     """
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_json_at(text: str, position: int) -> Tuple[Any, int]:
+    """Return the JSON value that begins at a position of a text, and the position of its end.
+
+    Raises:
+        ValueError: as of :func:`parse_json`.
+    """
+    try:
+        return _DECODER.raw_decode(text, position)
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Tuple
 
 from fugaku_gpt.data.forms import BadText
-from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.json_text import parse_json, parse_json_at
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 # Beginnings of JSON that prose does not have: an object with a quoted key, or an array of such objects.
@@ -102,7 +102,6 @@ def _values(data: bytes, path: Path) -> Iterator[Tuple[int, Any]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadText(f"{path}: not JSON: {error}") from None
-    decoder = json.JSONDecoder()
     position, line, counted_to = 0, 1, 0
     in_array, needs_comma = False, False
     while True:
@@ -123,7 +122,7 @@ def _values(data: bytes, path: Path) -> Iterator[Tuple[int, Any]]:
             in_array, position = True, position + 1
             continue
         try:
-            value, position = decoder.raw_decode(text, position)
+            value, position = parse_json_at(text, position)
         except ValueError as error:
             reason = getattr(error, "msg", error)
             raise BadText(f"{path}:{line}: not JSON: {reason}; is the file cut short?") from None

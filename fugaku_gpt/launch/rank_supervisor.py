@@ -327,10 +327,7 @@ class _RankSupervisor:
 
 def _name_of(process: int) -> str:
     """The name of a process, as the kernel has it."""
-    try:
-        return Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "the launcher"
+    return this_system().read(f"proc/{process}/comm") or "the launcher"
 
 
 def _prctl(option: int, value: object) -> None:

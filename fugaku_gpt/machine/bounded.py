@@ -7,8 +7,9 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 from typing import Callable
+
+import psutil
 
 _MEMORY_EXIT, _ERROR_EXIT = 3, 4
 
@@ -77,5 +78,4 @@ def _run_and_exit(function: Callable[[], str], pipe: int, seconds: int, memory: 
 
 
 def _address_space() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    return pages * resource.getpagesize()
+    return int(psutil.Process().memory_info().vms)

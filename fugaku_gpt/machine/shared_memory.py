@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Iterator, List, Set, Tuple
 
+from fugaku_gpt.machine.system import this_system
+
 SHARED_MEMORY = "dev/shm"  # below the root
 _LITTLE_ROOM = 32 * 2**20  # bytes that an MPI may want in one piece
 # names of the files of MPICH, Open MPI and UCX
@@ -71,7 +73,7 @@ def remove_leftover_segments(directory: Path) -> Tuple[int, int]:
 def _files_in_use() -> Set[Tuple[int, int]]:
     """The (device, inode) of each file that a process of this user has open or mapped."""
     used: Set[Tuple[int, int]] = set()
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in this_system().path("proc").glob("[0-9]*"):
         used.update(_mapped_files(process))
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for descriptor in (process / "fd").iterdir():

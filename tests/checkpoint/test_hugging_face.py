@@ -166,7 +166,7 @@ def rename_a_tensor(folder: Path) -> None:
     ("spoil", "message"),
     [
         (lambda folder: changed(folder, model_type="llama"), "model_type is 'llama'; only 'gpt2'"),
-        (lambda folder: changed(folder, activation_function="relu"), "'relu'; known are gelu, gelu_new"),
+        (lambda folder: changed(folder, activation_function="relu"), "'relu'; known are gelu, gelu_python, gelu_new"),
         (
             lambda folder: changed(folder, scale_attn_by_inverse_layer_idx=True),
             "scale_attn_by_inverse_layer_idx is True",

@@ -54,7 +54,7 @@ def test_a_cell_of_several_lines_is_printed_on_a_single_line(form: str) -> None:
 HOSTILE = "\x1b]0;title\x07 \x9b2J \u202egnp.exe\ttab"
 
 
-def test_what_others_wrote_is_shown_and_not_obeyed() -> None:
+def test_text_of_other_programs_is_shown_and_not_obeyed() -> None:
     shown = "\\x1b]0;title\\x07 \\x9b2J \\u202egnp.exe tab"
     assert render_rows(["note"], [{"note": HOSTILE}], "table").splitlines()[2] == shown
     assert render_rows(["note"], [{"note": HOSTILE}], "md").splitlines()[2] == f"| {shown} |"

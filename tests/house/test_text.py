@@ -161,7 +161,7 @@ def test_the_rules_let_ordinary_code_pass() -> None:
 
 
 def test_commands_print_through_the_filter_alone() -> None:
-    """What others wrote must not steer the terminal: see ``fugaku_gpt.cli.output.echo``."""
+    """Text of other programs must not steer the terminal: see ``fugaku_gpt.cli.output.echo``."""
     printing = re.compile(r"\bclick\.(?:echo|secho)\(|(?<![\w.])print\(")
     for path in sorted((ROOT / "fugaku_gpt" / "cli").rglob("*.py")):
         if path.name != "output.py":

@@ -67,7 +67,7 @@ HEALTHY = (
 )
 
 
-def test_lines_of_a_healthy_run_are_never_the_cause_of_its_end(tmp_path: Path) -> None:
+def test_lines_of_a_healthy_run_are_never_a_cause(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", load_run_config(preset="tiny"), None)
     log = tmp_path / "log.txt"
     log.write_text(HEALTHY, encoding="utf-8")
@@ -77,7 +77,7 @@ def test_lines_of_a_healthy_run_are_never_the_cause_of_its_end(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("lost_after", "reason"), [(1.0, "mpirun is stopped"), (3.0, "own words")])
-def test_what_ended_a_rank_before_its_launcher_was_lost_is_the_cause(
+def test_an_earlier_end_of_a_rank_stays_the_cause_when_the_launcher_is_lost(
     tmp_path: Path, lost_after: float, reason: str
 ) -> None:
     config = load_run_config(preset="tiny")

@@ -69,7 +69,7 @@ def test_output_goes_to_the_log_and_to_the_listener(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listener_fails", [False, True], ids=["log", "listener"])
-def test_the_output_is_read_to_its_end_though_nobody_can_take_it(tmp_path: Path, listener_fails: bool) -> None:
+def test_a_pipe_is_emptied_though_nobody_can_take_the_lines(tmp_path: Path, listener_fails: bool) -> None:
     """A pipe that is not emptied stops the command: 4 MiB are more than it holds."""
     lines: List[str] = []
 

@@ -18,7 +18,7 @@ from fugaku_gpt.training.failure import end_failed_run
 
 @pytest.fixture
 def aborts(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> List[Tuple[int, str]]:
-    """What was printed when all ranks were ended, and the exit code."""
+    """The exit code with which all ranks were ended, and the text that was printed by then."""
     ended: List[Tuple[int, str]] = []
     monkeypatch.setattr(Communicator, "abort", lambda _, code: ended.append((code, capfd.readouterr().err)))
     return ended

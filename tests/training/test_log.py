@@ -65,7 +65,7 @@ def test_an_iteration_is_a_single_line_with_all_fields_in_order(opened: Tuple[Tr
     ]
 
 
-def test_by_default_a_line_has_what_one_watches(tmp_path: Path) -> None:
+def test_the_default_line_has_the_watched_figures(tmp_path: Path) -> None:
     config = tiny_config("training.iterations=1000", "job.nodes=2", "layout.dp=2")
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
     log = TrainingLog(config, MetricsWriter(file), stream)
