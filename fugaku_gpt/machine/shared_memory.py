@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from pathlib import Path
 from typing import Iterator, List, Set, Tuple
 
 from fugaku_gpt.machine.system import this_system
 
 SHARED_MEMORY = "dev/shm"  # below the root
+# a younger file may be of a run that is just starting, also in another container that shares this memory
+_STARTING_SECONDS = 10.0
 _LITTLE_ROOM = 32 * 2**20  # bytes that an MPI may want in one piece
 # names of the files of MPICH, Open MPI and UCX
 _SEGMENT_OF_MPI = re.compile(r"mpich_|vader_segment\.|sm_segment\.|osc_sm\.|ucx_shm_posix_")
@@ -39,7 +42,8 @@ def bus_error_cause(directory: Path) -> str:
 
 
 def leftover_segments(directory: Path) -> List[Path]:
-    """List this user's files of MPI in shared memory that no living process has open or mapped.
+    """List this user's files of MPI in shared memory that no living process has open or mapped, and that are some
+    seconds old.
 
     A rank that is killed leaves its files, some MiB each, which take memory until the node is restarted. Processes of
     other users cannot be looked at, but they have no use for this user's files.
@@ -53,7 +57,8 @@ def leftover_segments(directory: Path) -> List[Path]:
             if _SEGMENT_OF_MPI.match(entry.name):
                 with contextlib.suppress(OSError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)
-                    if status.st_uid == os.geteuid():
+                    is_old = time.time() - status.st_mtime > _STARTING_SECONDS
+                    if is_old and status.st_uid == os.geteuid():
                         candidates[status.st_dev, status.st_ino] = Path(entry.path)
     used = _files_in_use() if candidates else set()
     return sorted(path for key, path in candidates.items() if key not in used)
@@ -74,12 +79,12 @@ def _files_in_use() -> Set[Tuple[int, int]]:
     """The (device, inode) of each file that a process of this user has open or mapped."""
     used: Set[Tuple[int, int]] = set()
     for process in this_system().path("proc").glob("[0-9]*"):
-        used.update(_mapped_files(process))
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     status = descriptor.stat()
                     used.add((status.st_dev, status.st_ino))
+        used.update(_mapped_files(process))  # afterwards: a file is mapped before it is closed
     return used
 
 
