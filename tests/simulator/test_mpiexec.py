@@ -135,7 +135,8 @@ def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> N
     pytest.importorskip("mpi4py")
     (tmp_path / "meet.py").write_text(
         "from mpi4py import MPI\nfrom fugaku_gpt.machine.rank import launched_rank\n"
-        "world = MPI.COMM_WORLD\nlaunched = launched_rank()\nassert (launched.rank, launched.ranks) == (world.rank, None)\n"
+        "world, launched = MPI.COMM_WORLD, launched_rank()\n"
+        "assert (launched.rank, launched.ranks) == (world.rank, None)\n"
         "print(world.rank, world.size, world.allreduce(world.rank + 1))\n"
     )
     job_id, code, exit_code, _ = run_job(site, write, tmp_path, f"mpiexec {sys.executable} meet.py")
