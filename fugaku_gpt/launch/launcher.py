@@ -30,7 +30,7 @@ from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
-from fugaku_gpt.records.run import OK, Result, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, OK, Result, RunDirectory
 
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
@@ -333,7 +333,9 @@ def _lost_reason(
     if outcome.is_lost:
         return endings.reason(watch.gone)
     was_ended = outcome.stopped_by is not None or outcome.timed_out or outcome.oom_kills > 0
-    if has_joined or was_ended or directory.result() is not None:
+    recorded = directory.result()
+    # a rank that the launcher has ended for another's end records just that
+    if has_joined or was_ended or (recorded is not None and recorded.status != INTERRUPTED):
         return ""
     return endings.reason_of_first(outcome.exit_code, watch.ranks_of_processes)
 
