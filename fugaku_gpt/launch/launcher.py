@@ -37,10 +37,11 @@ OPEN_MPI = "Open MPI"
 PROGRAM_NAMES = ("mpirun", "mpiexec")
 _VERSION_SECONDS = 30
 # Inside an allocation, Open MPI would ask the batch system for the hosts and start ranks by its means. These leave
-# this machine and fork: the first two for its runtime up to 4, the others for that of 5 (PRRTE).
+# this machine and fork: the first three for its runtime up to 4, the others for that of 5 (PRRTE).
 _OPEN_MPI_HERE = {
     "OMPI_MCA_plm": "isolated",
     "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine,alps",
+    "OMPI_MCA_pmix": "^flux",  # which ends mpirun 4.1 by SIGSEGV where FLUX_JOB_ID is set, and there is no Flux
     "PRTE_MCA_plm": "^slurm,lsf,pals,tm",
     "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine,flux,pals",
 }
