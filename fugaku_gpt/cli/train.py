@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -197,7 +198,8 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
             message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"
             echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
     if outcome.stopped_by is not None:
-        echo(f"fugaku-gpt: {result.reason}", err=True)
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            echo(f"fugaku-gpt: {result.reason}", err=True)
     if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):
         raise RunFailed(f"{out}: {outcome.lost_reason}")
     if outcome.timed_out and code not in (EXIT_OK, EXIT_RESUME):

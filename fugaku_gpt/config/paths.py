@@ -27,7 +27,7 @@ def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path
     """
     folder = Path(file).parent
     resolved: Dict[str, Tree] = dict(settings)
-    if folder in (Path("."), base):
+    if folder in (Path("."), base) or _is_record(Path(file)):
         return resolved
     for key in PATH_KEYS:
         value = settings.get(key)
@@ -36,6 +36,11 @@ def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path
         elif isinstance(value, list):
             resolved[key] = [_from(folder, item, base) if isinstance(item, Scalar) else item for item in value]
     return resolved
+
+
+def _is_record(file: Path) -> bool:
+    """True for the configuration in a run directory: its paths are as the run had them, from the present folder."""
+    return file.name == "config.yaml" and any(file.parent.glob(".claim.*"))
 
 
 def _from(folder: Path, path: Scalar, base: Optional[Path]) -> Scalar:

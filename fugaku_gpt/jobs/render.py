@@ -130,11 +130,11 @@ def _render_of_user(name: str, render: Callable[[], str]) -> str:
         except MemoryError:
             raise
         except jinja2.TemplateSyntaxError as error:
-            return f"{name if error.name is None else error.name}:{error.lineno}: {error.message}"
+            return f"!{name if error.name is None else error.name}:{error.lineno}: {error.message}"
         except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
-            return f"{name}:{_template_line(error)}: cannot be rendered: {error}"
+            return f"!{name}:{_template_line(error)}: cannot be rendered: {error}"
         except Exception as error:  # of an expression, such as a division by zero
-            return f"{name}:{_template_line(error)}: cannot be rendered: {type(error).__name__}: {error}"
+            return f"!{name}:{_template_line(error)}: cannot be rendered: {type(error).__name__}: {error}"
 
     try:
         text = call_in_child(
@@ -143,7 +143,7 @@ def _render_of_user(name: str, render: Callable[[], str]) -> str:
     except BoundExceeded as exceeded:
         raise ConfigError(f"{name}: cannot be rendered: the template {exceeded}") from None
     if not text.startswith("="):
-        raise ConfigError(text[:_LONGEST_ERROR])
+        raise ConfigError(text[1:_LONGEST_ERROR])
     return text[1:]
 
 

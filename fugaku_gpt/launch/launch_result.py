@@ -28,7 +28,7 @@ from fugaku_gpt.records.summary import summarise
 _TAIL_BYTES = 64 * 1024
 _REASON_LENGTH = 300
 _MEMORY = re.compile(r"MemoryError|can't allocate memory|Cannot allocate memory|std::bad_alloc|oom-kill|Out of memory")
-_ERROR = re.compile(r"^(fugaku-gpt: .+|(?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+_ERROR = re.compile(r"^(fugaku-gpt: (?!note: |warning: ).+|(?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 # lines that a healthy run prints: they are never the cause of its end
 _PROGRESS = re.compile(
     r"iteration +\d+/\d+ \||validation at iteration|checkpoint at iteration|resuming from |run directory: |next: "

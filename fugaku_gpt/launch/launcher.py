@@ -334,7 +334,10 @@ def _lost_reason(
     if outcome.is_lost:
         return endings.reason(watch.gone)
     was_ended = outcome.stopped_by is not None or outcome.timed_out or outcome.oom_kills > 0
-    recorded = directory.result()
+    try:
+        recorded = directory.result()
+    except UsageError:  # a damaged record must not have the caller take the run for one that has not begun
+        return ""
     # a rank that the launcher has ended for another's end records just that
     if has_joined or was_ended or (recorded is not None and recorded.status != INTERRUPTED):
         return ""
@@ -355,6 +358,8 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
         return 128 + outcome.stopped_by
     if outcome.timed_out or outcome.lost_reason:
         return EXIT_RUN_FAILED
+    if result is not None and result.signal is not None:  # the launcher may report another rank, which it has killed
+        return 128 + result.signal
     if outcome.signal is not None:
         return 128 + outcome.signal
     # a launcher that fails itself has codes of its own, such as 255, or the number of a signal

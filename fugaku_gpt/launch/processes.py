@@ -154,7 +154,8 @@ def run_command(
                             break
                         saving_until = time.monotonic() + control.save_seconds
                         process.send_signal(control.stop_signal)
-                        control.on_stop(caught.numbers[0])
+                        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone: ranks still save
+                            control.on_stop(caught.numbers[0])
                     if saving_until is not None and time.monotonic() > saving_until:
                         break
                     is_lost = control is not None and control.is_lost()

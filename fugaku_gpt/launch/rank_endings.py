@@ -54,7 +54,10 @@ class RankEndings:
         if killed is not None:
             self.first = int(killed[1]), int(killed[2])
         if self._on_line is not None:
-            self._on_line(line)
+            try:
+                self._on_line(line)
+            except (OSError, ValueError):  # such as the terminal, which is gone; endings are still read
+                self._on_line = None
 
     def reason(self, ranks: Sequence[int]) -> str:
         """Return a sentence that these ranks ended before they joined MPI, with their statuses where they are known."""

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -106,6 +107,12 @@ class Result:
     def is_resumable(self) -> bool:
         """True if the ranks have stopped early with a complete checkpoint, and have recorded so."""
         return self.status == INTERRUPTED and self.reason.startswith(STOPPED)
+
+    @property
+    def signal(self) -> Optional[int]:
+        """Number of the signal that killed the rank; None if no signal is recorded."""
+        number = re.match(r"signal (\d+) ", self.exception)
+        return int(number[1]) if number else None
 
 
 # prefix of the reason of a run that has stopped with a complete checkpoint; job scripts search for it too

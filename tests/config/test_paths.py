@@ -67,3 +67,12 @@ def test_paths_of_a_sweep_are_relative_to_its_file(
     assert plan is not None
     resumed = plan.sweep().runs[0].config
     assert resumed is not None and resumed.data.paths == ("exp/corpus",), "relative to the plan's base, as before"
+
+
+def test_paths_of_a_record_are_those_of_the_run_and_not_relative_to_its_folder(experiment: Path) -> None:
+    record = experiment / "config.yaml"
+    record.write_text("data: {paths: [corpus]}\n")
+    (experiment.parent / "corpus").mkdir()  # the run's; that of the same name in the run directory is not
+    assert load_run_config(Path("exp/config.yaml")).data.paths == ("exp/corpus",)  # a file that a user has named so
+    (experiment / ".claim.1").write_text("{}")
+    assert load_run_config(Path("exp/config.yaml")).data.paths == ("corpus",)

@@ -483,3 +483,9 @@ def test_a_template_that_fails_or_has_no_end_is_refused(template: str, message: 
     config = load_run_config(preset="tiny", overrides=["job.template=user.j2"])
     with pytest.raises(ConfigError, match=re.escape(message)):
         render_job(config, Profile(), template)
+
+
+def test_no_name_of_a_template_turns_an_error_into_a_script() -> None:
+    config = load_run_config(preset="tiny", overrides=["job.template==own.j2"])
+    with pytest.raises(ConfigError, match="^=own.j2:1: cannot be rendered: ZeroDivisionError"):
+        render_job(config, Profile(), "{{ 1 / 0 }}")

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import pytest
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.launch.launch_result import failure_reason, log_tail, result_of_launch
+from fugaku_gpt.launch.launch_result import failure_reason, log_tail, printed_error, result_of_launch
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.records.run import RunDirectory
 from tests.sweep.fake import leave_run, outcome
@@ -115,3 +115,8 @@ def test_reasons_come_from_the_end_of_the_log(tmp_path: Path) -> None:
     log.write_bytes(b"x" * 100_000 + b"\nValueError: early\n\xff\xfe\none\ntwo\nthree\n")
     assert failure_reason(log_tail(log)) == "ValueError: early"
     assert failure_reason(["one", "two", "three", "four"]) == "two / three / four"
+
+
+def test_notes_are_no_errors() -> None:
+    tail = ["fugaku-gpt: note: model.vocab_size is 50257", "Segmentation fault"]
+    assert printed_error(tail) == "" and failure_reason(tail).endswith("Segmentation fault")

@@ -179,6 +179,15 @@ def test_a_command_that_can_save_is_signalled_and_waited_for(number: int) -> Non
     assert output.decode().split() == ["ended", "75", str(int(number))] and marked_processes(mark) == []
 
 
+def test_a_command_can_save_though_the_terminal_is_gone() -> None:
+    mark = uuid.uuid4().hex
+    control = ", control=processes.Control(10, 1e6, on_stop=lambda number: open('/dev/full', 'wb', 0).write(b'x'))"
+    starter = starter_of("saves", mark, control + ", grace=0.1")
+    starter.send_signal(signal.SIGHUP)
+    output, _ = starter.communicate(timeout=300)
+    assert output.decode().split() == ["ended", "75", str(int(signal.SIGHUP))] and marked_processes(mark) == []
+
+
 def test_a_second_signal_ends_a_command_that_does_not_save() -> None:
     mark = uuid.uuid4().hex
     starter = starter_of("never", mark, ", control=processes.Control(10, 1e6), grace=1e6", same=0.05)

@@ -76,3 +76,13 @@ def test_no_rank_is_named_where_none_was_killed() -> None:
     assert endings("").reason_of_first(1, {}) == ""
     refused = OPEN_MPI_4.replace("Exit code:    3", "Exit code:    2")
     assert endings(refused).reason_of_first(2, {}) == ""
+
+
+def test_endings_are_read_though_the_terminal_is_gone() -> None:
+    def gone(line: str) -> None:
+        raise BrokenPipeError("the terminal is gone")
+
+    endings = RankEndings(gone)
+    endings.read("some output")
+    endings.read("[mpiexec@node] Exit codes: [node] 0,9")
+    assert endings.statuses == [0, 9]
