@@ -7,6 +7,7 @@ from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
 from fugaku_gpt.config.paths import PATH_KEYS
 from fugaku_gpt.config.schema import RunConfig
 
+_DEFAULTS = RunConfig()
 _PATHS = "data.paths"
 MOST_NAMED = 8  # settings that are named for one run; how many more there are is said
 # where, by whom and for how long a run was submitted, and what it leaves, which is not what it computed
@@ -63,7 +64,7 @@ def _names(keys: Sequence[str]) -> Dict[str, str]:
 
 def _default(key: str) -> Any:
     section, _, leaf = key.partition(".")
-    return getattr(getattr(RunConfig(), section, None), leaf, None)
+    return getattr(getattr(_DEFAULTS, section, None), leaf, None)
 
 
 def _text(value: Any) -> str:

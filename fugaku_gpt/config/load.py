@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, get_type_hints
@@ -145,8 +145,15 @@ def coerce_setting(key: str, value: Tree) -> Any:
     Raises:
         BadValue: the field does not accept it.
     """
-    field_types = {name: (kind, metadata) for name, kind, metadata in _fields_of(RunConfig)}
-    return _coerce(value, *field_types[key])
+    if isinstance(value, Scalar):
+        return _coerced_scalar(key, value.text, value.is_quoted)
+    return _coerce(value, *_field_types()[key])
+
+
+@lru_cache(maxsize=4096)
+def _coerced_scalar(key: str, text: str, is_quoted: bool) -> Any:
+    """The value of a field that is written as one scalar; the runs of a store have most of them in common."""
+    return _coerce(Scalar(text, is_quoted, ""), *_field_types()[key])
 
 
 def dump_run_config(config: RunConfig) -> str:
@@ -156,7 +163,7 @@ def dump_run_config(config: RunConfig) -> str:
 
 def config_values(config: RunConfig) -> Dict[str, Dict[str, Any]]:
     """All fields of a run, section → key → value that YAML and JSON can represent (durations as H:MM:SS)."""
-    tree: Dict[str, Dict[str, Any]] = asdict(config)
+    tree: Dict[str, Dict[str, Any]] = {name: dict(vars(section)) for name, section in vars(config).items()}
     for section in tree.values():
         for key, value in section.items():
             if isinstance(value, tuple):
@@ -173,8 +180,13 @@ def changed_settings(config: RunConfig) -> Dict[str, Any]:
 
     These settings identify a run, so that a field which is added to the schema later does not change older runs.
     """
-    defaults = dotted_settings(config_values(RunConfig()))
+    defaults = _default_settings()
     return {key: value for key, value in dotted_settings(config_values(config)).items() if value != defaults[key]}
+
+
+@lru_cache(maxsize=1)
+def _default_settings() -> Dict[str, Any]:
+    return dotted_settings(config_values(RunConfig()))
 
 
 def readable_settings(written: Mapping[str, Tree]) -> Dict[str, Any]:
@@ -203,6 +215,12 @@ def dotted_settings(sections: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]
 
 
 @lru_cache(maxsize=1)
+def _section_types() -> Dict[str, Any]:
+    """Name of each section → its dataclass."""
+    return get_type_hints(RunConfig)
+
+
+@lru_cache(maxsize=1)
 def _fields_of(config: type) -> Tuple[Tuple[str, Any, Mapping[str, Any]], ...]:
     """The dotted key, type and metadata of every leaf field."""
     hints = get_type_hints(config)
@@ -214,12 +232,18 @@ def _fields_of(config: type) -> Tuple[Tuple[str, Any, Mapping[str, Any]], ...]:
     return tuple(leaf_fields)
 
 
+@lru_cache(maxsize=1)
+def _field_types() -> Dict[str, Tuple[Any, Mapping[str, Any]]]:
+    """Dotted key → type and metadata of its field."""
+    return {key: (kind, metadata) for key, kind, metadata in _fields_of(RunConfig)}
+
+
 def _construct(merged: Mapping[str, Tree], locations: Mapping[str, str]) -> Tuple[RunConfig, List[str]]:
     """The configuration of the converted values, and a line for every key or value that is not valid.
 
     ``locations`` has the file and line of each key.
     """
-    field_types = {key: (kind, metadata) for key, kind, metadata in _fields_of(RunConfig)}
+    field_types = _field_types()
     problems: List[str] = []
     sections: Dict[str, Dict[str, Any]] = {}
     for key, value in merged.items():
@@ -227,17 +251,17 @@ def _construct(merged: Mapping[str, Tree], locations: Mapping[str, str]) -> Tupl
         if key not in field_types:
             problems.append(_unknown_key(key, value, location, field_types))
             continue
-        kind, metadata = field_types[key]
         try:
-            coerced = _coerce(value, kind, metadata)
+            coerced = coerce_setting(key, value)
         except BadValue as error:
+            kind, metadata = field_types[key]
             problems.append(
                 f"{location}: {key}: {plain_values(value)!r}: {error}; valid: {describe_type(kind, metadata)}"
             )
             continue
         section, _, leaf = key.partition(".")
         sections.setdefault(section, {})[leaf] = coerced
-    hints = get_type_hints(RunConfig)
+    hints = _section_types()
     return RunConfig(**{name: hints[name](**values) for name, values in sections.items()}), problems
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -121,7 +121,7 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
             continue
         runs.append(record)
         if started is not None and _is_final(record) and is_settled(fingerprint, started):
-            entries[path] = (fingerprint, asdict(record))
+            entries[path] = (fingerprint, vars(record))
     if started is not None and entries != indexed:
         with contextlib.suppress(OSError):  # a read-only store is listed as well
             write_index(store, entries)

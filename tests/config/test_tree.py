@@ -5,14 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable
+from typing import Callable, List
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fugaku_gpt.config import load_run_config
-from fugaku_gpt.config.tree import MAX_DEPTH, Scalar, Tree, _compose, flatten, parse_override, parse_yaml
+from fugaku_gpt.config import dump_run_config, load_run_config
+from fugaku_gpt.config.tree import (
+    MAX_DEPTH,
+    Scalar,
+    Tree,
+    _check_depth,
+    _compose,
+    _may_be_deep,
+    _parse_sections,
+    flatten,
+    parse_override,
+    parse_yaml,
+)
 from fugaku_gpt.errors import ConfigError
 
 
@@ -68,7 +80,7 @@ def test_a_tag_creates_no_object() -> None:
 
 DEEP = """
 import sys
-from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError
 try:
     load_run_config(overrides=["data.paths=" + sys.argv[1] * 200000])
@@ -105,3 +117,44 @@ def test_an_empty_list_is_reported_with_the_file(tmp_path: Path, text: str) -> N
     with pytest.raises(ConfigError) as caught:
         load_run_config(tmp_path / "run.yaml")
     assert str(caught.value).startswith(f"{tmp_path}/run.yaml: {text}: ")
+
+
+_LINES = st.one_of(
+    st.sampled_from(
+        ["model:", "layout:", "  dp: 2", "  paths:", "  - /a/b", "  name: ''", "  split: []", "  lr: 1e-4"]
+    ),
+    st.sampled_from(
+        ["  x: 1:00:00", "  y: -3", "  z: a,b", "  - -", "  q: '", "  order: a: b", "  n:", "- 1", "  d: ~"]
+    ),
+    st.text("ab:-'[] #/1.,\t\r\x0b\x85", max_size=8),
+)
+
+
+@given(lines=st.lists(_LINES, max_size=8))
+@example(lines=["model:", "  paths:", "  - a", "  dp: 2", "layout:", "  order: tp,pp,dp"])
+@example(lines=["model:", "  dp: 2", "  dp: 3"])
+@example(lines=["model:\x0b  dp: 2"])
+@example(lines=["model:", "  dp:", "layout:", "  dp: 1"])
+def test_the_short_way_to_read_a_run_file_makes_what_yaml_makes(lines: List[str]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    sections = _parse_sections(text, "x.yaml")
+    if sections:
+        assert sections == _compose(text, "x.yaml")
+
+
+def test_the_file_of_a_run_is_read_in_the_short_way() -> None:
+    text = dump_run_config(load_run_config(preset="tiny", overrides=["data.paths=[/corpora/a, b]", "model.name=x"]))
+    assert _parse_sections(text, "config.yaml") == _compose(text, "config.yaml") != {}
+
+
+@given(prefixes=st.lists(st.text(" -?:[{", max_size=8), min_size=1, max_size=60))
+@example(prefixes=["- " * number for number in range(30)])
+@example(prefixes=[" " * number for number in range(60)])
+def test_no_text_that_is_nested_deeply_passes_as_shallow(prefixes: List[str]) -> None:
+    text = "".join(f"{prefix}a:\n" for prefix in prefixes)
+    try:
+        _check_depth(text, "x.yaml")
+    except ConfigError:
+        assert _may_be_deep(text)
+    except yaml.YAMLError:
+        pass
