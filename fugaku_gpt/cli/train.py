@@ -192,7 +192,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
         directory.discard()
     else:
         try:
-            directory.write_result(result)
+            directory.write_result(result)  # changes nothing where the ranks have recorded just this
         except OSError as error:  # such as a disk that is full, which may be why the run has failed
             code = code or EXIT_RUN_FAILED
             message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.errors import EXIT_USAGE
+from fugaku_gpt.errors import EXIT_USAGE, UsageError
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.records.run import (
@@ -50,18 +50,56 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
     operators, that success stands even then, and also if it was stopped: whatever failed or was stopped came after the
     training.
     """
-    recorded = directory.result()
-    tail = log_tail(log)
-    iteration_lines, validations = directory.metrics("iteration"), directory.metrics("validation")
-    measured = Result(
+    problems: List[str] = []
+    recorded = _recorded(directory, problems)
+    if recorded is not None and recorded.status == OK and outcome.exit_code == 0:
+        return recorded  # without a look at files that may not be readable
+    measured = _measured(directory, config, outcome, started, problems)
+    result = _judged(
+        recorded, measured, config, outcome, log_tail(log), _is_written_since(directory.metrics_file, started)
+    )
+    return replace(result, reason="; ".join([result.reason, *problems])) if problems else result
+
+
+def _recorded(directory: RunDirectory, problems: List[str]) -> Optional[Result]:
+    """The result that the ranks recorded. One that cannot be read is none, and is added to the problems."""
+    try:
+        return directory.result()
+    except UsageError as error:
+        problems.append(" ".join(str(error).splitlines()))
+        return None
+
+
+def _measured(
+    directory: RunDirectory, config: RunConfig, outcome: Outcome, started: float, problems: List[str]
+) -> Result:
+    """A failed result with what the ranks measured. Metrics that cannot be read are added to the problems."""
+    result = Result(
         status=FAILED,
         reason="",
         started=started,
         ended=started + outcome.seconds,
-        iterations=iteration_lines[-1]["iteration"] if iteration_lines else 0,
-        summary=summarise(config, iteration_lines, validations) if iteration_lines else {},
         last_checkpoint=directory.last_checkpoint(),
     )
+    try:
+        lines = directory.metrics("iteration")
+        summary = summarise(config, lines, directory.metrics("validation")) if lines else {}
+    except UsageError as error:
+        problems.append(" ".join(str(error).splitlines()))
+        return result
+    return replace(result, iterations=lines[-1]["iteration"] if lines else 0, summary=summary)
+
+
+def _judged(
+    recorded: Optional[Result],
+    measured: Result,
+    config: RunConfig,
+    outcome: Outcome,
+    tail: List[str],
+    has_begun: bool,
+) -> Result:
+    """The recorded result where that is true, or else the measured one with status and reason."""
+    started = measured.started
     if (
         recorded is not None and recorded.is_resumable and recorded.ended >= started
     ):  # whatever exit code their launcher reports
@@ -94,7 +132,7 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
         return replace(measured, status=OUT_OF_MEMORY, reason=reason)
     if recorded is not None and recorded.status == FAILED:
         return replace(recorded, iterations=measured.iterations, summary=recorded.summary or measured.summary)
-    if outcome.exit_code == EXIT_USAGE and not _is_written_since(directory.metrics_file, started):
+    if outcome.exit_code == EXIT_USAGE and not has_begun:
         return replace(measured, status=REFUSED, reason=failure_reason(tail))
     if outcome.signal is not None:
         how_it_ended = f"the launcher was killed by signal {outcome.signal} ({signal_name(outcome.signal)})"

@@ -25,6 +25,7 @@ from fugaku_gpt.launch.rank_endings import PRINT_STATUSES, RankEndings
 from fugaku_gpt.launch.rank_variables import SAVED_VARIABLE_PREFIX, prepended, rank_environment
 from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
+from fugaku_gpt.machine.clock import clock_variables
 from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
@@ -296,7 +297,7 @@ def launch(
         control = replace(control, is_lost=watch.has_lost_ranks)
     outcome = run_command(
         command.argv,
-        command.environment,
+        {**command.environment, **clock_variables()},
         log=directory.log_file,
         timeout=timeout,
         on_line=endings.read,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from pathlib import Path
 
 from fugaku_gpt.errors import UsageError
@@ -30,9 +31,23 @@ class LogFile:
         self._lost_lines = 0
         self._cause = ""
         self._ends_a_line = True
+        # a reader of output may write while another thread closes: the descriptor may be that of another file by then
+        self._lock = threading.Lock()
 
     def write(self, line: bytes) -> None:
         """Append a line, with its newline."""
+        with self._lock:
+            self._write(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # as over NFS, where a full disk may show only here
+                os.close(descriptor)
+
+    def _write(self, line: bytes) -> None:
         if self._descriptor < 0:  # closed: a process that has outlived its launcher prints
             return
         gap = b"" if self._ends_a_line else b"\n"
@@ -52,12 +67,6 @@ class LogFile:
                     )
             self._cause = error.strerror or type(error).__name__
             self._lost_lines += 1
-
-    def close(self) -> None:
-        """Close the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        with contextlib.suppress(OSError):  # as over NFS, where a full disk may show only here
-            os.close(descriptor)
 
     def _append(self, content: bytes) -> None:
         while content:  # a full disk takes as many bytes as it has room for

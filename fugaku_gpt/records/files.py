@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, BinaryIO, Iterator, List
 
 _LOCK_SECONDS = 5.0  # time for which a lock that is held is waited for; its holders need milliseconds
 _LOCK_INTERVAL = 0.01
@@ -138,11 +138,16 @@ def leftovers(directory: Path) -> List[Path]:
 
 def _create_in_place(path: Path, text: str) -> bool:
     try:
-        with open(path, "xb", buffering=0) as stream:
-            stream.write(text.encode("utf-8"))
-        return True
+        stream = open(path, "xb")  # noqa: SIM115  # closed below, whether or not it can be written
     except FileExistsError:
         return False
+    try:
+        with stream:
+            _write_and_sync(stream, text.encode("utf-8"))
+    except BaseException:
+        _remove(path)
+        raise
+    return True
 
 
 def _try_lock(stream: Any) -> bool:
@@ -188,9 +193,13 @@ def _temporary(path: Path) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     with open(path, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
+        _write_and_sync(stream, content)
+
+
+def _write_and_sync(stream: BinaryIO, content: bytes) -> None:
+    stream.write(content)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _remove(path: Path) -> None:

@@ -307,7 +307,8 @@ class RunDirectory:
         """
         path = self.path / "result.json"
         if replace:
-            write_json_atomically(path, asdict(result))
+            if not self._has_recorded(result):
+                write_json_atomically(path, asdict(result))
             return True
         if create_json_atomically(path, asdict(result)):
             return True
@@ -316,6 +317,12 @@ class RunDirectory:
             write_json_atomically(path, asdict(result))
             return True
         return False
+
+    def _has_recorded(self, result: Result) -> bool:
+        try:
+            return self.result() == result
+        except UsageError:  # damaged: it is replaced
+            return False
 
     def environment_stamp(self) -> Tuple[int, int]:
         """Return what changes when the ranks of another start record their environment, after all of them have joined

@@ -61,6 +61,27 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
     assert result.iterations == 4 and result.summary["seconds_per_iteration"] == 0.5  # what was measured is kept
 
 
+def test_a_finished_run_is_ok_though_its_metrics_cannot_be_read(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config)
+    directory = RunDirectory(tmp_path / "run")
+    directory.metrics_file.unlink()
+    directory.metrics_file.mkdir()
+    assert result_of_launch(directory, config, outcome(), tmp_path / "log.txt", 1000.0) == directory.result()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
+def test_a_record_that_cannot_be_read_is_named_beside_the_cause(tmp_path: Path, name: str) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, "failed", "own words")
+    record = tmp_path / "run" / name
+    record.unlink()
+    record.mkdir()
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, outcome(1), tmp_path / "log.txt", 1000.0)
+    assert result.status == "failed" and f"{record}: " in result.reason
+    assert result.reason.startswith("own words" if name == "metrics.jsonl" else "exit code 1")
+
+
 HEALTHY = (
     "torch 2.13.0\niteration  9/100 | loss: 7.51234 | ETA: 0:01:00\nvalidation at iteration 9 | lm loss: 7.5 |\n"
     "checkpoint at iteration 9: 5.5 MiB per rank\niteration 10/100 | loss: 7.4 | ETA: 0:01:00\n"

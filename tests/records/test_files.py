@@ -72,6 +72,24 @@ def test_the_first_of_two_writers_wins(tmp_path: Path, monkeypatch: pytest.Monke
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_without_links_a_file_that_cannot_be_written_whole_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary file fits, and then the disk is full for the file itself."""
+    monkeypatch.setattr(os, "link", _without_links)
+    synced = []
+
+    def full_for_the_second(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full_for_the_second)
+    with pytest.raises(OSError, match="full"):
+        create_text_atomically(tmp_path / "a", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_errors_of_a_file_system_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
