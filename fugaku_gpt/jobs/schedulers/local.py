@@ -20,6 +20,7 @@ from fugaku_gpt.jobs.schedulers.local_store import (
     LocalJob,
     LocalStore,
     is_alive,
+    may_run,
     parse_job_id,
     queue_file,
     read_json_object,
@@ -31,6 +32,9 @@ from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNI
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
+_MOST_STARTS = 5
+_LOG = "queue.log"
+_CANNOT_START = "the queue of this machine cannot be started"
 _IS_OVER = "is over"
 _NO_SUCH_JOB = "there is no such job"
 # the package may be a checkout that is not installed
@@ -49,6 +53,7 @@ class LocalScheduler:
     def __init__(self, root: Optional[Path] = None) -> None:
         self.store = LocalStore((root if root is not None else default_root()).absolute())
         self._host = socket.gethostname()
+        self._starts = 0  # of the queue in a row, without a job that ran
 
     @staticmethod
     def parse_job_id(text: str) -> JobId:
@@ -102,9 +107,11 @@ class LocalScheduler:
                 statuses[job_id] = statuses[parsed_id.text]
             else:
                 statuses[job_id] = JobStatus(job_id, LOST, reason=f"{job.job_id} has the sub-jobs {job.bulk}")
-            waiting = waiting or any(sub_status.state == QUEUED for sub_status in sub_statuses)
-        if waiting and not self._is_queue_running():
-            self._start_queue()
+            waiting = waiting or self._awaits_queue(job)
+        if not waiting or any(status.state == RUNNING for status in statuses.values()):
+            self._starts = 0
+        elif not self._is_queue_running():
+            self._start_queue_again()
         return statuses
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
@@ -170,7 +177,8 @@ class LocalScheduler:
             if is_alive(state):
                 return JobStatus(job_id, RUNNING, "RUNNING", group=GROUP)
             remaining = len(marked_processes(job.mark))
-            reason = "the queue that ran it was killed"
+            lines = [line for line in self._log_lines() if line.startswith(f"{job_id}: ")]
+            reason = f"the queue that ran it has ended: {lines[-1]}" if lines else "the queue that ran it was killed"
             if remaining:
                 reason += f"; {remaining} of its processes still run: `fugaku-gpt job cancel` ends them"
             return JobStatus(job_id, LOST, "RUNNING", reason=reason, group=GROUP)
@@ -183,6 +191,18 @@ class LocalScheduler:
             reason=state.get("reason", ""),
             group=GROUP,
         )
+
+    def _awaits_queue(self, job: LocalJob) -> bool:
+        """Whether this job, or one that it follows, waits for nothing but the queue of this machine."""
+        if job.host != self._host or self.store.has_request(job, "cancel"):
+            return False
+        if all(self.store.state(job, sub) is not None for sub in job.subs):
+            return False
+        is_ready, refusal = may_run(self.store, job)
+        if is_ready or refusal:
+            return True
+        predecessor = self.store.job(parse_job_id(job.after).number) if job.after is not None else None
+        return predecessor is not None and self._awaits_queue(predecessor)
 
     def _is_blocked(self, job: LocalJob) -> bool:
         return job.after is not None and self.poll([job.after])[job.after].state not in OVER
@@ -214,23 +234,43 @@ class LocalScheduler:
         """Start a queue; it exits at once if one is already running."""
         argv = [sys.executable, "-m", "fugaku_gpt.jobs.schedulers.local_queue", str(self.store.root)]
         environment = {name: value for name, value in os.environ.items() if name != MARK}
-        with open(self.store.root / "queue.log", "ab") as log:
-            try:
+        try:
+            with open(self.store.root / _LOG, "ab") as log:
                 completed = subprocess.run(
                     argv,
                     cwd=_IMPORTED_FROM,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
-                    stderr=log,
+                    stderr=subprocess.PIPE,
                     timeout=_START_SECONDS,
                     check=False,
                     start_new_session=True,
                 )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise UsageError(f"the queue of this machine cannot be started: {error}") from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UsageError(f"{_CANNOT_START}: {error}") from None
         if completed.returncode != 0:
-            raise UsageError(f"the queue of this machine cannot be started; see {self.store.root / 'queue.log'}")
+            reason = completed.stderr.decode("utf-8", "replace").strip() or f"see {self.store.root / _LOG}"
+            raise UsageError(f"{_CANNOT_START}: {reason}")
+
+    def _start_queue_again(self) -> None:
+        """Start the queue for jobs that wait though it has ended.
+
+        Raises:
+            UsageError: it cannot be started, or ended each time before these jobs did.
+        """
+        self._starts += 1
+        if self._starts > _MOST_STARTS:
+            lines = self._log_lines()
+            reason = lines[-1] if lines else f"see {self.store.root / _LOG}"
+            raise UsageError(f"the queue of this machine has ended {_MOST_STARTS} times while jobs wait: {reason}")
+        self._start_queue()
+
+    def _log_lines(self) -> List[str]:
+        try:
+            return (self.store.root / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
 
 
 def default_root() -> Path:

@@ -48,7 +48,12 @@ class Queue:
             next_sub_job = self.next_sub_job()
             if next_sub_job is None:
                 return
-            self._run(*next_sub_job)
+            job, sub = next_sub_job
+            try:
+                self._run(job, sub)
+            except OSError as error:  # such as a full disk: for whoever asks why the job has no end
+                print(f"{job.sub_id(sub)}: {line_of(error)}", flush=True)
+                raise
 
     def next_sub_job(self) -> Optional[Tuple[LocalJob, str]]:
         """Return the oldest sub-job that may run; jobs that can never run are ended on the way."""
@@ -153,37 +158,66 @@ class Queue:
 def main(root: Path) -> int:
     """Become the queue in the background, or exit at once if there is one.
 
-    Returns in the process that was started; the queue itself never returns.
+    Returns in the process that was started, as soon as the queue runs: 0, or 1 if it cannot, and then a line on
+    standard error names the cause. The queue itself never returns; it prints to standard output.
     """
     host = socket.gethostname()
-    store = LocalStore(root)
-    queue = Queue(store, host)
-    lock = _try_lock(root, host)
+    try:
+        lock = _try_lock(root, host)
+    except OSError as error:
+        print(line_of(error), file=sys.stderr)
+        return 1
     if lock is None:
         return 0
+    failure_read, failure_write = os.pipe()
     if os.fork() > 0:
-        return 0
-    os.setsid()
-    os.chdir("/")
+        os.close(failure_write)
+        with open(failure_read, "rb") as stream:
+            failure = stream.read().decode("utf-8", "replace")
+        print(failure, end="", file=sys.stderr)
+        return 1 if failure else 0
     try:
-
-        def stop(_number: int, _frame: Optional[FrameType]) -> None:
-            queue.stopped = True
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        while lock is not None:
-            write_json_atomically(root / queue_file(host), this_process())
-            queue.serve()
-            os.close(lock)
-            # a job that was added after the last check and before the lock was free started no queue of its own
-            lock = _try_lock(root, host) if not queue.stopped and queue.next_sub_job() is not None else None
+        os.close(failure_read)
+        os.setsid()
+        os.chdir("/")
+        os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+        _serve(LocalStore(root), host, lock, failure_write)
         os._exit(0)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the queue ran already, so that nobody waits for it
+            os.write(failure_write, f"{line_of(error)}\n".encode())
+        print(line_of(error), flush=True)
+        os._exit(1)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
         os._exit(1)
+
+
+def _serve(store: LocalStore, host: str, lock: Optional[int], failure_pipe: int) -> None:
+    """Be the queue of this machine. The pipe is closed once this process is recorded as the queue."""
+    queue = Queue(store, host)
+
+    def stop(_number: int, _frame: Optional[FrameType]) -> None:
+        queue.stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    is_recorded = False
+    while lock is not None:
+        write_json_atomically(store.root / queue_file(host), this_process())
+        if not is_recorded:
+            os.close(failure_pipe)
+            is_recorded = True
+        queue.serve()
+        os.close(lock)
+        # a job that was added after the last check and before the lock was free started no queue of its own
+        lock = _try_lock(store.root, host) if not queue.stopped and queue.next_sub_job() is not None else None
+
+
+def line_of(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
 
 
 def _try_lock(root: Path, host: str) -> Optional[int]:

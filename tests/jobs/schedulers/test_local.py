@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any, Iterator
 
 import pytest
 
+import fugaku_gpt
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.local_queue import Queue
@@ -232,3 +234,49 @@ def test_a_submission_to_a_queue_that_does_not_start_is_uncertain(
     with pytest.raises(Uncertain, match="cannot be started"):
         local.submit(write(tmp_path / "run", "true", tag="a-tag"))
     assert list(local.find(["a-tag"])) == ["a-tag"]  # so it is not submitted again
+
+
+def test_a_queue_that_cannot_record_itself_is_named_with_its_file(local: LocalScheduler, tmp_path: Path) -> None:
+    """As on a full disk, or in a folder that somebody has made read-only."""
+    record = local.store.root / queue_file(local._host)
+    record.mkdir(parents=True)
+    with pytest.raises(Uncertain, match=f"cannot be started: {re.escape(str(record))}: Is a directory"):
+        local.submit(write(tmp_path / "run", "true"))
+
+
+FULL_QUEUE_PROGRAM = """
+import errno, os, sys
+from pathlib import Path
+from fugaku_gpt.jobs.schedulers import local_queue, local_store
+
+def full(store, job, sub, values):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "state.json")
+
+local_store.LocalStore.write_state = full
+sys.exit(local_queue.main(Path(sys.argv[1])))
+"""
+
+
+def test_whoever_waits_for_a_queue_that_always_ends_is_given_the_cause(
+    local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full.py").write_text(FULL_QUEUE_PROGRAM, encoding="utf-8")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/full.py "$3"\n', encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", str(Path(fugaku_gpt.__file__).parent.parent))
+    job_id = local.submit(write(tmp_path / "run", "true"))
+    with pytest.raises(UsageError, match="has ended 5 times while jobs wait: state.json: No space left"):
+        until(lambda: local.poll([job_id])[job_id].state != QUEUED)
+
+
+def test_a_job_whose_end_cannot_be_recorded_is_lost_with_the_cause(local: LocalScheduler, tmp_path: Path) -> None:
+    body = f"rm -r {tmp_path}/queue/1; touch {tmp_path}/queue/1"  # somebody removes the folder of the job
+    job_id = local.submit(write(tmp_path / "run", f"cp -r {tmp_path}/queue/1 {tmp_path}/copy; {body}"))
+    until(lambda: (tmp_path / "queue" / "1").is_file() and not local._is_queue_running())
+    (tmp_path / "queue" / "1").unlink()
+    (tmp_path / "copy").rename(tmp_path / "queue" / "1")
+    status = local.poll([job_id])[job_id]
+    assert status.state == LOST
+    assert status.reason.startswith(f"the queue that ran it has ended: {job_id}: ") and "state.json" in status.reason
