@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from fugaku_gpt.records.files import naming_file
 from fugaku_gpt.records.flight import (
     CHANNEL,
     CHANNELS,
@@ -241,8 +242,9 @@ class FlightRecorder:
         """Have the disk keep the bytes from ``first`` on: where it is full, that is an error here, and not a signal
         (SIGBUS) when something is written to the map."""
         zeros = memoryview(bytes(stop - first))
-        while first < stop:
-            first += os.pwrite(self._descriptor, zeros[first - stop :], first)
+        with naming_file(self.path):
+            while first < stop:
+                first += os.pwrite(self._descriptor, zeros[first - stop :], first)
 
     def _write_header(self) -> None:
         host = socket.gethostname().encode("utf-8")[:63]

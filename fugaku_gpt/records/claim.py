@@ -89,8 +89,11 @@ def claim_folder(
 
 def release_claim(folder: Path, stem: str, name: str) -> bool:
     """Remove a holder's claim and older ones, lowest number first, so that the highest counts until the end. Returns
-    False, and does nothing, if the newest claim is not (or no longer) this holder's."""
-    number, current = newest_claim(folder, stem)
+    False, and does nothing, if the newest claim is not (or no longer) this holder's, or cannot be read."""
+    try:
+        number, current = newest_claim(folder, stem)
+    except OSError:
+        return False
     if current is None or current.name != name:
         return False
     for older_number in range(1, number + 1):
@@ -100,7 +103,11 @@ def release_claim(folder: Path, stem: str, name: str) -> bool:
 
 
 def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
-    """Return (highest number, its holder): (0, None) if there is no claim; holder None if it cannot be read (yet)."""
+    """Return (highest number, its holder): (0, None) if there is no claim; holder None if it is not complete (yet).
+
+    Raises:
+        OSError: the claim cannot be read.
+    """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -114,7 +121,7 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
         return number, Holder(**{name: values[name] for name in Holder.__dataclass_fields__})
     except FileNotFoundError:  # released since the folder was listed
         return newest_claim(folder, stem)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return number, None
 
 

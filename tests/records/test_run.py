@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, claim_folder, current_process, newest_claim
+from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, claim_folder, current_process, newest_claim, release_claim
 from fugaku_gpt.records.run import (
     CLAIM,
     FAILED,
@@ -177,6 +177,13 @@ def test_an_unreadable_claim_is_a_claim(tmp_path: Path) -> None:
     (tmp_path / f"{CLAIM}.7").write_text("")
     with pytest.raises(UsageError, match="an unknown process is starting a run there; .*remove .*claim.7"):
         RunDirectory(tmp_path).create("a: 1\n")
+
+
+def test_a_claim_that_the_file_server_does_not_return_is_named_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / f"{CLAIM}.7").mkdir()
+    with pytest.raises(UsageError, match=f"{tmp_path}.*Is a directory"):
+        RunDirectory(tmp_path).create("a: 1\n")
+    assert not release_claim(tmp_path, CLAIM, "anybody")
 
 
 def _create(out: Path, barrier: Any, outcomes: Any) -> None:

@@ -32,7 +32,6 @@ from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNI
 
 GROUP = "this machine"
 _START_SECONDS = 60.0
-_MOST_STARTS = 5
 _LOG = "queue.log"
 _CANNOT_START = "the queue of this machine cannot be started"
 _IS_OVER = "is over"
@@ -53,7 +52,6 @@ class LocalScheduler:
     def __init__(self, root: Optional[Path] = None) -> None:
         self.store = LocalStore((root if root is not None else default_root()).absolute())
         self._host = socket.gethostname()
-        self._starts = 0  # of the queue in a row, without a job that ran
 
     @staticmethod
     def parse_job_id(text: str) -> JobId:
@@ -90,7 +88,7 @@ class LocalScheduler:
         return {job.tag: job.job_id for job in self.store.jobs() if job.tag and job.tag in tags}
 
     def poll(self, job_ids: Sequence[str]) -> Dict[str, JobStatus]:
-        """See the protocol. Restarts the queue if it was killed while jobs were waiting."""
+        """See the protocol. Starts the queue again if it has ended while jobs wait."""
         statuses: Dict[str, JobStatus] = {}
         waiting = False
         for job_id in job_ids:
@@ -108,10 +106,8 @@ class LocalScheduler:
             else:
                 statuses[job_id] = JobStatus(job_id, LOST, reason=f"{job.job_id} has the sub-jobs {job.bulk}")
             waiting = waiting or self._awaits_queue(job)
-        if not waiting or any(status.state == RUNNING for status in statuses.values()):
-            self._starts = 0
-        elif not self._is_queue_running():
-            self._start_queue_again()
+        if waiting and not self._is_queue_running():
+            self._start_queue()
         return statuses
 
     def cancel(self, job_ids: Sequence[str]) -> Dict[str, str]:
@@ -170,6 +166,8 @@ class LocalScheduler:
             if self.store.has_request(job, "hold"):
                 return JobStatus(job_id, ON_HOLD, "PENDING", reason="held", group=GROUP)
             reason = f"after {job.after}" if job.after is not None and self._is_blocked(job) else ""
+            end = self._end_of_queue(job_id) if not reason else ""
+            reason = f"the queue has ended and is started again: {end}" if end else reason
             return JobStatus(job_id, QUEUED, "PENDING", reason=reason, group=GROUP)
         if state["state"] == RUNNING:
             if job.host != self._host:
@@ -177,8 +175,8 @@ class LocalScheduler:
             if is_alive(state):
                 return JobStatus(job_id, RUNNING, "RUNNING", group=GROUP)
             remaining = len(marked_processes(job.mark))
-            lines = [line for line in self._log_lines() if line.startswith(f"{job_id}: ")]
-            reason = f"the queue that ran it has ended: {lines[-1]}" if lines else "the queue that ran it was killed"
+            end = self._end_of_queue(job_id)
+            reason = f"the queue that ran it has ended: {end}" if end else "the queue that ran it was killed"
             if remaining:
                 reason += f"; {remaining} of its processes still run: `fugaku-gpt job cancel` ends them"
             return JobStatus(job_id, LOST, "RUNNING", reason=reason, group=GROUP)
@@ -253,24 +251,13 @@ class LocalScheduler:
             reason = completed.stderr.decode("utf-8", "replace").strip() or f"see {self.store.root / _LOG}"
             raise UsageError(f"{_CANNOT_START}: {reason}")
 
-    def _start_queue_again(self) -> None:
-        """Start the queue for jobs that wait though it has ended.
-
-        Raises:
-            UsageError: it cannot be started, or ended each time before these jobs did.
-        """
-        self._starts += 1
-        if self._starts > _MOST_STARTS:
-            lines = self._log_lines()
-            reason = lines[-1] if lines else f"see {self.store.root / _LOG}"
-            raise UsageError(f"the queue of this machine has ended {_MOST_STARTS} times while jobs wait: {reason}")
-        self._start_queue()
-
-    def _log_lines(self) -> List[str]:
+    def _end_of_queue(self, job_id: str) -> str:
+        """The line in which a queue has recorded why it ended when it ran this job; empty if none has."""
         try:
-            return (self.store.root / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (self.store.root / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            return []
+            return ""
+        return next((line for line in reversed(lines) if line.startswith(f"{job_id}: ")), "")
 
 
 def default_root() -> Path:

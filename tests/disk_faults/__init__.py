@@ -1,0 +1,1 @@
+"""Calls to the file system that fail: each that a command makes, one at a time."""
