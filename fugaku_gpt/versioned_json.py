@@ -37,14 +37,15 @@ def read_versioned_json(
         What ``parse`` returns, or None where there is no such file.
 
     Raises:
-        FugakuGptError: of type ``error``: the file cannot be read, is not of this kind, or is of another version.
+        FugakuGptError: of type ``error``: the file cannot be read, is not of this kind, or is of another version. Its
+            cause is the ``OSError`` where the system refused to read it.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as refused:
-        raise error(f"{path}: cannot be read: {refused.strerror}; {mend}") from None
+        raise error(f"{path}: cannot be read: {refused.strerror}; {mend}") from refused
     if not content and is_missing_if_empty:
         return None
     return parse_versioned_json(content, path, kind, versions, parse, mend=mend, error=error)

@@ -31,7 +31,7 @@ from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
 from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
-from fugaku_gpt.records.run import INTERRUPTED, OK, Result, RunDirectory
+from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, Result, RunDirectory
 
 MPICH = "MPICH"
 OPEN_MPI = "Open MPI"
@@ -363,6 +363,8 @@ def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
         return 128 + result.signal
     if outcome.signal is not None:
         return 128 + outcome.signal
+    if result is not None and result.status == FAILED and outcome.exit_code == EXIT_OK:
+        return EXIT_RUN_FAILED
     # a launcher that fails itself has codes of its own, such as 255, or the number of a signal
     return outcome.exit_code if outcome.exit_code in EXIT_CODES or 128 < outcome.exit_code < 255 else EXIT_RUN_FAILED
 

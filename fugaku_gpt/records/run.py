@@ -304,6 +304,9 @@ class RunDirectory:
         Args:
             replace: False for ranks: the first failure is the cause, and later failures of other ranks follow from it.
                 The launcher replaces the result, since it knows the output of the ranks and how they ended.
+
+        Raises:
+            OSError: it cannot be written, or the present one cannot be read.
         """
         path = self.path / "result.json"
         if replace:
@@ -321,8 +324,10 @@ class RunDirectory:
     def _has_recorded(self, result: Result) -> bool:
         try:
             return self.result() == result
-        except UsageError:  # damaged: it is replaced
-            return False
+        except UsageError as error:
+            if isinstance(error.__cause__, OSError):  # it may hold what is true, and is not replaced by a guess
+                raise error.__cause__ from None
+            return False  # damaged: it is replaced
 
     def environment_stamp(self) -> Tuple[int, int]:
         """Return what changes when the ranks of another start record their environment, after all of them have joined

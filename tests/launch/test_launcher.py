@@ -197,6 +197,8 @@ def test_the_exit_code_of_a_run() -> None:
     killed = Result("failed", "rank 1: killed", 0.0, 1.0, rank=1, exception="signal 9 (SIGKILL)")
     for code in (137, 9, 143, 255):  # MPICH's launcher may report a rank that it has killed itself
         assert exit_code_of(Outcome(code, None, False, 1.0, 0), killed) == 137
+    unreadable = Result("failed", "exit code 0, but no result was recorded", 0.0, 1.0)
+    assert exit_code_of(Outcome(0, None, False, 1.0, 0), unreadable) == 1
     stopped = Result("interrupted", "stopped: SIGTERM on n1, after iteration 3", 0.0, 1.0, 3)
     for code in (75, 9):  # mpirun may report ranks that it killed as they exited
         assert exit_code_of(Outcome(code, None, False, 1.0, 0, stopped_by=15), stopped) == 75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import multiprocessing
@@ -177,6 +178,20 @@ def test_an_unreadable_claim_is_a_claim(tmp_path: Path) -> None:
     (tmp_path / f"{CLAIM}.7").write_text("")
     with pytest.raises(UsageError, match="an unknown process is starting a run there; .*remove .*claim.7"):
         RunDirectory(tmp_path).create("a: 1\n")
+
+
+def test_a_result_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_result(Result("ok", "", 1.0, 2.0))
+    content = (tmp_path / "result.json").read_text(encoding="utf-8")
+
+    def refused(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"result\.json"):
+        patch.setattr(Path, "read_bytes", refused)
+        directory.write_result(Result("failed", "a guess", 1.0, 2.0))
+    assert (tmp_path / "result.json").read_text(encoding="utf-8") == content
 
 
 def test_a_claim_that_the_file_server_does_not_return_is_named_with_the_cause(tmp_path: Path) -> None:
