@@ -135,7 +135,7 @@ _LINES = st.one_of(
 @example(lines=["model:", "  dp: 2", "  dp: 3"])
 @example(lines=["model:\x0b  dp: 2"])
 @example(lines=["model:", "  dp:", "layout:", "  dp: 1"])
-def test_the_short_way_to_read_a_run_file_makes_what_yaml_makes(lines: List[str]) -> None:
+def test_reading_lines_of_a_run_file_equals_reading_yaml(lines: List[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
     sections = _parse_sections(text, "x.yaml")
     if sections:

@@ -39,7 +39,7 @@ class Trials:
         return seen_calls(self._log)
 
     def problems(self, call: Call, error: int) -> Tuple[List[str], str]:
-        """What is wrong with a run in which this call fails, and what the run printed."""
+        """List the problems of a run in which this call fails; also returns its output."""
         self._clear()
         ended = run_under_shim(self._shim, self._root, self._commands(), fault=call.fault(error), log=self._log)
         if not self._has_struck(call):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Callable, Dict, List
 
@@ -116,7 +116,7 @@ def _problems_of_train(root: Path, call: Call, text: str, ended: Ended) -> List[
 
 
 def problems_of_any(_root: Path, call: Call, text: str, ended: Ended) -> List[str]:
-    """What must hold of every command."""
+    """List the problems that no command may have."""
     problems = []
     if None in ended.codes:
         problems.append("it never ended")
@@ -141,9 +141,16 @@ def _problems_of_sweep(root: Path, call: Call, text: str, ended: Ended) -> List[
     return problems
 
 
+def _problems_of_job(root: Path, call: Call, text: str, ended: Ended) -> List[str]:
+    """A process in the background names in its log what it could not write: there its user looks for its end."""
+    log = root / ".local" / "state" / "fugaku-gpt" / "local" / "queue.log"
+    printed = log.read_text(encoding="utf-8") if log.exists() else ""
+    return problems_of_any(root, call, text, replace(ended, output=ended.output + printed))
+
+
 SCENARIOS: Dict[str, Scenario] = {
     "train": Scenario(_train, _problems_of_train),
     "sweep": Scenario(_sweep, _problems_of_sweep),
     "compare": Scenario(_compare, problems_of_any),
-    "job": Scenario(_job, problems_of_any),
+    "job": Scenario(_job, _problems_of_job),
 }

@@ -61,7 +61,7 @@ def test_endings(tmp_path: Path, own: Optional[str], log: str, ended: Outcome, s
     assert result.iterations == 4 and result.summary["seconds_per_iteration"] == 0.5  # what was measured is kept
 
 
-def test_a_finished_run_is_ok_though_its_metrics_cannot_be_read(tmp_path: Path) -> None:
+def test_a_finished_run_is_ok_without_readable_metrics(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny")
     leave_run(tmp_path / "run", config)
     directory = RunDirectory(tmp_path / "run")

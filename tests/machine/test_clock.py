@@ -21,13 +21,13 @@ def time_of_child(variables: Dict[str, str]) -> float:
     return float(output)
 
 
-def test_the_clock_does_not_follow_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_does_not_follow_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     before = steady_time()
     monkeypatch.setattr(time, "time", lambda: before - 3600.0)
     assert steady_time() >= before
 
 
-def test_a_child_has_the_clock_of_its_parent_though_the_time_of_day_was_set_meanwhile() -> None:
+def test_a_child_has_the_clock_of_the_parent_process() -> None:
     """The parent began when the clock of the node was two hours slow."""
     ((name, text),) = clock_variables().items()
     boot, offset = text.split()

@@ -72,9 +72,7 @@ def test_the_first_of_two_writers_wins(tmp_path: Path, monkeypatch: pytest.Monke
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_without_links_a_file_that_cannot_be_written_whole_is_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_links_an_incomplete_file_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The temporary file fits, and then the disk is full for the file itself."""
     monkeypatch.setattr(os, "link", _without_links)
     synced = []

@@ -18,7 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, List, Optional, Tuple
 
-from fugaku_gpt.jobs.schedulers.local_store import LocalJob, LocalStore, is_alive, may_run, queue_file, this_process
+from fugaku_gpt.jobs.schedulers.local_store import (
+    LocalJob,
+    LocalStore,
+    is_alive,
+    may_run,
+    queue_file,
+    read_json_object,
+    this_process,
+)
 from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.local import out_of_memory_kills
@@ -221,13 +229,21 @@ def line_of(error: OSError) -> str:
 
 
 def _try_lock(root: Path, host: str) -> Optional[int]:
-    """Take the lock of this machine's queue; None if another process holds it."""
+    """Take the lock of this machine's queue; None if another process holds it.
+
+    Where the file system has no locks, another queue is known by its record alone.
+    """
     handle = os.open(root / f"queue-{host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         return None
+    except OSError:
+        other = read_json_object(root / queue_file(host))
+        if other is not None and is_alive(other):
+            os.close(handle)
+            return None
     return handle
 
 

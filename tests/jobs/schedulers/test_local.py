@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
 import re
 import signal
@@ -15,8 +18,8 @@ import pytest
 import fugaku_gpt
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
-from fugaku_gpt.jobs.schedulers.local_queue import Queue
-from fugaku_gpt.jobs.schedulers.local_store import LocalStore, is_alive, queue_file, read_json_object
+from fugaku_gpt.jobs.schedulers.local_queue import Queue, _try_lock
+from fugaku_gpt.jobs.schedulers.local_store import LocalStore, is_alive, queue_file, read_json_object, this_process
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
@@ -236,7 +239,7 @@ def test_a_submission_to_a_queue_that_does_not_start_is_uncertain(
     assert list(local.find(["a-tag"])) == ["a-tag"]  # so it is not submitted again
 
 
-def test_a_queue_that_cannot_record_itself_is_named_with_its_file(local: LocalScheduler, tmp_path: Path) -> None:
+def test_a_queue_without_a_record_is_refused_with_the_file(local: LocalScheduler, tmp_path: Path) -> None:
     """As on a full disk, or in a folder that somebody has made read-only."""
     record = local.store.root / queue_file(local._host)
     record.mkdir(parents=True)
@@ -281,3 +284,17 @@ def test_a_job_whose_end_cannot_be_recorded_is_lost_with_the_cause(local: LocalS
     status = local.poll([job_id])[job_id]
     assert status.state == LOST
     assert status.reason.startswith(f"the queue that ran it has ended: {job_id}: ") and "state.json" in status.reason
+
+
+def test_without_locks_a_living_queue_is_known_by_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    record = tmp_path / queue_file("host")
+    record.write_text(json.dumps(this_process()), encoding="utf-8")
+    assert _try_lock(tmp_path, "host") is None
+    record.write_text(json.dumps({**this_process(), "created": 1.0}), encoding="utf-8")  # its number was used before
+    lock = _try_lock(tmp_path, "host")
+    assert lock is not None
+    os.close(lock)
