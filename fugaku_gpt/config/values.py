@@ -127,6 +127,11 @@ def describe_type(kind: Any, metadata: Mapping[str, Any]) -> str:
     return description + (", or null" if is_optional(kind) else "")
 
 
+def is_null_text(text: str, is_quoted: bool) -> bool:
+    """Whether a scalar of a setting that is a text means that there is none: ``null`` or ``~``, without quotes."""
+    return not is_quoted and text.lower() in ("null", "~")
+
+
 def coerce_scalar(text: str, is_quoted: bool, kind: Any, metadata: Mapping[str, Any]) -> Any:
     """Convert one scalar to a field of type ``kind``.
 
@@ -138,7 +143,7 @@ def coerce_scalar(text: str, is_quoted: bool, kind: Any, metadata: Mapping[str, 
         return None
     inner = strip_optional(kind)
     if inner is str:
-        value: Any = "" if not is_quoted and text.lower() in ("null", "~") else text
+        value: Any = "" if is_null_text(text, is_quoted) else text
     elif inner is bool:
         value = parse_bool(text)
     elif inner is int:
