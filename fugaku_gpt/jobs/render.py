@@ -132,9 +132,9 @@ def _render_of_user(name: str, render: Callable[[], str]) -> str:
         except jinja2.TemplateSyntaxError as error:
             return f"!{name if error.name is None else error.name}:{error.lineno}: {error.message}"
         except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
-            return f"!{name}:{_template_line(error)}: cannot be rendered: {error}"
+            return f"!{_template_place(name, error)}: cannot be rendered: {error}"
         except Exception as error:  # of an expression, such as a division by zero
-            return f"!{name}:{_template_line(error)}: cannot be rendered: {type(error).__name__}: {error}"
+            return f"!{_template_place(name, error)}: cannot be rendered: {type(error).__name__}: {error}"
 
     try:
         text = call_in_child(
@@ -147,10 +147,10 @@ def _render_of_user(name: str, render: Callable[[], str]) -> str:
     return text[1:]
 
 
-def _template_line(error: BaseException) -> int:
-    """The line of the template in which an error arose."""
+def _template_place(name: str, error: BaseException) -> str:
+    """The file and, where it is known, the line of the template in which an error arose."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
-    return (lines[-1] or 0) if lines else 0
+    return f"{name}:{lines[-1]}" if lines and lines[-1] else name
 
 
 def template_folder() -> Path:
