@@ -264,7 +264,9 @@ def _documents_of(
             return
         data = b"".join(lines)
         data += stream.read(max(0, MAX_DOCUMENT + 1 - len(data)))
-        if suffix in _JSON_LINES_SUFFIXES and (len(data) > MAX_DOCUMENT or not _has_json_values(data, suffix)):
+        is_array = _without_bom(data).lstrip().startswith(b"[")
+        is_longer = len(data) > MAX_DOCUMENT and not is_array
+        if suffix in _JSON_LINES_SUFFIXES and (is_longer or not _has_json_values(data, suffix)):
             data += stream.readline(_LARGEST_LINE)  # the rest of the last line
             all_lines = chain(lines_of(io.BytesIO(data), _LARGEST_LINE), lines_of(stream, _LARGEST_LINE))
             yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
