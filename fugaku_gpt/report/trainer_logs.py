@@ -73,7 +73,10 @@ _ERROR = re.compile(
 _LONGEST_ERROR = 300
 _PADDED = re.compile(r"padded vocab \(size: (\d{1,12})\) with \d{1,12} dummy tokens \(new size: (\d{1,12})\)")
 
-_SHORT_SECONDS = "seconds of a short line"  # until its line is complete: only our short lines have them
+# before the keys of values under the names of our short lines, until a line is complete: other trainers have some of
+# these names beside a long one, with another meaning or unit
+_SHORT = "short "
+_SHORT_SECONDS, _SHORT_MEMORY = f"{_SHORT}seconds", f"{_SHORT}rss_max_bytes"
 # names of fields that are not read: the first no record has, the second has times of two ranks in one
 _NOT_MEASURED = frozenset(["eta", "computing per iteration (s)"])
 
@@ -86,14 +89,14 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "train step timing in s": ("seconds", 1.0),
     "global step": ("step", 0),
     "learning rate": ("lr", 1.0),
-    "lr": ("lr", 1.0),
+    "lr": (f"{_SHORT}lr", 1.0),
     "global batch size": ("global_batch", 0),
     "lm loss": ("loss", 1.0),
     "reduced train loss": ("loss", 1.0),
-    "loss": ("loss", 1.0),
+    "loss": (f"{_SHORT}loss", 1.0),
     "s/it": (_SHORT_SECONDS, 1.0),
     "tok/s": ("tokens_per_second", 1.0),
-    "rss": ("rss_max_bytes", 2.0**30),
+    "rss": (_SHORT_MEMORY, 2.0**30),
     "loss scale": ("loss_scale", 1.0),
     "grad norm": ("grad_norm", 1.0),
     "total grad norm": ("grad_norm", 1.0),
@@ -335,8 +338,14 @@ class LogReader:
         if step is not None:  # NeMo's, which counts from 0 over all epochs; its iterations are those of an epoch
             values["iteration"] = step + 1
             self._nemo += 1
-        if _SHORT_SECONDS in values:
-            values["seconds"] = values.pop(_SHORT_SECONDS)
+        is_short = _SHORT_SECONDS in values
+        for key in [key for key in values if key.startswith(_SHORT)]:
+            value = values.pop(key)
+            if is_short:
+                values[key[len(_SHORT) :]] = value
+            elif key != _SHORT_MEMORY:  # in an unknown unit
+                values.setdefault(key[len(_SHORT) :], value)
+        if is_short:
             if "tflops_logged" in values:
                 values["tflops_notes"] = values.pop("tflops_logged")
             self._ours += 1
