@@ -264,7 +264,7 @@ def _leftover_folders(out: Path, host: str) -> List[Path]:
         prefix, suffix = f".{out.name}.{host}.", ".tmp"
         if path.name.startswith(prefix) and path.name.endswith(suffix):
             pid = path.name[len(prefix) : -len(suffix)]
-            if pid.isdigit() and not _is_alive(int(pid)):
+            if pid.isdecimal() and not _is_alive(int(pid)):
                 leftovers.append(path)
     return leftovers
 

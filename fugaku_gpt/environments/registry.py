@@ -286,4 +286,4 @@ def missing_modules(profile: Profile) -> List[str]:
 def _by_version(file: Path) -> List[object]:
     """Sort key of profile files by version: torch-1.7 comes before torch-1.10."""
     family, _, version = file.stem.rpartition("-")
-    return [family != "torch", family, [int(part) if part.isdigit() else 0 for part in version.split(".")], file.stem]
+    return [family != "torch", family, [int(part) if part.isdecimal() else 0 for part in version.split(".")], file.stem]

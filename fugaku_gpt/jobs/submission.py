@@ -226,7 +226,7 @@ def new_attempt(directory: Path, timestamp: float) -> Path:
         UsageError: the files cannot be moved.
     """
     attempts = directory.resolve().parent / ATTEMPTS / directory.resolve().name
-    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
+    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
     attempt = attempts / str(number)
     try:
         _move_to_attempt(RunDirectory(directory), attempt)

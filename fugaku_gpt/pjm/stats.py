@@ -195,7 +195,7 @@ def _node_count(text: Optional[str]) -> Optional[NodeCount]:
     shape: Tuple[int, ...] = ()
     allocation = ""
     for part in rest:
-        if part[:1].isdigit():
+        if part[:1].isdecimal():
             try:
                 shape = parse_shape(part)
             except ValueError:

@@ -106,7 +106,7 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
     except FileNotFoundError:
         return 0, None
     numbers = [name[len(stem) + 1 :] for name in names if name.startswith(stem + ".")]
-    number = max((int(text) for text in numbers if text.isdigit()), default=0)
+    number = max((int(text) for text in numbers if text.isdecimal()), default=0)
     if number == 0:
         return 0, None
     try:

@@ -283,7 +283,7 @@ def bulk_numbers(text: str) -> List[int]:
     if not text:
         return []
     first, dash, last = text.partition("-")
-    if not (first.isdigit() and (last.isdigit() if dash else True)) or (dash and int(last) < int(first)):
+    if not (first.isdecimal() and (last.isdecimal() if dash else True)) or (dash and int(last) < int(first)):
         raise UsageError(f"{text!r}: not the numbers of a bulk job; valid: two numbers such as 0-9")
     return list(range(int(first), int(last or first) + 1))
 

@@ -284,7 +284,7 @@ class RunDirectory:
         if not result.exists():
             return None
         numbers = [path.name.split(".")[1] for path in self.path.glob("result.*.json")]
-        number = 1 + max((int(text) for text in numbers if text.isdigit()), default=0)
+        number = 1 + max((int(text) for text in numbers if text.isdecimal()), default=0)
         archived = self.path / f"result.{number}.json"
         result.rename(archived)
         return archived

@@ -98,7 +98,7 @@ class JobRequest:
     @property
     def file_name(self) -> str:
         """The name as file names have it."""
-        return (("J" + self.name) if self.name[:1].isdigit() else self.name)[:63]
+        return (("J" + self.name) if self.name[:1].isdecimal() else self.name)[:63]
 
     def shape(self) -> str:
         """The nodes and their shape, such as ``16:4x4``; with one axis ``16``."""

@@ -116,7 +116,7 @@ class Spool:
                     fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:  # a running daemon holds it: the kernel releases the lock of a dead one
                     text = stream.read().strip()
-                    return int(text) if text.isdigit() else 0
+                    return int(text) if text.isdecimal() else 0
         except OSError:
             pass
         return None

@@ -97,7 +97,7 @@ def move_attempt_aside(directory: Path, attempts: Path) -> None:
             if (directory / name).exists():
                 (directory / name).unlink()
         return
-    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
+    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
     attempts.mkdir(parents=True, exist_ok=True)
     directory.rename(attempts / str(number))
 

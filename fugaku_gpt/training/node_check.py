@@ -259,7 +259,7 @@ def _host_facts() -> Dict[str, Any]:
         "numa_nodes": nodes,
         "power": local.job_resources(),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
-        "huge_pages": int(large_pages) if large_pages and large_pages.isdigit() else None,
+        "huge_pages": int(large_pages) if large_pages and large_pages.isdecimal() else None,
     }
 
 

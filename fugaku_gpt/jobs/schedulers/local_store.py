@@ -84,7 +84,7 @@ class LocalStore:
     def add(self, submission: Submission, host: str) -> LocalJob:
         """Add a job with the next free number."""
         self.root.mkdir(parents=True, exist_ok=True)
-        number = max((int(path.name) for path in self.root.iterdir() if path.name.isdigit()), default=0) + 1
+        number = max((int(path.name) for path in self.root.iterdir() if path.name.isdecimal()), default=0) + 1
         while True:
             try:
                 (self.root / str(number)).mkdir()
@@ -117,7 +117,7 @@ class LocalStore:
 
     def jobs(self) -> List[LocalJob]:
         """Return all jobs, oldest first."""
-        numbers = sorted(int(path.name) for path in self.root.glob("*") if path.name.isdigit())
+        numbers = sorted(int(path.name) for path in self.root.glob("*") if path.name.isdecimal())
         return [job for job in map(self.job, numbers) if job is not None]
 
     def state(self, job: LocalJob, sub: str) -> Optional[Dict[str, Any]]:
