@@ -12,6 +12,8 @@ import click
 from fugaku_gpt.cli.options import FORMATS, PATH, format_option
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import TABLE_TEXT
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_tables
@@ -177,6 +179,6 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
 
 def _read_table_file(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig", "replace")
+        return read_bytes(path, TABLE_TEXT).decode("utf-8-sig", "replace")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

@@ -14,9 +14,9 @@ from typing import Dict, Iterator, List, Mapping, Tuple, Union
 import yaml
 
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.input_files import read_text
+from fugaku_gpt.limits import YAML_LEVELS, YAML_TEXT, YAML_VALUES
 
-MAX_NODES = 100_000
-MAX_DEPTH = 50
 _QUOTES = ("'", '"', "|", ">")  # a plain scalar has style None or "", by the loader
 # Texts that are one plain scalar to YAML, such as most values of the command line; YAML's own parser takes 20 times as
 # long, which is seconds for a sweep of a hundred runs.
@@ -46,7 +46,7 @@ def read_yaml_file(path: Path) -> Dict[str, Tree]:
         ConfigError: the file is missing, unreadable, not UTF-8, not YAML, or not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, YAML_TEXT)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def plain_values(value: Tree) -> object:
 
 def _compose(text: str, origin: str) -> Tree:
     try:
-        _check_depth(text, origin)
+        check_structure(text, origin)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -126,22 +126,26 @@ def _compose(text: str, origin: str) -> Tree:
     return _Converter(origin).convert(node, depth=0)
 
 
-def _check_depth(text: str, origin: str) -> None:
-    """Refuse deep nesting: composing recurses for each level and would overflow the C stack.
+def check_structure(text: str, origin: str) -> None:
+    """Refuse a YAML text with deep nesting, since composing recurses for each level and would overflow the C stack, or
+    with too many values, each of which takes many times its text in memory.
 
     Raises:
-        ConfigError: lists and mappings are nested more than ``MAX_DEPTH`` levels.
+        ConfigError: it exceeds ``YAML_LEVELS`` or ``YAML_VALUES``.
+        yaml.YAMLError: it is not YAML.
     """
-    depth = 0
+    depth = values = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MAX_DEPTH:
+        values += isinstance(event, yaml.NodeEvent)
+        if depth > YAML_LEVELS.value or values > YAML_VALUES.value:
             mark = event.start_mark
             line = f":{mark.line + 1}" if mark is not None and not origin.startswith("--set") else ""
-            raise ConfigError(f"{origin}{line}: more than {MAX_DEPTH} levels")
+            limit = YAML_LEVELS if depth > YAML_LEVELS.value else YAML_VALUES
+            raise ConfigError(f"{origin}{line}: more than {limit}")
 
 
 class _Converter:
@@ -149,13 +153,14 @@ class _Converter:
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
-        self.remaining = MAX_NODES
+        self.remaining = YAML_VALUES.value
 
     def convert(self, node: yaml.Node, depth: int) -> Tree:
         self.remaining -= 1
         location = self.origin if self.origin.startswith("--set") else f"{self.origin}:{node.start_mark.line + 1}"
-        if self.remaining < 0 or depth > MAX_DEPTH:
-            raise ConfigError(f"{location}: more than {MAX_NODES} values or {MAX_DEPTH} levels (aliases written out)")
+        if self.remaining < 0 or depth > YAML_LEVELS.value:
+            limit = YAML_VALUES if self.remaining < 0 else YAML_LEVELS
+            raise ConfigError(f"{location}: more than {limit} (aliases written out)")
         if isinstance(node, yaml.ScalarNode):
             return Scalar(node.value, node.style in _QUOTES, location)
         if isinstance(node, yaml.SequenceNode):

@@ -28,6 +28,7 @@ from fugaku_gpt.data.forms import (
 from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
 from fugaku_gpt.data.parquet import parquet_rows
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import open_file
 
 _MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -184,7 +185,7 @@ def read_documents(
     for file in files:
         earlier_bytes = counts.disk_bytes
         try:
-            with open(file.path, "rb") as raw:
+            with open_file(file.path) as raw:
                 for text in _documents_of(raw, file, text_key, counts, on_bad):
                     if not text or text.isspace():
                         counts.empty += 1

@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from fugaku_gpt.limits import TABLE_LINE
 from fugaku_gpt.report.column_titles import column_with_cells, plain_title, unit_in_title
 from fugaku_gpt.report.headings import GPUS, Heading, HeadingReader
 
 _ALIGNMENT = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
 _MIN_COLUMNS = 4  # number of recognised columns that make a header without a row of dashes
-_LONGEST_LINE = 20_000
 _GPU_FORM = re.compile(r"nnodes|speed|.*gpus?")  # titles that only the notes on GPUs have
 
 
@@ -68,7 +68,7 @@ class MarkdownTable:
 
 def read_tables(text: str) -> List[MarkdownTable]:
     """Find the tables of configurations in a Markdown text; other tables are skipped. Never raises."""
-    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
+    lines = [line[: TABLE_LINE.value] for line in text.splitlines()]
     tables: List[MarkdownTable] = []
     reader, number = HeadingReader(), 0
     while number < len(lines):

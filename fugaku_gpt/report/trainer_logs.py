@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import lines_of_file
+from fugaku_gpt.limits import LOG_LINE
 
 OURS = "fugaku_gpt"
 MEGATRON = "megatron"
 NEOX = "gpt-neox"
 NEMO = "nemo"
 
-_LONGEST_LINE = 64 * 1024  # characters of a line that are parsed
 _PATIENCE = 40  # number of lines within which the rest of a torn line must follow
 _MOST_ARGUMENTS = 5000
 _MOST_UNKNOWN, _LONGEST_NAME = 20, 60  # names of unknown fields that are kept, and characters of one
@@ -159,9 +160,8 @@ def read_log_files(paths: Iterable[Path]) -> Log:
     reader = LogReader()
     for path in paths:
         try:
-            with open(path, encoding="utf-8", errors="replace") as stream:
-                for line in stream:
-                    reader.add(line)
+            for line in lines_of_file(path, LOG_LINE):
+                reader.add(line)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         reader.end_of_file()
@@ -205,7 +205,7 @@ class LogReader:
 
     def add(self, line: str) -> None:
         """Parse one more line, with or without its newline."""
-        for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[:_LONGEST_LINE]).rstrip("\r\n")):
+        for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[: LOG_LINE.value]).rstrip("\r\n")):
             self._read_line(piece)
 
     def end_of_file(self) -> None:

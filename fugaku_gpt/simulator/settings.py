@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Dict
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD
 
 FIELDS_ABOVE_ZERO = ("nodes", "slots", "max_ranks", "max_bulk", "first_job", "tick")
 
@@ -67,7 +69,7 @@ def read_settings(path: Path) -> Settings:
         UsageError: the file cannot be read or has no settings.
     """
     try:
-        values: Dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        values: Dict[str, Any] = parse_json(read_text(path, RECORD))
         return Settings(**values)
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path}: not a simulator's settings: {error}; remove the folder and start again") from None

@@ -23,8 +23,10 @@ from typing import Any, Dict, List, Optional, Tuple
 import psutil
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.schedulers.protocol import JobId, Submission
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import ENDED, RUNNING, bulk_numbers
 
@@ -211,7 +213,7 @@ def sub_job_id(job_id: str, index: int) -> str:
 
 def read_json_object(path: Path) -> Optional[Dict[str, Any]]:
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path, RECORD))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -7,12 +7,15 @@ a run; measured seconds, memory and status are in a :class:`Measurement`, which 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import TABLE_TEXT
 
 OUT_OF_MEMORY_STATUSES = ("oom", "oom_after_first_iteration")
 MEASURED_ORDER = "tp,dp,pp"  # axes of the grid, fastest first, as Megatron-LM has them
@@ -114,13 +117,17 @@ def read_table(path: Path) -> List[Dict[str, str]]:
         UsageError: the file cannot be read, or columns are missing.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets begin a file with a mark
-            reader = csv.DictReader(stream, restkey=_MORE_CELLS, restval="")
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_bytes(path, TABLE_TEXT).decode("utf-8-sig")  # spreadsheets begin a file with a mark
+        reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE_CELLS, restval="")
+        header = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = header
+        rows = list(reader)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path}: cannot be read as CSV: {error}") from None
+    except csv.Error as error:
+        raise UsageError(f"{path}:{reader.line_num + 1}: cannot be read as CSV: {error}") from None
     missing = [name for name in ("id", "hardware", *_NEEDED, *_BATCH) if name not in header]
     if missing:
         raise UsageError(f"{path}: columns are missing: {', '.join(missing)}; found: {', '.join(header) or 'none'}")
