@@ -274,7 +274,8 @@ def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
     """Print a file; returns the position of its end."""
-    shown = content = path.read_bytes()
+    with open_file(path) as stream:
+        shown = content = stream.read()
     if lines is not None:
         shown = b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""
     if named:
