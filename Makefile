@@ -98,6 +98,8 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@PYTHONPATH=. $(BIN)/python -m tests.kills --kills 100
 	@echo "writers of a store of runs that are killed 1,000 times, while others read it:"
 	@folder=$$(mktemp -d) && PYTHONPATH=. $(BIN)/python -m tests.jobs.store_kills $$folder/runs 1000 7; rm -rf $$folder
+	@echo "every reader of files, fuzzed for 10 minutes each:"
+	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds 600 --seed $$(date +%s)
 	@echo "ranks that leave the common path, stop or die: does the doctor name them?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 

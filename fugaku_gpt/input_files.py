@@ -86,6 +86,14 @@ def open_file(path: Union[str, Path]) -> BinaryIO:
         raise
 
 
+def is_possible_name(text: str) -> bool:
+    """Whether a file can have this name: it has no NUL, and no character that is none."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 class _Pipe(io.RawIOBase):
     """The bytes that another process writes into a pipe; waits for them, but not for ever."""
 

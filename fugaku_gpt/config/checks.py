@@ -6,7 +6,7 @@ import math
 from typing import Callable, List, Sequence, Tuple
 
 from fugaku_gpt.config.schema import RunConfig, TrainingConfig
-from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE
+from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, cut
 
 Locate = Callable[[str], str]
 
@@ -20,7 +20,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
 
     def report_problem(key: str, value: object, rule: str) -> None:
         location = locate(key)
-        problems.append(f"{location + ': ' if location else ''}{key}: {value}: {rule}")
+        problems.append(f"{location + ': ' if location else ''}{key}: {cut(str(value))}: {rule}")
 
     _check_sizes(config, report_problem)
     if problems:  # what follows would take long

@@ -15,7 +15,7 @@ import yaml
 
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.input_files import read_text
-from fugaku_gpt.limits import YAML_LEVELS, YAML_TEXT, YAML_VALUES
+from fugaku_gpt.limits import YAML_KEY, YAML_LEVELS, YAML_TEXT, YAML_VALUES, cut
 
 _QUOTES = ("'", '"', "|", ">")  # a plain scalar has style None or "", by the loader
 # Texts that are one plain scalar to YAML, such as most values of the command line; YAML's own parser takes 20 times as
@@ -88,7 +88,7 @@ def flatten(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[Tuple[str, T
         dotted_key = f"{prefix}.{key}" if prefix else key
         for name, leaf in flatten(value, dotted_key) if isinstance(value, dict) else [(dotted_key, value)]:
             if name in seen:
-                raise ConfigError(f"{location_of(leaf, name)}: {name}: written twice")
+                raise ConfigError(f"{location_of(leaf, name)}: {cut(name)}: written twice")
             seen.add(name)
             yield name, leaf
 
@@ -108,6 +108,11 @@ def plain_values(value: Tree) -> object:
     if isinstance(value, dict):
         return {key: plain_values(child) for key, child in value.items()}
     return [plain_values(child) for child in value]
+
+
+def quoted(value: Tree) -> str:
+    """A value as a message quotes it, on a line and cut."""
+    return cut(repr(plain_values(value)))
 
 
 def _compose(text: str, origin: str) -> Tree:
@@ -170,6 +175,9 @@ class _Converter:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{location}: a key must be a plain word")
             key = key_node.value
+            if len(key) > YAML_KEY.value:
+                line = key_node.start_mark.line + 1
+                raise ConfigError(f"{self.origin}:{line}: a key of {len(key)} characters; at most {YAML_KEY}")
             if key in result:
                 raise ConfigError(f"{self.origin}:{key_node.start_mark.line + 1}: {key}: written twice")
             result[key] = self.convert(value_node, depth + 1)

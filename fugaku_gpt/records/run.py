@@ -53,7 +53,7 @@ from fugaku_gpt.records.files import (
     write_json_atomically,
     write_text_atomically,
 )
-from fugaku_gpt.typed_json import check_times, is_number, record_of
+from fugaku_gpt.typed_json import check_times, is_number, record_of, value_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -338,7 +338,7 @@ class RunDirectory:
             self.path / "environment.json",
             "a record of a run's environment",
             (VERSION,),
-            dict,
+            _environment_of,
             mend="remove it",
             is_missing_if_empty=True,
         )
@@ -498,6 +498,19 @@ def _line_prefix(path: Path) -> str:
     return prefix if not last or _parse_object(last.decode("utf-8", "replace")) else f'{prefix}{{"kind": "{CUT}"}}\n'
 
 
+def _environment_of(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """The values of an environment; those that readers look into are objects, or lists of objects.
+
+    Raises:
+        ValueError: one of these is not.
+    """
+    for name in ("toggles", "ranks"):
+        value_of(Optional[Tuple[Dict[str, Any], ...]], values.get(name), name)
+    for name in ("build", "mpi"):
+        value_of(Optional[Dict[str, Any]], values.get(name), name)
+    return dict(values)
+
+
 def _result_of(values: Mapping[str, Any]) -> Result:
     """Build the result from the values of a file of this version; fields that only later versions have are ignored.
 
@@ -514,6 +527,14 @@ def _result_of(values: Mapping[str, Any]) -> Result:
     return result
 
 
+_FIGURES = frozenset([
+    "consumed_samples", "consumed_tokens", "seconds", "lr", "global_batch", "loss", "grad_norm", "samples_per_second",
+    "tokens_per_second", "tflops_notes", "tflops_exact", "tflops_logged", "rss_max_bytes", "node_used_bytes",
+    "actual_seq_len", "loss_scale", "skipped_iterations", "bubble", "bubble_max", "bubble_predicted", "bubble_ideal",
+    "hidden_communication", "compute_max", "compute_min", "tokens", "params_norm",
+])  # fmt: skip
+
+
 def _checked_line(line: Dict[str, Any], location: str) -> Dict[str, Any]:
     """Return a line of metrics whose figures are numbers, or null where they were not finite.
 
@@ -527,7 +548,6 @@ def _checked_line(line: Dict[str, Any], location: str) -> Dict[str, Any]:
     if not isinstance(iteration, int) or not is_number(iteration) or iteration < 0:
         raise UsageError(f"{location}: iteration {cut(repr(iteration))}: not the number of an iteration")
     for name, value in line.items():
-        is_figure = kind != RESUMED and not name.endswith("_node") and name != "kind"
-        if is_figure and value is not None and not is_number(value):
+        if name in _FIGURES and value is not None and not is_number(value):
             raise UsageError(f"{location}: {cut(name)} {cut(repr(value))}: not a number")
     return line

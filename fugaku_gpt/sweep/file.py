@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import preset_names, valid_keys
-from fugaku_gpt.config.tree import Scalar, Tree, flatten, location_of, plain_values
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, location_of, quoted
 from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.limits import SWEEP_RUNS
@@ -141,7 +141,7 @@ def check_keys(settings: Mapping[str, Tree]) -> None:
                 if close_keys
                 else "valid keys are those of a run file, such as layout.dp"
             )
-            raise ConfigError(f"{location_of(value, key)}: {key}: unknown key (value {plain_values(value)!r}); {hint}")
+            raise ConfigError(f"{location_of(value, key)}: {key}: unknown key (value {quoted(value)}); {hint}")
 
 
 def _matrix_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
@@ -285,7 +285,8 @@ def _repeats(tree: Mapping[str, Tree], file: str) -> int:
         repeats = 0
     if repeats < 1:
         raise ConfigError(
-            f"{location_of(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1"
+            f"{location_of(tree['repeats'], file)}: repeats: {quoted(tree['repeats'])}: "
+            "expected a whole number, at least 1"
         )
     return repeats
 

@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import read_bytes
-from fugaku_gpt.limits import TABLE_TEXT
+from fugaku_gpt.limits import CSV_TEXT, cut
 
 OUT_OF_MEMORY_STATUSES = ("oom", "oom_after_first_iteration")
 MEASURED_ORDER = "tp,dp,pp"  # axes of the grid, fastest first, as Megatron-LM has them
@@ -117,7 +117,7 @@ def read_table(path: Path) -> List[Dict[str, str]]:
         UsageError: the file cannot be read, or columns are missing.
     """
     try:
-        text = read_bytes(path, TABLE_TEXT).decode("utf-8-sig")  # spreadsheets begin a file with a mark
+        text = read_bytes(path, CSV_TEXT).decode("utf-8-sig")  # spreadsheets begin a file with a mark
         reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE_CELLS, restval="")
         header = [name.strip() for name in reader.fieldnames or []]
         reader.fieldnames = header
@@ -130,10 +130,12 @@ def read_table(path: Path) -> List[Dict[str, str]]:
         raise UsageError(f"{path}:{reader.line_num + 1}: cannot be read as CSV: {error}") from None
     missing = [name for name in ("id", "hardware", *_NEEDED, *_BATCH) if name not in header]
     if missing:
-        raise UsageError(f"{path}: columns are missing: {', '.join(missing)}; found: {', '.join(header) or 'none'}")
+        raise UsageError(
+            f"{path}: columns are missing: {', '.join(missing)}; found: {cut(', '.join(header)) or 'none'}"
+        )
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
-        raise UsageError(f"{path}: columns occur twice: {', '.join(twice)}; keep one of each")
+        raise UsageError(f"{path}: columns occur twice: {cut(', '.join(twice))}; keep one of each")
     return [{key: str(value) for key, value in row.items()} for row in rows]
 
 
