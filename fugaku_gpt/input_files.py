@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Iterator, Union, cast
 
 from fugaku_gpt.limits import WAIT_FOR_PIPE, Limit
 
+_LONGEST_NAME = 255  # bytes, in every file system of a cluster
+
 
 def read_bytes(path: Union[str, Path], limit: Limit) -> bytes:
     """Return the content of a file.
@@ -87,11 +89,18 @@ def open_file(path: Union[str, Path]) -> BinaryIO:
 
 
 def is_possible_name(text: str) -> bool:
-    """Whether a file can have this name: it has no NUL, and no character that is none."""
+    """Whether a file can have this name: it is not too long, and has no NUL and no character that is none."""
     try:
-        return b"\0" not in os.fsencode(text)
+        name = os.fsencode(text)
+        return len(name) <= _LONGEST_NAME and b"\0" not in name
     except UnicodeEncodeError:
         return False
+
+
+def resolved(path: Path) -> Path:
+    """An absolute path without links, as of :meth:`Path.resolve`, which fails at links that lead to themselves; here
+    they stay, and opening the path reports them."""
+    return Path(os.path.realpath(path))
 
 
 class _Pipe(io.RawIOBase):

@@ -28,7 +28,7 @@ from fugaku_gpt.data.forms import (
 from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
 from fugaku_gpt.data.parquet import parquet_rows
 from fugaku_gpt.errors import DataError
-from fugaku_gpt.input_files import open_file
+from fugaku_gpt.input_files import open_file, resolved
 
 _MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -120,7 +120,7 @@ def _labelled_files(
     """The label and path of every file; other files of folders are counted in ``left_out``."""
     labelled_paths: List[Tuple[str, Path]] = []
     for source in sources:
-        base = source.resolve().name or "root"
+        base = resolved(source).name or "root"
         if source.is_dir():
             matching = [
                 (f"{base}/{path.relative_to(source).as_posix()}", path) for path in _walk(source, suffixes, left_out)
@@ -147,7 +147,7 @@ def _shuffled(labelled_paths: Sequence[Tuple[str, Path]], seed: int) -> List[Sou
     files: List[SourceFile] = []
     seen: Set[Path] = set()
     for label, path in sorted(labelled_paths):
-        resolved_path = path.resolve()
+        resolved_path = resolved(path)
         if resolved_path not in seen:
             seen.add(resolved_path)
             status = path.stat()

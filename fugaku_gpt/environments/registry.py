@@ -12,7 +12,7 @@ from typing import Dict, List, Optional
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.input_files import read_text
+from fugaku_gpt.input_files import read_text, resolved
 from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.machine.checkout import shipped_folder
 from fugaku_gpt.machine.system import this_system
@@ -160,7 +160,7 @@ def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Pat
     """
     file = find_profile(name_or_path)
     profile = load_profile(file)
-    pins = str((file.parent / profile.pins).resolve()) if profile.pins else ""
+    pins = str(resolved(file.parent / profile.pins)) if profile.pins else ""
     if unpacked is not None or profile.in_tarball:
         folder = unpacked if unpacked is not None else at
         profile = with_absolute_paths(profile, folder) if folder is not None else profile

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.input_files import read_bytes, resolved
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler, Submission
 from fugaku_gpt.jobs.submission import SCRIPT, require_no_run, submit_recorded
 from fugaku_gpt.limits import SCRIPT_TEXT
@@ -103,7 +103,7 @@ def submit_plain_script(
         UsageError: the folder holds a job or a run, or cannot be written.
     """
     require_no_run(record)
-    start = (start if start is not None else Path.cwd()).resolve()
+    start = resolved(start if start is not None else Path.cwd())
     try:
         record.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(record / SCRIPT, script.content)

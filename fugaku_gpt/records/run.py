@@ -43,7 +43,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, 
 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
-from fugaku_gpt.input_files import lines_of_file, open_file, read_text
+from fugaku_gpt.input_files import lines_of_file, open_file, read_text, resolved
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import METRICS_LINE, YAML_TEXT, cut
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
@@ -389,8 +389,8 @@ def resumes_in_same_folder(directory: RunDirectory, resume_from: str) -> bool:
     """
     if resume_from in (AUTO, NONE):
         return resume_from == AUTO
-    path, own = Path(resume_from).resolve(), directory.checkpoints_dir.resolve()
-    if path in (own, directory.path.resolve()):
+    path, own = resolved(Path(resume_from)), resolved(directory.checkpoints_dir)
+    if path in (own, resolved(directory.path)):
         return True
     if path.parent != own:
         return False

@@ -120,7 +120,7 @@ def _odd_files(path: Path, is_payload: bool) -> Iterator[str]:
         "an empty file": lambda: path.write_bytes(b""),
         "a hole of a GiB": lambda: _make_hole(path),
         "a long line": lambda: path.write_bytes(b"x" * 2**24),
-        "many short lines": lambda: path.write_bytes(b"a: 1\n" * 2**17),
+        "many short lines": lambda: path.write_bytes(b"a: 1\n" * 2**15),
         "many brackets": lambda: path.write_bytes(b"[" * 2**20),
     }
     for kind, make in kinds.items():
