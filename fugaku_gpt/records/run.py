@@ -506,8 +506,13 @@ def _environment_of(values: Mapping[str, Any]) -> Dict[str, Any]:
     """
     for name in ("toggles", "ranks"):
         value_of(Optional[Tuple[Dict[str, Any], ...]], values.get(name), name)
-    for name in ("build", "mpi"):
+    for name in ("build", "mpi", "precision"):
         value_of(Optional[Dict[str, Any]], values.get(name), name)
+    for name, kind in (("memory_limit_bytes", float), ("processor", str), ("system", str)):
+        value_of(Optional[kind], values.get(name), name)
+    for rank in values.get("ranks") or ():
+        value_of(Optional[Tuple[int, ...]], rank.get("affinity"), "affinity of a rank")
+        value_of(Optional[int], rank.get("threads"), "threads of a rank")
     return dict(values)
 
 

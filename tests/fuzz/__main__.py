@@ -25,7 +25,7 @@ import psutil
 
 from fugaku_gpt.errors import FugakuGptError
 from tests.fuzz.mutations import mutate
-from tests.fuzz.readers import Reader
+from tests.fuzz.readers import Reader, prepare
 from tests.fuzz.registry import all_readers
 
 SECONDS, MEMORY = 2.0, 512 * 2**20
@@ -77,9 +77,7 @@ def fuzz(
     rng = random.Random(f"{seed} {reader.name}")
     limit = SECONDS * reader.commands * patience
     path = folder / reader.file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name, content in reader.around.items():
-        (path.parent / name).write_bytes(content)
+    prepare(reader, folder)
     kinds: Dict[str, Tuple[bytes, str]] = {}
     done = 0
     path.write_bytes(reader.seeds[0])

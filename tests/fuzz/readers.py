@@ -20,7 +20,7 @@ class Reader:
         form: one of the forms of ``mutations.py``.
         read: reads the file of this path; whatever it returns is ignored.
         seeds: contents from which mutations are made.
-        around: further files of the folder.
+        around: further files of the folder, by their paths in it.
         seal: makes a changed content pass a checksum; None if there is none.
         is_payload: whether its content is what a run computes on, which has no limit.
         commands: number of commands for which it stands, each of which may take the limit of time.
@@ -39,6 +39,14 @@ class Reader:
     is_file: bool = True
     is_payload: bool = False
     commands: int = 1
+
+
+def prepare(reader: Reader, folder: Path) -> None:
+    """Make the files around a reader's file in a folder, and the folder of the file."""
+    for name in (*reader.around, reader.file):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    for name, content in reader.around.items():
+        (folder / name).write_bytes(content)
 
 
 def run_file(path: Path) -> object:
@@ -152,6 +160,17 @@ def job(path: Path) -> object:
     directory = path.parent.parent if path.parent.name == "exit" else path.parent
     read_history(directory), exit_records(directory)
     return job_outcome(directory)
+
+
+def comparison(path: Path) -> object:
+    """A comparison's folder as `compare DIR` reads it."""
+    from fugaku_gpt.cli.compare.printing import REPORT_FORMATS, report_text
+    from fugaku_gpt.compare.pairs import read_comparison
+    from fugaku_gpt.compare.report import report_live
+
+    folder = next(parent for parent in path.parents if (parent / "top").exists())
+    report = report_live(read_comparison(folder))
+    return [report_text(report, form) for form in REPORT_FORMATS]
 
 
 def manifest(path: Path) -> object:

@@ -177,6 +177,15 @@ def _in_run(file: str, form: str, *seeds: bytes) -> Reader:
     )
 
 
+def _in_comparison(file: str, form: str) -> Reader:
+    compared = GOLDEN / "runs" / "compared"
+    around = {
+        path.relative_to(compared).as_posix(): path.read_bytes() for path in compared.rglob("*") if path.is_file()
+    }
+    seeds = (around[file],)
+    return Reader(f"comparison: {file}", file, form, readers.comparison, seeds, {**around, "top": b""}, cost=40)
+
+
 def all_readers() -> Tuple[Reader, ...]:
     """Every reader."""
     presets = sorted((ROOT / "fugaku_gpt" / "config" / "presets").glob("*.yaml"))
@@ -210,8 +219,15 @@ def all_readers() -> Tuple[Reader, ...]:
         _in_run("imported.json", JSON, *_json(IMPORTED)),
         _in_run("job.jsonl", LINES, JOBS),
         _in_run(".claim.2", JSON),
+        _in_comparison("comparison.json", JSON),
+        _in_comparison("ending.json", JSON),
+        _in_comparison("pair-001/pair.json", JSON),
+        _in_comparison("pair-001/a/noise.json", JSON),
+        _in_comparison("pair-002/b/environment.json", JSON),
+        _in_comparison("pair-002/b/metrics.jsonl", LINES),
+        _in_comparison("pair-002/b/operators.json", JSON),
         Reader("jobs of a run", "job.jsonl", LINES, readers.job, (JOBS,), _folder(RUN), cost=8),
-        Reader("exit record", "exit/9.json", JSON, readers.job, _json(EXIT), {"../job.jsonl": JOBS}, cost=4),
+        Reader("exit record", "exit/9.json", JSON, readers.job, _json(EXIT), {"job.jsonl": JOBS}, cost=4),
         Reader("checkpoint: manifest", "manifest.json", JSON, readers.manifest, manifest, checkpoint, cost=8),
         Reader(
             "checkpoint: manifest with its checksum", "manifest.json", JSON, readers.manifest, manifest, checkpoint,

@@ -14,7 +14,7 @@ import pytest
 from fugaku_gpt.errors import FugakuGptError
 from fugaku_gpt.records import flight
 from tests.fuzz import registry
-from tests.fuzz.readers import Reader, sealed_manifest
+from tests.fuzz.readers import Reader, prepare, sealed_manifest
 
 READERS: Dict[str, Reader] = {reader.name: reader for reader in registry.all_readers()}
 
@@ -23,9 +23,7 @@ def error_of(folder: Path, name: str, content: bytes) -> str:
     """The message by which a reader refuses a file; empty if it takes it."""
     reader = READERS[name]
     path = folder / reader.file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for neighbour, text in reader.around.items():
-        (path.parent / neighbour).write_bytes(text)
+    prepare(reader, folder)
     path.write_bytes(content)
     try:
         reader.read(path)
