@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import sys
 import unicodedata
 from html.parser import HTMLParser
@@ -22,7 +23,7 @@ from fugaku_gpt.cli.report import render_table
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import csv_cell, harmless, markdown_cell
 from fugaku_gpt.limits import MESSAGE_LINE, MESSAGE_LINES
-from fugaku_gpt.records.run import FAILED
+from fugaku_gpt.records.run import FAILED, Result, failure_lines
 from fugaku_gpt.report.rows import ResultRow
 
 HOSTILE = (
@@ -191,3 +192,32 @@ def test_a_script_on_a_terminal_is_shown_harmlessly(monkeypatch: pytest.MonkeyPa
     echo_script(SCRIPT)
     echo("\x1b[0m")
     assert terminal.getvalue() == harmless(SCRIPT) + "\\x1b[0m\n" and obeyed(terminal.getvalue()) == []
+
+
+def test_a_number_that_is_not_finite_is_null() -> None:
+    rows = [{"a": float("nan"), "b": [float("-inf"), 1.5]}]
+    assert json.loads(render_rows(["a", "b"], rows, "json")) == [{"a": None, "b": [None, 1.5]}]
+
+
+def test_the_lines_of_a_failure_cannot_steer_a_terminal() -> None:
+    lines = failure_lines(Result(FAILED, "\x1b[2J\u202e", 0.0, 1.0, node="\x9b"))
+    assert not obeyed("".join(lines)) and "\\x1b[2J" in lines[0]
+
+
+HOSTILE_VARIABLE = "A=\u202e$(\u200f)"
+SETTINGS = ["--set", f"job.environment=[{json.dumps(HOSTILE_VARIABLE, ensure_ascii=False)}]", "--set", "job.elapse=600"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["job", "render", "--preset", "tiny", "--scheduler", "slurm", *SETTINGS],
+        ["job", "submit", "--preset", "tiny", "--scheduler", "slurm", "--dry-run", *SETTINGS],
+        ["doctor", "node", "--job", "slurm", *SETTINGS],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_commands_print_scripts_byte_for_byte(tmp_path: Path, command: List[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main.cli, command)
+    assert shlex.quote("\u202e$(\u200f)").encode() in result.stdout_bytes, result.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from typing import Any, Mapping, Sequence
 
@@ -38,10 +39,21 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
 def json_document(value: Any) -> str:
     """A value as indented JSON of printable ASCII, which needs no escapes of a terminal's; the text ends in a newline.
 
-    Raises:
-        ValueError: a number is not finite.
+    A number that is not finite, which JSON has none of, is null.
     """
-    return json.dumps(value, indent=2, allow_nan=False, default=str).replace("\x7f", "\\u007f") + "\n"
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False, default=str)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=2, allow_nan=False, default=str)
+    return text.replace("\x7f", "\\u007f") + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _joined_lines(value: Any) -> str:

@@ -43,6 +43,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, 
 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.input_files import lines_of_file, open_file, read_text, resolved
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import METRICS_LINE, YAML_TEXT, cut
@@ -124,13 +125,15 @@ SUMMARY_SECONDS = 0.75
 
 
 def failure_lines(result: Result) -> List[str]:
-    """Describe a failure in two lines of a log: the reason, and the checkpoint from which the run can be resumed."""
+    """Describe a failure in two lines of a log: the reason, and the checkpoint from which the run can be resumed. They
+    are printed by ranks as well: what the reason quotes cannot steer a terminal."""
     where = f"on {result.node}, " if result.node else ""
     checkpoint = result.last_checkpoint or "none"
-    return [
+    lines = (
         f"fugaku-gpt: {result.reason}",
         f"  {where}last iteration {result.iterations}, last checkpoint: {checkpoint}",
-    ]
+    )
+    return list(map(harmless, lines))
 
 
 @dataclass(frozen=True)

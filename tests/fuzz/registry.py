@@ -172,9 +172,8 @@ def _flights() -> Tuple[bytes, ...]:
 
 def _in_run(file: str, form: str, *seeds: bytes) -> Reader:
     present = _bytes(RUN / file) if (RUN / file).exists() else ()
-    return Reader(
-        f"run directory: {file}", file, form, readers.run_directory, (*present, *seeds), _folder(RUN), cost=20
-    )
+    name, contents = f"run directory: {file}", (*present, *seeds)
+    return Reader(name, file, form, readers.run_directory, contents, _folder(RUN), cost=20, commands=6)
 
 
 def _in_comparison(file: str, form: str) -> Reader:
