@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tup
 
 import click
 
-from fugaku_gpt import errors
+from fugaku_gpt import errors, limits
 from fugaku_gpt.checkpoint import directory, hugging_face, manifest
 from fugaku_gpt.cli.main import cli
 from fugaku_gpt.compare import pairs as comparison_pairs
@@ -104,6 +104,7 @@ def pages() -> Dict[str, str]:
         "config.md": config_page(),
         "lint-rules.md": lint_page(),
         "exit-codes.md": exit_code_page(),
+        "limits.md": limits_page(),
         "record-formats.md": record_format_page(),
         "cli/index.md": command_index_page(),
         **{f"cli/{name}.md": command_page(name, command) for name, command in commands_of(cli)},
@@ -360,6 +361,21 @@ def _constant(code: int) -> str:
 
 
 # ---- record formats --------------------------------------------------------------------------------------------------
+
+
+def limits_page() -> str:
+    """The page of the limits on what is read and asked for."""
+    rows = [(str(limit), _cell(limit.of)) for limit in limits.all_limits().values()]
+    lines = [
+        "# Limits",
+        "",
+        _paragraphs((inspect.getdoc(limits) or "").partition("\n\n")[2]),
+        "",
+        "Fields of a run file have limits of their own, which [Configuration](config.md) states.",
+        "",
+        *_table(("At most", "Of"), rows),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def record_format_page() -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Iterator, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.harmless import harmless
 
 FORMATS = (".svg", ".png")
 
@@ -38,7 +40,7 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
 
     matplotlib.use("agg")
     matplotlib.rcParams.update({"svg.hashsalt": "fugaku_gpt", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot, text, ticker
 
     figure, axes = pyplot.subplots(1, panels, figsize=size)
     try:
@@ -48,6 +50,8 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_formatter(ticker.FuncFormatter(_tick_label))
                 axis.set_minor_formatter(ticker.FuncFormatter(_tick_label))
+        for label in figure.findobj(text.Text):
+            label.set_text(_label(label.get_text()))
         figure.tight_layout()
         metadata = {"Date": None, "Creator": None} if file.suffix == ".svg" else {"Software": None}
         figure.savefig(str(file), metadata=metadata)
@@ -55,6 +59,11 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
         raise UsageError(f"--plot {file}: cannot be written: {error}") from None
     finally:
         pyplot.close(figure)
+
+
+def _label(text: str) -> str:
+    """A text without characters that XML lacks, and whose dollars are no formulas, which may not be valid."""
+    return re.sub(r"(?<!\\)\$", r"\\$", harmless(text))
 
 
 def _tick_label(value: float, _: object) -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Type, TypeVar
 
 from fugaku_gpt.errors import FugakuGptError, UsageError
+from fugaku_gpt.input_files import read_bytes
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD, cut
 
 T = TypeVar("T")
 
@@ -26,8 +28,8 @@ def read_versioned_json(
     Args:
         kind: what the file should be, with its article, such as ``an exit record``; for messages.
         versions: the values of ``version`` that can be read, the present one first.
-        parse: makes the result from the file's values; a KeyError, TypeError, ValueError or AttributeError in it means
-            that the file is not of this kind. Other errors pass through.
+        parse: makes the result from the file's values; a KeyError, TypeError, ValueError, AttributeError or
+            OverflowError in it means that the file is not of this kind. Other errors pass through.
         mend: what the user can do about a file that cannot be used, as an imperative.
         error: type of the error that is raised.
         is_missing_if_empty: an empty file counts as missing: where a file system has no hard links, a writer that was
@@ -41,7 +43,7 @@ def read_versioned_json(
             cause is the ``OSError`` where the system refused to read it.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, RECORD)
     except FileNotFoundError:
         return None
     except OSError as refused:
@@ -82,12 +84,14 @@ def parse_versioned_json(
     version = values["version"]
     if not isinstance(version, int) or version not in versions:
         readable = " and ".join(map(str, versions))
-        raise error(f"{path}: version {version!r} of this format; this program reads version {readable}; {mend}")
+        raise error(
+            f"{path}: version {cut(repr(version))} of this format; this program reads version {readable}; {mend}"
+        )
     try:
         return parse(values)
     except KeyError as missing:
         raise refusal(f"it has no {missing.args[0]!r}") from None
     except ValueError as wrong:
-        raise refusal(str(wrong)) from None
-    except (TypeError, AttributeError):
+        raise refusal(cut(str(wrong))) from None
+    except (TypeError, AttributeError, OverflowError):  # the last: of a number that is infinite, or past a float
         raise refusal("its fields are not those of this version") from None

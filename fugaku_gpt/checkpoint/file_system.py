@@ -13,6 +13,9 @@ import stat
 from pathlib import Path
 from typing import Iterator, List, Union
 
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import RECORD
+
 Buffer = Union[bytes, bytearray, memoryview]
 
 
@@ -29,7 +32,7 @@ def create(path: Path) -> int:
 
 def open_to_read(path: Path) -> int:
     """Open a file to read and return its descriptor."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is refused, not waited for
 
 
 def write_at(descriptor: int, content: Buffer, offset: int) -> int:
@@ -146,5 +149,5 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a small file."""
-    return path.read_bytes()
+    """Read a small file; larger than ``RECORD`` it is refused."""
+    return read_bytes(path, RECORD)

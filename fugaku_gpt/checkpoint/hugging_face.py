@@ -42,6 +42,7 @@ from fugaku_gpt.checkpoint.safetensors import (
 )
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, ConfigError, UsageError
+from fugaku_gpt.input_files import is_possible_name
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.layout.regions import full_region
 from fugaku_gpt.layout.tensors import model_tensors
@@ -357,7 +358,7 @@ def _files_of_index(path: Path) -> List[str]:
     """Return the names of the files over which an index says that the tensors are distributed."""
     weight_map = _read_json(path).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) and "\0" not in name and Path(name).name for name in names):
+    if not names or not all(isinstance(name, str) and is_possible_name(name) and Path(name).name for name in names):
         raise UsageError(f"{path}: 'weight_map' does not give the file of each tensor")
     return sorted(set(names))
 

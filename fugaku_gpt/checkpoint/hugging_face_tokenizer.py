@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Dict, NamedTuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import TOKENIZER_TEXT
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -40,7 +42,7 @@ def tokenizer_files(tokenizer: CorpusTokenizer, seq_len: int) -> Dict[str, bytes
         UsageError: the tokenizer's file cannot be read.
     """
     try:
-        settings = parse_json(tokenizer.path.read_text(encoding="utf-8"))
+        settings = parse_json(read_text(tokenizer.path, TOKENIZER_TEXT))
     except (OSError, ValueError) as error:
         raise UsageError(f"{tokenizer.path}: the tokenizer cannot be read: {error}") from None
     settings.update(truncation=None, padding=None, post_processor=_without_adding(settings.get("post_processor")))

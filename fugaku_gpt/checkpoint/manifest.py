@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import FilePlan
 from fugaku_gpt.checkpoint.safetensors import DTYPES
 from fugaku_gpt.errors import CheckpointError
+from fugaku_gpt.input_files import is_possible_name
+from fugaku_gpt.limits import cut
 from fugaku_gpt.versioned_json import parse_versioned_json
 
 FORMAT = "fugaku-gpt checkpoint"
@@ -188,6 +191,15 @@ def _manifest(values: Dict[str, Any]) -> Manifest:
     )
     if any(not 0 <= index < len(tensors) for file in files for index in file.tensors):
         raise ValueError("a file holds a tensor that is not there")
+    if any(size < 0 for tensor in tensors.values() for size in tensor.shape) or any(file.bytes < 0 for file in files):
+        raise ValueError("a size is below 0")
+    needed = sum(
+        math.prod(tensor.shape) * DTYPES[dtype].itemsize
+        for tensor in tensors.values()
+        for dtype in tensor.kinds.values()
+    )
+    if needed > sum(file.bytes for file in files):
+        raise ValueError("its tensors are larger than its files")
     return Manifest(
         iteration=int(values["iteration"]),
         consumed_samples=int(values["consumed_samples"]),
@@ -202,6 +214,8 @@ def _manifest(values: Dict[str, Any]) -> Manifest:
 
 
 def _plain(name: str) -> str:
-    if Path(name).name != name:  # a foreign manifest must not make us read outside of its folder
-        raise ValueError(f"{name!r} is not a file's name")
+    if Path(name).name != name or not is_possible_name(
+        name
+    ):  # a foreign manifest must not make us read outside of its folder
+        raise ValueError(f"{cut(repr(name))} is not a file's name")
     return name

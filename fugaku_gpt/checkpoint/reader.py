@@ -12,10 +12,11 @@ import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, read_plan
-from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, read_manifest
+from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, LogicalTensor, Manifest, read_manifest
 from fugaku_gpt.checkpoint.safetensors import DTYPES, NotSafetensors, read_into
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, full_region, intersection
+from fugaku_gpt.limits import cut
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -119,7 +120,7 @@ class Checkpoint:
                     self._first_file = file_index
         if filled != region.size:
             raise CheckpointError(
-                f"{self.path}: {kind} of {name}{region}: {filled} of {region.size} elements are there"
+                f"{self.path}: {cut(f'{kind} of {name}{region}')}: {filled} of {region.size} elements are there"
             )
 
     def _read_piece(self, file: DataFile, shard: _Shard, index: int, shared: Region, out: "Array") -> None:
@@ -137,9 +138,15 @@ class Checkpoint:
         if not straight:
             out[...] = piece[shared.within(entry.region)]
 
+    def _check_entry(self, file: DataFile, entry: Entry) -> None:
+        logical = self.manifest.tensors.get(entry.tensor)
+        is_inside = logical is not None and len(logical.shape) == len(entry.region.shape)
+        if logical is None or not is_inside or intersection(entry.region, full_region(logical.shape)) != entry.region:
+            raise CheckpointError(f"{self.path / file.name}: {cut(str(entry))} is not of a tensor of {MANIFEST}")
+
     def _logical(self, kind: str, name: str) -> LogicalTensor:
         if not self.has_tensor(kind, name):
-            raise CheckpointError(f"{self.path}: holds no {kind} of {name}")
+            raise CheckpointError(f"{self.path}: holds no {cut(f'{kind} of {name}')}")
         return self.manifest.tensors[name]
 
     def _shard(self, file: DataFile) -> _Shard:
@@ -150,6 +157,7 @@ class Checkpoint:
             descriptor, plan = open_shard(self.path, file)
             pieces: Dict[Tuple[str, str], List[int]] = {}
             for index, entry in enumerate(plan.entries):
+                self._check_entry(file, entry)
                 pieces.setdefault((entry.kind, entry.tensor), []).append(index)
             shard = _Shard(descriptor, plan, pieces)
         self._open[file.name] = shard  # now the newest
@@ -191,7 +199,7 @@ def open_shard(checkpoint: Path, file: DataFile) -> Tuple[int, FilePlan]:
 
 def damage_message(entry: Entry) -> str:
     """Message about a piece whose checksum differs."""
-    return f"damaged: {entry}: its CRC-32 is another"
+    return f"damaged: {cut(str(entry))}: its CRC-32 is another"
 
 
 def _reason_of(error: Exception) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import SAFETENSORS_HEADER
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -26,7 +27,6 @@ BFLOAT16 = "BF16"  # NumPy has no such type: it is the upper half of a float32
 _METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64  # bytes: the data begins at a multiple of this
-_LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 _CHUNK_BYTES = 4 << 20  # bytes that are checked and written together, while they are in the cache
 
 
@@ -94,7 +94,9 @@ def read_header(descriptor: int, length: int) -> Header:
         raise NotSafetensors("cut short")
     size_bytes = _read(descriptor, 0, _LENGTH.size)
     size = _LENGTH.unpack(size_bytes)[0]
-    if size > _LONGEST_HEADER or _LENGTH.size + size > length:
+    if size > SAFETENSORS_HEADER.value:
+        raise NotSafetensors(f"its header is damaged, or longer than {SAFETENSORS_HEADER}")
+    if _LENGTH.size + size > length:
         raise NotSafetensors("its header is damaged or cut short")
     text = _read(descriptor, _LENGTH.size, size)
     begin = _LENGTH.size + size

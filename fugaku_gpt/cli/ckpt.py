@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError, DataError
 
@@ -86,7 +86,7 @@ def inspect(path: Path, tensors: bool, form: str) -> None:
         "config": dict(manifest.config),
     }
     if form == "json":
-        echo(json.dumps(facts, indent=2, allow_nan=False))
+        echo(json_document(facts), nl=False)
         return
     rows = [row for name, value in facts.items() for row in _fact_rows(name.replace("_", " "), value)]
     echo(render_rows(("of the checkpoint", "value"), rows, form), nl=False)

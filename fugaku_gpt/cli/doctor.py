@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List
@@ -11,7 +10,7 @@ import click
 
 from fugaku_gpt.cli.node import node
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
@@ -70,7 +69,7 @@ def run(run_directory: Path, form: str) -> None:
     """Report how a run ended, what it measured last, and what its ranks were doing."""
     diagnosis = diagnose(run_directory)
     if form == "json":
-        echo(_json(asdict(diagnosis)))
+        echo(json_document(asdict(diagnosis)), nl=False)
         return
     lines = [f"result: {diagnosis.result}", f"last: {diagnosis.last}"]
     if diagnosis.node:
@@ -93,7 +92,7 @@ def hang(run_directory: Path, form: str) -> None:
     """
     report = hang_report(run_directory)
     if form == "json":
-        echo(_json(_report_json(report)))
+        echo(json_document(_report_json(report)), nl=False)
     else:
         echo("\n".join(report_lines(report)))
     if report.hang is not None and report.hang.culprits:
@@ -120,7 +119,3 @@ def _report_json(report: HangReport) -> Dict[str, Any]:
     if report.hang is not None:
         values["hang"]["others"] = values["hang"].pop("other_suspects")
     return values
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, allow_nan=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, echo_script, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def recipe(name: str, settings: Tuple[str, ...], package: Optional[str], out: Op
     for note in script.notes:
         echo(f"note: {note}", err=True)
     if out is None:
-        echo(script.text, nl=False)
+        echo_script(script.text)
     else:
         _write(out, script.text)
 

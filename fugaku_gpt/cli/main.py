@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from typing import Dict, NoReturn, Optional, Sequence
@@ -13,6 +14,7 @@ from fugaku_gpt import __version__
 from fugaku_gpt.cli.lazy import LazyGroup
 from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, FugakuGptError, missing_package
+from fugaku_gpt.limits import MESSAGE_LINE, MESSAGE_LINES
 
 # errors of a disk or a file server, which may come from any call and name no file
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOLCK, errno.ESTALE, errno.EFBIG)
@@ -56,10 +58,12 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         echo("interrupted", err=True)
         return EXIT_RUN_FAILED
     except click.ClickException as error:
-        error.show()
+        message = io.StringIO()
+        error.show(message)
+        echo(_cut(message.getvalue()), nl=False, err=True)
         return EXIT_USAGE
     except FugakuGptError as error:
-        for line in str(error).splitlines():
+        for line in _cut(str(error)).splitlines():
             echo(f"fugaku-gpt: {line}", err=True)
         return error.exit_code
     except ModuleNotFoundError as error:
@@ -78,6 +82,15 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     return code if isinstance(code, int) else EXIT_OK
+
+
+def _cut(message: str) -> str:
+    """The lines of a message, not more and not longer than anybody reads: it may quote files of any size."""
+    lines = message.split("\n")
+    more = [f"and {len(lines) - MESSAGE_LINES.value:,} more lines"] if len(lines) > MESSAGE_LINES.value else []
+    most = MESSAGE_LINE.value
+    shown = [line if len(line) <= most else f"{line[: most - 1]}…" for line in lines[: MESSAGE_LINES.value]]
+    return "\n".join([*shown, *more])
 
 
 def main() -> NoReturn:

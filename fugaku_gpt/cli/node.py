@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, format_option, options_as, run_source
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_script, json_document
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def node(source: RunSource, options: NodeOptions) -> int:
         is_short=options.short,
     )
     if options.form == "json":
-        echo(json.dumps(report.values, indent=2, allow_nan=False))
+        echo(json_document(report.values), nl=False)
     else:
         echo(report.text, nl=False)
     if report.stopped_by is not None:
@@ -143,7 +142,7 @@ def _write_job(config: "RunConfig", source: RunSource, options: NodeOptions) -> 
     arguments = [f"--iterations={options.iterations}", *(["--short"] if options.short else [])]
     if options.out is None:
         script = render_node_report(config, arguments)
-        echo(script.text, nl=False)
+        echo_script(script.text)
         notes = script.notes
     else:
         prepared = prepare_job(config, options.out, lambda run: render_node_report(run, arguments))

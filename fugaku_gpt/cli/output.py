@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import sys
 from typing import Any, Mapping, Sequence
 
 import click
 
-from fugaku_gpt.records.text import aligned, harmless
+from fugaku_gpt.harmless import csv_cell, harmless, markdown_cell
+from fugaku_gpt.records.text import aligned
 
 
 def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
@@ -18,40 +21,39 @@ def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form:
     A missing or None value is ``-`` in tables, empty in CSV, null in JSON.
     """
     if form == "json":
-        return json.dumps([{name: row.get(name) for name in columns} for row in rows], indent=2) + "\n"
+        return json_document([{name: row.get(name) for name in columns} for row in rows])
     if form == "csv":
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_csv_cell(row.get(name)) for name in columns] for row in rows)
+        writer.writerows([csv_cell(row.get(name)) for name in columns] for row in rows)
         return buffer.getvalue()
-    cells = [["-" if row.get(name) is None else _joined_lines(row[name]) for name in columns] for row in rows]
     if form == "md":
-        lines = [
-            list(columns),
-            ["---"] * len(columns),
-            *([cell.replace("|", "\\|") for cell in line] for line in cells),
-        ]
+        cells = [["-" if row.get(name) is None else markdown_cell(str(row[name])) for name in columns] for row in rows]
+        lines = [list(columns), ["---"] * len(columns), *cells]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    cells = [["-" if row.get(name) is None else _joined_lines(row[name]) for name in columns] for row in rows]
     return "".join(f"{line}\n" for line in aligned(columns, cells, has_rule=True))
 
 
-def _csv_cell(value: Any) -> Any:
-    """A value as a cell that a spreadsheet does not compute: a text that begins as a formula gets an apostrophe."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return value
-    text = harmless(value)
-    return f"'{text}" if len(text) > 1 and text[0] in "=+-@\t" and not _is_number(text) else text
+def json_document(value: Any) -> str:
+    """A value as indented JSON of printable ASCII, which needs no escapes of a terminal's; the text ends in a newline.
 
-
-def _is_number(text: str) -> bool:
+    A number that is not finite, which JSON has none of, is null.
+    """
     try:
-        float(text)
+        text = json.dumps(value, indent=2, allow_nan=False, default=str)
     except ValueError:
-        return False
-    return True
+        text = json.dumps(_finite(value), indent=2, allow_nan=False, default=str)
+    return text.replace("\x7f", "\\u007f") + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _joined_lines(value: Any) -> str:
@@ -66,3 +68,12 @@ def echo(message: Any = "", nl: bool = True, err: bool = False) -> None:
         err: whether it goes to standard error.
     """
     click.echo(harmless(str(message)), nl=nl, err=err)
+
+
+def echo_script(text: str) -> None:
+    """Print a script: to a terminal through :func:`harmless`; into a file or a pipe byte for byte, since escapes would
+    change what it does."""
+    if sys.stdout.isatty():
+        echo(text, nl=False)
+    else:
+        click.echo(text.encode("utf-8", "surrogateescape"), nl=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
@@ -10,8 +9,10 @@ from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.options import FORMATS, PATH, format_option
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import TABLE_TEXT
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_tables
@@ -88,7 +89,7 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
     for row, value in zip(merged, values):
         value["repeats"] = [single for run, single in zip(runs, singles) if run.runs[0] in row.runs]
         value["runs"] = list(row.runs)
-    return json.dumps(values, indent=2, allow_nan=False) + "\n"
+    return json_document(values)
 
 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
@@ -160,7 +161,7 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
         skipped.update(checked.skipped)
         unread.update(checked.unread)
     if form == "json":
-        echo(json.dumps({"rows": rows, "findings": findings, "skipped": skipped, "unread": unread}, indent=2))
+        echo(json_document({"rows": rows, "findings": findings, "skipped": skipped, "unread": unread}), nl=False)
     elif form == "md":
         echo(render_rows(_FINDING_COLUMNS, findings, "md"), nl=False)
     else:
@@ -177,6 +178,6 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
 
 def _read_table_file(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig", "replace")
+        return read_bytes(path, TABLE_TEXT).decode("utf-8-sig", "replace")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

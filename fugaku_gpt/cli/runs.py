@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names, valid_keys
 from fugaku_gpt.config.values import BadValue, parse_duration
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -99,7 +98,7 @@ def show(directory: Path, form: str) -> None:
         **_job_and_environment_facts(directory),
     }
     if form == "json":
-        echo(json.dumps(facts, indent=2, default=str))
+        echo(json_document(facts), nl=False)
         return
     rows = [
         {"of": section, "name": name, "value": _value_text(value)}

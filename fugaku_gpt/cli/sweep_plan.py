@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, echo_script, render_rows
 from fugaku_gpt.cli.sweep_runs import total_text
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.sweep.expand import Sweep
@@ -34,7 +34,8 @@ def print_jobs(
     for planned_run in planned if scripts else ():
         if planned_run.job is not None:
             echo(f"{planned_run.job.directory}/{planned_run.job.script}:")
-            echo(planned_run.job.text)
+            echo_script(planned_run.job.text)
+            echo()
     skipped = len(standings) - len(planned) - len(refused)
     skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
     echo(f"total: {total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")

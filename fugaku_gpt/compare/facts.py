@@ -69,8 +69,8 @@ def facts_of(job: JobSample) -> Dict[str, str]:
         texts = list(dict.fromkeys(_text(rank.get(key)) for rank in ranks))
         facts[name] = " / ".join(texts) if texts else UNKNOWN
     for toggle in environment.get("toggles") or []:
-        state = "applied" if toggle["applied"] else "NOT applied"
-        facts[f"toggle {toggle['name']}={toggle['requested']}"] = f"{state} (seen: {toggle['seen']})"
+        state = "applied" if toggle.get("applied") else "NOT applied"
+        facts[f"toggle {toggle.get('name')}={toggle.get('requested')}"] = f"{state} (seen: {toggle.get('seen')})"
     if job.config is not None:
         for key, value in changed_settings(job.config).items():
             if not key.startswith(_HANDLING_SECTIONS):

@@ -13,6 +13,7 @@ from fugaku_gpt.config.profile import Profile, this_python
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import resolved
 from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.jobs.render import JobScript, render_job
 from fugaku_gpt.jobs.submission import with_absolute_paths
@@ -116,7 +117,7 @@ def _budget_argument(config: RunConfig, arguments: Sequence[str]) -> List[str]:
 def _side_argument(side: LiveSide) -> str:
     """A side as an argument that is valid in the job's folder: the file of an environment has an absolute path."""
     if side.environment.endswith((".yaml", ".yml")):
-        environment = str(Path(side.environment).resolve())
+        environment = str(resolved(Path(side.environment)))
     else:
         environment = side.environment
     return ",".join([*filter(None, [environment]), *side.settings]) or "base"

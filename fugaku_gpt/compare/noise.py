@@ -233,7 +233,7 @@ def clock_mhz() -> Optional[float]:
 
     /proc/cpuinfo of a virtual machine shows the clock that its host had when the machine was created.
     """
-    clocks = [int(text) for text in map(_text, this_system().path("sys").glob(_CLOCK_FILES)) if text.isdigit()]
+    clocks = [int(text) for text in map(_text, this_system().path("sys").glob(_CLOCK_FILES)) if text.isdecimal()]
     return sum(clocks) / len(clocks) / 1000 if clocks else None
 
 
@@ -247,14 +247,14 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
 
 
 def _summed_counters(pattern: str) -> Optional[int]:
-    counts = [int(text) for text in map(_text, this_system().path("sys").glob(pattern)) if text.isdigit()]
+    counts = [int(text) for text in map(_text, this_system().path("sys").glob(pattern)) if text.isdecimal()]
     return sum(counts) if counts else None
 
 
 def _swapped_in() -> Optional[int]:
     for line in (this_system().read("proc/vmstat") or "").splitlines():
         name, _, count = line.partition(" ")
-        if name == "pswpin" and count.isdigit():
+        if name == "pswpin" and count.isdecimal():
             return int(count) * this_system().page_bytes()
     return None
 

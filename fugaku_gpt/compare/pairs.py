@@ -8,7 +8,7 @@ time.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -17,6 +17,7 @@ from fugaku_gpt.compare.samples import NOT_RUN, JobSample, read_job, unapplied_s
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import OK
+from fugaku_gpt.typed_json import record_of, value_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -196,12 +197,7 @@ def read_plan(out: Path) -> Optional[ComparisonPlan]:
 
 
 def _plan_of(values: Mapping[str, Any]) -> ComparisonPlan:
-    a, b = (
-        SidePlan(side["text"], side["environment"], tuple(side["settings"]), side["config"], side.get("build", {}))
-        for side in (values["a"], values["b"])
-    )
-    commit = str(values.get("commit", ""))
-    return ComparisonPlan(a, b, int(values["warm_up"]), float(values["tolerance"]), float(values["load"]), commit)
+    return record_of(ComparisonPlan, values)
 
 
 def write_noise(directory: Path, noise: Noise) -> None:
@@ -242,6 +238,12 @@ def read_comparison(out: Path) -> ComparisonRecord:
     return ComparisonRecord(plan, tuple(pairs), tuple(unfinished), stop_reason or "")
 
 
+def _pair_record_of(values: Mapping[str, Any]) -> Tuple[str, Tuple[str, ...], float]:
+    """Order, disturbances and duration of a pair."""
+    order, seconds = value_of(str, values["order"], "order"), value_of(float, values["seconds"], "seconds")
+    return order, value_of(Tuple[str, ...], values["disturbed"], "disturbed"), float(seconds)
+
+
 def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
     """Reads a pair with both of its jobs; None where it was not run to its end."""
 
@@ -249,7 +251,7 @@ def _read_pair(folder: Path, warm_up: int) -> Optional[Pair]:
         folder / PAIR_FILE,
         "a pair's record",
         (VERSION,),
-        lambda values: (str(values["order"]), tuple(map(str, values["disturbed"])), float(values["seconds"])),
+        _pair_record_of,
         mend=f"remove {folder} to have it left out",
     )
     if record is None:
@@ -278,6 +280,6 @@ def _read_noise(path: Path) -> Optional[Noise]:
         path,
         "a record of a job's noise",
         (VERSION,),
-        lambda values: Noise(**{spec.name: values[spec.name] for spec in fields(Noise)}),
+        lambda values: record_of(Noise, values),
         mend="remove it to have it counted as unknown",
     )

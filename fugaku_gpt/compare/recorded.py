@@ -18,6 +18,7 @@ from fugaku_gpt.compare.statistics import Comparison, compare_groups, compare_pa
 from fugaku_gpt.config import RunConfig, changed_settings
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.input_files import resolved
 from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_measurement, parse_row, read_table, torch_series
 
 # columns that are no configuration: one table rounds the vocabulary that another gives in full
@@ -135,7 +136,7 @@ def compare_recorded(a: RecordedSide, b: RecordedSide, warm_up: int, tolerance: 
     """
     if a.is_table != b.is_table:
         raise UsageError(f"{a.text} and {b.text}: rows of a table and run directories have no columns in common")
-    if (a.path.resolve(), a.conditions) == (b.path.resolve(), b.conditions):
+    if (resolved(a.path), a.conditions) == (resolved(b.path), b.conditions):
         raise UsageError(f"{a.text} and {b.text}: are the same runs; add what tells them apart, such as :torch=1.7")
     selected_a, selected_b = (select_rows(side) if side.is_table else select_runs(side, warm_up) for side in (a, b))
     _refuse_overlap(a, b, selected_a, selected_b)
@@ -276,7 +277,7 @@ def select_rows(side: RecordedSide) -> SelectedRuns:
     selected: List[RecordedRun] = []
     left_out_counts: Counter[str] = Counter()
     first_shown: Dict[Tuple[object, ...], Tuple[str, Optional[float]]] = {}  # → first table that shows the row, memory
-    file = str(side.path.resolve())
+    file = str(resolved(side.path))
     for number, cells in enumerate(read_table(side.path)):
         row = parse_row(cells)
         if not all(condition.is_met_by(_cell_value(row, cells, condition.key)) for condition in side.conditions):
@@ -357,7 +358,7 @@ def select_runs(side: RecordedSide, warm_up: int) -> SelectedRuns:
         configuration.update({condition.key: _setting_value(config, condition.key) for condition in side.conditions})
         memory = float(job.node_used_bytes) if job.node_used_bytes is not None else None
         summary, unapplied = _config_summary(config), tuple(unapplied_settings(job))
-        key, work, unit = str(directory.resolve()), work_per_iteration(config), "bytes of the node"
+        key, work, unit = str(resolved(directory)), work_per_iteration(config), "bytes of the node"
         selected.append(RecordedRun(key, job.name, work, configuration, summary, job.seconds, memory, unit, unapplied))
         jobs.append(job)
     if not selected:

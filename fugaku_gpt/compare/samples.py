@@ -103,6 +103,7 @@ def timed_seconds(lines: Sequence[Dict[str, Any]], warm_up: int) -> List[float]:
     warm_up_iterations = [int(line["iteration"]) for line in lines if int(line["iteration"]) <= warm_up]
     if timed and warm_up and (not warm_up_iterations or warm_up_iterations[-1] < warm_up):
         timed = timed[1:]
+    timed = [line for line in timed if (line.get("seconds") or 0) > 0]
     return [float(line["seconds"]) for line in lines_of_last_size(timed)]
 
 
@@ -112,15 +113,17 @@ def unapplied_settings(job: JobSample) -> Dict[str, str]:
     They include tcmalloc that was not requested: an ``LD_PRELOAD`` of the shell also reaches the side without it.
     """
     remarks = {}
-    for toggle in job.environment.get("toggles", []):
-        if not toggle["applied"]:
-            remarks[f"node.{toggle['name']}"] = f"={toggle['requested']} was not applied (seen: {toggle['seen']})"
-    allocators = {str(rank.get("allocator", "")) for rank in job.environment.get("ranks", [])}
+    for toggle in job.environment.get("toggles") or []:
+        if not toggle.get("applied"):
+            requested, seen = toggle.get("requested"), toggle.get("seen")
+            remarks[f"node.{toggle.get('name')}"] = f"={requested} was not applied (seen: {seen})"
+    ranks = job.environment.get("ranks") or []
+    allocators = {str(rank.get("allocator", "")) for rank in ranks}
     preloaded = sorted(allocator for allocator in allocators if "tcmalloc" in allocator)
     if job.config is not None and not job.config.node.tcmalloc and preloaded:
         remarks["node.tcmalloc"] = f"=False was not applied (seen: {', '.join(preloaded)})"
     threads = job.config.node.threads_per_rank if job.config is not None else None
-    seen_threads = {rank["threads"] for rank in job.environment.get("ranks", [])}
+    seen_threads = {rank["threads"] for rank in ranks if rank.get("threads") is not None}
     if threads is not None and seen_threads and seen_threads != {threads}:
         counts = ", ".join(map(str, sorted(seen_threads)))
         remarks["node.threads_per_rank"] = f"={threads} was not applied (seen: {counts})"
@@ -129,7 +132,7 @@ def unapplied_settings(job: JobSample) -> Dict[str, str]:
 
 def builds_of(jobs: Sequence[JobSample]) -> List[str]:
     """The different builds that a side's jobs ran with; more than one invalidates the side."""
-    builds = (job.environment.get("build", {}) for job in jobs if job.environment)
+    builds = (job.environment.get("build") or {} for job in jobs if job.environment)
     return list(dict.fromkeys(f"torch {build.get('torch')}, BLAS {build.get('blas')}" for build in builds))
 
 

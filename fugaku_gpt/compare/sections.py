@@ -31,9 +31,11 @@ def run_section(job: JobSample, lines: Sequence[str] = ()) -> Section:
     all_lines = list(lines)
     environment, config = job.environment, job.config
     if environment:
-        cores = {core for rank in environment.get("ranks", []) for core in rank.get("affinity", [])}
-        memory = f"{environment['memory_limit_bytes'] / 2**30:.1f} GiB"
-        machine = (environment["processor"], f"{len(cores)} cores for a node's ranks", memory, environment["system"])
+        cores = {core for rank in environment.get("ranks") or [] for core in rank.get("affinity") or []}
+        limit = environment.get("memory_limit_bytes")
+        memory = f"{limit / 2**30:.1f} GiB" if limit is not None else "memory unknown"
+        processor, system = (environment.get(name) or f"{name} unknown" for name in ("processor", "system"))
+        machine = (processor, f"{len(cores)} cores for a node's ranks", memory, system)
         all_lines.append(f"machine: {', '.join(machine)}")
     if config is not None:
         model, layout, training = config.model, config.layout, config.training

@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 from typing import Callable, List, Sequence, Tuple
 
-from fugaku_gpt.config.schema import (
-    MOST_MICRO_BATCHES,
-    MOST_RAMP_ITERATIONS,
-    MOST_RANKS,
-    MOST_RANKS_OF_NODE,
-    RunConfig,
-    TrainingConfig,
-)
+from fugaku_gpt.config.schema import RunConfig, TrainingConfig
+from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, cut
 
 Locate = Callable[[str], str]
 
@@ -26,7 +20,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
 
     def report_problem(key: str, value: object, rule: str) -> None:
         location = locate(key)
-        problems.append(f"{location + ': ' if location else ''}{key}: {value}: {rule}")
+        problems.append(f"{location + ': ' if location else ''}{key}: {cut(str(value))}: {rule}")
 
     _check_sizes(config, report_problem)
     if problems:  # what follows would take long
@@ -51,17 +45,17 @@ ReportProblem = Callable[[str, object, str], None]
 def _check_sizes(config: RunConfig, report_problem: ReportProblem) -> None:
     """Refuse products of fields beyond any machine; the fields' own limits are in the schema."""
     layout, training = config.layout, config.training
-    if layout.ranks > MOST_RANKS:
-        report_problem("layout.dp", layout.dp, f"layout.dp * tp * pp is {layout.ranks}; valid: at most {MOST_RANKS}")
-    if config.ranks_per_node > MOST_RANKS_OF_NODE:
-        rule = f"{layout.ranks} ranks are {config.ranks_per_node} on each; valid: at most {MOST_RANKS_OF_NODE} on each"
+    if layout.ranks > RANKS.value:
+        report_problem("layout.dp", layout.dp, f"layout.dp * tp * pp is {layout.ranks}; valid: at most {RANKS.value}")
+    if config.ranks_per_node > RANKS_OF_NODE.value:
+        rule = f"{layout.ranks} ranks are {config.ranks_per_node} on each; valid: at most {RANKS_OF_NODE.value} on each"
         report_problem("job.nodes", config.job.nodes, rule)
     micro_batches = training.global_batch // (training.micro_batch * layout.dp)
-    if micro_batches > MOST_MICRO_BATCHES:
-        rule = f"makes {micro_batches} micro-batches for each replica; valid: at most {MOST_MICRO_BATCHES}"
+    if micro_batches > MICRO_BATCHES.value:
+        rule = f"makes {micro_batches} micro-batches for each replica; valid: at most {MICRO_BATCHES.value}"
         report_problem("training.global_batch", training.global_batch, rule)
-    if (training.ramp_samples or 0) > MOST_RAMP_ITERATIONS * (training.ramp_start or 1):
-        rule = f"takes more than {MOST_RAMP_ITERATIONS} iterations of training.ramp_start {training.ramp_start}"
+    if (training.ramp_samples or 0) > RAMP_ITERATIONS.value * (training.ramp_start or 1):
+        rule = f"takes more than {RAMP_ITERATIONS.value} iterations of training.ramp_start {training.ramp_start}"
         report_problem("training.ramp_samples", training.ramp_samples, rule)
 
 

@@ -43,13 +43,15 @@ def differing_settings(runs: Sequence[Mapping[str, Any]], in_columns: AbstractSe
 
 
 def _absolute_paths(values: Sequence[Any]) -> List[List[str]]:
-    """Lists of paths with an absolute one in place of each relative one that it ends in: a job's paths are made
-    absolute when it is submitted, those of a run that was started by hand stay as they were written."""
+    """Lists of paths with an absolute one in place of each relative one that it alone ends in: a job's paths are made
+    absolute when it is submitted, those of a run that was started by hand stay as they were written. A relative one
+    that several end in may be any of them, and stays."""
     lists = [[value] if isinstance(value, str) else list(value or ()) for value in values]
     absolute = sorted({path for paths in lists for path in paths if path.startswith("/")})
 
     def absolute_form(path: str) -> str:
-        return next((candidate for candidate in absolute if candidate.endswith(f"/{path}")), path)
+        candidates = [candidate for candidate in absolute if candidate.endswith(f"/{path}")]
+        return candidates[0] if len(candidates) == 1 else path
 
     return [list(map(absolute_form, paths)) for paths in lists]
 

@@ -22,6 +22,7 @@ from fugaku_gpt.config.tree import (
     parse_override,
     parse_yaml,
     plain_values,
+    quoted,
     read_yaml_file,
 )
 from fugaku_gpt.config.values import (
@@ -33,6 +34,7 @@ from fugaku_gpt.config.values import (
     strip_optional,
 )
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.limits import MESSAGE_LINES, cut
 
 PRESET_DIR = Path(__file__).parent / "presets"
 
@@ -129,7 +131,7 @@ def preset_settings(name: str, location: str) -> SettingsLayer:
     """The settings of a preset of the package; ``location`` is where its name was written."""
     path = PRESET_DIR / f"{name}.yaml"
     if name not in preset_names():
-        raise ConfigError(f"{location}: preset: {name!r} is not a preset; valid: {', '.join(preset_names())}")
+        raise ConfigError(f"{location}: preset: {cut(name)!r} is not a preset; valid: {', '.join(preset_names())}")
     origin = f"preset {name}"
     return SettingsLayer(origin, dict(flatten(parse_yaml(path.read_text(encoding="utf-8"), origin))))
 
@@ -248,6 +250,8 @@ def _construct(merged: Mapping[str, Tree], locations: Mapping[str, str]) -> Tupl
     sections: Dict[str, Dict[str, Any]] = {}
     for key, value in merged.items():
         location = locations[key]
+        if len(problems) > MESSAGE_LINES.value:  # more are not shown
+            break
         if key not in field_types:
             problems.append(_unknown_key(key, value, location, field_types))
             continue
@@ -255,9 +259,7 @@ def _construct(merged: Mapping[str, Tree], locations: Mapping[str, str]) -> Tupl
             coerced = coerce_setting(key, value)
         except BadValue as error:
             kind, metadata = field_types[key]
-            problems.append(
-                f"{location}: {key}: {plain_values(value)!r}: {error}; valid: {describe_type(kind, metadata)}"
-            )
+            problems.append(f"{location}: {key}: {quoted(value)}: {error}; valid: {describe_type(kind, metadata)}")
             continue
         section, _, leaf = key.partition(".")
         sections.setdefault(section, {})[leaf] = coerced
@@ -295,7 +297,7 @@ def _unknown_key(key: str, value: Tree, location: str, all_keys: Mapping[str, An
         hint = "valid: " + ", ".join(
             siblings or sorted({name.partition(".")[0] + ".*" for name in all_keys} | {"preset"})
         )
-    return f"{location}: {key}: unknown key (value {plain_values(value)!r}); {hint}"
+    return f"{location}: {key}: unknown key (value {quoted(value)}); {hint}"
 
 
 def _size(name: str) -> float:

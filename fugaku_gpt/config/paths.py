@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Dict, Mapping, Optional
 
 from fugaku_gpt.config.tree import Scalar, Tree
+from fugaku_gpt.config.values import is_null_text
 
 # settings that are paths, or lists of them; job.profile, which may also be a name, is looked up by `environments`
 PATH_KEYS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.template")
@@ -44,7 +45,7 @@ def _is_record(file: Path) -> bool:
 
 
 def _from(folder: Path, path: Scalar, base: Optional[Path]) -> Scalar:
-    if not path.text or Path(path.text).is_absolute():
+    if not path.text or is_null_text(path.text, path.is_quoted) or Path(path.text).is_absolute():
         return path
     beside = folder / path.text
     start = base if base is not None else Path()

@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, get_type_hints
 
 from fugaku_gpt.config.options import option
-from fugaku_gpt.config.tree import Scalar, Tree, location_of, plain_values, read_yaml_file
+from fugaku_gpt.config.tree import Scalar, Tree, location_of, quoted, read_yaml_file
 from fugaku_gpt.config.values import BadValue, coerce_scalar, describe_type, element_type, strip_optional
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.limits import MESSAGE_LINES
 
 _LINE = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "one line without control characters")
 _LIBRARY = (r"[^\s:\x00-\x1f\x7f\ud800-\udfff]+", "a path without spaces and colons")
@@ -171,6 +172,8 @@ def _values(kind: Type[T], tree: Mapping[str, Tree], origin: str, prefix: str, p
     fields_by_name = {spec.name: spec for spec in fields(kind)}  # type: ignore[arg-type]
     arguments: Dict[str, Any] = {}
     for name, value in tree.items():
+        if len(problems) > MESSAGE_LINES.value:  # more are not shown
+            break
         location, key = location_of(value, origin), f"{prefix}{name}"
         if name not in fields_by_name:
             similar_names = difflib.get_close_matches(name, fields_by_name, n=1)
@@ -183,13 +186,13 @@ def _values(kind: Type[T], tree: Mapping[str, Tree], origin: str, prefix: str, p
                 arguments[name] = kinds[name](**_values(kinds[name], value, origin, f"{key}.", problems))
             else:
                 valid = ", ".join(spec.name for spec in fields(kinds[name]))
-                problems.append(f"{location}: {key}: {plain_values(value)!r}: expected a mapping; its keys: {valid}")
+                problems.append(f"{location}: {key}: {quoted(value)}: expected a mapping; its keys: {valid}")
         else:
             try:
                 arguments[name] = _coerce(value, kinds[name], fields_by_name[name].metadata)
             except BadValue as error:
                 valid = describe_type(kinds[name], fields_by_name[name].metadata)
-                problems.append(f"{location}: {key}: {plain_values(value)!r}: {error}; valid: {valid}")
+                problems.append(f"{location}: {key}: {quoted(value)}: {error}; valid: {valid}")
     return arguments
 
 

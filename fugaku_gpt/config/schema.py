@@ -11,15 +11,13 @@ from typing import Optional, Tuple
 
 from fugaku_gpt.config.knobs import NodeKnob, gigahertz, knobs_of
 from fugaku_gpt.config.options import as_knob, duration, option, power_knob
+from fugaku_gpt.limits import LAYERS, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULERS = ("pjm", "slurm", "local")
-# Sizes beyond any machine: a run with a misplaced digit is refused, and what is computed of a run ends soon.
-MOST_LAYERS, MOST_RANKS, MOST_RANKS_OF_NODE = 2**12, 2**20, 2**10
-MOST_MICRO_BATCHES, MOST_RAMP_ITERATIONS = 2**16, 10**6
 LOG_FORMATS = ("short", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -38,7 +36,7 @@ class ModelConfig:
     """The model: a GPT with pre-LayerNorm, learned positions, GELU, and output weights tied to the embedding."""
 
     name: str = option("", "size in tables, such as 124M; default: derived from the parameter count")
-    layers: int = option(4, "transformer layers", at_least=1, at_most=MOST_LAYERS)
+    layers: int = option(4, "transformer layers", at_least=1, at_most=LAYERS.value)
     hidden: int = option(128, "hidden size h", at_least=1, at_most=2**20)
     heads: int = option(4, "attention heads", at_least=1, at_most=2**16)
     ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1, at_most=2**22)
@@ -87,9 +85,9 @@ class ModelConfig:
 class LayoutConfig:
     """The arrangement of the ranks; their number is dp * tp * pp."""
 
-    dp: int = option(1, "data-parallel replicas", at_least=1, at_most=MOST_RANKS)
+    dp: int = option(1, "data-parallel replicas", at_least=1, at_most=RANKS.value)
     tp: int = option(1, "tensor-parallel ranks that share each layer", at_least=1, at_most=2**16)
-    pp: int = option(1, "pipeline stages", at_least=1, at_most=MOST_LAYERS)
+    pp: int = option(1, "pipeline stages", at_least=1, at_most=LAYERS.value)
     order: str = option(
         "tp,pp,dp",
         "order of the grid's axes, fastest first; neighbouring ranks differ in the first",
@@ -100,7 +98,7 @@ class LayoutConfig:
         1,
         "virtual stages of each pipeline stage; above 1 with the interleaved schedule",
         at_least=1,
-        at_most=MOST_LAYERS,
+        at_most=LAYERS.value,
     )
     split: Tuple[int, ...] = option(
         (),
@@ -150,7 +148,7 @@ class TrainingConfig:
         "iterations after which samples have their full length",
         unit="iterations",
         at_least=1,
-        at_most=MOST_RAMP_ITERATIONS,
+        at_most=RAMP_ITERATIONS.value,
     )
     skip_samples: Tuple[str, ...] = option(
         (),
@@ -292,7 +290,7 @@ class NodeConfig:
     """
 
     ranks_per_node: Optional[int] = option(
-        None, "MPI processes per node; default: ranks / job.nodes", at_least=1, at_most=MOST_RANKS_OF_NODE
+        None, "MPI processes per node; default: ranks / job.nodes", at_least=1, at_most=RANKS_OF_NODE.value
     )
     threads_per_rank: Optional[int] = option(
         None, "threads per process; default: usable cores / ranks", at_least=1, at_most=2**12

@@ -14,16 +14,16 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 import yaml
 
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.input_files import read_text
+from fugaku_gpt.limits import YAML_KEY, YAML_LEVELS, YAML_TEXT, YAML_VALUES, cut
 
-MAX_NODES = 100_000
-MAX_DEPTH = 50
 _QUOTES = ("'", '"', "|", ">")  # a plain scalar has style None or "", by the loader
 # Texts that are one plain scalar to YAML, such as most values of the command line; YAML's own parser takes 20 times as
 # long, which is seconds for a sweep of a hundred runs.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _INDENTED = re.compile(r"^[ \t?:-]*", re.MULTILINE)
 _WORD = r"-?[A-Za-z0-9/](?:[A-Za-z0-9_.+/,:-]*[A-Za-z0-9_.+/,-])?"
-_SECTION_LINE = re.compile(rf"([a-z_]+):|  ([a-z_0-9]+):(?: ({_WORD}|''|\[\]))?|  - ({_WORD})")
+_SECTION_LINE = re.compile(rf"([a-z_]{{1,64}}):|  ([a-z_0-9]{{1,64}}):(?: ({_WORD}|''|\[\]))?|  - ({_WORD})")
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same grammar; the C loader is 10 times faster
 
 
@@ -55,7 +55,7 @@ def read_yaml_file(path: Path) -> Dict[str, Tree]:
         ConfigError: the file is missing, unreadable, not UTF-8, not YAML, or not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, YAML_TEXT)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -143,7 +143,7 @@ def _add_leaves(tree: Mapping[str, Tree], prefix: str, leaves: Dict[str, Tree]) 
         if isinstance(value, dict):
             _add_leaves(value, dotted_key, leaves)
         elif dotted_key in leaves:
-            raise ConfigError(f"{location_of(value, dotted_key)}: {dotted_key}: written twice")
+            raise ConfigError(f"{location_of(value, dotted_key)}: {cut(dotted_key)}: written twice")
         else:
             leaves[dotted_key] = value
 
@@ -165,10 +165,15 @@ def plain_values(value: Tree) -> object:
     return [plain_values(child) for child in value]
 
 
+def quoted(value: Tree) -> str:
+    """A value as a message quotes it, on a line and cut."""
+    return cut(repr(plain_values(value)))
+
+
 def _compose(text: str, origin: str) -> Tree:
     try:
-        if _may_be_deep(text):
-            _check_depth(text, origin)
+        if _may_exceed_limits(text):
+            check_structure(text, origin)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -182,29 +187,34 @@ def _compose(text: str, origin: str) -> Tree:
     return _Converter(origin).convert(node, depth=0)
 
 
-def _may_be_deep(text: str) -> bool:
-    """Whether a text may be nested more than ``MAX_DEPTH`` levels: each one needs a bracket, or stands further to the
+def _may_exceed_limits(text: str) -> bool:
+    """Whether a text may have more values or levels than allowed: each level needs a bracket, or stands further to the
     right than the one around it, but for a list that is the value of a key. Parsing takes a hundred times as long."""
     indented = max((len(prefix) for prefix in _INDENTED.findall(text)), default=0)
-    return 2 * (indented + 1) + text.count("[") + text.count("{") > MAX_DEPTH
+    levels = 2 * (indented + 1) + text.count("[") + text.count("{")
+    return levels > YAML_LEVELS.value or len(text) > YAML_VALUES.value
 
 
-def _check_depth(text: str, origin: str) -> None:
-    """Refuse deep nesting: composing recurses for each level and would overflow the C stack.
+def check_structure(text: str, origin: str) -> None:
+    """Refuse a YAML text with deep nesting, since composing recurses for each level and would overflow the C stack, or
+    with too many values, each of which takes many times its text in memory.
 
     Raises:
-        ConfigError: lists and mappings are nested more than ``MAX_DEPTH`` levels.
+        ConfigError: it exceeds ``YAML_LEVELS`` or ``YAML_VALUES``.
+        yaml.YAMLError: it is not YAML.
     """
-    depth = 0
+    depth = values = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MAX_DEPTH:
+        values += isinstance(event, yaml.NodeEvent)
+        if depth > YAML_LEVELS.value or values > YAML_VALUES.value:
             mark = event.start_mark
             line = f":{mark.line + 1}" if mark is not None and not origin.startswith("--set") else ""
-            raise ConfigError(f"{origin}{line}: more than {MAX_DEPTH} levels")
+            limit = YAML_LEVELS if depth > YAML_LEVELS.value else YAML_VALUES
+            raise ConfigError(f"{origin}{line}: more than {limit}")
 
 
 class _Converter:
@@ -212,13 +222,14 @@ class _Converter:
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
-        self.remaining = MAX_NODES
+        self.remaining = YAML_VALUES.value
 
     def convert(self, node: yaml.Node, depth: int) -> Tree:
         self.remaining -= 1
         location = self.origin if self.origin.startswith("--set") else f"{self.origin}:{node.start_mark.line + 1}"
-        if self.remaining < 0 or depth > MAX_DEPTH:
-            raise ConfigError(f"{location}: more than {MAX_NODES} values or {MAX_DEPTH} levels (aliases written out)")
+        if self.remaining < 0 or depth > YAML_LEVELS.value:
+            limit = YAML_VALUES if self.remaining < 0 else YAML_LEVELS
+            raise ConfigError(f"{location}: more than {limit} (aliases written out)")
         if isinstance(node, yaml.ScalarNode):
             return Scalar(node.value, node.style in _QUOTES, location)
         if isinstance(node, yaml.SequenceNode):
@@ -228,6 +239,9 @@ class _Converter:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{location}: a key must be a plain word")
             key = key_node.value
+            if len(key) > YAML_KEY.value:
+                line = key_node.start_mark.line + 1
+                raise ConfigError(f"{self.origin}:{line}: a key of {len(key)} characters; at most {YAML_KEY}")
             if key in result:
                 raise ConfigError(f"{self.origin}:{key_node.start_mark.line + 1}: {key}: written twice")
             result[key] = self.convert(value_node, depth + 1)

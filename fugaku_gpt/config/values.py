@@ -10,13 +10,14 @@ import math
 import re
 from typing import Any, Mapping, Tuple, Union, get_args, get_origin
 
+from fugaku_gpt.limits import NUMBER
+
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d{1,2}(?:\.\d+)?)")
 _DURATION_WITH_UNITS = re.compile(r"(?:(\d+)d)?\s*(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE)
 _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off")
 NULLS = ("", "null", "~", "none")
-_MAX_NUMBER_LENGTH = 100  # characters; Python refuses to convert thousands of digits
 _INT_LIMIT = 2**63  # the limit of integers in NumPy, torch and MPI
 
 
@@ -37,7 +38,7 @@ def parse_int(text: str) -> int:
 
 def parse_float(text: str) -> float:
     """Parse a number, with or without a decimal point and an exponent, such as ``2e-4``."""
-    if len(text) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(text):
+    if len(text) > NUMBER.value or not _NUMBER.fullmatch(text):
         raise BadValue("expected a number, such as 0.1 or 2e-4")
     return float(text.replace("_", ""))
 
@@ -54,7 +55,7 @@ def parse_bool(text: str) -> bool:
 
 def parse_duration(text: str) -> float:
     """Parse a duration such as ``3600``, ``H:MM:SS``, ``MM:SS`` or ``1h30m``; return seconds."""
-    if len(text) > _MAX_NUMBER_LENGTH:
+    if len(text) > NUMBER.value:
         raise BadValue("expected seconds or H:MM:SS, such as 3600 or 1:00:00")
     clock = _CLOCK.fullmatch(text)
     if clock:
@@ -127,6 +128,11 @@ def describe_type(kind: Any, metadata: Mapping[str, Any]) -> str:
     return description + (", or null" if is_optional(kind) else "")
 
 
+def is_null_text(text: str, is_quoted: bool) -> bool:
+    """Whether a scalar of a setting that is a text means that there is none: ``null`` or ``~``, without quotes."""
+    return not is_quoted and text.lower() in ("null", "~")
+
+
 def coerce_scalar(text: str, is_quoted: bool, kind: Any, metadata: Mapping[str, Any]) -> Any:
     """Convert one scalar to a field of type ``kind``.
 
@@ -138,7 +144,7 @@ def coerce_scalar(text: str, is_quoted: bool, kind: Any, metadata: Mapping[str, 
         return None
     inner = strip_optional(kind)
     if inner is str:
-        value: Any = "" if not is_quoted and text.lower() in ("null", "~") else text
+        value: Any = "" if is_null_text(text, is_quoted) else text
     elif inner is bool:
         value = parse_bool(text)
     elif inner is int:

@@ -11,6 +11,7 @@ from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.data import indexed
 from fugaku_gpt.data.indexed import IndexedCorpus
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import open_file
 from fugaku_gpt.versioned_json import read_versioned_json
 
 MANIFEST = "manifest.json"
@@ -84,12 +85,12 @@ def open_corpus(path: str) -> Corpus:
         )
     index = IndexedCorpus(location)
     digest = hashlib.sha256()
-    with open(index.idx_path, "rb") as stream:
+    with open_file(index.idx_path) as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):
             digest.update(block)
     size = index.bin_path.stat().st_size
     digest.update(str(size).encode())
-    with open(index.bin_path, "rb") as stream:
+    with open_file(index.bin_path) as stream:
         for number in range(_SAMPLED_BLOCKS):
             stream.seek(max(0, size - _SAMPLED_BYTES) * number // (_SAMPLED_BLOCKS - 1))
             digest.update(stream.read(_SAMPLED_BYTES))

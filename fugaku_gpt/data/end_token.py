@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD
 
 # Files beside a tokenizer.json that declare its end token: name of the file, and keys to the token.
 _DECLARATIONS = (
@@ -113,7 +115,7 @@ def _declared_token(path: Path, keys: "tuple[str, ...]") -> Optional[str]:
         DataError: the file cannot be read.
     """
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path, RECORD))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

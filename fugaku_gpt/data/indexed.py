@@ -17,6 +17,7 @@ from typing import Any, Dict, Optional, Type
 import numpy as np
 
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import open_file
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -38,7 +39,7 @@ def idx_file(prefix: Path) -> Path:
 def count_of_sequences(prefix: Path) -> int:
     """Number of sequences by the header alone; 0 if it cannot be read, which opening the corpus reports."""
     try:
-        with open(idx_file(prefix), "rb") as stream:
+        with open_file(idx_file(prefix)) as stream:
             _, _, _, sequences, _ = HEADER.unpack(stream.read(HEADER.size))
     except (OSError, struct.error):
         return 0

@@ -26,6 +26,7 @@ from fugaku_gpt.data.sources import SourceCounts, SourceFile, SourceFiles, find_
 from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, SMALLEST_VOCABULARY, Encoder, train_tokenizer
 from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import resolved
 from fugaku_gpt.records.files import write_json_atomically
 
 _CORPUS_FILES = frozenset((bin_file(Path(CORPUS)).name, idx_file(Path(CORPUS)).name, TOKENIZER, MANIFEST))
@@ -119,7 +120,7 @@ def _summary(request: CorpusRequest, files: Sequence[SourceFile]) -> Dict[str, A
     for file in files:
         digest.update(f"{file.label}\0{file.size}\0{file.modified}\n".encode("utf-8", "surrogateescape"))
     return {
-        "names": [source.resolve().name for source in request.sources],
+        "names": [resolved(source).name for source in request.sources],
         "stdlib": f"Python {platform.python_version()}" if request.stdlib else None,
         "files": len(files),
         "disk_bytes": sum(file.size for file in files),
@@ -264,7 +265,7 @@ def _leftover_folders(out: Path, host: str) -> List[Path]:
         prefix, suffix = f".{out.name}.{host}.", ".tmp"
         if path.name.startswith(prefix) and path.name.endswith(suffix):
             pid = path.name[len(prefix) : -len(suffix)]
-            if pid.isdigit() and not _is_alive(int(pid)):
+            if pid.isdecimal() and not _is_alive(int(pid)):
                 leftovers.append(path)
     return leftovers
 

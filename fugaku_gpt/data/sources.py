@@ -28,6 +28,7 @@ from fugaku_gpt.data.forms import (
 from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
 from fugaku_gpt.data.parquet import parquet_rows
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import open_file, resolved
 
 _MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -119,7 +120,7 @@ def _labelled_files(
     """The label and path of every file; other files of folders are counted in ``left_out``."""
     labelled_paths: List[Tuple[str, Path]] = []
     for source in sources:
-        base = source.resolve().name or "root"
+        base = resolved(source).name or "root"
         if source.is_dir():
             matching = [
                 (f"{base}/{path.relative_to(source).as_posix()}", path) for path in _walk(source, suffixes, left_out)
@@ -146,7 +147,7 @@ def _shuffled(labelled_paths: Sequence[Tuple[str, Path]], seed: int) -> List[Sou
     files: List[SourceFile] = []
     seen: Set[Path] = set()
     for label, path in sorted(labelled_paths):
-        resolved_path = path.resolve()
+        resolved_path = resolved(path)
         if resolved_path not in seen:
             seen.add(resolved_path)
             status = path.stat()
@@ -184,7 +185,7 @@ def read_documents(
     for file in files:
         earlier_bytes = counts.disk_bytes
         try:
-            with open(file.path, "rb") as raw:
+            with open_file(file.path) as raw:
                 for text in _documents_of(raw, file, text_key, counts, on_bad):
                     if not text or text.isspace():
                         counts.empty += 1
@@ -264,7 +265,9 @@ def _documents_of(
             return
         data = b"".join(lines)
         data += stream.read(max(0, MAX_DOCUMENT + 1 - len(data)))
-        if suffix in _JSON_LINES_SUFFIXES and (len(data) > MAX_DOCUMENT or not _has_json_values(data, suffix)):
+        is_array = _without_bom(data).lstrip().startswith(b"[")
+        is_longer = len(data) > MAX_DOCUMENT and not is_array
+        if suffix in _JSON_LINES_SUFFIXES and (is_longer or not _has_json_values(data, suffix)):
             data += stream.readline(_LARGEST_LINE)  # the rest of the last line
             all_lines = chain(lines_of(io.BytesIO(data), _LARGEST_LINE), lines_of(stream, _LARGEST_LINE))
             yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)

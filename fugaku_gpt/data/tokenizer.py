@@ -15,7 +15,9 @@ import numpy as np
 
 from fugaku_gpt.data.end_token import end_of_document, without_text_of_end
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import TOKENIZER_TEXT
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # all bytes, and the end of a document
@@ -73,7 +75,7 @@ class Encoder:
         library = _import_tokenizers()
         try:
             vocabulary = library.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
-            settings = parse_json(path.read_text(encoding="utf-8"))
+            settings = parse_json(read_text(path, TOKENIZER_TEXT))
         except Exception as error:  # the library raises nothing more specific
             raise DataError(f"{path}: not a tokenizer.json of Hugging Face tokenizers: {error}") from None
         self.end_name = end_of_document(path, settings, vocabulary, end_token)

@@ -163,7 +163,7 @@ def check_cores() -> Check:
 def cpu_share(text: str) -> Optional[float]:
     """Number of cores that a control group's ``cpu.max`` allows; None for no limit."""
     quota_and_period = text.split()
-    if len(quota_and_period) != 2 or not (quota_and_period[0].isdigit() and quota_and_period[1].isdigit()):
+    if len(quota_and_period) != 2 or not (quota_and_period[0].isdecimal() and quota_and_period[1].isdecimal()):
         return None
     return int(quota_and_period[0]) / int(quota_and_period[1])
 

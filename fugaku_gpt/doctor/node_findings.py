@@ -132,7 +132,7 @@ def _of_rates(rates: Mapping[str, Any], host: Mapping[str, Any], is_short: bool)
     freq = power.get("freq", "")
     for core, hertz in rates.get("clock_hertz", {}).items():
         seen = f"{hertz / 1e6:.0f} MHz"
-        if is_compared and freq.isdigit():
+        if is_compared and freq.isdecimal():
             same = abs(hertz / 1e6 / int(freq) - 1) <= _CLOCK_TOLERANCE
             yield _finding(f"{name}: clock of core {core}", f"{freq} MHz, as granted", seen, same)
         else:
@@ -151,7 +151,7 @@ def _of_rates(rates: Mapping[str, Any], host: Mapping[str, Any], is_short: bool)
 def _peak(cores: int, power: Mapping[str, str]) -> Optional[float]:
     """FLOP/s of the cores at the clock and the pipes that PJM granted; None where it has not said."""
     freq, eco_state = power.get("freq", ""), power.get("eco_state", "")
-    if not freq.isdigit() or not eco_state.isdigit():
+    if not freq.isdecimal() or not eco_state.isdecimal():
         return None
     return fugaku.peak_flops(int(freq), int(eco_state)) * cores / fugaku.CORES
 

@@ -12,6 +12,8 @@ from typing import Dict, List, Optional
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.profile import Profile, load_profile, with_absolute_paths
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.input_files import read_text, resolved
+from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.machine.checkout import shipped_folder
 from fugaku_gpt.machine.system import this_system
 
@@ -123,7 +125,7 @@ def _names(run_file: Optional[Path], value: str, start: Path) -> bool:
     if run_file is None:
         return False
     try:
-        return value in (start / run_file).read_text(encoding="utf-8")
+        return value in read_text(start / run_file, YAML_TEXT)
     except (OSError, UnicodeDecodeError):  # a sweep's file that was moved away since
         return False
 
@@ -158,7 +160,7 @@ def resolve(name_or_path: str, at: Optional[Path] = None, unpacked: Optional[Pat
     """
     file = find_profile(name_or_path)
     profile = load_profile(file)
-    pins = str((file.parent / profile.pins).resolve()) if profile.pins else ""
+    pins = str(resolved(file.parent / profile.pins)) if profile.pins else ""
     if unpacked is not None or profile.in_tarball:
         folder = unpacked if unpacked is not None else at
         profile = with_absolute_paths(profile, folder) if folder is not None else profile
@@ -202,7 +204,7 @@ def is_managed(folder: Path) -> bool:
 
 def read_pins(file: Path) -> Dict[str, str]:
     """Package → version, from a file of ``name==version`` lines."""
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = read_text(file, YAML_TEXT).splitlines()
     return dict(line.split("==", 1) for line in map(str.strip, lines) if "==" in line and not line.startswith("#"))
 
 
@@ -286,4 +288,4 @@ def missing_modules(profile: Profile) -> List[str]:
 def _by_version(file: Path) -> List[object]:
     """Sort key of profile files by version: torch-1.7 comes before torch-1.10."""
     family, _, version = file.stem.rpartition("-")
-    return [family != "torch", family, [int(part) if part.isdigit() else 0 for part in version.split(".")], file.stem]
+    return [family != "torch", family, [int(part) if part.isdecimal() else 0 for part in version.split(".")], file.stem]

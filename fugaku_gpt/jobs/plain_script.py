@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_bytes, resolved
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler, Submission
 from fugaku_gpt.jobs.submission import SCRIPT, require_no_run, submit_recorded
+from fugaku_gpt.limits import SCRIPT_TEXT
 from fugaku_gpt.records.files import write_bytes_atomically
 
 _RUN_FILES = (".yaml", ".yml", ".json")
@@ -52,7 +54,7 @@ def is_plain_script(path: Path) -> bool:
     if path.suffix in _RUN_FILES or not path.is_file():
         return False
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, SCRIPT_TEXT)
     except OSError:
         return False
     return content.startswith(b"#!") or any(pattern.search(content) for pattern in _DIRECTIVES.values())
@@ -68,7 +70,7 @@ def read_plain_script(path: Path, scheduler: Optional[str] = None) -> PlainScrip
         UsageError: it cannot be read, or its directives are of no scheduler or of several.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, SCRIPT_TEXT)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     named = [name for name, pattern in _DIRECTIVES.items() if pattern.search(content)]
@@ -101,7 +103,7 @@ def submit_plain_script(
         UsageError: the folder holds a job or a run, or cannot be written.
     """
     require_no_run(record)
-    start = (start if start is not None else Path.cwd()).resolve()
+    start = resolved(start if start is not None else Path.cwd())
     try:
         record.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(record / SCRIPT, script.content)

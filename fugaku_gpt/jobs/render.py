@@ -26,9 +26,11 @@ from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_RESUME, ConfigError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
 from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.launch.rank_variables import page_variables
+from fugaku_gpt.limits import SCRIPT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
 from fugaku_gpt.machine import fugaku
 from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
 
@@ -41,8 +43,7 @@ _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are
 # between Slurm's signal and the time limit; the signal may come a minute early, which would stop a job of minutes at
 # its start
 _WARNING_SECONDS = 60
-# bounds of a user's template; a script that lists the files of 100,000 nodes has 3 MiB
-_TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _LONGEST_SCRIPT, _LONGEST_ERROR = 5, 256 * 2**20, 4 * 2**20, 500
+_LONGEST_ERROR = 500  # characters of a template's error
 _LAUNCHERS = {"pjm": "mpiexec", "slurm": "srun", "local": ""}
 
 
@@ -132,13 +133,13 @@ def _render_of_user(name: str, render: Callable[[], str]) -> str:
         except jinja2.TemplateSyntaxError as error:
             return f"!{name if error.name is None else error.name}:{error.lineno}: {error.message}"
         except jinja2.TemplateError as error:  # the sandbox's SecurityError is one
-            return f"!{name}:{_template_line(error)}: cannot be rendered: {error}"
+            return f"!{_template_place(name, error)}: cannot be rendered: {error}"
         except Exception as error:  # of an expression, such as a division by zero
-            return f"!{name}:{_template_line(error)}: cannot be rendered: {type(error).__name__}: {error}"
+            return f"!{_template_place(name, error)}: cannot be rendered: {type(error).__name__}: {error}"
 
     try:
         text = call_in_child(
-            text_or_error, seconds=_TEMPLATE_SECONDS, memory=_TEMPLATE_MEMORY, length=_LONGEST_SCRIPT + 1
+            text_or_error, seconds=TEMPLATE_SECONDS.value, memory=TEMPLATE_MEMORY.value, length=SCRIPT_TEXT.value + 1
         )
     except BoundExceeded as exceeded:
         raise ConfigError(f"{name}: cannot be rendered: the template {exceeded}") from None
@@ -147,10 +148,10 @@ def _render_of_user(name: str, render: Callable[[], str]) -> str:
     return text[1:]
 
 
-def _template_line(error: BaseException) -> int:
-    """The line of the template in which an error arose."""
+def _template_place(name: str, error: BaseException) -> str:
+    """The file and, where it is known, the line of the template in which an error arose."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
-    return (lines[-1] or 0) if lines else 0
+    return f"{name}:{lines[-1]}" if lines and lines[-1] else name
 
 
 def template_folder() -> Path:
@@ -170,8 +171,10 @@ def render_from_files(config: RunConfig, notes: Sequence[str] = ()) -> JobScript
     template = None
     if config.job.template:
         try:
-            template = Path(config.job.template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            template = read_text(config.job.template, TEMPLATE_TEXT)
+        except OSError as error:
+            raise ConfigError(f"job.template: {config.job.template}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
             raise ConfigError(f"job.template: {config.job.template}: cannot be read: {error}") from None
     return render_job(config, profile_of(config), template, notes=[*notes, *missing_needs(config)])
 

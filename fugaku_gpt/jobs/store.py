@@ -253,7 +253,9 @@ def _is_final(record: RunRecord) -> bool:
 def _attempt(path: str) -> int:
     folders = path.split("/")
     numbers = (
-        [folder for folder in folders[folders.index(ATTEMPTS) + 1 :] if folder.isdigit()] if ATTEMPTS in folders else []
+        [folder for folder in folders[folders.index(ATTEMPTS) + 1 :] if folder.isdecimal()]
+        if ATTEMPTS in folders
+        else []
     )
     return int(numbers[0]) if numbers else 0
 

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config, written_keys
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.input_files import resolved
 from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files, settings_of
 from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
@@ -225,8 +226,8 @@ def new_attempt(directory: Path, timestamp: float) -> Path:
     Raises:
         UsageError: the files cannot be moved.
     """
-    attempts = directory.resolve().parent / ATTEMPTS / directory.resolve().name
-    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
+    attempts = resolved(directory).parent / ATTEMPTS / resolved(directory).name
+    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
     attempt = attempts / str(number)
     try:
         _move_to_attempt(RunDirectory(directory), attempt)
@@ -328,7 +329,7 @@ def require_no_run(directory: Path) -> None:
 
 def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunConfig:
     """Return the run with its paths made absolute, relative to ``base`` (default: the working directory)."""
-    start = (base if base is not None else Path.cwd()).resolve()
+    start = resolved(base if base is not None else Path.cwd())
 
     def absolute(path: str) -> str:
         return str(start / path) if path else path

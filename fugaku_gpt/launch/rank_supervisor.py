@@ -139,7 +139,7 @@ def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
         with contextlib.suppress(OSError):
             stream.flush()
     connection = os.environ.get("PMI_FD", "")
-    if connection.isdigit():  # MPICH and Slurm: PMI-1's command `abort`
+    if connection.isdecimal():  # MPICH and Slurm: PMI-1's command `abort`
         with contextlib.suppress(OSError):
             os.write(int(connection), f"cmd=abort exitcode={code}\n".encode())
             time.sleep(_ABORT_SECONDS)  # until the launcher ends this process

@@ -20,7 +20,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import yaml
 
+from fugaku_gpt.config.tree import check_structure
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
+from fugaku_gpt.limits import YAML_TEXT, cut
 from fugaku_gpt.machine import fugaku
 from fugaku_gpt.machine.counted import CountedCycles, counted_from_data, counted_to_data
 from fugaku_gpt.machine.probed import ProbeResults, probe_from_data, probe_to_data, round_digits
@@ -185,15 +188,28 @@ def load_machine(name: str) -> Machine:
             counted=counted_from_data(data["counted"]) if "counted" in data else None,
             base=str(data.get("base", "")),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UsageError(f"{path}: not a machine file: {type(error).__name__}: {cut(str(error))}") from None
 
 
-def _read_file(path: Path) -> Any:
+def _read_file(path: Path) -> Dict[str, Any]:
+    """The content of a machine file, which is a mapping."""
     try:
-        return _LOADER(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path}: cannot be read as a machine file: {error}") from None
+        text = read_text(path, YAML_TEXT)
+        check_structure(text, str(path))
+        data = _LOADER(text).get_single_data()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or error
+        raise UsageError(f"{path}{line}: cannot be read as a machine file: {problem}") from None
+    except (ValueError, OverflowError, TypeError) as error:  # by a constructor of YAML, such as that of a date
+        raise UsageError(f"{path}: not a machine file: {cut(str(error))}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: not a machine file: expected `key: value` lines at the top")
+    return data
 
 
 def _parse_fitted_model(data: Mapping[str, Any]) -> FittedModel:

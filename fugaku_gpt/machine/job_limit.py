@@ -92,4 +92,4 @@ def job_limits(
 
 
 def _number(text: Optional[str]) -> Optional[float]:
-    return float(text) if text is not None and text.isdigit() else None
+    return float(text) if text is not None and text.isdecimal() else None

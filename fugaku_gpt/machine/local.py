@@ -159,14 +159,14 @@ def clock_mhz() -> Optional[int]:
     """The clock that this process's cores are fixed to, in MHz: PJM's grant, or equal lowest and highest cpufreq
     limits."""
     granted = job_resources().get("freq")
-    if granted is not None and granted.isdigit():
+    if granted is not None and granted.isdecimal():
         return int(granted)
     limits = set()
     for core in usable_cores():
         for bound in ("scaling_min_freq", "scaling_max_freq"):
             limits.add(this_system().read(f"sys/devices/system/cpu/cpu{core}/cpufreq/{bound}"))
     text = limits.pop() if len(limits) == 1 else None
-    return int(text) // 1000 if text and text.isdigit() else None
+    return int(text) // 1000 if text and text.isdecimal() else None
 
 
 @dataclass(frozen=True)

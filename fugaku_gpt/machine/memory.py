@@ -160,7 +160,7 @@ def _fields(path: Path, separator: str) -> Dict[str, int]:
     for line in path.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(separator)
         number = value.split()[:1]
-        if number and number[0].isdigit():
+        if number and number[0].isdecimal():
             numbers[name] = int(number[0])
     return numbers
 
@@ -170,4 +170,4 @@ def _number(path: Path) -> Optional[int]:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return int(text) if text.isdigit() else None  # version 2 says "max" where there is no limit
+    return int(text) if text.isdecimal() else None  # version 2 says "max" where there is no limit

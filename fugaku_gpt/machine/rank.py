@@ -44,10 +44,10 @@ def launched_rank(environment: Optional[Mapping[str, str]] = None) -> Optional[L
     The variables of Fujitsu's ``mpiexec`` go before all others: a launcher behind it may have left its own.
     """
     variables = os.environ if environment is None else environment
-    if variables.get(_FUJITSU_RANK, "").isdigit() and variables.get(_FUJITSU_NODE_RANK, "").isdigit():
+    if variables.get(_FUJITSU_RANK, "").isdecimal() and variables.get(_FUJITSU_NODE_RANK, "").isdecimal():
         return LaunchedRank(int(variables[_FUJITSU_RANK]), None, (_FUJITSU_RANK, _FUJITSU_NODE_RANK))
     for rank, size in _RANK_VARIABLES:
-        if variables.get(rank, "").isdigit() and variables.get(size, "").isdigit():
+        if variables.get(rank, "").isdecimal() and variables.get(size, "").isdecimal():
             return LaunchedRank(int(variables[rank]), int(variables[size]), (rank, size))
     return None
 

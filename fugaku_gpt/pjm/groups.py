@@ -14,6 +14,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.config.tree import parse_yaml, plain_values
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
+from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.pjm.values import ALLOCATIONS, format_elapse, parse_count, parse_elapse
 
 FUGAKU = Path(__file__).parent / "sites" / "fugaku.yaml"
@@ -160,7 +162,7 @@ def load_limits(path: Path) -> SiteLimits:
         UsageError: the file cannot be read, or a key or value is not valid.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, YAML_TEXT)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as a limits file: {error}") from None
     return parse_limits(text, str(path))

@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import List, Optional
 
+from fugaku_gpt.limits import SUB_JOBS
+
 # in a row of a table, an id may be a range of sub-jobs: 239[1-5], 240_0-4
 ROW_ID_PATTERN = r"\d{1,15}(?:_\d+(?:-\d+)?|\[\d+(?:-\d+)?\])?"
 # in a message, it may also be a range of jobs: 238-240
 MESSAGE_ID_PATTERN = r"\d{1,15}(?:_\d{1,7}(?:-\d{1,7})?|\[\d{1,7}(?:-\d{1,7})?\]|-\d{1,15})?"
 ID_PATTERN = r"[0-9]{1,15}(?:_[0-9]{1,7}|\[[0-9]{1,7}\])?"
-MAX_RANGE_LENGTH = 1_000_000  # bulk numbers are 0 to 999999
 _SINGLE = re.compile(r"(\d{1,15})(?:_(\d{1,7})|\[(\d{1,7})\])?", re.ASCII)
 _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15})|_(\d{1,7})-(\d{1,7})|\[(\d{1,7})-(\d{1,7})\])", re.ASCII)
 
@@ -58,7 +59,7 @@ def expand_job_ids(text: str) -> List[PjmJobId]:
     """Return the ids of an id or a range: ``239[1-5]``, ``240_0-4`` or ``238-240``.
 
     Raises:
-        ValueError: the text is neither, or is a range of more than ``LONGEST_RANGE`` ids.
+        ValueError: the text is neither, or is a range of more than ``SUB_JOBS`` ids.
     """
     match = _RANGE.fullmatch(text.strip())
     if not match:
@@ -69,10 +70,8 @@ def expand_job_ids(text: str) -> List[PjmJobId]:
         for low, high in ((match[1], match[2]), (match[3], match[4]), (match[5], match[6]))
         if high is not None
     )
-    if last < first or last - first >= MAX_RANGE_LENGTH:
-        raise ValueError(
-            f"{text[:60]!r}: a range goes from the lower to the higher, over {MAX_RANGE_LENGTH} ids at most"
-        )
+    if last < first or last - first >= SUB_JOBS.value:
+        raise ValueError(f"{text[:60]!r}: a range goes from the lower to the higher, over {SUB_JOBS.value} ids at most")
     numbers = range(first, last + 1)
     if match[2] is not None:
         return [PjmJobId(each) for each in numbers]

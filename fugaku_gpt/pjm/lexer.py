@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import SCRIPT_TEXT
 from fugaku_gpt.pjm.options import (
     ASSIGN,
     FLAG,
@@ -54,7 +56,7 @@ def read_script_file(path: Path) -> PjmScript:
         UsageError: it cannot be read.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, SCRIPT_TEXT)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     return read_script(content.decode("utf-8", "surrogateescape"))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import STATISTICS
 from fugaku_gpt.pjm.pjstat import clean_value, parse_integer, parse_seconds
 from fugaku_gpt.pjm.values import UNLIMITED, parse_shape
 from fugaku_gpt.records.accounting import SAMPLING_SECONDS
@@ -116,7 +118,7 @@ def read_stats_file(path: Path) -> List[JobStatistics]:
         UsageError: the file cannot be read.
     """
     try:
-        jobs = parse_stats(path.read_bytes().decode("utf-8", "replace"))
+        jobs = parse_stats(read_bytes(path, STATISTICS).decode("utf-8", "replace"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     return [job if job.job_id else replace(job, job_id=path.stem.rpartition(".")[2]) for job in jobs]
@@ -195,7 +197,7 @@ def _node_count(text: Optional[str]) -> Optional[NodeCount]:
     shape: Tuple[int, ...] = ()
     allocation = ""
     for part in rest:
-        if part[:1].isdigit():
+        if part[:1].isdecimal():
             try:
                 shape = parse_shape(part)
             except ValueError:

@@ -116,7 +116,7 @@ def _check_length(text: str, expected: str) -> str:
 
 
 def _number(digits: str, value: str, expected: str) -> int:
-    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > _MAX_DIGITS:
+    if not (digits.isascii() and digits.isdecimal()) or len(digits.lstrip("0")) > _MAX_DIGITS:
         raise _invalid(value, expected)
     return int(digits)
 

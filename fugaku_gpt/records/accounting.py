@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.typed_json import record_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -100,7 +101,7 @@ def read_accounting(directory: Path) -> Tuple[JobAccount, ...]:
         directory / FILE,
         "an accounting file",
         (VERSION,),
-        lambda values: tuple(_account(job) for job in values["jobs"]),
+        lambda values: tuple(record_of(JobAccount, job) for job in values["jobs"]),
         mend="remove it and run `job collect` again",
     )
     return accounts or ()
@@ -126,9 +127,3 @@ def energy_of(jobs: Tuple[JobAccount, ...]) -> Energy:
     simulated = any(job.values.get(_SUPPLEMENT, "").upper().startswith("SIMULATED") for job in sampled_jobs)
     basis = SIMULATED if simulated else "measured" if measured else "ideal"
     return Energy(joules, joules / seconds, same, basis)
-
-
-def _account(values: Dict[str, Any]) -> JobAccount:
-    account_values = {name: values[name] for name in JobAccount.__dataclass_fields__ if name in values}
-    account_values["knobs"] = {str(name): Knob(**knob) for name, knob in account_values.get("knobs", {}).items()}
-    return JobAccount(**account_values)

@@ -15,8 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Mapping, Optional, Tuple
 
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD
 from fugaku_gpt.records.files import create_json_atomically
+from fugaku_gpt.typed_json import record_of
 
 HOLDER_VARIABLE = "FUGAKU_GPT_LAUNCH"  # passes the holder's name from the launcher to its ranks
 _JOB_VARIABLES = ("PJM_SUBJOBID", "PJM_JOBID", "SLURM_JOB_ID")
@@ -113,12 +116,12 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
     except FileNotFoundError:
         return 0, None
     numbers = [name[len(stem) + 1 :] for name in names if name.startswith(stem + ".")]
-    number = max((int(text) for text in numbers if text.isdigit()), default=0)
+    number = max((int(text) for text in numbers if text.isdecimal()), default=0)
     if number == 0:
         return 0, None
     try:
-        values = parse_json((folder / f"{stem}.{number}").read_text(encoding="utf-8"))
-        return number, Holder(**{name: values[name] for name in Holder.__dataclass_fields__})
+        values = parse_json(read_text(folder / f"{stem}.{number}", RECORD))
+        return number, record_of(Holder, values)
     except FileNotFoundError:  # released since the folder was listed
         return newest_claim(folder, stem)
     except (ValueError, KeyError, TypeError):
@@ -128,8 +131,8 @@ def newest_claim(folder: Path, stem: str) -> Tuple[int, Optional[Holder]]:
 def _claim_time(claim: Path) -> float:
     """Time of a claim, seconds since the epoch; the present time if it cannot be read."""
     try:
-        return float(parse_json(claim.read_text(encoding="utf-8"))["time"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(parse_json(read_text(claim, RECORD))["time"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return time.time()
 
 

@@ -17,6 +17,7 @@ direction, each from 1: MPI matches both in this order, so equal numbers on two 
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import open_file, read_bytes
 from fugaku_gpt.layout.operations import RECEIVE, SEND
+from fugaku_gpt.limits import FLIGHT, RANKS
 
 MAGIC = b"FGFLIGHT"
 VERSION = 2
@@ -57,6 +60,7 @@ DIRECTIONS = {SEND: 0, RECEIVE: 1}  # of the messages between two ranks; other o
 START_UP, FORWARD, BACKWARD, SUMS, OPTIMISER, LOG, VALIDATION, CHECKPOINT, FINISHED = range(9)
 PHASES = ("start-up", "forward", "backward", "sums", "optimiser", "log", "validation", "checkpoint", "finished")
 
+_RUN = re.compile(r"([0-9]{1,9})\+([0-9]{1,9})\*([0-9]{1,9})")
 _FIELDS = np.dtype(
     [
         ("ordinal", "<u8"),
@@ -310,7 +314,7 @@ def read_head(path: Path) -> Head:
         UsageError: the file is not a flight recorder's of this version.
     """
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             return _head(stream.read(HEAD_SIZE), path)[0]
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
@@ -323,7 +327,7 @@ def read_flight(path: Path) -> Flight:
         UsageError: the file is not a flight recorder's of this version.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, FLIGHT)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     head, slots, pinned = _head(data, path)
@@ -385,12 +389,15 @@ def _groups(data: bytes, slots: int) -> List[CommunicatorRecord]:
 
 
 def _members(data: bytes) -> Tuple[int, ...]:
-    text = data[: data.index(b";")].decode("ascii") if b";" in data else ""
+    """The ranks of :func:`progressions`; none if they are not whole, since the file may be cut or still be written."""
+    text = data.partition(b";")[0].decode("ascii", "replace") if b";" in data else ""
     ranks: List[int] = []
     for run in filter(None, text.split(",")):
-        first, _, rest = run.partition("+")
-        step, _, count = rest.partition("*")
-        ranks += range(int(first), int(first) + int(step) * int(count), int(step))
+        matched = _RUN.fullmatch(run)
+        first, step, count = map(int, matched.groups()) if matched is not None else (0, 0, 0)
+        if not step or not 0 < count <= RANKS.value - len(ranks):
+            return ()
+        ranks += range(first, first + step * count, step)
     return tuple(ranks)
 
 

@@ -15,7 +15,9 @@ import uuid
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from fugaku_gpt.input_files import read_bytes
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import INDEX
 from fugaku_gpt.records.files import write_text_atomically
 
 FILE = ".runs-index.json"
@@ -54,7 +56,7 @@ def file_system_time_ns(folder: Path) -> Optional[int]:
 def read_index(folder: Path) -> Entries:
     """Read the entries of a folder's index; empty if it is missing, damaged or of another version."""
     try:
-        head, _, body = (folder / FILE).read_bytes().partition(b"\n")
+        head, _, body = read_bytes(folder / FILE, INDEX).partition(b"\n")
         if parse_json(head) != _head(body):
             return {}
         entries = parse_json(body)

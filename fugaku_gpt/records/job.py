@@ -19,13 +19,17 @@ signal to stop. A script that was killed leaves none.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import EVENTS, SUB_JOBS, cut
 from fugaku_gpt.records.files import append_line
+from fugaku_gpt.typed_json import check_times, record_of, value_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -143,6 +147,9 @@ class Intent:
     folder: str = ""
 
 
+_BULK = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
 @dataclass(frozen=True)
 class JobHistory:
     """History of the present attempt, from ``job.jsonl``.
@@ -183,7 +190,7 @@ def read_events(directory: Path) -> List[JobEvent]:
     """
     path = directory / JOB_FILE
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, EVENTS, "replace")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -192,7 +199,9 @@ def read_events(directory: Path) -> List[JobEvent]:
     for line in text.splitlines():
         try:
             values = parse_json(line)
-            events.append(JobEvent(values.pop("kind"), float(values.pop("time")), values))
+            kind, time = value_of(str, values.pop("kind"), "kind"), value_of(float, values.pop("time"), "time")
+            check_times(time=time)
+            events.append(JobEvent(kind, float(time), values))
         except (ValueError, KeyError, AttributeError, TypeError):  # cut short by a kill, also amid later lines
             continue
     return events
@@ -232,8 +241,8 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
                 intents.pop(str(values["tag"]), None)
                 refused = str(values["reason"])
             elif event.kind == "status":
-                status_values = {name: values[name] for name in JobStatus.__dataclass_fields__ if name in values}
-                statuses[str(values["job_id"])] = JobStatus(**status_values)
+                status = record_of(JobStatus, values)
+                statuses[status.job_id] = status
             elif event.kind == "cancelled":
                 cancelled.append(str(values["job_id"]))
         except (KeyError, TypeError, ValueError, OverflowError):  # the last: of an infinite number
@@ -282,10 +291,13 @@ def bulk_numbers(text: str) -> List[int]:
     """
     if not text:
         return []
-    first, dash, last = text.partition("-")
-    if not (first.isdigit() and (last.isdigit() if dash else True)) or (dash and int(last) < int(first)):
-        raise UsageError(f"{text!r}: not the numbers of a bulk job; valid: two numbers such as 0-9")
-    return list(range(int(first), int(last or first) + 1))
+    matched = _BULK.fullmatch(text)
+    if matched is None or int(matched[2] or matched[1]) < int(matched[1]):
+        raise UsageError(f"{cut(text)!r}: not the numbers of a bulk job; valid: two numbers such as 0-9")
+    numbers = range(int(matched[1]), int(matched[2] or matched[1]) + 1)
+    if len(numbers) > SUB_JOBS.value:
+        raise UsageError(f"{text!r}: the numbers of a bulk job of more than {SUB_JOBS}")
+    return list(numbers)
 
 
 def exit_records(directory: Path) -> Dict[str, ExitRecord]:
@@ -300,7 +312,7 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
             path,
             "an exit record",
             (VERSION,),
-            lambda values: ExitRecord(**{name: values[name] for name in ExitRecord.__dataclass_fields__}),
+            _exit_record,
             mend="remove it to have the scheduler's word count",
         )
         if record is not None:  # removed meanwhile
@@ -309,9 +321,13 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
 
 
 def _event_record(kind: Any, values: Dict[str, Any], time: float) -> Any:
-    values = {"folder": "", **values}  # older lines have none
-    record_values = {name: values[name] for name in kind.__dataclass_fields__ if name != "time"}
-    return kind(**record_values, time=time)
+    return record_of(kind, {**values, "time": time})
+
+
+def _exit_record(values: Mapping[str, Any]) -> ExitRecord:
+    record = record_of(ExitRecord, values)
+    check_times(started=record.started, ended=record.ended)
+    return record
 
 
 def _worst_number(numbers: Iterable[Optional[int]]) -> Optional[int]:

@@ -43,7 +43,10 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, 
 
 from fugaku_gpt.checkpoint import CHECKPOINTS
 from fugaku_gpt.errors import CheckpointError, UsageError
+from fugaku_gpt.harmless import harmless
+from fugaku_gpt.input_files import lines_of_file, open_file, read_text, resolved
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import METRICS_LINE, YAML_TEXT, cut
 from fugaku_gpt.records.claim import AlreadyClaimed, claim_folder, current_process, release_claim
 from fugaku_gpt.records.files import (
     create_json_atomically,
@@ -51,13 +54,13 @@ from fugaku_gpt.records.files import (
     write_json_atomically,
     write_text_atomically,
 )
+from fugaku_gpt.typed_json import check_times, is_number, record_of, value_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 CLAIM = ".claim"
 AUTO, NONE = "auto", "none"  # values of --resume that are not paths
-CUT = "cut"
-RESUMED = "resumed"
+ITERATION, VALIDATION, RESUMED, CUT = "iteration", "validation", "resumed", "cut"
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 64 * 1024  # bytes
 
@@ -122,13 +125,15 @@ SUMMARY_SECONDS = 0.75
 
 
 def failure_lines(result: Result) -> List[str]:
-    """Describe a failure in two lines of a log: the reason, and the checkpoint from which the run can be resumed."""
+    """Describe a failure in two lines of a log: the reason, and the checkpoint from which the run can be resumed. They
+    are printed by ranks as well: what the reason quotes cannot steer a terminal."""
     where = f"on {result.node}, " if result.node else ""
     checkpoint = result.last_checkpoint or "none"
-    return [
+    lines = (
         f"fugaku-gpt: {result.reason}",
         f"  {where}last iteration {result.iterations}, last checkpoint: {checkpoint}",
-    ]
+    )
+    return list(map(harmless, lines))
 
 
 @dataclass(frozen=True)
@@ -226,9 +231,7 @@ class RunDirectory:
             files_before = {path for path in (self.config_file, self.log_file) if path.exists()}
             before = self.result() if resume else None
             claim_folder(self.path, CLAIM, current_process(holder), ended=before.ended if before is not None else None)
-            config = (
-                self.config_file.read_text(encoding="utf-8") if resume and self.config_file in files_before else None
-            )
+            config = read_text(self.config_file, YAML_TEXT) if resume and self.config_file in files_before else None
             self._made = _Created(
                 holder, is_new_folder, files_before, config, self._archive_result() if resume else None
             )
@@ -242,6 +245,8 @@ class RunDirectory:
             ) from None
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror}; choose another --out") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{self.config_file}: not UTF-8 text; choose another --out") from None
 
     def remove_flight_records(self) -> None:
         """Remove the flight records and stacks of an earlier start's ranks before the ranks of this one begin: there
@@ -284,7 +289,7 @@ class RunDirectory:
         if not result.exists():
             return None
         numbers = [path.name.split(".")[1] for path in self.path.glob("result.*.json")]
-        number = 1 + max((int(text) for text in numbers if text.isdigit()), default=0)
+        number = 1 + max((int(text) for text in numbers if text.isdecimal()), default=0)
         archived = self.path / f"result.{number}.json"
         result.rename(archived)
         return archived
@@ -348,7 +353,7 @@ class RunDirectory:
             self.path / "environment.json",
             "a record of a run's environment",
             (VERSION,),
-            dict,
+            _environment_of,
             mend="remove it",
             is_missing_if_empty=True,
         )
@@ -375,22 +380,20 @@ class RunDirectory:
 
     def _metric_lines(self) -> Iterator[Dict[str, Any]]:
         try:
-            stream = open(self.metrics_file, encoding="utf-8", errors="replace")  # noqa: SIM115  # closed just below
+            damaged = ""
+            for number, text in enumerate(lines_of_file(self.metrics_file, METRICS_LINE), 1):
+                line = _parse_object(text)
+                if damaged and (line is None or line.get("kind") != CUT):
+                    raise UsageError(f"{self.metrics_file}:{number - 1}: not JSON lines: {damaged.strip()[:60]!r}")
+                damaged = ""
+                if line is not None and line.get("kind") != CUT:
+                    yield _checked_line(line, f"{self.metrics_file}:{number}")
+                elif line is None:  # the last line may be half-written; any other is followed by a line of kind `cut`
+                    damaged = text
         except FileNotFoundError:
             return
         except OSError as error:
             raise UsageError(f"{self.metrics_file}: cannot be read: {error.strerror}") from None
-        damaged = ""
-        with stream:
-            for text in stream:
-                line = _parse_object(text)
-                if damaged and (line is None or line.get("kind") != CUT):
-                    raise UsageError(f"{self.metrics_file}: not JSON lines: {damaged.strip()[:60]!r}")
-                damaged = ""
-                if line is not None and line.get("kind") != CUT:
-                    yield line
-                elif line is None:  # the last line may be half-written; any other is followed by a line of kind `cut`
-                    damaged = text
 
 
 def resumes_in_same_folder(directory: RunDirectory, resume_from: str) -> bool:
@@ -401,8 +404,8 @@ def resumes_in_same_folder(directory: RunDirectory, resume_from: str) -> bool:
     """
     if resume_from in (AUTO, NONE):
         return resume_from == AUTO
-    path, own = Path(resume_from).resolve(), directory.checkpoints_dir.resolve()
-    if path in (own, directory.path.resolve()):
+    path, own = resolved(Path(resume_from)), resolved(directory.checkpoints_dir)
+    if path in (own, resolved(directory.path)):
         return True
     if path.parent != own:
         return False
@@ -451,15 +454,19 @@ class MetricsWriter:
 def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
     """Find the newest line of a kind among the last lines of a metrics file, which may be in use by a writer."""
     try:
-        with open(metrics, "rb") as stream:
+        with open_file(metrics) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             texts = stream.read().decode("utf-8", "replace").splitlines()
     except OSError:  # the ranks have not created it yet
         return None
     limit: Optional[int] = None  # lines written before the run was resumed count up to this iteration
     for text in reversed(texts):  # the first may be incomplete, as reading began in its middle
-        line = _parse_object(text)
-        if line is None:
+        parsed = _parse_object(text)
+        if parsed is None:
+            continue
+        try:
+            line = _checked_line(parsed, "")
+        except UsageError:  # damaged; whoever reads all lines reports it
             continue
         if line.get("kind") == kind and (limit is None or (line.get("iteration") or 0) <= limit):
             return line
@@ -506,12 +513,61 @@ def _line_prefix(path: Path) -> str:
     return prefix if not last or _parse_object(last.decode("utf-8", "replace")) else f'{prefix}{{"kind": "{CUT}"}}\n'
 
 
+def _environment_of(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """The values of an environment; those that readers look into are objects, or lists of objects.
+
+    Raises:
+        ValueError: one of these is not.
+    """
+    for name in ("toggles", "ranks"):
+        value_of(Optional[Tuple[Dict[str, Any], ...]], values.get(name), name)
+    for name in ("build", "mpi", "precision"):
+        value_of(Optional[Dict[str, Any]], values.get(name), name)
+    for name, kind in (("memory_limit_bytes", float), ("processor", str), ("system", str)):
+        value_of(Optional[kind], values.get(name), name)
+    for rank in values.get("ranks") or ():
+        value_of(Optional[Tuple[int, ...]], rank.get("affinity"), "affinity of a rank")
+        value_of(Optional[int], rank.get("threads"), "threads of a rank")
+    return dict(values)
+
+
 def _result_of(values: Mapping[str, Any]) -> Result:
     """Build the result from the values of a file of this version; fields that only later versions have are ignored.
 
     Raises:
-        ValueError: the status is none of ``STATUSES``.
+        ValueError: the status is none of ``STATUSES``, or a value is not of its type.
     """
     if values["status"] not in STATUSES:
         raise ValueError(f"its status is {values['status']!r}; valid: {', '.join(STATUSES)}")
-    return Result(**{name: values[name] for name in Result.__dataclass_fields__ if name in values})
+    result = record_of(Result, values)
+    check_times(started=result.started, ended=result.ended)
+    for name, figure in result.summary.items():
+        if figure is not None and not is_number(figure):
+            raise ValueError(f"summary.{name} is {cut(repr(figure))}, not a number")
+    return result
+
+
+_FIGURES = frozenset([
+    "consumed_samples", "consumed_tokens", "seconds", "lr", "global_batch", "loss", "grad_norm", "samples_per_second",
+    "tokens_per_second", "tflops_notes", "tflops_exact", "tflops_logged", "rss_max_bytes", "node_used_bytes",
+    "actual_seq_len", "loss_scale", "skipped_iterations", "bubble", "bubble_max", "bubble_predicted", "bubble_ideal",
+    "hidden_communication", "compute_max", "compute_min", "tokens", "params_norm",
+])  # fmt: skip
+
+
+def _checked_line(line: Dict[str, Any], location: str) -> Dict[str, Any]:
+    """Return a line of metrics whose figures are numbers, or null where they were not finite.
+
+    Raises:
+        UsageError: one is not; or an iteration has no number.
+    """
+    kind = line.get("kind")
+    if kind not in (ITERATION, VALIDATION, RESUMED):
+        return line
+    iteration = line.get("iteration", 0 if kind == VALIDATION else None)
+    if not isinstance(iteration, int) or not is_number(iteration) or iteration < 0:
+        raise UsageError(f"{location}: iteration {cut(repr(iteration))}: not the number of an iteration")
+    for name, value in line.items():
+        if name in _FIGURES and value is not None and not is_number(value):
+            raise UsageError(f"{location}: {cut(name)} {cut(repr(value))}: not a number")
+    return line

@@ -52,6 +52,7 @@ def summarise(
         "ranks": config.layout.ranks,
         "samples": len(iterations),
     }
+    iterations = [line for line in iterations if (line.get("seconds") or 0) > 0]
     if iterations:
         samples = [line["seconds"] for line in lines_of_last_size(iterations)]
         timed = samples[WARMUP_SAMPLES:] or samples
@@ -61,7 +62,7 @@ def summarise(
         model = replace(config.model, seq_len=iterations[-1].get("actual_seq_len") or config.model.seq_len)
         if (batch, model) != (config.training.global_batch, config.model):
             summary.update(timed_batch=batch, timed_seq_len=model.seq_len)
-        losses = [line["loss"] for line in iterations if line["loss"] is not None]  # null: it was not finite
+        losses = [line["loss"] for line in iterations if line.get("loss") is not None]  # null: it was not finite
         summary.update(
             warmup_samples=len(samples) - len(timed),
             seconds_per_iteration=seconds,
@@ -74,7 +75,9 @@ def summarise(
             last_loss=losses[-1] if losses else None,
         )
     if validations:
-        summary.update(first_validation_loss=validations[0]["loss"], last_validation_loss=validations[-1]["loss"])
+        summary.update(
+            first_validation_loss=validations[0].get("loss"), last_validation_loss=validations[-1].get("loss")
+        )
     return summary
 
 

@@ -11,6 +11,7 @@ from typing import Optional
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.records.files import write_json_atomically
+from fugaku_gpt.typed_json import record_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 2
@@ -58,7 +59,7 @@ def read_sweep_entry(directory: Path) -> Optional[SweepEntry]:
         directory / FILE,
         "a sweep entry",
         (VERSION, FIRST_VERSION),
-        lambda values: SweepEntry(**values),
+        lambda values: record_of(SweepEntry, values),
         mend="remove this run's folder to have it run again",
     )
     return _upgraded(directory, entry) if entry is not None and entry.version == FIRST_VERSION else entry

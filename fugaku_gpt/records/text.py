@@ -16,14 +16,6 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
-def harmless(text: str) -> str:
-    """Escape what a terminal or an editor would obey instead of showing: control characters except ends of lines and
-    tabs, marks that turn the direction of writing, and bytes that are no text."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(mark if mark in "\n\t\xa0" or mark.isprintable() else repr(mark)[1:-1] for mark in text)
-
-
 def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], has_rule: bool) -> List[str]:
     """Format cells as lines of aligned columns below their names, without blanks at the ends of lines.
 

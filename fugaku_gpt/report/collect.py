@@ -26,8 +26,10 @@ from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.outcome import deciding_job
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, sub_job_ids
+from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
 from fugaku_gpt.records.job import (
     ENDED,
@@ -160,7 +162,7 @@ def read_run(path: Path) -> ResultRow:
     started = result.started if result is not None else submitted
     build = environment.get("build") or {}
     torch_build = str(build.get("torch", ""))
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file, YAML_TEXT)
     attempts = path.parent / ATTEMPTS / path.name
     return ResultRow(
         **settings,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Mapping
+from typing import Mapping, Sequence
 
+_THROUGHPUT = "throughput"
 # as written, without case, dots, blanks, dashes and what stands in parentheses → column
 _COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("procs", "processes", "worldsize"), "ranks"),
@@ -18,7 +19,7 @@ _COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("mbs", "micbs", "microbs", "microbatch", "microbatchsize"), "mbs"),
     **dict.fromkeys(("gbs", "bs", "globbs", "globalbs", "globalbatch", "globalbatchsize", "batchsize"), "gbs"),
     **dict.fromkeys(("ac", "activationcheckpointing", "recompute"), "recompute"),
-    **dict.fromkeys(("speed", "throughput", "time"), "seconds"),
+    **dict.fromkeys(("speed", "time"), "seconds"),
     "tf": "tflops",
     "validationloss": "validation",
     **dict.fromkeys(("notes", "note", "comments", "comment", "remarks"), "notes"),
@@ -52,10 +53,27 @@ _OTHER_MEANINGS: Mapping[str, "re.Pattern[str]"] = {
 }
 
 
+_SECONDS = re.compile(rf"(?:m?s|secs?|seconds)\s*(?:/|per)\s*{_ITERATION}")
+_SECONDS_CELL = re.compile(r"~?\d[\d.,]*\s*(?:m?s|secs?|seconds)", re.IGNORECASE)
+
+
+def column_with_cells(title: str, cells: Sequence[str]) -> str:
+    """Name of the column that a title means; where the title alone does not tell, the cells below it decide.
+
+    A throughput is a rate, which no rule reads, unless each of its cells states a time, such as ``26.1s``.
+    """
+    if plain_title(title) == _THROUGHPUT and not _IN_PARENTHESES.search(title):
+        stated = [cell for cell in cells if any(map(str.isdecimal, cell))]
+        return "seconds" if stated and all(map(_SECONDS_CELL.fullmatch, stated)) else ""
+    return column_of(title)
+
+
 @lru_cache(maxsize=1024)
 def column_of(title: str) -> str:
     """Name of the column that a title means; empty for any other column."""
     plain = plain_title(title)
+    if plain == _THROUGHPUT:
+        return "seconds" if any(map(_SECONDS.fullmatch, _IN_PARENTHESES.findall(title.lower()))) else ""
     column = _COLUMNS.get(plain) or next((name for name, form in _PATTERNS.items() if form.fullmatch(plain)), "")
     comment = " ".join(_IN_PARENTHESES.findall(title.lower()))
     other = _OTHER_MEANINGS.get(column)

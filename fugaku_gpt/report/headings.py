@@ -23,7 +23,7 @@ _SEQUENCE = re.compile(
 )
 _RECOMPUTE = re.compile(
     r"(?P<off>(?:\bw\s?[/\\]\s?o\.?|\bwithout|\bno|\bnot?|\bremov\w+|\bdisabl\w+)\s*(?:full\s*)?)?"
-    r"[`\"'-]*(?:activation[ -]?(?:checkpoint(?:ing)?|recompute|recomputation)|full recompute"
+    r"[`\"'-]{0,9}(?:activation[ -]?(?:checkpoint(?:ing)?|recompute|recomputation)|full recompute"
     r"|checkpoint[-_ ]activations)",
     re.IGNORECASE,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.records.run import OK
 from fugaku_gpt.report.notes_table import column_titles, has_validation, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import NO_STATUS, ResultRow, raw_values
@@ -20,7 +21,9 @@ def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fals
     """
     from jinja2 import Environment, StrictUndefined  # here: no other form of a table needs it
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     tables: List[Dict[str, Any]] = []
     validation = has_validation(rows)
@@ -35,3 +38,8 @@ def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fals
         ]
         tables.append({"heading": heading.lstrip("# "), "rows": shown})
     return template.render(tables=tables, columns=column_titles(energy, validation), si=si) + "\n"
+
+
+def _shown(value: Any) -> Any:
+    """A value as a page shows it: autoescaping knows markup alone, and not what a browser obeys within a text."""
+    return harmless(value if isinstance(value, str) else str(value))

@@ -26,6 +26,7 @@ from fugaku_gpt.report.logged_run import IN_ROWS, OTHER_MODELS, LoggedRun, compl
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import FROM_LOG, UNFINISHED, ResultRow
 from fugaku_gpt.report.trainer_logs import NORMS, Log, read_log_files
+from fugaku_gpt.typed_json import record_of, value_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
@@ -102,8 +103,15 @@ def read_imported(path: Path) -> Dict[str, Any]:
 
 def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
     """Return the values after checking that they have the keys that readers of an imported log need."""
-    LoggedRun(**values["given"])
-    dict(values["arguments"]), list(values["logs"]), str(values["trainer"])
+    record_of(LoggedRun, values["given"])
+    kinds = {
+        "trainer": str, "logs": Tuple[str, ...], "arguments": Dict[str, str], "iterations_planned": Optional[int],
+        "torn_lines": Optional[int], "unread_lines": Optional[int], "unknown_fields": Optional[Dict[str, int]],
+        "error": Optional[str],
+    }  # fmt: skip
+    optional = ("iterations_planned", "torn_lines", "unread_lines", "unknown_fields", "error")
+    for name, kind in kinds.items():
+        value_of(kind, values.get(name) if name in optional else values[name], name)
     return values
 
 

@@ -95,7 +95,9 @@ def parse_settings(settings: Sequence[str]) -> LoggedRun:
         try:
             if "int" in kinds[key]:
                 values[key] = parse_int(value)
-                if values[key] < (0 if key == "retention_state" else 1):
+                if key == "retention_state" and values[key] not in (0, 1):
+                    raise BadValue("must be 0 or 1")
+                if key != "retention_state" and values[key] < 1:
                     raise BadValue("must be at least 1")
             else:
                 values[key] = parse_bool(value) if "bool" in kinds[key] else value
@@ -115,11 +117,11 @@ def complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Seq
     settings: Dict[str, Any] = {}
     for name, key in _ARGUMENTS.items():
         text = arguments.get(name, "")
-        if text.isdigit() and 0 < int(text) < 2**53:
+        if text.isdecimal() and 0 < int(text) < 2**53:
             settings[key] = int(text)
     for name, key in _NEOX_ARGUMENTS.items():
         text = arguments.get(name, "")
-        if key not in settings and text.isdigit() and int(text) < 2**53:
+        if key not in settings and text.isdecimal() and int(text) < 2**53:
             settings[key] = max(1, int(text))
     settings["recompute"] = _recompute(arguments)
     settings["dtype"] = _dtype(arguments)
@@ -139,7 +141,7 @@ def complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Seq
     if run.ranks_per_node is None and run.ranks and run.nodes and run.ranks % run.nodes == 0:
         run = replace(run, ranks_per_node=run.ranks // run.nodes)
     multiple = arguments.get("make_vocab_size_divisible_by", "")
-    if run.padded_vocab is None and run.vocab_size and run.tp and multiple.isdigit() and int(multiple) > 0:
+    if run.padded_vocab is None and run.vocab_size and run.tp and multiple.isdecimal() and int(multiple) > 0:
         unit = int(multiple) * run.tp
         run = replace(run, padded_vocab=-(-run.vocab_size // unit) * unit)
     if run.vocab_size is None and run.padded_vocab:

@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.report.column_titles import column_of, plain_title, unit_in_title
+from fugaku_gpt.limits import TABLE_LINE
+from fugaku_gpt.report.column_titles import column_with_cells, plain_title, unit_in_title
 from fugaku_gpt.report.headings import GPUS, Heading, HeadingReader
 
 _ALIGNMENT = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _BAR = re.compile(r"(?<!\\)\|")
 _MIN_COLUMNS = 4  # number of recognised columns that make a header without a row of dashes
-_LONGEST_LINE = 20_000
 _GPU_FORM = re.compile(r"nnodes|speed|.*gpus?")  # titles that only the notes on GPUs have
 
 
@@ -68,7 +68,7 @@ class MarkdownTable:
 
 def read_tables(text: str) -> List[MarkdownTable]:
     """Find the tables of configurations in a Markdown text; other tables are skipped. Never raises."""
-    lines = [line[:_LONGEST_LINE] for line in text.splitlines()]
+    lines = [line[: TABLE_LINE.value] for line in text.splitlines()]
     tables: List[MarkdownTable] = []
     reader, number = HeadingReader(), 0
     while number < len(lines):
@@ -92,7 +92,11 @@ def read_tables(text: str) -> List[MarkdownTable]:
 
 def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[MarkdownTable]:
     titles = split_row(lines[0])
-    columns = tuple(column_of(title) for title in titles)
+    below = [split_row(line) for line in lines[1:]]
+    columns = tuple(
+        column_with_cells(title, [texts[index] for texts in below if index < len(texts)])
+        for index, title in enumerate(titles)
+    )
     has_dashes = len(lines) > 1 and _ALIGNMENT.fullmatch(lines[1]) is not None
     recognised = [column for column in columns if column]
     measured = {"seconds", "tflops", "mem"} & set(recognised)
@@ -100,10 +104,9 @@ def _table(lines: Sequence[str], first: int, heading: Heading) -> Optional[Markd
     if not (has_dashes or is_plain_header) or not {"nodes", "ranks"} & set(recognised) or not measured:
         return None
     rows = []
-    for number, line in enumerate(lines[1:], first + 1):
+    for number, (line, texts) in enumerate(zip(lines[1:], below), first + 1):
         if _ALIGNMENT.fullmatch(line):
             continue
-        texts = split_row(line)
         if not any(texts):
             continue
         cells: Dict[str, str] = {}

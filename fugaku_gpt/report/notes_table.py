@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.formulas.flops import aggregate_petaflops
+from fugaku_gpt.harmless import markdown_cell
 from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
 from fugaku_gpt.report.rows import COLUMN_KNOBS, NO_STATUS, UNFINISHED, ResultRow
 
@@ -46,10 +47,14 @@ def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fal
     more = (_VALIDATION_ALIGNMENT if validation else "") + (_ENERGY_ALIGNMENT if energy else "")
     alignment = _ALIGNMENT[:notes] + more + _ALIGNMENT[notes:]
     for heading, members in rows_by_heading(rows):
-        lines = [heading, "| " + " | ".join(column_titles(energy, validation)) + " |", alignment]
+        lines = [
+            markdown_cell(heading).replace("\\|", "|"),
+            "| " + " | ".join(column_titles(energy, validation)) + " |",
+            alignment,
+        ]
         for row in members:
             cells = row_cells(row, si, energy, validation)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
 

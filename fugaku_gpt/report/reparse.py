@@ -191,4 +191,4 @@ def _lines(path: Path) -> Tuple[List[Dict[str, Any]], int]:
 
 def _by_numbers(path: Path) -> Tuple[Any, ...]:
     """Sort key that puts ``stdout.1.10`` after ``stdout.1.9``."""
-    return tuple(int(part) if part.isdigit() else 0 for part in re.split(r"(\d{1,18})", str(path))[1::2]), str(path)
+    return tuple(int(part) if part.isdecimal() else 0 for part in re.split(r"(\d{1,18})", str(path))[1::2]), str(path)

@@ -82,7 +82,7 @@ def _is_size_of(size: str, model: StatedModel) -> bool:
 def parameters_of_label(size: str) -> Optional[Interval]:
     """Range of the number of parameters that a label such as 1.3B stands for; None for another text."""
     number, letter = size[:-1].strip(), size[-1:].upper()
-    if letter not in ("M", "B", "T") or not number.replace(".", "", 1).isdigit():
+    if letter not in ("M", "B", "T") or not number.replace(".", "", 1).isdecimal():
         return None
     unit = {"M": 1e6, "B": 1e9, "T": 1e12}[letter]
     half = 0.5 * 10.0 ** -len(number.partition(".")[2])

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import lines_of_file
+from fugaku_gpt.limits import LOG_LINE
 
 OURS = "fugaku_gpt"
 MEGATRON = "megatron"
 NEOX = "gpt-neox"
 NEMO = "nemo"
 
-_LONGEST_LINE = 64 * 1024  # characters of a line that are parsed
 _PATIENCE = 40  # number of lines within which the rest of a torn line must follow
 _MOST_ARGUMENTS = 5000
 _MOST_UNKNOWN, _LONGEST_NAME = 20, 60  # names of unknown fields that are kept, and characters of one
@@ -73,7 +74,10 @@ _ERROR = re.compile(
 _LONGEST_ERROR = 300
 _PADDED = re.compile(r"padded vocab \(size: (\d{1,12})\) with \d{1,12} dummy tokens \(new size: (\d{1,12})\)")
 
-_SHORT_SECONDS = "seconds of a short line"  # until its line is complete: only our short lines have them
+# before the keys of values under the names of our short lines, until a line is complete: other trainers have some of
+# these names beside a long one, with another meaning or unit
+_SHORT = "short "
+_SHORT_SECONDS, _SHORT_MEMORY = f"{_SHORT}seconds", f"{_SHORT}rss_max_bytes"
 # names of fields that are not read: the first no record has, the second has times of two ranks in one
 _NOT_MEASURED = frozenset(["eta", "computing per iteration (s)"])
 
@@ -86,14 +90,14 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "train step timing in s": ("seconds", 1.0),
     "global step": ("step", 0),
     "learning rate": ("lr", 1.0),
-    "lr": ("lr", 1.0),
+    "lr": (f"{_SHORT}lr", 1.0),
     "global batch size": ("global_batch", 0),
     "lm loss": ("loss", 1.0),
     "reduced train loss": ("loss", 1.0),
-    "loss": ("loss", 1.0),
+    "loss": (f"{_SHORT}loss", 1.0),
     "s/it": (_SHORT_SECONDS, 1.0),
     "tok/s": ("tokens_per_second", 1.0),
-    "rss": ("rss_max_bytes", 2.0**30),
+    "rss": (_SHORT_MEMORY, 2.0**30),
     "loss scale": ("loss_scale", 1.0),
     "grad norm": ("grad_norm", 1.0),
     "total grad norm": ("grad_norm", 1.0),
@@ -156,9 +160,8 @@ def read_log_files(paths: Iterable[Path]) -> Log:
     reader = LogReader()
     for path in paths:
         try:
-            with open(path, encoding="utf-8", errors="replace") as stream:
-                for line in stream:
-                    reader.add(line)
+            for line in lines_of_file(path, LOG_LINE):
+                reader.add(line)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         reader.end_of_file()
@@ -202,7 +205,7 @@ class LogReader:
 
     def add(self, line: str) -> None:
         """Parse one more line, with or without its newline."""
-        for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[:_LONGEST_LINE]).rstrip("\r\n")):
+        for piece in _EMBEDDED_RANK.split(_ANSI.sub("", line[: LOG_LINE.value]).rstrip("\r\n")):
             self._read_line(piece)
 
     def end_of_file(self) -> None:
@@ -335,8 +338,14 @@ class LogReader:
         if step is not None:  # NeMo's, which counts from 0 over all epochs; its iterations are those of an epoch
             values["iteration"] = step + 1
             self._nemo += 1
-        if _SHORT_SECONDS in values:
-            values["seconds"] = values.pop(_SHORT_SECONDS)
+        is_short = _SHORT_SECONDS in values
+        for key in [key for key in values if key.startswith(_SHORT)]:
+            value = values.pop(key)
+            if is_short:
+                values[key[len(_SHORT) :]] = value
+            elif key != _SHORT_MEMORY:  # in an unknown unit
+                values.setdefault(key[len(_SHORT) :], value)
+        if is_short:
             if "tflops_logged" in values:
                 values["tflops_notes"] = values.pop("tflops_logged")
             self._ours += 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 from fugaku_gpt.pjm.jobids import PjmJobId
+from fugaku_gpt.typed_json import record_of
 
 NORMAL, STEP, BULK = "NM", "ST", "BU"
 
@@ -98,7 +99,7 @@ class JobRequest:
     @property
     def file_name(self) -> str:
         """The name as file names have it."""
-        return (("J" + self.name) if self.name[:1].isdigit() else self.name)[:63]
+        return (("J" + self.name) if self.name[:1].isdecimal() else self.name)[:63]
 
     def shape(self) -> str:
         """The nodes and their shape, such as ``16:4x4``; with one axis ``16``."""
@@ -196,12 +197,12 @@ def job_from_record(values: Dict[str, Any]) -> Job:
     """The inverse of :meth:`Job.to_record`.
 
     Raises:
-        TypeError, KeyError: the record is of another version.
+        TypeError, KeyError, ValueError: the record is of another version, or damaged.
     """
-    request = dict(values["request"])
-    for name in ("interpreter", "dims", "given", "bulk", "steps"):
-        request[name] = tuple(request[name])
-    return Job(**{**values, "request": JobRequest(**request)})
+    job = record_of(Job, values)
+    if len(job.request.bulk) != 2 or not job.request.dims or min(job.request.dims) < 1 or job.number < 0:
+        raise ValueError("its numbers of nodes or of sub-jobs are wrong")
+    return job
 
 
 def parent_state(jobs: List[Job]) -> str:

@@ -101,7 +101,7 @@ def _read_segment(remaining: List[str], segment: Segment, command: Command, envi
         name = option.lstrip("-")
         if name in _RANK_OPTIONS:
             text = next_argument(option)
-            if not text.isdigit() or int(text) < 1:
+            if not text.isdecimal() or int(text) < 1:
                 raise UsageError(f"mpiexec: {option} {text}: not a number of processes")
             segment.ranks = int(text)
         elif name in _RANK_FILES:
@@ -144,7 +144,7 @@ def expand_path(path: str, environment: Mapping[str, str], call_number: int, ran
 
     def substitute(match: "re.Match[str]") -> str:
         value = values[match["letter"]]
-        if match["round"] and value.isdigit() and int(match["round"]):
+        if match["round"] and value.isdecimal() and int(match["round"]):
             value = str(int(value) // int(match["round"]) * int(match["round"]))
         return value.zfill(int(match["pad"])) if match["pad"] else value
 

@@ -180,7 +180,7 @@ def _read_period(options: PjstatOptions, text: str, timestamp: float) -> None:
         return
     fields = dict(field_text.partition("=")[::2] for field_text in text.split(","))
     if set(fields) == {"day"}:
-        if not fields["day"].isdigit() or not 1 <= int(fields["day"]) <= 365:
+        if not fields["day"].isdecimal() or not 1 <= int(fields["day"]) <= 365:
             raise BadArguments(203, f"Invalid argument {text}.")
         options.since = timestamp - int(fields["day"]) * DAY
         return
@@ -190,7 +190,7 @@ def _read_period(options: PjstatOptions, text: str, timestamp: float) -> None:
         options.until = _date(fields.pop("end")) + DAY
     elif "period" in fields:
         period = fields.pop("period")
-        if not period.isdigit():
+        if not period.isdecimal():
             raise BadArguments(203, f"Invalid argument {text}.")
         options.until = start + int(period) * DAY
     if fields:
@@ -258,7 +258,7 @@ def expand_and_sort(jobs: List[Job], options: PjstatOptions, table: JobTable) ->
 def _matches(value: str, pattern: str) -> bool:
     """Whether a value equals a pattern, or is inside a range of numbers such as ``1-10``."""
     low, dash, high = pattern.partition("-")
-    if dash and low.isdigit() and high.isdigit() and value.isdigit():
+    if dash and low.isdecimal() and high.isdecimal() and value.isdecimal():
         return int(low) <= int(value) <= int(high)
     return value == pattern
 
@@ -269,7 +269,7 @@ def _sort_key(column: Column, timestamp: float) -> Callable[[Job], Tuple[int, st
 
     def key(job: Job) -> Tuple[int, str]:
         value = column.value(job, timestamp)
-        return (int(value), "") if value.isdigit() else (0, value)
+        return (int(value), "") if value.isdecimal() else (0, value)
 
     return key
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, Dict
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD, cut
+from fugaku_gpt.typed_json import record_of
 
 FIELDS_ABOVE_ZERO = ("nodes", "slots", "max_ranks", "max_bulk", "first_job", "tick")
 
@@ -67,7 +70,8 @@ def read_settings(path: Path) -> Settings:
         UsageError: the file cannot be read or has no settings.
     """
     try:
-        values: Dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-        return Settings(**values)
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path}: not a simulator's settings: {error}; remove the folder and start again") from None
+        values: Dict[str, Any] = parse_json(read_text(path, RECORD))
+        return record_of(Settings, values)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = cut(str(error))
+        raise UsageError(f"{path}: not a simulator's settings: {reason}; remove the folder and start again") from None

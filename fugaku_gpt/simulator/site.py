@@ -136,7 +136,7 @@ def custom_resources(requested: Mapping[str, Optional[str]], nodes: int) -> Dict
         if name not in requested:
             continue
         text = requested[name] or ""
-        if not text.isdigit():
+        if not text.isdecimal():
             raise Refusal(3, f"Invalid argument: {name}={text}.")
         check_range(name, int(text), min(values), max(values))
         if int(text) not in values:

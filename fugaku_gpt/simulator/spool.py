@@ -25,7 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Iterator, List, Optional
 
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD
 
 FOLDER_MODE = 0o700  # whoever can enter the folder can submit jobs in the user's name
 
@@ -84,12 +87,21 @@ class Spool:
         _write_atomically(self.record_path(job_id), json.dumps(value))
 
     def read_records(self) -> List[Any]:
-        """The records of all jobs; temporary files, which a kill left half-written, are removed."""
+        """The records of all jobs; temporary files, which a kill left half-written, are removed.
+
+        Raises:
+            UsageError: a record cannot be read, or is not JSON.
+        """
         records = []
         for path in self.jobs.glob(".*.tmp"):
             path.unlink()
         for path in self.jobs.glob("*.json"):
-            records.append(parse_json(path.read_text(encoding="utf-8")))
+            try:
+                records.append(parse_json(read_text(path, RECORD)))
+            except OSError as error:
+                raise UsageError(f"{path}: cannot be read: {error.strerror}; remove it, and the job with it") from None
+            except ValueError as error:
+                raise UsageError(f"{path}: not a job's record: {error}; remove it, and the job with it") from None
         return records
 
     def remove_job(self, job_id: str) -> None:
@@ -116,7 +128,7 @@ class Spool:
                     fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:  # a running daemon holds it: the kernel releases the lock of a dead one
                     text = stream.read().strip()
-                    return int(text) if text.isdigit() else 0
+                    return int(text) if text.isdecimal() else 0
         except OSError:
             pass
         return None

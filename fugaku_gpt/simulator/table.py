@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import cut
 from fugaku_gpt.pjm.jobids import PjmJobId, expand_job_ids
 from fugaku_gpt.simulator.job import BULK, Job, job_from_record, parent_state
 from fugaku_gpt.simulator.spool import Spool
@@ -17,7 +19,11 @@ class JobTable:
         self._jobs: Dict[int, Dict[int, Job]] = {}  # number → sub-job number (-1: the job itself) → job
         self._open: Set[int] = set()  # numbers of jobs that have not finished
         for values in spool.read_records():
-            self._add(job_from_record(values))
+            try:
+                self._add(job_from_record(values))
+            except (TypeError, KeyError, ValueError) as error:
+                problem = f"has no {error}" if isinstance(error, KeyError) else cut(str(error))
+                raise UsageError(f"{spool.jobs}: a record is not a job's of this version: {problem}") from None
 
     def _add(self, job: Job) -> None:
         self._jobs.setdefault(job.number, {})[-1 if job.sub is None else job.sub] = job

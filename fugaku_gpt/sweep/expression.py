@@ -25,18 +25,18 @@ from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, NoReturn, Tuple, Type, Union
 
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS
 from fugaku_gpt.sweep.expression_tokens import Token, Value, read_tokens
 
 Lookup = Callable[[str], Value]
 
-MAX_LENGTH = 2000  # characters
-MAX_DEPTH = 50  # levels of brackets, and of signs and operators
-MAX_EXPONENT = 64  # of a number up to 1e308: the power has fewer than 65,536 bits before it is refused as too large
+# of a number up to 1e308: the power has fewer than 65,536 bits before it is refused as too large
+_MAX_EXPONENT = EXPONENT.value
 _CELL = len("not in") + 1  # columns of a token in the text that Python parses
 _OPERAND = "v"
 _CLOSING = {"(": ")", "[": "]"}
 _NO_VALUE = "stands where a value is expected"
-_TOO_DEEP = f"more than {MAX_DEPTH} levels of signs and operators; brackets around groups of operands make fewer"
+_TOO_DEEP = f"more than {EXPRESSION_LEVELS} of signs and operators; brackets around groups of operands make fewer"
 _MISSING_OPERATOR = re.compile(r"[v)\]] +(?=[v(\[]|not  )")  # between two operands
 _ARITHMETIC: Dict[Type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -159,8 +159,8 @@ def parse_expression(text: str, location: str, names: Collection[str]) -> Expres
     Raises:
         ConfigError: it is not a valid expression, or exceeds a limit.
     """
-    if len(text) > MAX_LENGTH:
-        raise ConfigError(f"{location}: an expression of {len(text)} characters; at most {MAX_LENGTH}")
+    if len(text) > EXPRESSION.value:
+        raise ConfigError(f"{location}: an expression of {len(text)} characters; at most {EXPRESSION}")
     tokens = read_tokens(text, names, _Source(text, location, ()).fail)
     source = _Source(text, location, tuple(tokens))
     _check_brackets(source)
@@ -176,8 +176,8 @@ def _check_brackets(source: _Source) -> None:
             opened.append(token)
         elif opened and token.text == _CLOSING[opened[-1].text]:
             opened.pop()
-        if len(opened) > MAX_DEPTH:
-            source.fail(token.position, f"more than {MAX_DEPTH} levels of brackets")
+        if len(opened) > EXPRESSION_LEVELS.value:
+            source.fail(token.position, f"more than {EXPRESSION_LEVELS} of brackets")
     if opened and not source.is_cut_off:
         source.fail(opened[-1].position, f"{opened[-1].text!r} has no {_CLOSING[opened[-1].text]!r}")
 
@@ -206,7 +206,7 @@ def _parse(source: _Source) -> ast.expr:
 def _check_tree(source: _Source, tree: ast.expr) -> None:
     """Refuses nodes outside the white-list, and a tree that is too deep to be walked by recursion."""
     level: List[Any] = [tree]
-    for _ in range(MAX_DEPTH + 2):  # below the deepest operator are names, and Python's marks on them
+    for _ in range(EXPRESSION_LEVELS.value + 2):  # below the deepest operator are names, and Python's marks on them
         for node in level:
             if not isinstance(node, _ALLOWED):
                 token = source.token_of(node)  # a starred operand: the other kinds cannot be written with these tokens
@@ -255,8 +255,8 @@ class _Evaluator:
     def _arithmetic(self, node: ast.BinOp) -> Value:
         token = self._source.operator_after(node.left)
         left, right = (self._number(operand, token.text) for operand in (node.left, node.right))
-        if isinstance(node.op, ast.Pow) and abs(right) > MAX_EXPONENT:
-            self._fail(token.position, f"the exponent {right:g} is not from -{MAX_EXPONENT} to {MAX_EXPONENT}")
+        if isinstance(node.op, ast.Pow) and abs(right) > _MAX_EXPONENT:
+            self._fail(token.position, f"the exponent {right:g} is not from -{_MAX_EXPONENT} to {_MAX_EXPONENT}")
         try:
             result: Union[float, complex] = _ARITHMETIC[type(node.op)](left, right)
             if isinstance(result, complex):

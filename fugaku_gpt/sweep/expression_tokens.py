@@ -77,7 +77,7 @@ def _number(token: Token, fail: Fail) -> Union[int, float]:
     if not math.isfinite(value):
         fail(token.position, f"{token.text}: the number is too large")
     digits = token.text.replace("_", "")
-    return int(digits) if digits.isdigit() else value
+    return int(digits) if digits.isdecimal() else value
 
 
 def _hint(name: str, names: Collection[str]) -> str:

@@ -37,16 +37,16 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import preset_names, valid_keys
-from fugaku_gpt.config.tree import Scalar, Tree, flatten, location_of, plain_values
+from fugaku_gpt.config.tree import Scalar, Tree, flatten, location_of, quoted
 from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.limits import SWEEP_RUNS
 from fugaku_gpt.sweep.expression import Expression, parse_expression
 
 KEYS = (
     "name", "preset", "defaults", "matrix", "zip", "variants", "where", "exclude", "include", "repeats", "order",
 )  # fmt: skip
 INTERLEAVED, GROUPED = "interleaved", "grouped"
-MAX_RUNS = 10_000
 RANKS = "layout.ranks"  # dp * tp * pp: a name in expressions besides the settings
 
 
@@ -91,7 +91,7 @@ def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
     """Reads the sweep that a file's mapping describes; ``file`` names the file in messages.
 
     Raises:
-        ConfigError: it is not a sweep file, has an unknown key, or makes more than ``MAX_RUNS`` rows.
+        ConfigError: it is not a sweep file, has an unknown key, or makes more than ``SWEEP_RUNS``.
     """
     for key, value in tree.items():
         if key not in KEYS:
@@ -111,8 +111,8 @@ def read_sweep(tree: Mapping[str, Tree], file: str) -> SweepFile:
     rows = _combinations(axes, defaults, excluded, file) if axes or "include" not in tree else []
     rows += _included_rows(tree, file)
     repeats = _repeats(tree, file)
-    if len(rows) * repeats > MAX_RUNS:
-        raise ConfigError(f"{file}: {len(rows)} rows * {repeats} repeats; at most {MAX_RUNS} runs make one sweep")
+    if len(rows) * repeats > SWEEP_RUNS.value:
+        raise ConfigError(f"{file}: {len(rows)} rows * {repeats} repeats; at most {SWEEP_RUNS} make one sweep")
     return SweepFile(
         _text(tree, "name", file) or "",
         preset,
@@ -141,7 +141,7 @@ def check_keys(settings: Mapping[str, Tree]) -> None:
                 if close_keys
                 else "valid keys are those of a run file, such as layout.dp"
             )
-            raise ConfigError(f"{location_of(value, key)}: {key}: unknown key (value {plain_values(value)!r}); {hint}")
+            raise ConfigError(f"{location_of(value, key)}: {key}: unknown key (value {quoted(value)}); {hint}")
 
 
 def _matrix_axes(tree: Mapping[str, Tree], file: str) -> List[List[_Choice]]:
@@ -192,8 +192,8 @@ def _combinations(
     size = 1
     for axis in axes:
         size *= len(axis)
-    if size > MAX_RUNS:
-        raise ConfigError(f"{file}: {size} combinations; at most {MAX_RUNS} runs make one sweep")
+    if size > SWEEP_RUNS.value:
+        raise ConfigError(f"{file}: {size} combinations; at most {SWEEP_RUNS} make one sweep")
     owners: Dict[str, int] = {}
     for number, axis in enumerate(axes):
         for key in {key: None for values, _, _ in axis for key in values}:
@@ -285,7 +285,8 @@ def _repeats(tree: Mapping[str, Tree], file: str) -> int:
         repeats = 0
     if repeats < 1:
         raise ConfigError(
-            f"{location_of(tree['repeats'], file)}: repeats: {text!r}: expected a whole number, at least 1"
+            f"{location_of(tree['repeats'], file)}: repeats: {quoted(tree['repeats'])}: "
+            "expected a whole number, at least 1"
         )
     return repeats
 

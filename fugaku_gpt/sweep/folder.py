@@ -11,6 +11,7 @@ import yaml
 from fugaku_gpt.config import dotted_settings, load_run_config
 from fugaku_gpt.config.paths import PATH_KEYS
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.input_files import resolved
 from fugaku_gpt.records.files import is_temporary, write_text_atomically
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import REFUSED, Result, RunDirectory
@@ -97,7 +98,7 @@ def move_attempt_aside(directory: Path, attempts: Path) -> None:
             if (directory / name).exists():
                 (directory / name).unlink()
         return
-    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
+    number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdecimal()), default=0)
     attempts.mkdir(parents=True, exist_ok=True)
     directory.rename(attempts / str(number))
 
@@ -139,6 +140,6 @@ def _is_same_setting(key: str, recorded: Any, current: Any) -> bool:
     recorded_paths, current_paths = (recorded, current) if isinstance(current, tuple) else ((recorded,), (current,))
     return len(recorded_paths) == len(current_paths) and all(
         str(Path(recorded_path)) == str(Path(current_path))
-        or (Path(recorded_path).is_absolute() and Path(recorded_path).resolve() == Path(current_path).resolve())
+        or (Path(recorded_path).is_absolute() and resolved(Path(recorded_path)) == resolved(Path(current_path)))
         for recorded_path, current_path in zip(recorded_paths, current_paths)
     )

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_text
+from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.sweep.expand import Sweep, expand_text
+from fugaku_gpt.typed_json import record_of
 from fugaku_gpt.versioned_json import read_versioned_json
 
 PLAN_FILE = "sweep-plan.json"
@@ -50,7 +53,7 @@ def plan_of(file: Path, overrides: Tuple[str, ...] = ()) -> SweepPlan:
         UsageError: the file cannot be read.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, YAML_TEXT)
     except FileNotFoundError:
         raise UsageError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -73,6 +76,6 @@ def read_plan(out: Path) -> Optional[SweepPlan]:
         out / PLAN_FILE,
         "a sweep's plan",
         (VERSION,),
-        lambda values: SweepPlan(**{**values, "overrides": tuple(values["overrides"])}),
+        lambda values: record_of(SweepPlan, values),
         mend="remove it, and name the sweep file again",
     )

@@ -12,6 +12,7 @@ from typing import Optional
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, FugakuGptError, RunFailed
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.run import (
     FAILED,
@@ -70,7 +71,7 @@ def _record(
     reason = f"rank {world.rank}: {reason if expected and reason else exception_text}"
     status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
     if directory is None:
-        print(f"fugaku-gpt: {reason}", file=sys.stderr, flush=True)
+        print(harmless(f"fugaku-gpt: {reason}"), file=sys.stderr, flush=True)
         return
     try:
         result = run_result(directory, None, status, reason, started)
@@ -86,7 +87,8 @@ def _record(
     try:
         directory.write_result(result, replace=False)
     except (OSError, FugakuGptError) as unwritten:  # such as the full disk that the run has failed for
-        print(f"  how the run ended is not recorded: {_message(unwritten)}", file=sys.stderr, flush=True)
+        unrecorded = f"  how the run ended is not recorded: {_message(unwritten)}"
+        print(harmless(unrecorded), file=sys.stderr, flush=True)
 
 
 def _names_a_file(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, FugakuGptError, RunFailed, UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.kernels import load_library
 from fugaku_gpt.kernels.build import sve_vector_bytes
 from fugaku_gpt.kernels.library import Library
@@ -259,7 +260,7 @@ def _host_facts() -> Dict[str, Any]:
         "numa_nodes": nodes,
         "power": local.job_resources(),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
-        "huge_pages": int(large_pages) if large_pages and large_pages.isdigit() else None,
+        "huge_pages": int(large_pages) if large_pages and large_pages.isdecimal() else None,
     }
 
 
@@ -280,7 +281,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         process = {**bind(world, config.node.bind, options.threads), **prepare_process(options.threads)}
         NodeCheck(world, config, options.folder, process, options.short).run(options.iterations)
     except FugakuGptError as error:
-        print(f"fugaku-gpt: rank {world.rank}: {error}", file=sys.stderr, flush=True)
+        print(harmless(f"fugaku-gpt: rank {world.rank}: {error}"), file=sys.stderr, flush=True)
         if world.size > 1:
             world.abort(EXIT_RUN_FAILED)
         return EXIT_RUN_FAILED

@@ -25,6 +25,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts, open_world
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
 from fugaku_gpt.errors import EXIT_OK, FugakuGptError, UsageError
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.probed import (
@@ -360,7 +361,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
             raise UsageError(f"--dtype {' '.join(options.dtypes)}: this build of PyTorch cannot train in it")
         probed = Probe(world, options.threads, options.seconds, print_progress).run(dtypes)
     except FugakuGptError as error:
-        print(f"fugaku-gpt: rank {world.rank}: {error}", file=sys.stderr, flush=True)
+        print(harmless(f"fugaku-gpt: rank {world.rank}: {error}"), file=sys.stderr, flush=True)
         world.abort(1)
         return 1
     if world.rank == 0:

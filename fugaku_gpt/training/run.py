@@ -15,6 +15,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.layout.shards import logical_shapes
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.machine.clock import steady_time
@@ -283,7 +284,7 @@ def _profile_operators(trainer: Trainer, iterations: int, directory: RunDirector
             message = (
                 f"fugaku-gpt: rank {world.rank}: operators were not profiled: {reason}; the run itself has ended well"
             )
-            print(message, file=sys.stderr, flush=True)
+            print(harmless(message), file=sys.stderr, flush=True)
             world.abort(EXIT_RUN_FAILED)
     if log is None:
         return

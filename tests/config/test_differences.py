@@ -65,3 +65,10 @@ def test_a_path_that_a_job_made_absolute_is_no_difference() -> None:
     assert differing_settings([both, {"data.paths": ["/home/me/runs/a", "/home/me/runs/b"]}], set()) == [(), ()]
     (first, *_) = differing_settings([by_hand, {"data.paths": ["/home/me/runs/other"]}], set())
     assert first == ("paths=runs/corpus",)
+
+
+def test_a_relative_path_that_several_absolute_ones_end_in_is_none_of_them() -> None:
+    runs = [{"data.paths": [path]} for path in ("corpus", "/home/a/corpus", "/home/b/corpus")]
+    assert [named[0] for named in differing_settings(runs, set())] == [
+        "paths=corpus", "paths=/home/a/corpus", "paths=/home/b/corpus",
+    ]  # fmt: skip

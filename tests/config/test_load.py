@@ -112,7 +112,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_an_alias_bomb_is_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    assert "more than 100000 values" in errors_of(tmp_path, "\n".join(lines))
+    assert "more than 100,000 values" in errors_of(tmp_path, "\n".join(lines))
     assert errors_of(tmp_path, "a: &a [*a]")
 
 

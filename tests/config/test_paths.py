@@ -35,6 +35,21 @@ def test_each_path_of_a_run_file_is_relative_to_the_file(experiment: Path) -> No
     assert job.transfer == ("exp/lib.so",) and job.transfer_dirs == ("exp/corpus",)
 
 
+@pytest.mark.parametrize("written", ["~", "null", "Null", "''"])
+def test_no_path_is_looked_up_for_a_setting_that_is_not_set(experiment: Path, written: str) -> None:
+    for name in ("~", "null", "Null"):
+        (experiment / name).mkdir()
+    (experiment / "run.yaml").write_text(f"job: {{tarball: {written}, template: {written}}}\n")
+    run = load_run_config(Path("exp/run.yaml"))
+    assert (run.job.tarball, run.job.template) == ("", "")
+
+
+def test_a_path_in_quotes_may_be_named_as_if_there_were_none(experiment: Path) -> None:
+    (experiment / "null").write_text("")
+    (experiment / "run.yaml").write_text("job: {template: 'null'}\n")
+    assert load_run_config(Path("exp/run.yaml")).job.template == "exp/null"
+
+
 def test_a_path_that_is_in_the_present_folder_alone_stays(experiment: Path) -> None:
     (experiment.parent / "gone").mkdir()
     assert load_run_config(Path("exp/run.yaml")).data.paths[2] == "gone"

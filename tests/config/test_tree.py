@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.config.tree import (
-    MAX_DEPTH,
     Scalar,
     Tree,
-    _check_depth,
     _compose,
-    _may_be_deep,
+    _may_exceed_limits,
     _parse_sections,
+    check_structure,
     flatten,
     parse_override,
     parse_yaml,
 )
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.limits import YAML_LEVELS
 
 
 def test_scalars_keep_their_text_their_quotes_and_their_line() -> None:
@@ -82,6 +82,7 @@ DEEP = """
 import sys
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.limits import YAML_LEVELS
 try:
     load_run_config(overrides=["data.paths=" + sys.argv[1] * 200000])
 except ConfigError as error:
@@ -93,16 +94,16 @@ except ConfigError as error:
 def test_text_nested_without_end_is_refused_and_does_not_end_the_process(opening: str) -> None:
     program = DEEP if opening != "- " else DEEP.replace('"data.paths="', '"data.paths=\\n"')
     done = subprocess.run([sys.executable, "-c", program, opening], stdout=subprocess.PIPE, check=False)
-    assert done.returncode == 0 and f"more than {MAX_DEPTH} levels" in done.stdout.decode()
+    assert done.returncode == 0 and f"more than {YAML_LEVELS}" in done.stdout.decode()
 
 
 def test_levels_up_to_the_limit_are_read() -> None:
     def nested(levels: int) -> str:
         return "a=" + "[" * levels + "x" + "]" * levels
 
-    parse_override(nested(MAX_DEPTH))
+    parse_override(nested(YAML_LEVELS.value))
     with pytest.raises(ConfigError, match="levels"):
-        parse_override(nested(MAX_DEPTH + 1))
+        parse_override(nested(YAML_LEVELS.value + 1))
 
 
 def test_an_argument_of_the_command_line_that_is_not_utf_8_is_refused() -> None:
@@ -153,8 +154,8 @@ def test_the_file_of_a_run_is_read_in_the_short_way() -> None:
 def test_no_text_that_is_nested_deeply_passes_as_shallow(prefixes: List[str]) -> None:
     text = "".join(f"{prefix}a:\n" for prefix in prefixes)
     try:
-        _check_depth(text, "x.yaml")
+        check_structure(text, "x.yaml")
     except ConfigError:
-        assert _may_be_deep(text)
+        assert _may_exceed_limits(text)
     except yaml.YAMLError:
         pass

@@ -149,6 +149,9 @@ def test_documents_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "x" * 30}))
     with pytest.raises(DataError, match=r"b\.jsonl:1: a line of more than"):
         texts(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
+    with pytest.raises(DataError, match=r"c\.jsonl: more than .* split it, or write it as JSON lines"):
+        texts(tmp_path / "c.jsonl")
 
 
 @pytest.mark.slow

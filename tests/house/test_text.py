@@ -166,3 +166,15 @@ def test_commands_print_through_the_filter_alone() -> None:
     for path in sorted((ROOT / "fugaku_gpt" / "cli").rglob("*.py")):
         if path.name != "output.py":
             assert not printing.search(path.read_text(encoding="utf-8")), path
+
+
+def test_texts_that_become_numbers_are_of_decimal_digits() -> None:
+    """``"²".isdigit()`` is true, and ``int("²")`` fails."""
+    for path in sorted((ROOT / "fugaku_gpt").rglob("*.py")):
+        assert not re.search(r"\.is(?:digit|numeric)\(", path.read_text(encoding="utf-8")), path
+
+
+def test_links_that_lead_to_themselves_are_no_traceback() -> None:
+    """``Path.resolve`` raises a RuntimeError for them: see ``fugaku_gpt.input_files.resolved``."""
+    for path in sorted((ROOT / "fugaku_gpt").rglob("*.py")):
+        assert not re.search(r"(?<!__file__\))\.resolve\(\)", path.read_text(encoding="utf-8")), path

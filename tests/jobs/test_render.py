@@ -485,6 +485,12 @@ def test_a_template_that_fails_or_has_no_end_is_refused(template: str, message: 
         render_job(config, Profile(), template)
 
 
+def test_an_error_whose_line_is_unknown_names_the_file_alone() -> None:
+    config = load_run_config(preset="tiny", overrides=["job.template=user.j2"])
+    with pytest.raises(ConfigError, match=r"^user\.j2: cannot be rendered: RecursionError"):
+        render_job(config, Profile(), "{{ " + "(" * 5000)
+
+
 def test_no_name_of_a_template_turns_an_error_into_a_script() -> None:
     config = load_run_config(preset="tiny", overrides=["job.template==own.j2"])
     with pytest.raises(ConfigError, match="^=own.j2:1: cannot be rendered: ZeroDivisionError"):

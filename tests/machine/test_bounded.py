@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -40,6 +41,23 @@ def test_time_is_bounded() -> None:
         call_in_child(spin, seconds=1, memory=64 * MIB, length=100)
 
 
-def test_a_function_that_fails_is_no_text() -> None:
-    with pytest.raises(BoundExceeded, match="has ended the process that ran it"):
+def test_a_function_that_fails_gives_the_error_as_text() -> None:
+    with pytest.raises(BoundExceeded, match="fails: ZeroDivisionError: integer division or modulo by zero"):
         call_in_child(lambda: str(1 // 0), seconds=5, memory=64 * MIB, length=100)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "is ended by signal 9, Killed: by the kernel for want of memory, or by another process$"),
+        (signal.SIGTERM, "is ended by signal 15, Terminated$"),
+    ],
+)
+def test_a_signal_that_is_not_the_limit_of_time_is_named(number: int, message: str) -> None:
+    with pytest.raises(BoundExceeded, match=message):
+        call_in_child(lambda: str(os.kill(os.getpid(), number)), seconds=5, memory=64 * MIB, length=100)
+
+
+def test_a_function_that_ends_the_process_is_refused() -> None:
+    with pytest.raises(BoundExceeded, match=r"has ended the process that ran it \(exit code 7\)"):
+        call_in_child(lambda: str(os._exit(7)), seconds=5, memory=64 * MIB, length=100)

@@ -185,11 +185,11 @@ def test_a_result_that_cannot_be_read_is_not_replaced(tmp_path: Path, monkeypatc
     directory.write_result(Result("ok", "", 1.0, 2.0))
     content = (tmp_path / "result.json").read_text(encoding="utf-8")
 
-    def refused(path: Path) -> bytes:
+    def refused(path: Path, *_: Any) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"result\.json"):
-        patch.setattr(Path, "read_bytes", refused)
+        patch.setattr("fugaku_gpt.versioned_json.read_bytes", refused)
         directory.write_result(Result("failed", "a guess", 1.0, 2.0))
     assert (tmp_path / "result.json").read_text(encoding="utf-8") == content
 

@@ -6,6 +6,7 @@ import pytest
 
 from fugaku_gpt.report.check import check_tables, check_text
 from fugaku_gpt.report.column_titles import column_of, unit_in_title
+from fugaku_gpt.report.markdown_tables import read_tables
 from tests.report.test_check_notes import rules, table
 
 
@@ -19,7 +20,21 @@ from tests.report.test_check_notes import rules, table
         ("aggregate", ("Est. Aggr. PetaFLOPs", "Aggregate PFlops/s", "PFLOPs")),
         ("mem", ("Mem", "Peak memory", "GPU M", "Mem/GPU", "Memory per GPU (GB)", "Max mem")),
         ("mbs", ("MBS", "Micro-BS", "Mic-BS", "Micro batch size")),
-        ("", ("GPU", "MFU", "Throughput (tokens/s)", "Time (h)", "TFLOPs (total)", "Mem (%)", "Tokens/s", "it/s")),
+        ("seconds", ("Throughput (s/it)", "Throughput [sec per iteration]")),
+        (
+            "",
+            (
+                "Throughput",
+                "GPU",
+                "MFU",
+                "Throughput (tokens/s)",
+                "Time (h)",
+                "TFLOPs (total)",
+                "Mem (%)",
+                "Tokens/s",
+                "it/s",
+            ),
+        ),
     ],
 )
 def test_titles(column: str, titles: "tuple[str, ...]") -> None:
@@ -115,3 +130,13 @@ def test_a_shifted_row_with_a_wrong_clock_is_two_findings() -> None:
     row = ("1 (2.2Hz, max-proc-per-node=4)^^", "1.3B", 1, 4, 1, 1, 1024, "- MiB", "-", "-", "-", "02-15")
     findings = check_text(HEADING + table(FUGAKU, row))[1]
     assert [finding.rule for finding in findings] == ["shifted", "unit"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "read"), [(("26.1s", "~30 s"), True), (("26.1", "30"), False), (("12k", "9"), False)]
+)
+def test_a_throughput_without_a_unit_is_a_time_only_by_the_cells(cells: "tuple[str, str]", read: bool) -> None:
+    titles = ("Nodes", "DP", "TP", "PP", "MBS", "GBS", "Throughput", "TFLOPs")
+    rows = [(4, 4, 2, 4, 1, 256 * (1 + number), cell, 100) for number, cell in enumerate(cells)]
+    (read_table,) = read_tables(SETTINGS + table(titles, *rows))
+    assert [row.cell("seconds") for row in read_table.rows] == (list(cells) if read else ["", ""])

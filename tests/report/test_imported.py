@@ -379,3 +379,25 @@ def test_the_table_of_an_imported_log_is_no_finding(tmp_path: Path) -> None:
     text = notes_tables([import_logs([log], tmp_path / "row", LoggedRun())])
     assert text.splitlines()[-1].startswith("| - | - | - |") and check_text(text) == (1, [])
     assert [finding.rule for finding in check_text(text.replace("from a log of", "by"))[1]].count("missing") == 5
+
+
+@pytest.mark.parametrize("digits", ["²", "①", "1²"])
+def test_an_argument_of_digits_that_are_no_number_is_left_out(tmp_path: Path, digits: str) -> None:
+    arguments = {**ARGUMENTS, "num_layers": digits, "make_vocab_size_divisible_by": digits, "global_num_gpus": digits}
+    del arguments["padded_vocab_size"]
+    row = imported(tmp_path, log_of(arguments))
+    assert row.tflops_notes is None and row.tp == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("retention_state=-1", "must be 0 or 1"),
+        ("retention_state=2", "must be 0 or 1"),
+        ("nodes=0", "must be at least 1"),
+    ],
+)
+def test_settings_with_few_values_are_checked(setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"--set {setting}: {message}$"):
+        parse_settings([setting])
+    assert parse_settings(["retention_state=0"]).retention_state == 0

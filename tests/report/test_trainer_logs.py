@@ -127,6 +127,27 @@ def test_a_last_field_without_a_bar_and_a_value_that_is_no_number_are_counted() 
     assert len(log.iterations) == 2 and log.unknown_fields == {"lm loss": 2, "throughput": 2}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_short_names_of_other_trainers_do_not_replace_values_under_long_ones(order: int) -> None:
+    fields = [
+        "lm loss: 2.5",
+        "loss: 9.9",
+        "learning rate: 1e-4",
+        "lr: 7",
+        "rss: 5",
+        "elapsed time per iteration (s): 3",
+    ]
+    log = read_log(f" iteration 2/ 9 | {' | '.join(fields[::order])} |")
+    assert log.iterations == ({"iteration": 2, "loss": 2.5, "lr": 1e-4, "seconds": 3.0},) and log.trainer == MEGATRON
+
+
+def test_a_short_name_alone_is_read_but_a_memory_without_our_time_has_no_unit() -> None:
+    log = read_log(" iteration 2/ 9 | loss: 9.9 | lr: 7e-5 | rss: 5 |")
+    assert log.iterations == ({"iteration": 2, "loss": 9.9, "lr": 7e-5},)
+    (short,) = read_log(" iteration 2/ 9 | loss: 9.9 | s/it: 2 | rss: 5 |").iterations
+    assert short == {"iteration": 2, "loss": 9.9, "seconds": 2.0, "rss_max_bytes": 5 * 2.0**30}
+
+
 def test_sizes_that_older_megatron_prints() -> None:
     text = "> initialized tensor model parallel with size 8\n> initialized pipeline model parallel with size 4\n"
     log = read_log(text + DEEPSPEED)

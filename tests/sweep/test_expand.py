@@ -96,7 +96,7 @@ def test_rows_with_the_same_label_get_names_from_their_settings(tmp_path: Path) 
         ),
         ("matrix: {layout.dp: [1]}\nexclude: [{layout.dp: 1}]", "no rows are left"),
         ("defaults: {layout.dp: two}", "no row can be run\n.*sweep.yaml:1: layout.dp: 'two': expected a number"),
-        (f"matrix: {{training.seed: {list(range(99))}}}\nrepeats: 200", "at most 10000 runs"),
+        (f"matrix: {{training.seed: {list(range(99))}}}\nrepeats: 200", "at most 10,000 runs"),
         ("defaults: {layout.dp: 1, layout: {dp: 2}}", "layout.dp: written twice"),
         ("a: [", "not valid YAML"),
     ],

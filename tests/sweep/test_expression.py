@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.sweep.expression import MAX_DEPTH, MAX_EXPONENT, MAX_LENGTH, parse_expression
+from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS
+from fugaku_gpt.sweep.expression import parse_expression
 
 ROW: Dict[str, Any] = {
     "layout.dp": 4,
@@ -104,7 +105,7 @@ def test_expressions_have_the_expected_value(text: str, expected: bool) -> None:
         ("9" * 101 + " == 1", "expected a number"),
         ("job.elapse < 1:75:00", "minutes and seconds below 60"),
         ("1e300 * 1e300 == 1", "the number is too large"),
-        (f"2 ** {MAX_EXPONENT + 1} == 1", "character 3: the exponent 65 is not from -64 to 64"),
+        (f"2 ** {EXPONENT.value + 1} == 1", "character 3: the exponent 65 is not from -64 to 64"),
         ("layout.dp ** -65 == 1", "the exponent -65 is not from -64 to 64"),
         ("9 ** 9 ** 9 == 1", "character 3: the exponent 3.8742e.08 is not from"),
         ("1e99 ** 4 == 1", "character 6: the number is too large"),
@@ -113,14 +114,14 @@ def test_expressions_have_the_expected_value(text: str, expected: bool) -> None:
         ("(-2) ** 0.5 == 1", "-2 has no power 0.5; a negative number takes whole exponents"),
         ("'a' * 9 == 'a'", r"\* is of numbers, not of the text 'a'"),
         ("1e400 == 1", "character 1: 1e400: the number is too large"),
-        ("(" * 60 + "true" + ")" * 60, f"more than {MAX_DEPTH} levels"),
+        ("(" * 60 + "true" + ")" * 60, f"more than {EXPRESSION_LEVELS}"),
         ("not " * 60 + "true", "levels"),
         ("1 == " + "-" * 60 + "1", "levels"),
         ("1 + " * 400 + "1 == 1", "more than 50 levels of signs and operators; brackets around groups"),
         ("-" * 1990 + "1 == 1", "levels"),
         ("not " * 490 + "true", "levels"),
         ("[" * 1990, "levels of brackets"),
-        ("true and " * 300 + "true", "an expression of 2704 characters; at most 2000"),
+        ("true and " * 300 + "true", "an expression of 2704 characters; at most 2,000 characters"),
         ("__import__('os')", "unknown name __import__"),
         ("layout.dp.__class__ == 1", "unknown name layout.dp.__class__"),
         ("lambda: 1", "':' means nothing here"),
@@ -140,7 +141,7 @@ def test_any_text_is_an_expression_or_a_named_mistake(text: str) -> None:
     except ConfigError as error:
         assert str(error).startswith("s.yaml:3: where: ")
         return
-    if len(text) < MAX_DEPTH - 1:  # and so has room for two levels more
+    if len(text) < EXPRESSION_LEVELS.value - 1:  # and so has room for two levels more
         assert holds(f"not ({text})") is not value
 
 
@@ -159,7 +160,9 @@ _PIECES = [
 ]
 
 
-@given(st.text(max_size=MAX_LENGTH) | st.lists(st.sampled_from(_PIECES), max_size=MAX_LENGTH // 8).map("".join))
+@given(
+    st.text(max_size=EXPRESSION.value) | st.lists(st.sampled_from(_PIECES), max_size=EXPRESSION.value // 8).map("".join)
+)
 def test_the_work_for_any_text_is_bounded_by_the_length(text: str) -> None:
     """Calls of functions are counted: a limit on them holds on a machine of any speed."""
     calls: "Counter[str]" = Counter()

@@ -131,9 +131,9 @@ def test_mistakes_are_reported_with_line_and_remedy(text: str, message: str) -> 
 
 def test_a_product_that_is_too_large_is_refused_before_it_is_made() -> None:
     axes = "".join(f"  training.{key}: {list(range(1, 1001))}\n" for key in ("seed", "iterations", "log_interval"))
-    with pytest.raises(ConfigError, match="1000000000 combinations; at most 10000 runs"):
+    with pytest.raises(ConfigError, match="1000000000 combinations; at most 10,000 runs"):
         expand("matrix:\n" + axes)
-    with pytest.raises(ConfigError, match="1000 rows [*] 11 repeats; at most 10000"):
+    with pytest.raises(ConfigError, match="1000 rows [*] 11 repeats; at most 10,000"):
         expand(f"repeats: 11\nzip: {{training.seed: {list(range(1000))}}}")
 
 

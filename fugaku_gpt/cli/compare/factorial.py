@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
 from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, CompareOptions, SharedRun
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import SweepPlan, read_plan
@@ -102,7 +101,7 @@ def _print_effects(observed: "ToggleObservations", tolerance: float, form: str) 
         raise RunFailed("\n".join([str(error), *observed.failures])) from None
     code = EXIT_RUN_FAILED if observed.failures else EXIT_OK
     if form == "json":
-        echo(json.dumps(as_json(effects), indent=2, allow_nan=False))
+        echo(json_document(as_json(effects)), nl=False)
         return code
     echo(render_rows(COLUMNS, effect_rows(effects), form))
     mark = "* " if form == "md" else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, List, Tuple
 
 from fugaku_gpt.cli.compare.sides import CompareOptions, SharedRun
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_script
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, UsageError
@@ -116,7 +116,7 @@ def render_job(comparison: LiveComparison) -> int:
         echo(f"note: {note}", err=True)
     out = comparison.options.out
     if out is None:
-        echo(script.text, nl=False)
+        echo_script(script.text)
         return EXIT_OK
     require_no_run(out)
     try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, List
 
-from fugaku_gpt.cli.output import render_rows
+from fugaku_gpt.cli.output import json_document, render_rows
 
 if TYPE_CHECKING:
     from fugaku_gpt.compare.report import Report
@@ -16,7 +15,7 @@ REPORT_FORMATS = ("table", "md", "json")
 def report_text(report: "Report", form: str) -> str:
     """Render a report in one of ``REPORT_FORMATS``; the text ends in a newline."""
     if form == "json":
-        return json.dumps(report.values, indent=2, allow_nan=False) + "\n"
+        return json_document(report.values)
     return _markdown(report) if form == "md" else _plain(report)
 
 

@@ -12,6 +12,7 @@ import click
 from fugaku_gpt.cli.options import PATH, format_option, scheduler_option
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
+from fugaku_gpt.input_files import open_file
 
 if TYPE_CHECKING:
     from fugaku_gpt.jobs.poll import PolledRun
@@ -273,7 +274,8 @@ def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
     """Print a file; returns the position of its end."""
-    shown = content = path.read_bytes()
+    with open_file(path) as stream:
+        shown = content = stream.read()
     if lines is not None:
         shown = b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""
     if named:
@@ -285,7 +287,7 @@ def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
 def _print_new_output(ends: Dict[Path, int]) -> None:
     for path, end in ends.items():
         try:
-            with open(path, "rb") as stream:
+            with open_file(path) as stream:
                 stream.seek(end)
                 new_output = stream.read()
         except FileNotFoundError:  # moved away as an earlier attempt

@@ -14,6 +14,8 @@ import click
 from fugaku_gpt.cli.options import PATH, format_option, options_as
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
+from fugaku_gpt.input_files import read_text
+from fugaku_gpt.limits import STATISTICS
 
 if TYPE_CHECKING:
     from fugaku_gpt.pjm.groups import SiteLimits
@@ -205,6 +207,6 @@ def _saved_output(path: str) -> Tuple[str, str]:
         if path == _STDIN:
             return sys.stdin.buffer.read().decode("utf-8", "replace"), datetime.date.today().isoformat()
         changed = datetime.date.fromtimestamp(os.path.getmtime(path))
-        return Path(path).read_text(encoding="utf-8", errors="replace"), changed.isoformat()
+        return read_text(path, STATISTICS, "replace"), changed.isoformat()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

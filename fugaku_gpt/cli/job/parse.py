@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -10,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 import click
 
 from fugaku_gpt.cli.options import format_option
-from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.config import changed_settings
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.jobs.render import settings_of
@@ -33,7 +32,7 @@ def parse(files: Tuple[Path, ...], form: str) -> None:
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
         documents = [{"file": name, **script_as_json(script), **_settings(script)} for name, script in scripts]
-        echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, allow_nan=False))
+        echo(json_document(documents[0] if len(documents) == 1 else documents), nl=False)
         return
     rows = [row for name, script in scripts for row in _rows(name, script)]
     columns = ("file", "line", "option", "key", "value", "note")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option, scheduler_overrides
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_script
 from fugaku_gpt.records.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
     for note in script.notes:
         echo(f"note: {note}", err=True)
     if out is None:
-        # into a file it goes as it is: escapes would change what it does
-        (echo if sys.stdout.isatty() else click.echo)(script.text, nl=False)
+        echo_script(script.text)
     else:
         write_text_atomically(out, script.text)
 

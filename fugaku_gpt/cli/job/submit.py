@@ -13,7 +13,7 @@ import click
 from fugaku_gpt.cli.job.follow import STORE
 from fugaku_gpt.cli.job.render import training_job
 from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_script
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _show_plan(prepared: PreparedJob) -> None:
     from fugaku_gpt.jobs.submission import TAG_PREFIX, submissions
 
     scheduler = scheduler_named(prepared.config.job.scheduler)
-    echo(prepared.text, nl=False)
+    echo_script(prepared.text)
     try:
         findings = check_script(prepared.text, scheduler.name, str(prepared.directory / prepared.script))
     except UsageError as error:  # it would not be submitted, which these lines say

@@ -23,10 +23,13 @@ from typing import Any, Dict, List, Optional, Tuple
 import psutil
 
 from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.input_files import read_text, resolved
 from fugaku_gpt.jobs.schedulers.protocol import JobId, Submission
 from fugaku_gpt.json_text import parse_json
+from fugaku_gpt.limits import RECORD
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.job import ENDED, RUNNING, bulk_numbers
+from fugaku_gpt.typed_json import record_of
 
 # variables that a job inherits from the process that submitted it; others would depend on who started the queue
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "HOME", "USER", "LOGNAME", "SHELL")
@@ -84,7 +87,7 @@ class LocalStore:
     def add(self, submission: Submission, host: str) -> LocalJob:
         """Add a job with the next free number."""
         self.root.mkdir(parents=True, exist_ok=True)
-        number = max((int(path.name) for path in self.root.iterdir() if path.name.isdigit()), default=0) + 1
+        number = max((int(path.name) for path in self.root.iterdir() if path.name.isdecimal()), default=0) + 1
         while True:
             try:
                 (self.root / str(number)).mkdir()
@@ -94,7 +97,7 @@ class LocalStore:
         job = LocalJob(
             number=number,
             script=submission.script,
-            directory=str(submission.directory.resolve()),
+            directory=str(resolved(submission.directory)),
             after=submission.after,
             elapse=submission.elapse,
             bulk=submission.bulk,
@@ -111,13 +114,13 @@ class LocalStore:
         """Return a job; None if it does not exist, or is being created."""
         values = read_json_object(self.root / str(number) / "job.json")
         try:
-            return LocalJob(**values) if values is not None else None
-        except TypeError:
+            return record_of(LocalJob, values) if values is not None else None
+        except (TypeError, KeyError, ValueError):
             raise UsageError(f"{self.root / str(number)}: not a job of this version; move this folder away") from None
 
     def jobs(self) -> List[LocalJob]:
         """Return all jobs, oldest first."""
-        numbers = sorted(int(path.name) for path in self.root.glob("*") if path.name.isdigit())
+        numbers = sorted(int(path.name) for path in self.root.glob("*") if path.name.isdecimal())
         return [job for job in map(self.job, numbers) if job is not None]
 
     def state(self, job: LocalJob, sub: str) -> Optional[Dict[str, Any]]:
@@ -211,10 +214,12 @@ def sub_job_id(job_id: str, index: int) -> str:
 
 def read_json_object(path: Path) -> Optional[Dict[str, Any]]:
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path, RECORD))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path}: not a JSON object")

@@ -298,7 +298,7 @@ def _parse_scontrol(text: str, job_numbers: Iterable[str]) -> Dict[str, JobStatu
         row = _SCONTROL_ROW.match(line)
         if row is None or (row["array"] or row["job"]) not in job_numbers:
             continue
-        if row["array"] and not row["task"].isdigit():  # "1-2%1": tasks that wait
+        if row["array"] and not row["task"].isdecimal():  # "1-2%1": tasks that wait
             continue
         job_id = SlurmScheduler.sub_job_id(row["array"], int(row["task"])) if row["array"] else row["job"]
         statuses[job_id] = _status(job_id, row["state"], row["group"], row["reason"], row["exit"])
@@ -387,7 +387,7 @@ def _parse_accounting(text: str, job_id: str) -> Accounting:
     values = {name: value for line in (*steps, job_line) for name, value in line.items() if value and name != "JobID"}
     return Accounting(
         elapsed_seconds=elapsed,
-        nodes=int(job_line["AllocNodes"]) if job_line.get("AllocNodes", "").isdigit() else None,
+        nodes=int(job_line["AllocNodes"]) if job_line.get("AllocNodes", "").isdecimal() else None,
         energy_joules=energy,
         power_watts=energy / elapsed if energy and elapsed else None,
         values={**values, "source": "sacct"},

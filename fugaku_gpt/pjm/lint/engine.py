@@ -7,9 +7,10 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import SCRIPT_IN_FOLDER, SCRIPT_TEXT
 from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits, other_sites
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.facts import Facts
@@ -18,7 +19,6 @@ from fugaku_gpt.pjm.lint.sites import ANY, AUTO, choose_site, site_named
 from fugaku_gpt.pjm.script import PjmScript
 
 STDIN = "-"
-_MAX_SCRIPT_BYTES = 1 << 20  # larger files in folders are skipped: no job script is that long
 _COMMAND = re.compile(rb"^(?![ \t\r\v\f]*(?:#|\r?$))(?!\xef\xbb\xbf#)", re.MULTILINE)
 _ALL_IDS = ""  # the prefix of every id
 _NOQA_COMMENT = re.compile(
@@ -127,9 +127,9 @@ class Linter:
             OSError: the file cannot be read.
         """
         if path == STDIN:
-            content = sys.stdin.buffer.read()
+            content = sys.stdin.buffer.read(SCRIPT_TEXT.value + 1)
         else:
-            content = Path(path).read_bytes()
+            content = read_bytes(path, SCRIPT_TEXT)
         return self.check(content.decode("utf-8", "surrogateescape"), path)
 
 
@@ -153,9 +153,9 @@ def find_scripts(paths: Sequence[str]) -> Iterator[str]:
 
 def _is_script(path: str) -> bool:
     try:
-        if not os.path.isfile(path) or os.path.getsize(path) > _MAX_SCRIPT_BYTES:
+        if not os.path.isfile(path) or os.path.getsize(path) > SCRIPT_IN_FOLDER.value:
             return False
-        content = Path(path).read_bytes()
+        content = read_bytes(path, SCRIPT_IN_FOLDER)
     except OSError:
         return False  # in a folder, an unreadable file is not a script
     if b"#PJM" not in content or b"\0" in content:

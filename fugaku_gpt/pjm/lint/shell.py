@@ -291,7 +291,7 @@ class _Scanner:
 
     def _scan_operator(self, raw: str) -> None:
         if raw in _REDIRECTIONS:
-            number = self.word_at is not None and "".join(self.raws).isdigit()
+            number = self.word_at is not None and "".join(self.raws).isdecimal()
             if number:  # the descriptor of `2>`
                 self._new_word()
             else:

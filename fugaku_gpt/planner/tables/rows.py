@@ -7,12 +7,15 @@ a run; measured seconds, memory and status are in a :class:`Measurement`, which 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.limits import CSV_TEXT, cut
 
 OUT_OF_MEMORY_STATUSES = ("oom", "oom_after_first_iteration")
 MEASURED_ORDER = "tp,dp,pp"  # axes of the grid, fastest first, as Megatron-LM has them
@@ -114,19 +117,25 @@ def read_table(path: Path) -> List[Dict[str, str]]:
         UsageError: the file cannot be read, or columns are missing.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets begin a file with a mark
-            reader = csv.DictReader(stream, restkey=_MORE_CELLS, restval="")
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_bytes(path, CSV_TEXT).decode("utf-8-sig")  # spreadsheets begin a file with a mark
+        reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE_CELLS, restval="")
+        header = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = header
+        rows = list(reader)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path}: cannot be read as CSV: {error}") from None
+    except csv.Error as error:
+        raise UsageError(f"{path}:{reader.line_num + 1}: cannot be read as CSV: {error}") from None
     missing = [name for name in ("id", "hardware", *_NEEDED, *_BATCH) if name not in header]
     if missing:
-        raise UsageError(f"{path}: columns are missing: {', '.join(missing)}; found: {', '.join(header) or 'none'}")
+        raise UsageError(
+            f"{path}: columns are missing: {', '.join(missing)}; found: {cut(', '.join(header)) or 'none'}"
+        )
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
-        raise UsageError(f"{path}: columns occur twice: {', '.join(twice)}; keep one of each")
+        raise UsageError(f"{path}: columns occur twice: {cut(', '.join(twice))}; keep one of each")
     return [{key: str(value) for key, value in row.items()} for row in rows]
 
 

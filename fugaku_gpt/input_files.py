@@ -1,0 +1,140 @@
+"""Reads files whose origin is not known: what is no file never blocks, and what is too large is not read to its end.
+
+A folder, a device, a socket, a pipe without a writer and a name with a NUL are errors of the system, as a missing file
+is, so that callers report all of them in one place.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, Iterator, Union, cast
+
+from fugaku_gpt.limits import WAIT_FOR_PIPE, Limit
+
+_LONGEST_NAME = 255  # bytes, in every file system of a cluster
+
+
+def read_bytes(path: Union[str, Path], limit: Limit) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: it cannot be read, is no file, or is longer than its limit, which the error states.
+    """
+    with open_file(path) as stream:
+        content = stream.read(limit.value + 1)
+    if len(content) > limit.value:
+        raise OSError(errno.EFBIG, f"it is longer than {limit}, the limit of {limit.of}", str(path))
+    return content
+
+
+def read_text(path: Union[str, Path], limit: Limit, errors: str = "strict", encoding: str = "utf-8") -> str:
+    """Return the text of a file, with its ends of lines as newlines.
+
+    Raises:
+        OSError: as of :func:`read_bytes`.
+        UnicodeDecodeError: it is not UTF-8, unless ``errors`` says what then happens.
+    """
+    text = read_bytes(path, limit).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def lines_of_file(path: Union[str, Path], limit: Limit) -> Iterator[str]:
+    """Yield the lines of a file of any length, each with its newline; of a line that is longer than its limit, only as
+    many bytes as that are yielded, without a newline. Bytes that are no UTF-8 become replacement characters.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    with open_file(path) as stream:
+        while True:
+            line = stream.readline(limit.value)
+            if not line:
+                return
+            yield line.decode("utf-8", "replace")
+            while len(line) == limit.value and not line.endswith(b"\n"):
+                line = stream.readline(limit.value)
+
+
+def open_file(path: Union[str, Path]) -> BinaryIO:
+    """Open a file to read it.
+
+    A pipe that another process writes, such as the shell's ``<(command)``, is read as long as it is not silent.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a device, a socket, or a pipe that nobody writes.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError:  # a NUL, or a character that no name has
+        raise OSError(errno.EINVAL, "no file has such a name", ascii(str(path))) from None
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(mode):
+            return cast(BinaryIO, io.BufferedReader(_Pipe(descriptor, str(path))))
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        is_null = stat.S_ISCHR(mode) and os.path.realpath(path) == os.devnull
+        if not stat.S_ISREG(mode) and not is_null:
+            raise OSError(errno.EINVAL, "it is a device, not a file", str(path))
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def is_possible_name(text: str) -> bool:
+    """Whether a file can have this name: it is not too long, and has no NUL and no character that is none."""
+    try:
+        name = os.fsencode(text)
+        return len(name) <= _LONGEST_NAME and b"\0" not in name
+    except UnicodeEncodeError:
+        return False
+
+
+def resolved(path: Path) -> Path:
+    """An absolute path without links, as of :meth:`Path.resolve`, which fails at links that lead to themselves; here
+    they stay, and opening the path reports them."""
+    return Path(os.path.realpath(path))
+
+
+class _Pipe(io.RawIOBase):
+    """The bytes that another process writes into a pipe; waits for them, but not for ever."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor, self._name, self._is_empty = descriptor, name, True
+
+    def readable(self) -> bool:
+        """Whether it can be read: always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the start of a buffer; returns the number of bytes, 0 at the end.
+
+        Raises:
+            OSError: nobody writes the pipe, or its writer is silent for too long.
+        """
+        while True:
+            try:
+                count = os.readv(self._descriptor, [buffer])
+            except BlockingIOError:
+                if not select.select([self._descriptor], [], [], WAIT_FOR_PIPE.value)[0]:
+                    raise OSError(
+                        errno.ETIMEDOUT, f"it is a pipe that was silent for {WAIT_FOR_PIPE}", self._name
+                    ) from None
+                continue
+            if count == 0 and self._is_empty:
+                raise OSError(errno.EINVAL, "it is a pipe that nobody writes, not a file", self._name)
+            self._is_empty = False
+            return count
+
+    def close(self) -> None:
+        """Close the pipe."""
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()

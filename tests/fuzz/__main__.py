@@ -1,0 +1,209 @@
+"""Fuzzes the readers: ``python -m tests.fuzz --seconds 600`` each for minutes, ``--calls N`` each for so many calls.
+
+Each reader is called in this process, whose memory may grow by 512 MiB, and each call has 2 s of processor time. Exit
+code 1 where another error than ours came out, or a limit was exceeded; the files that did it are kept in ``--keep``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import resource
+import signal
+import stat
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+import psutil
+
+from fugaku_gpt.errors import FugakuGptError
+from tests.fuzz.mutations import mutate
+from tests.fuzz.readers import Reader, prepare
+from tests.fuzz.registry import all_readers
+
+SECONDS, MEMORY = 2.0, 512 * 2**20
+WALL_SECONDS = 30.0  # a call that waits for something, such as a pipe
+_LONGEST = 2**20  # bytes of a mutation
+
+
+class LimitExceeded(BaseException):
+    """A call takes too long. No reader catches it."""
+
+
+def main() -> int:
+    """Fuzz, print a table and the findings, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, help="time for each reader")
+    parser.add_argument("--calls", type=int, default=400, help="work of each reader, in calls of a cheap one")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor of the limit of time, on a busy machine")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="readers whose name contains this")
+    parser.add_argument("--part", choices=("a", "b"), help="the first or the second half of the readers")
+    parser.add_argument("--keep", type=Path, help="folder for the files of findings")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
+    readers = [reader for reader in all_readers() if arguments.only in reader.name]
+    if arguments.part is not None:
+        readers = readers[::2] if arguments.part == "a" else readers[1::2]
+    findings = 0
+    for reader in readers:
+        with tempfile.TemporaryDirectory() as folder:
+            calls, kinds = fuzz(
+                reader, Path(folder), arguments.seed, arguments.seconds, arguments.calls, arguments.patience
+            )
+        findings += len(kinds)
+        print(f"{reader.name}: {calls} calls, {len(kinds)} findings", flush=True)
+        for name, (content, text) in kinds.items():
+            print(f"--- {reader.name}: {name}\n{text}", flush=True)
+            if arguments.keep is not None:
+                arguments.keep.mkdir(parents=True, exist_ok=True)
+                digest = hashlib.sha256(content).hexdigest()[:12]
+                (arguments.keep / f"{digest}.{Path(reader.file).name}").write_bytes(content)
+    return 1 if findings else 0
+
+
+def fuzz(
+    reader: Reader, folder: Path, seed: int, seconds: Optional[float], calls: int, patience: float = 1.0
+) -> Tuple[int, Dict[str, Tuple[bytes, str]]]:
+    """Call a reader with mutations and with odd files; returns the number of calls, and the findings by their kind."""
+    rng = random.Random(f"{seed} {reader.name}")
+    limit = SECONDS * reader.commands * patience
+    path = folder / reader.file
+    prepare(reader, folder)
+    kinds: Dict[str, Tuple[bytes, str]] = {}
+    done = 0
+    path.write_bytes(reader.seeds[0])
+    with contextlib.suppress(FugakuGptError):
+        reader.read(path)  # imports and caches count for no call
+    with _bounded_memory():
+        for content in _contents(reader, rng, seconds, max(20, calls // reader.cost)):
+            path.write_bytes(content)
+            _call(reader, path, content, limit, kinds)
+            done += 1
+        for kind in _odd_files(path, reader.is_payload) if reader.is_file else ():
+            _call(reader, path, kind.encode(), limit, kinds)
+            done += 1
+    return done, kinds
+
+
+def _contents(reader: Reader, rng: random.Random, seconds: Optional[float], calls: int) -> Iterator[bytes]:
+    yield from reader.seeds
+    end = time.monotonic() + seconds if seconds is not None else None
+    number = 0
+    while time.monotonic() < end if end is not None else number < calls:
+        number += 1
+        content = mutate(rng, reader.seeds, reader.form)[:_LONGEST]
+        yield reader.seal(content) if reader.seal is not None else content
+
+
+def _odd_files(path: Path, is_payload: bool) -> Iterator[str]:
+    """Put each kind of odd file at a path, and yield the kind."""
+    kinds = {
+        "no file": lambda: None,
+        "a folder": path.mkdir,
+        "a pipe": lambda: os.mkfifo(path),
+        "a device without end": lambda: path.symlink_to("/dev/zero"),
+        "an empty device": lambda: path.symlink_to("/dev/null"),
+        "a link to nothing": lambda: path.symlink_to("gone"),
+        "a link to itself": lambda: path.symlink_to(path.name),
+        "a file without permissions": lambda: (path.write_bytes(b"{}"), path.chmod(0)),
+        "an empty file": lambda: path.write_bytes(b""),
+        "a hole of a GiB": lambda: _make_hole(path),
+        "a long line": lambda: path.write_bytes(b"x" * 2**24),
+        "many short lines": lambda: path.write_bytes(b"a: 1\n" * 2**15),
+        "many brackets": lambda: path.write_bytes(b"[" * 2**20),
+    }
+    for kind, make in kinds.items():
+        if kind == "a hole of a GiB" and is_payload:
+            continue
+        _remove(path)
+        make()
+        yield kind
+    _remove(path)
+
+
+def _make_hole(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**30)
+
+
+def _remove(path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    if stat.S_ISDIR(path.lstat().st_mode):
+        for child in path.iterdir():
+            _remove(child)
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+def _call(reader: Reader, path: Path, content: bytes, limit: float, kinds: Dict[str, Tuple[bytes, str]]) -> None:
+    """Call a reader once, and record what is not an error of ours."""
+    began = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, 2 * limit)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    text = ""
+    try:
+        reader.read(path)
+    except FugakuGptError as error:
+        text = _problem_of_message(error)
+    except (Exception, LimitExceeded):
+        text = traceback.format_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    took = time.process_time() - began
+    if not text and took > limit:
+        text = f"takes {took:.1f} s of processor time"
+    if text:
+        name = _kind_of(text)
+        if name not in kinds or len(content) < len(kinds[name][0]):
+            kinds[name] = (content, "\n".join(line[:300] for line in text.splitlines()[-12:]))
+
+
+def _problem_of_message(error: FugakuGptError) -> str:
+    """What is wrong with a message of ours: it says nothing, or has text that a file has put in without a bound."""
+    message = str(error)
+    if not message.strip():
+        return f"an empty message of {type(error).__name__}"
+    longest = max(map(len, message.splitlines()))
+    return f"a message with a long line: {longest} characters: {message[:300]}" if longest > 5000 else ""
+
+
+def _kind_of(text: str) -> str:
+    """What two tracebacks of one fault have in common: the last line of our code, and the type of the error."""
+    lines = text.splitlines()
+    if "fugaku_gpt/" not in text:
+        return lines[0].partition(":")[0]
+    places = [line.strip() for line in lines if "fugaku_gpt/" in line and "File" in line]
+    return f"{places[-1] if places else ''} {lines[-1].partition(':')[0]}"
+
+
+class _bounded_memory:
+    """Bounds the address space of this process in the block to what it has, and ``MEMORY``."""
+
+    def __enter__(self) -> None:
+        size = int(psutil.Process().memory_info().vms)
+        self._before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, self._before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, self._before)
+
+
+def _stop(number: int, frame: Any) -> None:
+    unit = "processor time" if number == signal.SIGPROF else "time"
+    raise LimitExceeded(f"takes more than the limit of {unit}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
