@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Iterator, Union, cast
 
 from fugaku_gpt.limits import WAIT_FOR_PIPE, Limit
 
+_BLOCK = 2**20  # bytes of the rest of a long line that are read at once
 _LONGEST_NAME = 255  # bytes, in every file system of a cluster
 
 
@@ -56,8 +57,10 @@ def lines_of_file(path: Union[str, Path], limit: Limit) -> Iterator[str]:
             if not line:
                 return
             yield line.decode("utf-8", "replace")
-            while len(line) == limit.value and not line.endswith(b"\n"):
-                line = stream.readline(limit.value)
+            is_cut = len(line) == limit.value and not line.endswith(b"\n")
+            while is_cut:
+                rest = stream.readline(_BLOCK)
+                is_cut = len(rest) == _BLOCK and not rest.endswith(b"\n")
 
 
 def open_file(path: Union[str, Path]) -> BinaryIO:

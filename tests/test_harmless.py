@@ -145,8 +145,8 @@ def test_a_picture_is_xml_whatever_text_is_in_it(tmp_path: Path) -> None:
             axes.plot([1, 2], [1, 2], label=f"x{text}")
             axes.set(title=text, xlabel=text)
             axes.legend()
-        words = " ".join("".join(element.itertext()) for element in ElementTree.parse(file).iter())
-        assert "".join(harmless(text).split()) in "".join(words.split()), ascii(text)
+        shown = " ".join("".join(element.itertext()) for element in ElementTree.parse(file).iter())
+        assert "".join(harmless(text).split()) in "".join(shown.split()), ascii(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)

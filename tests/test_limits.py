@@ -86,7 +86,7 @@ def test_the_null_device_is_an_empty_file() -> None:
     assert read_bytes(os.devnull, TEN) == b""
 
 
-def test_long_lines_are_cut_and_later_lines_are_whole(tmp_path: Path) -> None:
+def test_long_lines_are_cut_and_other_lines_stay(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"short\n" + b"x" * 35 + b"\n" + b"y" * 9 + b"\nend\xff")
     assert list(lines_of_file(tmp_path / "a", TEN)) == ["short\n", "x" * 10, "y" * 9 + "\n", "end\ufffd"]
 

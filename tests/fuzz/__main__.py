@@ -1,4 +1,4 @@
-"""Fuzzes the readers: ``python -m tests.fuzz --seconds 600`` each for minutes, ``--calls N`` each for so many calls.
+"""Fuzzes the readers: ``python -m tests.fuzz --seconds 600`` each for minutes, ``--calls N`` each for N calls.
 
 Each reader is called in this process, whose memory may grow by 512 MiB, and each call has 2 s of processor time. Exit
 code 1 where another error than ours came out, or a limit was exceeded; the files that did it are kept in ``--keep``.
@@ -40,13 +40,13 @@ class LimitExceeded(BaseException):
 def main() -> int:
     """Fuzz, print a table and the findings, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, help="time for each reader")
-    parser.add_argument("--calls", type=int, default=400, help="work of each reader, in calls of a cheap one")
-    parser.add_argument("--patience", type=float, default=1.0, help="factor of the limit of time, on a busy machine")
+    parser.add_argument("--seconds", type=float, help="Time for each reader.")
+    parser.add_argument("--calls", type=int, default=400, help="Work of each reader, in calls of a cheap one.")
+    parser.add_argument("--patience", type=float, default=1.0, help="Factor of the limit of time, on a busy machine.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="readers whose name contains this")
-    parser.add_argument("--part", choices=("a", "b"), help="the first or the second half of the readers")
-    parser.add_argument("--keep", type=Path, help="folder for the files of findings")
+    parser.add_argument("--only", default="", help="Fuzz only readers whose name contains this.")
+    parser.add_argument("--part", choices=("a", "b"), help="Fuzz the first or the second half of the readers.")
+    parser.add_argument("--keep", type=Path, help="Folder for the files of findings.")
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, _stop)
     signal.signal(signal.SIGPROF, _stop)

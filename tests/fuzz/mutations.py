@@ -15,7 +15,7 @@ NUMBERS = (
     "9223372036854775807", "9223372036854775808", "18446744073709551616", "2147483648", "1e308", "0.1", "1_0",
     "0x10", "\u00b2", "\u0663", "1:99:99", "99999999:00:00", "1e5", "--1", "+",
 )  # fmt: skip
-WORDS = (
+TOKENS = (
     "", "null", "~", "true", "[]", "{}", '"x"', "'", '"', "[", "]", "{", "}", ":", "- ", "#", "&a ", "*a", "*b",
     "!!int ", "!!python/object:os.system ", "!!binary ", "<<: ", "? ", "|", ">", "%", "@", "`", "\0", "\ufeff",
     "\u2028", "\r\n", "\t", "\x1b[2J", "\u202e", "/dev/zero", "..", "/", "a" * 300, "${x}", "{{ x }}",
@@ -27,7 +27,7 @@ VALUES: Sequence[Any] = (
     "x", "1", "\0", "\ud800", "../x", "/dev/zero", "x" * 70_000, "\u00b2", [], {}, [[]], [None], {"": None},
     [1, "a", {}], {"a": {"b": []}}, [[[[[[[[1]]]]]]]], "ok", "9" * 5000, [0] * 1000,
 )  # fmt: skip
-WORDS_OF_FILES = (
+INTEGERS = (
     0,
     1,
     2**7,
@@ -87,7 +87,7 @@ def _splice(rng: random.Random, content: bytes, seeds: Sequence[bytes]) -> bytes
 
 def _word(rng: random.Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
     at = rng.randrange(len(content) + 1)
-    return content[:at] + rng.choice(WORDS).encode("utf-8", "surrogatepass") + content[at:]
+    return content[:at] + rng.choice(TOKENS).encode("utf-8", "surrogatepass") + content[at:]
 
 
 def _number(rng: random.Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
@@ -95,7 +95,7 @@ def _number(rng: random.Random, content: bytes, seeds: Sequence[bytes]) -> bytes
     if not numbers:
         return _word(rng, content, seeds)
     chosen = rng.choice(numbers)
-    text = rng.choice(NUMBERS if rng.random() < 0.8 else WORDS)
+    text = rng.choice(NUMBERS if rng.random() < 0.8 else TOKENS)
     return content[: chosen.start()] + text.encode("utf-8", "surrogatepass") + content[chosen.end() :]
 
 
@@ -110,7 +110,7 @@ def _line(rng: random.Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
     elif action == 2:
         lines[at] = b" " * rng.choice((1, 2, 4)) + lines[at]
     elif action == 3:
-        lines[at] = lines[at].partition(b":")[0] + b": " + rng.choice(WORDS).encode("utf-8", "surrogatepass")
+        lines[at] = lines[at].partition(b":")[0] + b": " + rng.choice(TOKENS).encode("utf-8", "surrogatepass")
     else:
         rng.shuffle(lines)
     return b"\n".join(lines)
@@ -169,7 +169,7 @@ def _binary_word(rng: random.Random, content: bytes, seeds: Sequence[bytes]) -> 
     most = min(len(content) - size, rng.choice((64, 512, len(content))))
     at = rng.randrange(most + 1)
     at -= at % rng.choice((1, size))
-    value = rng.choice(WORDS_OF_FILES) if rng.random() < 0.8 else rng.randrange(2**32)
+    value = rng.choice(INTEGERS) if rng.random() < 0.8 else rng.randrange(2**32)
     return content[:at] + struct.pack(f"<{letter}", value % 256**size) + content[at + size :]
 
 

@@ -182,7 +182,9 @@ def _in_comparison(file: str, form: str) -> Reader:
         path.relative_to(compared).as_posix(): path.read_bytes() for path in compared.rglob("*") if path.is_file()
     }
     seeds = (around[file],)
-    return Reader(f"comparison: {file}", file, form, readers.comparison, seeds, {**around, "top": b""}, cost=40)
+    return Reader(
+        f"comparison: {file}", file, form, readers.comparison, seeds, {**around, "top": b""}, cost=40, commands=4
+    )
 
 
 def all_readers() -> Tuple[Reader, ...]:

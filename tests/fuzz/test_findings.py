@@ -75,7 +75,7 @@ MANIFEST = "checkpoint: manifest with its checksum"
         ("simulator: settings", b'{"nodes": "4"}', r"settings\.json: not a simulator's settings"),
     ],
 )  # fmt: skip
-def test_a_file_is_refused_with_its_name_and_the_fault(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_damaged_files_are_refused_with_file_and_fault(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     error = error_of(tmp_path, name, content)
     assert re.search(message, error), error
 
@@ -119,7 +119,7 @@ def test_a_bulk_job_has_no_more_sub_jobs_than_a_scheduler_takes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("line", ['"' * 19_000, "- " * 9_000, "`" * 19_000, "w/o " * 4_000, "GBS " * 4_000])
-def test_the_work_for_a_long_line_of_prose_grows_with_its_length(tmp_path: Path, line: str) -> None:
+def test_the_work_for_a_long_line_of_prose_is_linear(tmp_path: Path, line: str) -> None:
     began = time.process_time()
     error_of(tmp_path, "table in Markdown", f"{line}\n".encode())
     assert time.process_time() - began < 2.0, "seconds: the limit of a reader, of which this takes a thousandth"
