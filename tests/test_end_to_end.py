@@ -19,7 +19,7 @@ from tests.support.corpus import write_byte_corpus
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [

@@ -14,7 +14,7 @@ from fugaku_gpt.launch.processes import run_command
 from tests.mpi.cases import NARROW, WIDE, config_of
 from tests.mpi.suites import LEAVING, SUITES, heading
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 ROOT = Path(__file__).resolve().parent.parent
 SOAKED = "none hung, every curve is one rank's"

@@ -50,6 +50,7 @@ def test_the_step_benchmark_lists_the_valid_contestants(capfd: pytest.CaptureFix
     assert "theirs: no such contestant; valid: one of floor, ours," in refusal(capfd, "step", "theirs")
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_the_overlap_benchmark_prints_a_row_for_each_stage_of_zero(capfd: pytest.CaptureFixture[str]) -> None:
     # 2 MiB: sums that take less than the printed precision, 0.1 ms, would be 0.0

@@ -38,6 +38,7 @@ def assert_is_table_of_pairs(lines: List[str], names: List[str]) -> None:
     assert compared_pairs == [(other, name) for second, other in enumerate(names) for name in names[:second]]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capfd, "peers", *NAMES[::2], "--preset", "tiny", "--shape", "16x1", "--turns", "1")
@@ -71,6 +72,7 @@ def test_a_type_for_ours_alone_is_refused(capfd: pytest.CaptureFixture[str]) -> 
         assert instead in refusal(capfd, program, *names, "--set", "training.dtype=bfloat16")
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_scaling_prints_efficiency_beside_a_single_rank(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["--preset", "tiny", "--shape", "16x1", "--turns", "1", "--ranks", "2", "--mix-ranks", "0"]
