@@ -64,10 +64,11 @@ def _ranks_chain(item: pytest.Item) -> Optional[str]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> Iterator[None]:
-    """Mark as ``torch`` all tests of files that import PyTorch; ``mpi``, ``long`` and ``slow`` are written at the tests.
+    """Mark as ``torch`` all tests of files that import PyTorch; other markers are written at the tests.
 
-    Tests with real ranks and long ones are slow. Those with ranks begin first: pytest-xdist's ``worksteal`` gives each of its processes a stretch
-    of the list, so one chain is at the head of the first stretch, and the other at the head of the second.
+    Tests with real ranks are slow, as long ones are, and begin first: pytest-xdist's ``worksteal`` gives each of its
+    processes a stretch of the list, so one chain is at the head of the first stretch, and the other at the head of the
+    second.
     """
     for item in items:
         if needs_training(item.path):

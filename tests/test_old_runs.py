@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 import pytest
 import yaml
 
 from fugaku_gpt.cli.main import run
 from tests.support.commands import Capture
+from tests.support.forks import starting
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
