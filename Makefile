@@ -163,7 +163,7 @@ old:
 	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && { test -z "$(OLD_TESTS)" || \
 	{ echo "=== tests on PyTorch $(BUILD) ===" && \
-	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(OLD_TESTS); }; }
+	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not long" $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)
