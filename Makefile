@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test unit lint docs reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test test-long unit lint docs reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -59,10 +59,13 @@ quick: dev ## run lint without types, and tests without ranks, PyTorch or long p
 	@$(BIN)/lint-imports
 	@$(PYTEST) -m "not slow and not torch" $(or $(TESTS),tests)
 
-test: $(if $(TESTS),,lint) unit ## run lint and all tests, with 1, 2, 4 and 8 MPI ranks; TESTS="PATHS -k WORDS" selects some
+test: $(if $(TESTS),,lint) unit ## run lint and all tests but long ones, with 1, 2, 4 and 8 MPI ranks; TESTS="PATHS -k WORDS": these
 
 unit: dev
-	@$(PYTEST) $(or $(TESTS),tests)
+	@$(PYTEST) $(or $(TESTS),-m "not long" tests)
+
+test-long: dev ## run the tests that `make test` leaves out
+	@$(PYTEST) -m "long" $(or $(TESTS),tests)
 
 slow: dev ## list the tests that `make quick` leaves out
 	@$(BIN)/python -m pytest -q --collect-only -m "slow or torch" $(or $(TESTS),tests)
@@ -165,7 +168,7 @@ old:
 	  echo "=== SKIPPED: tests on PyTorch $(BUILD): no Python 3.8 on PATH or in pyenv ==="; exit 0; }; \
 	$(MAKE) --no-print-directory PYTHON=$$python $(OLD)/.installed-$(BUILD) && { test -z "$(OLD_TESTS)" || \
 	{ echo "=== tests on PyTorch $(BUILD) ===" && \
-	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(OLD_TESTS); }; }
+	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not long" $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
 $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)

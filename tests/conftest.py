@@ -14,7 +14,9 @@ from typing import Any, Iterator, List, Optional
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fugaku_gpt.launch.launcher import MPICH, find_launcher
 from fugaku_gpt.machine.garbage_collection import gc_paused
+from tests.support.forks import ForkedPython, starting
 from tests.support.imports import needs_training
 
 # A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that send it need it.
@@ -62,15 +64,16 @@ def _ranks_chain(item: pytest.Item) -> Optional[str]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> Iterator[None]:
-    """Mark as ``torch`` all tests of files that import PyTorch; ``mpi`` and ``slow`` are written at the tests.
+    """Mark as ``torch`` all tests of files that import PyTorch; other markers are written at the tests.
 
-    Tests with real ranks are slow, and begin first: pytest-xdist's ``worksteal`` gives each of its processes a stretch
-    of the list, so one chain is at the head of the first stretch, and the other at the head of the second.
+    Tests with real ranks are slow, as long ones are, and begin first: pytest-xdist's ``worksteal`` gives each of its
+    processes a stretch of the list, so one chain is at the head of the first stretch, and the other at the head of the
+    second.
     """
     for item in items:
         if needs_training(item.path):
             item.add_marker(pytest.mark.torch)
-        if item.get_closest_marker("mpi"):
+        if item.get_closest_marker("mpi") or item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
     yield  # `-m` and `-k` select tests
     many, few, others = ([item for item in items if _ranks_chain(item) == chain] for chain in ("many", "few", None))
@@ -88,6 +91,34 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return
     with open(Path(tempfile.gettempdir()) / f"fugaku_gpt-{chain}-ranks-{os.getuid()}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder of all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def forking_python(shared: Path) -> Iterator[Optional[Path]]:
+    """Returns the program that stands for this Python and runs in forks of one process, in which PyTorch is imported;
+    None where ranks cannot be such forks: on Open MPI, which passes a rank more than one open file, and before Python
+    3.9."""
+    if sys.version_info < (3, 9) or find_launcher().family != MPICH:
+        yield None
+        return
+    python = ForkedPython(shared / "forking", Path(sys.executable))
+    with python.connect():
+        yield python.program
+
+
+@pytest.fixture
+def forked_starts(forking_python: Optional[Path]) -> Iterator[None]:
+    """Lets processes that a test starts by ``sys.executable``, and ranks, be forks. Python and PyTorch take seconds to
+    start, and the test is about what they do then."""
+    with starting(forking_python):
         yield
 
 

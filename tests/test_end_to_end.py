@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
@@ -16,10 +16,11 @@ from fugaku_gpt.simulator.session import Simulator
 from tests.support import slurm
 from tests.support.commands import Capture, json_of
 from tests.support.corpus import write_byte_corpus
+from tests.support.forks import starting
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
@@ -145,10 +146,11 @@ THREE_LINKS = ["job.chain=3", "training.iterations=3", "job.elapse=10:00", "job.
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(corpus: Path, tmp_path_factory: pytest.TempPathFactory, forking_python: Optional[Path]) -> Path:
     """The run directory of three uninterrupted iterations, to which every chain is compared."""
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert run(["train", *set_options(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out)]) == 0
+    with starting(forking_python):
+        assert run(["train", *set_options(corpus, "training.iterations=3"), "--ranks", "2", "--out", str(out)]) == 0
     return out
 
 

@@ -14,7 +14,7 @@ from tests.mpi.faults import KINDS, Fault
 from tests.mpi.hangs import CHECKED, LAYOUTS, STEP, Case, Outcome, strike
 from tests.support.corpus import write_byte_corpus
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 AT_A_TIME = 2  # most of a case is waiting: for Python to start, and for the timeout
 FAULTS = (

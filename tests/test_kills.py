@@ -11,5 +11,6 @@ from tests.kills import survives
 pytestmark = pytest.mark.mpi
 
 
-def test_three_kills_cost_nothing_but_time(tmp_path: Path) -> None:
-    print(survives(tmp_path, kills=3, seed=3))  # a hundred: `make soak`
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_kills_cost_nothing_but_time(kills: int, tmp_path: Path) -> None:
+    print(survives(tmp_path, kills, seed=3))  # a hundred: `make soak`

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 import pytest
 import yaml
 
 from fugaku_gpt.cli.main import run
 from tests.support.commands import Capture
+from tests.support.forks import starting
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -349,19 +350,20 @@ def assert_continued(out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resumed(tmp_path_factory: pytest.TempPathFactory, forking_python: Optional[Path]) -> Path:
     """The stopped run, resumed in its own layout up to iteration 8 by today's code."""
     folder = copy_of_old_files(tmp_path_factory.mktemp("resumed") / "old")
     arguments = ["--set", "training.iterations=8", "--resume", "auto", "--ranks", "2", "--out", "runs/stopped"]
-    done = subprocess.run(
-        train_command("runs/stopped/config.yaml", *arguments),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    with starting(forking_python):
+        done = subprocess.run(
+            train_command("runs/stopped/config.yaml", *arguments),
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout
     return folder / "runs" / "stopped"
 
@@ -376,6 +378,7 @@ def test_a_run_is_resumed_in_the_same_layout(resumed: Path) -> None:
     assert points == [(4, "step-00000004")]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_is_resumed_in_another_layout_and_stopped_again_with_code_75(tmp_path: Path) -> None:
     folder = copy_of_old_files(tmp_path / "old")

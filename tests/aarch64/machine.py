@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shlex
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Dict, List, Sequence
 
 import pytest
+
+from tests.support.forks import ForkedPython
 
 ROOT = Path(__file__).resolve().parents[2]
 _VARIABLE = "FUGAKU_GPT_AARCH64"
@@ -58,50 +56,15 @@ def compiler(name: str) -> str:
     return str(command)
 
 
-class EmulatedPython:
-    """The emulated Python in which PyTorch is imported already: each command runs in a fork of one process.
-
-    The workers of pytest share that process. It ends with the last of them.
-    """
+class EmulatedPython(ForkedPython):
+    """The emulated Python in which PyTorch is imported already: each command runs in a fork of one process."""
 
     def __init__(self, shared: Path) -> None:
         """
         Args:
             shared: a folder of all workers.
         """
-        self.program = shared / "emulated" / "python"
-        self._start_time = time.monotonic()
-        with open(shared / "emulated.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not self.program.exists():
-                self._start()
-
-    def _start(self) -> None:
-        """Starts the process, without waiting for it."""
-        directory = self.program.parent
-        directory.mkdir()
-        for program in ("mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"):
-            (directory / program).symlink_to(folder() / "bin" / program)
-        client = Path(__file__).with_name("forked_python.py")
-        text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E {shlex.quote(str(client))} "$0" "$@"\n'
-        self.program.write_text(text, encoding="utf-8")
-        self.program.chmod(0o755)
-        server = Path(__file__).with_name("fork_server.py")
-        command = [str(folder() / "bin" / "python"), str(server), str(directory / "server"), str(self.program)]
-        with open(directory / "log", "wb") as log:
-            subprocess.Popen(command, env=_environment("sve512"), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def connect(self, seconds: float = 900.0) -> socket.socket:
-        """Returns a connection, as long as which the process lives; waits until it answers."""
-        address = self.program.parent / "server"
-        while not address.exists():
-            log = (self.program.parent / "log").read_text(encoding="utf-8")
-            assert "Error" not in log and time.monotonic() < self._start_time + seconds, log
-            time.sleep(0.2)
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(address))
-        connection.sendall(b"2\n{}")
-        return connection
+        super().__init__(shared / "emulated", folder() / "bin" / "python", _environment("sve512"))
 
     def run(self, arguments: Sequence[str], timeout: float = 900.0) -> "subprocess.CompletedProcess[str]":
         """Run it."""

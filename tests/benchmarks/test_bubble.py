@@ -7,6 +7,7 @@ import pytest
 from tests.benchmarks.programs import printed_lines, refusal
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_the_bubble_benchmark_prints_measured_beside_predicted(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["--stages", "2", "--micro-batches", "4", "--pass-ms", "5", "--tries", "1"]

@@ -9,6 +9,8 @@ import pytest
 from tests.benchmarks.programs import printed_lines
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_the_checkpoint_benchmark_prints_a_row_for_each_way_of_saving_and_leaves_no_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -50,6 +50,7 @@ def test_the_picture_is_the_same_text_each_time(tmp_path: Path) -> None:
     assert "other" in "".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ def test_a_shipped_sweep_expands(file: Path) -> None:
     assert expand_sweep(file, ()) is not None
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.slow
 def test_the_step_benchmark_prints_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.vocab_size=64", "model.seq_len=128"]
@@ -50,6 +51,8 @@ def test_the_step_benchmark_lists_the_valid_contestants(capfd: pytest.CaptureFix
     assert "theirs: no such contestant; valid: one of floor, ours," in refusal(capfd, "step", "theirs")
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_the_overlap_benchmark_prints_a_row_for_each_stage_of_zero(capfd: pytest.CaptureFixture[str]) -> None:
     # 2 MiB: sums that take less than the printed precision, 0.1 ms, would be 0.0

@@ -19,6 +19,8 @@ def test_the_second_of_each_pair_is_predicted_to_need_less(pair: object) -> None
     assert predictions[1] < (0.99 if pair.name == "selective" else 0.95) * predictions[0]  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_pair_is_measured_on_real_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     small = ["model.layers=4", "model.hidden=128", "model.seq_len=128"]

@@ -38,6 +38,8 @@ def assert_is_table_of_pairs(lines: List[str], names: List[str]) -> None:
     assert compared_pairs == [(other, name) for second, other in enumerate(names) for name in names[:second]]
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capfd, "peers", *NAMES[::2], "--preset", "tiny", "--shape", "16x1", "--turns", "1")
@@ -71,6 +73,8 @@ def test_a_type_for_ours_alone_is_refused(capfd: pytest.CaptureFixture[str]) -> 
         assert instead in refusal(capfd, program, *names, "--set", "training.dtype=bfloat16")
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_scaling_prints_efficiency_beside_a_single_rank(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["--preset", "tiny", "--shape", "16x1", "--turns", "1", "--ranks", "2", "--mix-ranks", "0"]
@@ -95,7 +99,7 @@ def test_scaling_covers_every_mix() -> None:
     assert mixes(2, 2) == ["dp=2", "tp=2", "pp=2"]  # two layers are not enough for two chunks of each stage
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_optimizer_is_compared_with_memory_bandwidth(capfd: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capfd, "optimizer", "--preset", "tiny", "--turns", "1", "--set", "model.seq_len=16")
     rows = [line.split() for line in lines[2:] if ": not on this build: " not in line]
@@ -104,7 +108,7 @@ def test_the_optimizer_is_compared_with_memory_bandwidth(capfd: pytest.CaptureFi
     assert all(float(row[2]) > 0 and float(row[-2]) > 0 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_start_is_timed_to_the_first_step() -> None:
     command = [sys.executable, str(BENCHMARKS / "startup.py"), "--turns", "1", "--warm-ups", "0"]
     done = subprocess.run(command, capture_output=True, timeout=300)

@@ -15,6 +15,8 @@ import recorder  # isort: skip  # a module of benchmarks/
 SMALL = ["model.layers=2", "model.hidden=16", "model.heads=2", "model.seq_len=16", "model.vocab_size=64"]
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_the_recorder_benchmark_prints_a_row_for_each_layout_and_leaves_no_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

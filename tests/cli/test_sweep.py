@@ -56,6 +56,7 @@ def start_sweep(file: Path, out: Path, *options: str) -> "subprocess.Popen[bytes
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     matrix = "matrix:\n  layout: {dp: [1, 2], tp: [2, 3]}\nexclude: [{layout.dp: 2, layout.tp: 3}]\n"
@@ -85,6 +86,7 @@ def test_a_sweep_from_start_to_table(tmp_path: Path, data: Path, capsys: pytest.
     assert (out / "table.md").read_text() == table  # byte-stable
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_missing_corpus_fails_and_is_tried_again(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
@@ -97,6 +99,7 @@ def test_a_missing_corpus_fails_and_is_tried_again(
     assert run(["sweep", "run", str(file), "--out", str(out)]) == 0
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -> None:
     matrix = "matrix:\n  layout.dp: [2]\n  training.iterations: [1000000]\n"
@@ -116,12 +119,13 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
     assert (result.status, result.reason) == ("interrupted", reason)
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
     include = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
     file, out = write_sweep(tmp_path, data, include), tmp_path / "out"
     sweep = start_sweep(
-        file, out, "--set", "training.iterations=1000000", "--timeout", "45"
+        file, out, "--set", "training.iterations=1000000", "--timeout", "20"
     )  # a start on busy cores takes some of it
     metrics = out / "killed-r1" / "metrics.jsonl"
     until(lambda: bool(RunDirectory(metrics.parent).metrics("iteration")))

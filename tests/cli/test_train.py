@@ -84,6 +84,7 @@ def train_arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], ranks: Optional[int]
@@ -97,6 +98,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_under_mpirun_a_single_rank_reports_that_a_run_does_not_fit_and_all_end(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -110,6 +112,7 @@ def test_under_mpirun_a_single_rank_reports_that_a_run_does_not_fit_and_all_end(
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_refused(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -145,6 +148,7 @@ def test_two_ranks_write_a_complete_run_directory_and_a_second_run_into_it_is_re
     assert (out / "result.json").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_the_same_seed_gives_the_same_losses_on_1_and_2_ranks_with_any_launcher(corpus: Path, tmp_path: Path) -> None:
     losses = []
@@ -167,6 +171,7 @@ def test_the_same_seed_gives_the_same_losses_on_1_and_2_ranks_with_any_launcher(
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_imports_no_compiler_of_pytorch_and_collects_garbage_from_the_first_iteration_on(
     corpus: Path, tmp_path: Path, recompute: str
@@ -210,6 +215,7 @@ def test_a_mistake_is_reported_and_creates_no_run_directory(
     assert code == 2 and not out.exists()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_whose_last_checkpoint_does_not_fit_on_the_disk_is_refused_at_its_start(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -225,6 +231,7 @@ def test_a_run_whose_last_checkpoint_does_not_fit_on_the_disk_is_refused_at_its_
     assert run(command.split()[1:]) == 0
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -238,6 +245,7 @@ def test_a_token_past_the_vocabulary_ends_all_ranks_with_a_message(
     assert result.rank in (0, 1) and result.node and result.exception.startswith("DataError: ")
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_loss_that_is_not_finite_is_a_failed_run(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -251,6 +259,7 @@ def test_a_loss_that_is_not_finite_is_a_failed_run(
 
 
 @pytest.mark.parametrize(("ranks", "victim", "own_launcher"), [(2, 1, True), (4, 2, False)])
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     corpus: Path, tmp_path: Path, ranks: int, victim: int, own_launcher: bool
@@ -287,6 +296,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     assert output.count(f"fugaku-gpt: {result.reason}") == 2 and "last checkpoint: none" in output
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_has_the_vocabulary_and_the_validation_of_the_corpus(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -316,6 +326,7 @@ def test_a_run_has_the_vocabulary_and_the_validation_of_the_corpus(
         (None, True, "stopped: 0:01:59 before the time limit of 0:02:00 (job.elapse)"),
     ],
 )
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_that_is_stopped_can_be_resumed(
     corpus: Path, tmp_path: Path, signal_number: Optional[int], own_launcher: bool, reason: str
@@ -354,6 +365,7 @@ def test_a_run_that_is_stopped_can_be_resumed(
         assert not own_launcher or b": the run stops after this iteration, with a checkpoint, and is ended" in output
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_second_signal_ends_a_run_at_once(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -394,6 +406,7 @@ def _start_process(arguments: List[str], **variables: str) -> "subprocess.Comple
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_process_without_a_launcher_is_told_how_to_start_the_ranks(corpus: Path, tmp_path: Path) -> None:
     alone = _start_process(train_arguments(corpus, tmp_path / "run", "layout.dp=2"))
@@ -401,6 +414,7 @@ def test_a_process_without_a_launcher_is_told_how_to_start_the_ranks(corpus: Pat
     assert alone.stderr.count("= 2 ranks, but this is one process; add --ranks 2") == 1
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_ranks_that_no_mpi_has_joined_do_not_train_one_by_one(corpus: Path, tmp_path: Path) -> None:
     """As under an mpirun of another MPI: four processes that are alone, each with a layout of one rank."""
@@ -411,6 +425,7 @@ def test_ranks_that_no_mpi_has_joined_do_not_train_one_by_one(corpus: Path, tmp_
     assert "MPI has joined 1, this process alone: start 1, with the mpirun of the MPI that mpi4py" in alone.stderr
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_too_many_ranks_are_refused_by_a_single_message(corpus: Path, tmp_path: Path) -> None:
     completed = _mpirun(2, train_arguments(corpus, tmp_path / "run"))
@@ -418,6 +433,7 @@ def test_too_many_ranks_are_refused_by_a_single_message(corpus: Path, tmp_path: 
     assert completed.stdout.count("= 1 ranks, but MPI has joined 2; start 1, or set layout.dp") == 1, completed.stdout
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "variables",
@@ -434,6 +450,7 @@ def test_ranks_are_started_from_a_launch_of_one(corpus: Path, tmp_path: Path, va
     assert environment is not None and [rank["rank"] for rank in environment["ranks"]] == [0, 1]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_ranks_are_started_by_the_one_rank_of_a_real_launch(corpus: Path, tmp_path: Path) -> None:
     completed = _mpirun(1, [*train_arguments(corpus, tmp_path / "run", "layout.tp=2"), "--ranks", "2"])
@@ -473,6 +490,7 @@ def test_ranks_are_not_started_from_one_of_several_and_one_of_them_says_why(
     assert message in error if message else not error
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_run_resumes_in_another_layout_and_refuses_another_corpus(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -27,6 +27,7 @@ def _line_of(text: str) -> int:
     return number
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_rank_killed_inside_a_collective_leaves_the_open_call_and_the_calling_line(tmp_path: Path) -> None:
     launcher = find_launcher()

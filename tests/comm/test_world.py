@@ -68,6 +68,7 @@ sys.stdout.write(f"modes {modes}\\n")
 """
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 @pytest.mark.parametrize("binding", ["bound", "unbound"])
 def test_ranks_of_a_full_a64fx_node_wait_without_sleeping(binding: str, tmp_path: Path) -> None:

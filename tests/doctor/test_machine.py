@@ -19,6 +19,7 @@ from fugaku_gpt.machine.system import use_system
 from tests.support.recorded import a64fx_node
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_this_machine_can_train() -> None:
     """The test environment is one in which training works, so no check may fail."""
@@ -30,6 +31,7 @@ def test_this_machine_can_train() -> None:
     assert all(check.mend for check in checks if check.status != OK)
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 @pytest.mark.parametrize("variables", [(), ("PMIX_RANK=0", "PLE_RANK_ON_NODE=0")])  # of Fujitsu's mpiexec
 def test_a_rank_that_examines_its_machine_finds_its_mpi_library(variables: Tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ from tests.doctor.node_measurements import healthy_a64fx
 TINY = ["--preset", "tiny", "--set", "model.layers=1", "--set", "model.hidden=16", "--set", "model.vocab_size=256"]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_two_ranks_measure_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report"

@@ -1,13 +1,40 @@
-"""Tests of how ``make quick`` reads from the text of test files which of them need training."""
+"""Tests of the tiers of the suite: which tests need training, and that no test is left out of all tiers."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support import imports
 from tests.support.imports import imported_names, needs_training
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def recipe(target: str) -> str:
+    """Returns the recipe of a target of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (lines,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    return str(lines)
+
+
+def test_make_test_and_make_test_long_together_run_every_test_once() -> None:
+    """One selects what the other leaves out, and ``.ci/run`` calls both."""
+    expressions = [re.findall(r'-m "([^"]*)"', recipe(target)) for target in ("unit", "test-long")]
+    assert expressions == [["not long"], ["long"]]
+    legs = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert legs.count("make test") == legs.count("make test-long") == 1
+
+
+def test_no_option_of_pytest_leaves_tests_out() -> None:
+    """Neither the configuration nor what all targets share selects tests; a named part of the suite is run as named."""
+    (options,) = re.findall(r"^addopts = (.*)$", (ROOT / "setup.cfg").read_text(encoding="utf-8"), re.MULTILINE)
+    (shared,) = re.findall(r"^PYTEST = (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for text in (options, shared.partition(" -m pytest ")[2]):
+        assert not re.search(r"(^| )(-m|-k|--ignore|--deselect)\b", text), text
+    assert '$(or $(TESTS),-m "not long" tests)' in recipe("unit")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_a_chain_of_such_jobs_is_refused() -> None:
         render_node_report(load_run_config(overrides=["job.chain=2"]), [])
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_job_of_two_ranks_leaves_the_report_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "job"

@@ -79,6 +79,7 @@ def run_job(site: Simulator, write: Write, tmp_path: Path, body: str, directives
     return site.wait(site.submit("-L", "elapse=1:00", write(body, directives), cwd=tmp_path))[0]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_output_goes_where_fugaku_puts_it(site: Simulator, write: Write, tmp_path: Path) -> None:
     talk = "sh -c 'echo out $PMIX_RANK $PLE_RANK_ON_NODE; test $PMIX_RANK = 1 && echo err >&2; true'"
@@ -93,6 +94,7 @@ def test_output_goes_where_fugaku_puts_it(site: Simulator, write: Write, tmp_pat
     assert (tmp_path / "o" / "s.2.0").read_text() == "out 0 0\n"
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_ignored_output_options_are_warned_of(site: Simulator, write: Write, tmp_path: Path) -> None:
     job_id = run_job(site, write, tmp_path, "mpiexec -stdout all.txt -oferr e.txt sh -c 'echo $PMIX_RANK'")[0]
@@ -103,6 +105,7 @@ def test_ignored_output_options_are_warned_of(site: Simulator, write: Write, tmp
     assert (tmp_path / f"output.{job_id}/0/1/stdout.1.1").read_text() == "1\n"
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_exit_codes_and_refusals_pass_through(site: Simulator, write: Write, tmp_path: Path) -> None:
     assert run_job(site, write, tmp_path, "mpiexec sh -c 'exit 7'; exit $?")[2] == "7"
@@ -111,6 +114,7 @@ def test_exit_codes_and_refusals_pass_through(site: Simulator, write: Write, tmp
     assert "the job has room for 48" in (tmp_path / f"job.sh.{job_id}.err").read_text()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_standard_input_comes_from_a_file_only(site: Simulator, write: Write, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("from a file\n")
@@ -119,6 +123,7 @@ def test_standard_input_comes_from_a_file_only(site: Simulator, write: Write, tm
     assert not (tmp_path / f"output.{job_id}/0/2/stdout.2.0").exists()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_variables_for_the_ranks_alone(site: Simulator, write: Write, tmp_path: Path) -> None:
     body = "mpiexec -n 1 -x LD_PRELOAD=/no/such.so -x OMP_NUM_THREADS=12 env"
@@ -130,6 +135,7 @@ def test_variables_for_the_ranks_alone(site: Simulator, write: Write, tmp_path: 
     assert "such.so" not in (tmp_path / f"job.sh.{job_id}.err").read_text()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_two_real_ranks_meet(site: Simulator, write: Write, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
@@ -152,6 +158,7 @@ JOINED_BY = {
 }
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_ranks_have_the_variables_of_fujitsus_mpiexec_and_those_that_join_them(
     site: Simulator, write: Write, tmp_path: Path
@@ -194,6 +201,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_train_takes_its_rank_from_fujitsus_variables_not_from_those_behind_them(
     site: Simulator, write: Write, tmp_path: Path
@@ -217,6 +225,7 @@ def test_train_takes_its_rank_from_fujitsus_variables_not_from_those_behind_them
     assert result is not None and (result.status, result.iterations) == ("ok", 2)
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_signal_reaches_the_ranks_and_lets_them_finish(site: Simulator, write: Write, tmp_path: Path) -> None:
     (tmp_path / "rank.sh").write_text(
@@ -246,6 +255,7 @@ def test_mpiexec_outside_a_job_is_refused(site: Simulator, tmp_path: Path) -> No
     assert "only inside a job of the simulator" in done.stderr
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_calls_at_once_need_nodes_of_their_own(site: Simulator, write: Write, tmp_path: Path) -> None:
     wait = "while ! test -e go; do sleep 0.02; done"
@@ -262,6 +272,7 @@ def test_calls_at_once_need_nodes_of_their_own(site: Simulator, write: Write, tm
     assert (tmp_path / "fourth").exists() and not (tmp_path / "second").exists() and not (tmp_path / "third").exists()
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_calls_with_coordinates_run_at_once_where_they_share_no_node(
     site: Simulator, write: Write, tmp_path: Path
@@ -284,6 +295,7 @@ def test_calls_with_coordinates_run_at_once_where_they_share_no_node(
     assert sorted(numbers.values()) == ["0\n", "0\n", "1\n"]  # two ranks on (0,0), one on (1,0)
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_background_ranks_end_with_a_script_that_does_not_wait(site: Simulator, write: Write, tmp_path: Path) -> None:
     body = (

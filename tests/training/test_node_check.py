@@ -43,6 +43,7 @@ world.barrier()
 """
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", ["triad", "_clock_of_first"])
 def test_no_rank_waits_for_one_that_cannot_measure_its_cores(name: str, tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def train(out: Path, corpus: Path, *settings: str) -> None:
     assert done.returncode == 0 and ("operators of 2 more iterations" in output) == ("profiled" in out.name), output
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_profiling_changes_neither_checkpoints_nor_metrics_nor_the_result(tmp_path: Path) -> None:
     corpus = write_byte_corpus(tmp_path / "bytes")
@@ -271,6 +272,7 @@ main()
 
 
 @pytest.mark.parametrize(("ranks", "failing"), [(1, "profiler"), (1, "disk"), (2, "profiler")])
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_failure_of_profiling_does_not_fail_the_run(tmp_path: Path, ranks: int, failing: str) -> None:
     corpus, out = write_byte_corpus(tmp_path / "bytes"), tmp_path / "run"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -16,6 +17,7 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAG
 from fugaku_gpt.launch.launcher import find_launcher
 from tests.compare.runs import leave_run, tiny
 from tests.support.corpus import write_byte_corpus
+from tests.support.forks import starting
 from tests.support.measurements import MEASUREMENTS
 
 MINI = """
@@ -26,16 +28,16 @@ node.threads_per_rank: 1
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, forking_python: Optional[Path]) -> Path:
     """A comparison of this Python with itself as the environment of a profile file, with a single pair of real jobs."""
     folder = tmp_path_factory.mktemp("compare")
     corpus = write_byte_corpus(folder / "bytes")
     (folder / "mini.yaml").write_text(MINI)
-    mpirun = find_launcher().path
-    (folder / "here.yaml").write_text(f"name: here\npython: {sys.executable}\npath: [{mpirun.parent}]\n")
+    python, mpirun = forking_python or sys.executable, find_launcher().path
+    (folder / "here.yaml").write_text(f"name: here\npython: {python}\npath: [{mpirun.parent}]\n")
     arguments = ["--run", folder / "mini.yaml", "--data", corpus, "--iterations", 4, "--warm-up", 1, "--pairs", 1]
     arguments += ["--load", 1, "--out", folder / "out"]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, starting(forking_python):
         # disturbances by other load on this machine do not matter here; their effect on a pair has separate tests
         patch.setattr(live, "disturbances", lambda *_: [])
         assert compare("base", f"{folder / 'here.yaml'},dtype=bfloat16", *arguments) == EXIT_OK
@@ -171,6 +173,7 @@ def test_mistakes_are_refused_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_failed_side_is_the_exit_code_of_failed_runs(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--run", finished / "mini.yaml", "--data", finished / "no-corpus", "--out", finished / "failing"]

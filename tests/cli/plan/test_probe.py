@@ -19,6 +19,7 @@ from fugaku_gpt.planner.trainer.seconds import TIME_COMPONENTS
 SMALL = ["model.layers=2", "model.hidden=128", "model.heads=4", "model.seq_len=64", "training.global_batch=8"]
 
 
+@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_two_ranks_measure_this_machine_and_a_run_is_planned_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

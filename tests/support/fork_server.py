@@ -1,8 +1,9 @@
-"""Runs commands of the emulated Python as forks of one process: importing PyTorch there takes a minute.
+"""Runs commands of a Python as forks of one process: importing PyTorch takes seconds, and a minute where Python is
+emulated.
 
-    python tests/aarch64/fork_server.py SOCKET PYTHON
+    python tests/support/fork_server.py SOCKET PYTHON
 
-A program at PYTHON, which stands for the emulated Python (``forked_python.py``), sends its arguments, variables, folder
+A program at PYTHON, which stands for that Python (``forked_python.py``), sends its arguments, variables, folder
 and open files through the socket. What it gets is a fork of this process, in which PyTorch is imported, but no kernel
 loaded, no thread started and MPI not initialised. The server ends when the last connection has been closed, and with a
 connection the process that was started by it.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -49,8 +51,13 @@ def _receive(connection: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
     """Returns a command and its open files."""
     text, files, _, _ = socket.recv_fds(connection, 1 << 20, 8)
     size, _, rest = text.partition(b"\n")
-    while len(rest) < int(size):
-        rest += connection.recv(1 << 20)
+    while text and len(rest) < int(size):
+        text = connection.recv(1 << 20)
+        rest += text
+    if not text:  # what would have sent it was killed
+        for file in files:
+            os.close(file)
+        return {}, []
     return json.loads(rest), list(files)
 
 
@@ -65,6 +72,7 @@ def _become(command: Dict[str, Any], files: List[int]) -> None:
     os.environ.clear()
     os.environ.update(command["environment"])
     os.chdir(command["folder"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 class _Server:
@@ -176,21 +184,26 @@ def _run(arguments: List[str]) -> None:
 
 
 def _end(code: object) -> None:
-    """Ends a fork that has not loaded MPI at once: taking PyTorch apart takes seconds."""
+    """Ends a fork without taking apart what it has imported, which takes as long as half a start."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
         code = 1
-    if "mpi4py.MPI" in sys.modules:
-        raise SystemExit(code)
+    number = code if isinstance(code, int) else 0
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does at its end
     atexit._run_exitfuncs()
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():  # mpi4py does it after Python's functions
+        mpi.Finalize()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(code if isinstance(code, int) else 0)
+    if mpi is not None:
+        ctypes.CDLL(None).exit(number)  # MPICH takes leave of its launcher in a function of the C library's for the end
+    os._exit(number)
 
 
 def main() -> None:
     path, python = sys.argv[1:]
+    del sys.path[0]  # the folder of this file, whose names are not those of a command
     for module in _MODULES:
         __import__(module)
     assert "mpi4py.MPI" not in sys.modules, "MPI is initialised, which only forks may do"

@@ -1,4 +1,4 @@
-"""Stands for the emulated Python: runs its arguments in a fork of the process behind a socket (``fork_server.py``).
+"""Stands for a Python: runs its arguments in a fork of the process behind a socket (``fork_server.py``).
 
     python forked_python.py FOLDER/python ARGUMENTS...
 
@@ -21,7 +21,7 @@ def _line(connection: socket.socket) -> int:
     while not text.endswith(b"\n"):
         part = connection.recv(1)
         if not part:
-            raise SystemExit("forked_python.py: the emulated Python that was to run this has ended")
+            raise SystemExit("forked_python.py: the process that was to be forked has ended")
         text += part
     return int(text)
 
@@ -29,8 +29,9 @@ def _line(connection: socket.socket) -> int:
 def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until the process is there that gets them
     numbers = [0, 1, 2]
-    if os.environ.get("PMI_FD", "").isdigit():  # MPICH's connection of a rank with its launcher
-        numbers.append(int(os.environ["PMI_FD"]))
+    connection_of_rank = os.environ.get("PMI_FD", "")  # MPICH's, with its launcher
+    if connection_of_rank.isdigit() and os.path.exists(f"/proc/self/fd/{connection_of_rank}"):
+        numbers.append(int(connection_of_rank))
     command = {
         "arguments": sys.argv[2:],
         "environment": dict(os.environ),
