@@ -25,16 +25,15 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, read_flights
+from fugaku_gpt.hang.standstill import PATIENCE_BY_PHASE
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.files import create_json_atomically
-from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
+from fugaku_gpt.records.flight import FINISHED, Head, flight_file, read_head
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
 
 _CHECKS_PER_TIMEOUT = 20
 _LONGEST_TICK_SECONDS = 5.0
-# number of timeouts that a rank may be idle in these phases: files may be slow
-_PATIENCE_BY_PHASE = {START_UP: 5, CHECKPOINT: 5}
 _GRACE_SECONDS = 3.0  # that all ranks have, plus two ticks, to write their stacks
 
 
@@ -150,7 +149,7 @@ class Watchdog:
                 self._claim.unlink()
 
     def _are_all_idle(self, own_idle_seconds: float) -> bool:
-        if own_idle_seconds < self._timeout * _PATIENCE_BY_PHASE.get(self._recorder.phase, 1):
+        if own_idle_seconds < self._timeout * PATIENCE_BY_PHASE.get(self._recorder.phase, 1):
             return False
         host, current_time = socket.gethostname(), time.monotonic()
         all_idle = True
@@ -165,7 +164,7 @@ class Watchdog:
             idle_seconds = [current_time - self._heartbeats[rank][1], head.watched - head.progressed]
             if head.host == host:
                 idle_seconds.append(time.time() - head.progressed)
-            limit = self._timeout * _PATIENCE_BY_PHASE.get(head.phase, 1)
+            limit = self._timeout * PATIENCE_BY_PHASE.get(head.phase, 1)
             all_idle = all_idle and max(idle_seconds) >= limit  # every rank is read in every check
         return all_idle
 
