@@ -119,9 +119,11 @@ class Watchdog:
     def _is_marked_hung(self) -> bool:
         """True if a rank has recorded that this run hangs (not an earlier run in the same directory)."""
         try:
-            return bool(parse_json(self._marker.read_text(encoding="utf-8"))["time"] > self._began)
+            marker = parse_json(self._marker.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # missing, or being written
             return False
+        moment = marker.get("time") if isinstance(marker, dict) else None
+        return isinstance(moment, (int, float)) and moment > self._began
 
     def _is_examiner(self) -> bool:
         """True if this rank is the examiner: the first idle rank, until it moves again or gives no sign of life."""
