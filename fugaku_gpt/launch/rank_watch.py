@@ -17,9 +17,14 @@ import psutil
 
 from fugaku_gpt.launch.processes import marked_processes
 from fugaku_gpt.machine.rank import launched_rank
+from fugaku_gpt.machine.system import this_system
 
 # A launcher starts its ranks one after the other, and takes a moment to end when they have ended.
 _GONE_SECONDS = 8.0
+# A rank whose process was never seen may not have been started yet, as where programs come from a slow file system.
+_NEVER_SEEN_SECONDS = 600.0
+_CHILDREN_FAULTS = 8  # field `cminflt` of /proc/PID/stat, counted from the process's state
+_PROXY = "hydra_pmi_proxy"  # of MPICH, whose only children are the ranks of this machine
 _POLL_SECONDS_BEFORE_JOINING, _POLL_SECONDS_AFTERWARDS = 1.0, 5.0
 
 
@@ -67,13 +72,16 @@ class RankWatch:
             return True
         processes = ranks_of_processes(self._mark)
         self.ranks_of_processes.update(processes)
-        living = set(processes.values())
+        living, seen = set(processes.values()), set(self.ranks_of_processes.values())
         missing = tuple(rank for rank in range(self._ranks) if rank not in living)
         if joined and living:
             missing = ()
         if missing != self._missing:
             self._missing, self._missing_since = missing, moment
         if not missing or self._missing_since is None or moment - self._missing_since < _GONE_SECONDS:
+            return False
+        is_unseen = not joined and not seen.intersection(missing) and not has_reaped_rank(self._mark)
+        if is_unseen and moment - self._missing_since < _NEVER_SEEN_SECONDS:
             return False
         self.gone = list(missing)
         for process in processes:  # so that the launcher ends, and prints how each rank ended
@@ -99,6 +107,20 @@ def ranks_of_processes(mark: str) -> Dict[int, int]:
         if launched is not None:
             ranks[process.pid] = launched.rank
     return ranks
+
+
+def has_reaped_rank(mark: str) -> bool:
+    """Whether a rank has ended that MPICH's launcher with this mark had started, though it may never have been seen:
+    the kernel counts the memory accesses of children that have been waited for."""
+    for process in marked_processes(mark):
+        try:
+            text = this_system().read(f"proc/{process.pid}/stat") if process.name() == _PROXY else None
+        except psutil.Error:  # it has ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split() if text is not None else []
+        if len(fields) > _CHILDREN_FAULTS and fields[_CHILDREN_FAULTS] != "0":
+            return True
+    return False
 
 
 def stopped_launchers(mark: str) -> List[str]:

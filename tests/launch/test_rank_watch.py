@@ -93,6 +93,41 @@ def test_ranks_that_a_launcher_starts_slowly_are_waited_for(ranks: Ranks) -> Non
     assert ranks.after(watch, 60) == []
 
 
+def test_a_rank_that_was_never_seen_may_not_have_been_started_yet(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow file system takes longer to start Python than a dead rank takes to be missed."""
+    watch = ranks.watch(2)
+    assert ranks.after(watch, 100) == [] and ranks.killed == set()
+    ranks.living = {0}
+    assert ranks.after(watch, 100) == [] and ranks.killed == set()
+    monkeypatch.setattr(rank_watch, "has_reaped_rank", lambda _mark: True)  # the launcher knows that one has ended
+    assert ranks.after(watch, 2)[0] == [1] and ranks.killed == {100}
+    monkeypatch.setattr(rank_watch, "has_reaped_rank", lambda _mark: False)
+    assert len(ranks.after(ranks.watch(2), 700)) > 0
+
+
+@pytest.mark.slow
+def test_a_launcher_whose_child_has_ended_is_recognised(tmp_path: Path) -> None:
+    mark, proxy = uuid.uuid4().hex, tmp_path / "hydra_pmi_proxy"
+    proxy.symlink_to(sys.executable)
+    code = "import os, sys; sys.stdin.readline(); os.fork() or os._exit(0); os.wait(); print('reaped', flush=True); "
+    process = subprocess.Popen(
+        [str(proxy), "-c", f"{code}sys.stdin.readline()"],
+        env={**os.environ, MARK: mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    until(lambda: len(marked_processes(mark)) == 1)
+    assert not rank_watch.has_reaped_rank(mark)
+    process.stdin.write("end\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "reaped\n" and rank_watch.has_reaped_rank(mark)
+    process.communicate("end\n")
+
+
 def test_ranks_that_have_joined_end_when_they_want_to_but_not_all_before_their_launcher(ranks: Ranks) -> None:
     watch = ranks.watch(2)
     ranks.joined, ranks.living = True, {0}
