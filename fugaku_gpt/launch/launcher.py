@@ -27,7 +27,7 @@ from fugaku_gpt.launch.rank_watch import RankWatch
 from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
-from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, leftover_segments, remove_segments, segments
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import INTERRUPTED, OK, Result, RunDirectory
@@ -285,7 +285,8 @@ def launch(
         cores = len(usable_cores())
         command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, extra_arguments, profile)
     mark = mark if mark is not None else uuid.uuid4().hex
-    stamp = directory.environment_stamp()
+    stamp, shared_memory = directory.environment_stamp(), this_system().path(SHARED_MEMORY)
+    older = segments(shared_memory)  # of other runs, perhaps in containers whose processes are not seen
 
     def has_joined() -> bool:
         return directory.environment_stamp() != stamp
@@ -305,7 +306,8 @@ def launch(
     )
     outcome = replace(outcome, lost_reason=_lost_reason(outcome, watch, endings, has_joined(), directory))
     if not outcome.ok:  # ranks that have ended well have removed their own
-        remove_leftover_segments(this_system().path(SHARED_MEMORY))
+        leftovers = leftover_segments(shared_memory)
+        remove_segments({*leftovers.dead, *leftovers.unjudged} - older)
     return outcome
 
 
