@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from signal import SIGKILL
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config.schema import RunConfig
@@ -59,7 +60,7 @@ def explain_end(flights: Sequence[Flight], observed: Observed) -> Hang:
         return diagnose_hang(flights, processes, observed.config)
     if result is not None and result.status == OK:
         return _without_culprit(flights, processes, NO_HANG, "no hang: the run has ended well")
-    if result is not None and _names_a_rank(result):
+    if result is not None and _names_a_rank(result, heads[0].ranks):
         return _hang_by_result(flights, processes, result, observed.config)
     living = living_ranks(heads, observed.host)
     standstill = measure_standstill(flights, living, observed.moment)
@@ -69,10 +70,16 @@ def explain_end(flights: Sequence[Flight], observed: Observed) -> Hang:
     return _without_culprit(flights, processes, kind, verdict)
 
 
-def _names_a_rank(result: Result) -> bool:
-    """True if one rank has ended by itself, or was killed. Without an exception or signal, the rank of a result is only
-    the one that has noticed an end, such as that of its launcher."""
-    return result.status in (FAILED, OUT_OF_MEMORY) and result.rank is not None and bool(result.exception)
+def _names_a_rank(result: Result, ranks: int) -> bool:
+    """True if a rank has ended by itself, or was killed while others lived. Without an exception or signal, the rank of
+    a result is only the one that has noticed an end, such as that of its launcher."""
+    is_only_rank = ranks == 1 and result.signal == SIGKILL  # which no program sends to itself
+    return (
+        result.status in (FAILED, OUT_OF_MEMORY)
+        and result.rank is not None
+        and bool(result.exception)
+        and not is_only_rank
+    )
 
 
 def _hang_by_result(
@@ -114,16 +121,15 @@ def _verdict(flights: Sequence[Flight], observed: Observed, standstill: Standsti
         return NO_HANG, "no rank waits: all have finished"
     if result is not None and result.exception and result.signal is None and result.status == FAILED:
         return NO_HANG, f"no hang: all ranks ended for one failure, which the result names; {moved}"
-    if not standstill.is_timed:
+    if result is None and not standstill.is_timed:
         return UNDECIDED, (
             f"undecided: {moved}, and nothing shows how long the ranks waited afterwards: without a watchdog "
             "(node.hang_timeout) a hang and an end from outside leave the same records"
         )
-    verdict = f"ended from outside, by no rank of its own: {moved}, and no rank had waited for longer when it ended"
+    verdict = f"ended from outside, by no rank of its own: {moved}"
     if standstill.seconds >= 0.1:
-        verdict = (
-            f"ended from outside, by no rank of its own: {moved}; all stood still for at most "
-            f"{standstill.seconds:.1f} s before they ended, and from {standstill.limit:.0f} s on that would be a hang"
+        verdict += (
+            f"; all stood still for {standstill.seconds:.1f} s then, and a hang takes {standstill.limit:.0f} s here"
         )
     if result is None and any(flight.head.host != observed.host for flight in flights):
         verdict += "; or it still runs: what ranks on other machines do is seen here with a delay"

@@ -82,6 +82,27 @@ class RankEndings:
             return _sentence([first] if first is not None else [], [exit_code])
         return _sentence(killed, [exit_code]) if killed else ""
 
+    def reason_of_supervisor(self, exit_code: int, ranks_of_processes: Mapping[int, int]) -> str:
+        """Return the sentence about the supervisor of a rank that was ended by a signal, so that nobody was left to
+        record the end of its rank; empty if the launcher has reported no such end.
+
+        Args:
+            exit_code, ranks_of_processes: as in :meth:`reason_of_first`.
+        """
+        number, rank = 0, None
+        if self.first is not None and os.WIFSIGNALED(self.first[1]):
+            number, rank = os.WTERMSIG(self.first[1]), self.first[0]
+        elif self.process is not None and exit_code in self.statuses and os.WIFSIGNALED(exit_code):
+            number, rank = os.WTERMSIG(exit_code), ranks_of_processes.get(self.process)
+        if not number:
+            return ""
+        whose = f"of rank {rank} " if rank is not None else "of a rank "
+        process = f"(process {self.process}) " if self.process is not None else ""
+        return (
+            f"the supervisor {whose}{process}on {socket.gethostname()} was killed by signal {number} "
+            f"({signal_name(number)}), and its rank with it"
+        )
+
 
 def _sentence(ranks: Sequence[int], statuses: Sequence[int]) -> str:
     """Name ranks that ended before they joined MPI; without a number, it is some rank."""

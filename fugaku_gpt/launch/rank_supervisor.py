@@ -310,7 +310,10 @@ class _RankSupervisor:
                 elif self._rank == 0:
                     self._has_printed_failure = True
                     print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
-        self._wait_for_summary_of_rank_0()
+        if result.signal == signal.SIGKILL:
+            time.sleep(SUMMARY_SECONDS)  # until other ranks that were killed at this time are recorded, too
+        else:
+            self._wait_for_summary_of_rank_0()
 
     def _has_merged(self, result: Result) -> bool:
         """Record that this rank was killed together with another, if the recorded result shows that."""

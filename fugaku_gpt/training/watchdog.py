@@ -70,6 +70,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Start the watchdog thread."""
+        self._recorder.watched(self._timeout, False)  # so that a run that is killed soon is seen to have been watched
         self._thread.start()
 
     def stop(self) -> None:

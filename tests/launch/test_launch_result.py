@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -87,6 +88,32 @@ def test_an_earlier_end_of_a_rank_stays_the_cause_when_the_launcher_is_lost(
     ended = replace(outcome(-9), lost_reason="mpirun is stopped", lost_after=lost_after)
     log, started = tmp_path / "log.txt", recorded.ended - 2.0
     assert result_of_launch(RunDirectory(tmp_path / "run"), config, ended, log, started).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("ended", "log", "reason"),
+    [
+        (outcome(-9), "", "the launcher was killed by signal 9 (SIGKILL)"),
+        (replace(outcome(9), lost_reason="the supervisor is gone"), "", "the supervisor is gone"),
+        (outcome(137), "fugaku-gpt: rank 1: killed by signal 9 (SIGKILL)\n", "rank 1: killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_process_that_is_killed_after_the_last_iteration_is_named_in_a_run_that_is_ok(
+    tmp_path: Path, ended: Outcome, log: str, reason: str
+) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config)
+    text = tmp_path / "log.txt"
+    text.write_text(log, encoding="utf-8")
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, text, 1000.0)
+    assert (result.status, result.reason) == ("ok", f"after the last iteration: {reason}")
+
+
+def test_a_killed_launcher_is_recorded_with_signal_and_host(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, None)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, outcome(-9), tmp_path / "log.txt", 1000.0)
+    assert (result.signal, result.rank, result.node) == (9, None, os.uname().nodename)
 
 
 @pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])

@@ -86,3 +86,17 @@ def test_endings_are_read_though_the_terminal_is_gone() -> None:
     endings.read("some output")
     endings.read("[mpiexec@node] Exit codes: [node] 0,9")
     assert endings.statuses == [0, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "sentence"),
+    [
+        (MPICH_KILLED, 9, f"the supervisor of rank 2 (process 25726) on {HOST} was killed by signal 9 (SIGKILL)"),
+        (OPEN_MPI_KILLED, 137, f"the supervisor of rank 1 on {HOST} was killed by signal 9 (SIGKILL)"),
+        (OPEN_MPI_4, 3, ""),  # it has ended by itself
+        ("", 9, ""),
+    ],
+)
+def test_a_supervisor_that_was_killed_is_named(text: str, exit_code: int, sentence: str) -> None:
+    reason = endings(text).reason_of_supervisor(exit_code, {25726: 2})
+    assert reason == (f"{sentence}, and its rank with it" if sentence else "")

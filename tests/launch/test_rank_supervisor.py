@@ -218,13 +218,13 @@ import os, sys, time
 from pathlib import Path
 fork = os.fork
 def fork_slowly():
+    print(os.getpid(), flush=True)
     child = fork()
     if child:
         while os.getppid() == launcher: time.sleep(0.01)
     return child
 launcher, os.fork = os.getppid(), fork_slowly
 from fugaku_gpt.launch.rank_supervisor import supervise_rank
-print(os.getpid(), flush=True)
 supervise_rank(1, Path(sys.argv[1])).report_joined()
 time.sleep(60)
 """
