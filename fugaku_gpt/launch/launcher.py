@@ -341,11 +341,11 @@ def _lost_reason(
     except UsageError:  # a damaged record must not have the caller take the run for one that has not begun
         return ""
     if has_joined and not was_ended and (recorded is None or recorded.status == OK):
-        return endings.reason_of_supervisor(outcome.exit_code, watch.ranks_of_processes)
+        return endings.reason_of_supervisor(outcome.exit_code)
     # a rank that the launcher has ended for another's end records just that
     if has_joined or was_ended or (recorded is not None and recorded.status != INTERRUPTED):
         return ""
-    return endings.reason_of_first(outcome.exit_code, watch.ranks_of_processes)
+    return endings.reason_of_first(outcome.exit_code)
 
 
 def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:
