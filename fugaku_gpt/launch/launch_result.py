@@ -37,7 +37,7 @@ _PROGRESS = re.compile(
 # lines that launchers print about a rank's end, around the rank's own last ones
 _LAUNCHER_NOISE = re.compile(
     r"^(=|-{5,}|YOUR APPLICATION TERMINATED|This typically refers|Please see the FAQ|Primary job|a non-zero exit code|"
-    r"\[mpiexec@\S+\] Exit codes: |mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|"
+    r"\[(mpiexec@|proxy:)\S+\] |mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|"
     r"application called MPI_Abort|"
     r"\s+Process name:|\s+Exit code:)"
 )

@@ -330,7 +330,7 @@ def _lost_reason(
 ) -> str:
     """Name the ranks that could not report their end themselves; empty where all have reported it."""
     if watch.stopped:
-        return f"{watch.stopped} on {socket.gethostname()} is stopped (SIGSTOP), and its ranks would wait for it"
+        return f"{watch.stopped} on {socket.gethostname()} is stopped (SIGSTOP), and the run would wait for it"
     if outcome.is_lost and has_joined:
         return f"no rank lives on {socket.gethostname()}, but their launcher does"
     if outcome.is_lost:
@@ -340,6 +340,8 @@ def _lost_reason(
         recorded = directory.result()
     except UsageError:  # a damaged record must not have the caller take the run for one that has not begun
         return ""
+    if endings.has_lost_proxy and not was_ended and recorded is None:
+        return f"hydra_pmi_proxy on {socket.gethostname()}, which had started the ranks, is gone: mpirun has lost it"
     if has_joined and not was_ended and (recorded is None or recorded.status == OK):
         return endings.reason_of_supervisor(outcome.exit_code)
     # a rank that the launcher has ended for another's end records just that

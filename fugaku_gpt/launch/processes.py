@@ -169,6 +169,8 @@ def run_command(
                     _wait(lambda: process.poll() is not None, _LAST_WORDS_SECONDS, caught)
                 if process.poll() is None:
                     process.terminate()
+                    for stopped in marked_processes(mark) if is_lost else []:
+                        _signal(stopped, signals.SIGCONT)  # a stopped process ends only when it runs again
                     _wait(lambda: process.poll() is not None and not marked_processes(mark), grace, caught)
                     grace = 0.0  # every process has been asked to end: the rest is killed
                 end_marked_processes(mark, grace, process)

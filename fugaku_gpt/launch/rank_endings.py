@@ -15,6 +15,8 @@ PRINT_STATUSES = "-print-all-exitcodes"  # MPICH's option that makes its launche
 _STATUSES = re.compile(r"^\[mpiexec@\S+\] Exit codes: \[[^\]]*\] ([\d,]+)\s*$")
 # of Open MPI's runtimes up to 4 and from 5 on: the process that failed first, as [[5436,1],1] or [prterun-host-99@1,1]
 _FAILED = re.compile(r"^\s*Process name: \[\S*,(\d+)\]")
+# MPICH's launcher has lost the connection to its only helper on this machine, whose children the ranks are
+_LOST_PROXY = re.compile(r"^\[mpiexec@\S+\] control_cb .*assert \(!closed\) failed")
 _EXIT_CODE = re.compile(r"^\s+(?:Process name: \S+ )?Exit code:\s+(\d+)\s*$")
 _KILLED = re.compile(
     r"^(?:mpirun|prterun) noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
@@ -27,11 +29,13 @@ class RankEndings:
     Attributes:
         statuses: the status of each rank as of ``wait``, in the order of ranks; empty as long as none is printed.
         first: the rank whose end made Open MPI's launcher end all others, and its status; None if there is none.
+        has_lost_proxy: whether MPICH's launcher has lost the helper that starts the ranks.
     """
 
     def __init__(self, on_line: Optional[Callable[[str], None]] = None) -> None:
         self.statuses: List[int] = []
         self.first: Optional[Tuple[int, int]] = None
+        self.has_lost_proxy = False
         self._failed_rank: Optional[int] = None
         self._on_line = on_line
 
@@ -41,6 +45,7 @@ class RankEndings:
         if statuses is not None:
             self.statuses = [int(text) for text in statuses[1].split(",")]
             return
+        self.has_lost_proxy = self.has_lost_proxy or _LOST_PROXY.match(line) is not None
         failed, code, killed = (pattern.match(line) for pattern in (_FAILED, _EXIT_CODE, _KILLED))
         if failed is not None:
             self._failed_rank = int(failed[1])

@@ -44,6 +44,7 @@ from fugaku_gpt.records.run import (
     failure_lines,
 )
 
+SUPERVISOR_NAME = "rank-supervisor"  # of the process, as the kernel has it: at most 15 characters
 _POLL_SECONDS = 0.2
 _PARENT_POLL_SECONDS = 2.0
 # for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
@@ -174,7 +175,7 @@ class _RankSupervisor:
         Args:
             mask: the signal mask that is restored once signals can be forwarded.
         """
-        _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-supervisor"))
+        _prctl(_PR_SET_NAME, ctypes.c_char_p(SUPERVISOR_NAME.encode()))
         # a signal just before `select` would go unnoticed until that returns, so signals write to a pipe
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)

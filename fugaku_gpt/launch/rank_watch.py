@@ -16,6 +16,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 import psutil
 
 from fugaku_gpt.launch.processes import marked_processes
+from fugaku_gpt.launch.rank_supervisor import SUPERVISOR_NAME
 from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.machine.system import this_system
 
@@ -40,8 +41,8 @@ class RankWatch:
     Attributes:
         ranks_of_processes: the rank of each process number that was seen so far.
         gone: the ranks that were gone for a while although the launcher waited for them.
-        stopped: the process of the launcher that was stopped (SIGSTOP) for a while, such as ``mpirun (process 17)``, or
-            empty. Ranks that are stopped are named by those that wait for them.
+        stopped: the process of the launcher, or the supervisor of a rank, that was stopped (SIGSTOP) for a while, such
+            as ``mpirun (process 17)``; or empty. Ranks that are stopped are named by those that wait for them.
     """
 
     def __init__(self, mark: str, ranks: int, has_joined: Callable[[], bool]) -> None:
@@ -124,12 +125,17 @@ def has_reaped_rank(mark: str) -> bool:
 
 
 def stopped_launchers(mark: str) -> List[str]:
-    """The processes with this mark that are stopped and are no ranks: ``mpirun`` and its helpers."""
+    """The processes with this mark that are stopped and are no ranks: ``mpirun``, its helpers, and supervisors."""
     names = []
     for process in marked_processes(mark):
         try:
-            if process.status() == psutil.STATUS_STOPPED and launched_rank(process.environ()) is None:
-                names.append(f"{process.name()} (process {process.pid})")
+            if process.status() != psutil.STATUS_STOPPED:
+                continue
+            launched, name = launched_rank(process.environ()), process.name()
+            if launched is None:
+                names.append(f"{name} (process {process.pid})")
+            elif name == SUPERVISOR_NAME:
+                names.append(f"the supervisor of rank {launched.rank} (process {process.pid})")
         except (psutil.Error, OSError):  # it has ended meanwhile
             continue
     return names

@@ -109,6 +109,18 @@ def test_a_process_that_is_killed_after_the_last_iteration_is_named_in_a_run_tha
     assert (result.status, result.reason) == ("ok", f"after the last iteration: {reason}")
 
 
+def test_the_lines_of_a_launcher_that_fails_are_no_cause(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"), None)
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "[mpiexec@n] control_cb (/mpich/pmiserv_cb.c:280): assert (!closed) failed\n[proxy:0@n] HYD_x (a.c:1): error\n",
+        encoding="utf-8",
+    )
+    ended = outcome(255)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), load_run_config(preset="tiny"), ended, log, 1000.0)
+    assert result.reason == "exit code 255"
+
+
 def test_a_killed_launcher_is_recorded_with_signal_and_host(tmp_path: Path) -> None:
     config = load_run_config(preset="tiny")
     leave_run(tmp_path / "run", config, None)

@@ -109,3 +109,8 @@ def test_endings_are_read_though_the_terminal_is_gone() -> None:
 def test_a_supervisor_that_was_killed_is_named(text: str, exit_code: int, sentence: str) -> None:
     reason = endings(text).reason_of_supervisor(exit_code)
     assert reason.startswith(sentence) and bool(reason) is bool(sentence)
+
+
+def test_a_lost_proxy_is_noticed() -> None:
+    line = "[mpiexec@n] control_cb (/mpich/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed"
+    assert endings(line).has_lost_proxy and not endings(MPICH_KILLED).has_lost_proxy

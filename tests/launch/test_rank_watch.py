@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import List, Set
 
+import psutil
 import pytest
 
 from fugaku_gpt.launch import rank_watch
@@ -105,6 +106,31 @@ def test_a_rank_that_was_never_seen_may_not_have_been_started_yet(
     assert ranks.after(watch, 2)[0] == [1] and ranks.killed == {100}
     monkeypatch.setattr(rank_watch, "has_reaped_rank", lambda _mark: False)
     assert len(ranks.after(ranks.watch(2), 700)) > 0
+
+
+@pytest.mark.slow
+def test_a_stopped_supervisor_is_named_and_a_stopped_rank_is_not(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    code = (
+        "import time; from fugaku_gpt.launch.rank_supervisor import supervise_rank; supervise_rank(3).report_joined(); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, MARK: mark, "PMI_RANK": "3", "PMI_SIZE": "4"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == "up\n"
+    rank = next(process for process in marked_processes(mark) if process.pid != supervisor.pid)
+    rank.suspend()
+    until(lambda: rank.status() == psutil.STATUS_STOPPED)
+    assert rank_watch.stopped_launchers(mark) == []
+    supervisor.send_signal(signal.SIGSTOP)
+    until(lambda: rank_watch.stopped_launchers(mark) == [f"the supervisor of rank 3 (process {supervisor.pid})"])
+    supervisor.kill()
+    supervisor.wait()
+    supervisor.stdout.close()
 
 
 @pytest.mark.slow
