@@ -197,7 +197,8 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
             code = code or EXIT_RUN_FAILED
             message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"
             echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
-    is_late = result.status == OK and result.reason  # a process was killed after the run was complete
+    # a process was killed after the run was complete, or the ranks have stopped as their launcher was lost
+    is_late = (result.status == OK and result.reason) or (outcome.lost_reason and code == EXIT_RESUME)
     if outcome.stopped_by is not None or outcome.signal is not None or is_late:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
             echo(f"fugaku-gpt: {result.reason}", err=True)

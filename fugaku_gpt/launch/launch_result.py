@@ -66,6 +66,8 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
     if (
         recorded is not None and recorded.is_resumable and recorded.ended >= started
     ):  # whatever exit code their launcher reports
+        if outcome.lost_reason:  # the ranks were asked to stop for it
+            return replace(recorded, reason=f"{STOPPED}{outcome.lost_reason}, after iteration {recorded.iterations}")
         if outcome.stopped_by is None:
             return recorded
         stopped_by = signal_name(outcome.stopped_by)  # the ranks got another signal

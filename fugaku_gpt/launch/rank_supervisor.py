@@ -50,6 +50,8 @@ _PARENT_POLL_SECONDS = 2.0
 # for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
 _RANK_0_SECONDS = 15.0
 _ABORT_SECONDS = 5.0
+# within which ranks that are killed together are noticed, on a busy node too; before that no launcher learns of it
+_TOGETHER_SECONDS = 2.0
 # MPICH's launcher, which sets the first, ends all ranks when one is killed by a signal, but not for an exit code.
 # Slurm, which sets both with PMI-2, looks at exit codes alone, and so do Open MPI, Fujitsu's MPI and others.
 _VARIABLE_OF_MPICH, _VARIABLE_OF_SLURM = "PMI_RANK", "SLURM_STEP_ID"
@@ -312,7 +314,7 @@ class _RankSupervisor:
                     self._has_printed_failure = True
                     print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
         if result.signal == signal.SIGKILL:
-            time.sleep(SUMMARY_SECONDS)  # until other ranks that were killed at this time are recorded, too
+            time.sleep(_TOGETHER_SECONDS)  # until other ranks that were killed at this time are recorded, too
         else:
             self._wait_for_summary_of_rank_0()
 
@@ -356,7 +358,7 @@ def _are_killed_together(recorded: Result, result: Result) -> bool:
         recorded.status == FAILED
         and recorded.signal == result.signal == signal.SIGKILL
         and recorded.rank not in (None, result.rank)
-        and abs(recorded.ended - result.ended) < SUMMARY_SECONDS
+        and abs(recorded.ended - result.ended) < _TOGETHER_SECONDS
     )
 
 

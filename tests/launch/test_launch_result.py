@@ -109,6 +109,17 @@ def test_a_process_that_is_killed_after_the_last_iteration_is_named_in_a_run_tha
     assert (result.status, result.reason) == ("ok", f"after the last iteration: {reason}")
 
 
+def test_ranks_that_stop_as_their_launcher_was_lost_name_it(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, "interrupted", "stopped: SIGTERM on vm (rank 1), after iteration 4")
+    recorded = RunDirectory(tmp_path / "run").result()
+    assert recorded is not None
+    ended = replace(outcome(75), is_lost=True, lost_reason="mpirun is stopped")
+    log = tmp_path / "log.txt"
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, log, recorded.ended - 2.0)
+    assert result.is_resumable and result.reason == "stopped: mpirun is stopped, after iteration 4"
+
+
 def test_the_lines_of_a_launcher_that_fails_are_no_cause(tmp_path: Path) -> None:
     leave_run(tmp_path / "run", load_run_config(preset="tiny"), None)
     log = tmp_path / "log.txt"
