@@ -108,6 +108,8 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds 600 --seed $$(date +%s)
 	@echo "ranks that leave the common path, stop or die: does the doctor name them?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
+	@echo "healthy runs that are killed from outside: does the doctor accuse nobody?"
+	@PYTHONPATH=. $(BIN)/python -m tests.mpi.outside_kills
 
 # Training and parity on older builds. They need Python 3.8; where there is none, a message says so.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data kernels/test_attention_tiling.py kernels/test_matmul_tiling.py kernels/test_trials.py layout model ops parallel training matrix test_mpi.py))

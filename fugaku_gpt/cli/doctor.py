@@ -15,7 +15,7 @@ from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
-from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, leftover_segments, remove_segments
 from fugaku_gpt.machine.system import this_system
 
 
@@ -34,6 +34,7 @@ class _Doctor(click.Group):
 
 
 _RUN, _MACHINE = "run", "machine"
+_NAMED_FILES = 8  # at most, in one message
 
 
 @click.group(cls=_Doctor, options_metavar="[RUN_DIR]", subcommand_metavar="| COMMAND [ARGS]...")
@@ -103,11 +104,18 @@ def hang(run_directory: Path, form: str) -> None:
 def clean() -> None:
     """Remove the files that killed ranks have left in this machine's shared memory.
 
-    Only files of MPI libraries are removed that belong to you and that no living process has open or mapped.
+    Only files of MPI libraries are removed that belong to you and that no living process has open or mapped. Those of
+    which that cannot be judged, as in a container, are left and counted.
     """
     directory = this_system().path(SHARED_MEMORY)
-    files, size = remove_leftover_segments(directory)
+    leftovers = leftover_segments(directory)
+    files, size = remove_segments(leftovers.dead)
     echo(f"{directory}: {files} files of dead ranks removed, {size / 2**20:.0f} MiB")
+    if leftovers.unjudged:
+        echo(
+            f"{len(leftovers.unjudged)} files are left, which may be in use: {leftovers.reason}; where no run of yours "
+            f"is under way on this machine, remove them: rm {' '.join(map(str, leftovers.unjudged[:_NAMED_FILES]))}"
+        )
 
 
 doctor.add_command(node)

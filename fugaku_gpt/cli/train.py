@@ -36,7 +36,7 @@ from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
-from fugaku_gpt.records.run import AUTO, NONE, REFUSED, RunDirectory, resumes_in_same_folder
+from fugaku_gpt.records.run import AUTO, NONE, OK, REFUSED, RunDirectory, resumes_in_same_folder
 
 _LEAST_OPEN_FILES = 64
 
@@ -197,7 +197,9 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
             code = code or EXIT_RUN_FAILED
             message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"
             echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
-    if outcome.stopped_by is not None:
+    # a process was killed after the run was complete, or the ranks have stopped as their launcher was lost
+    is_late = (result.status == OK and result.reason) or (outcome.lost_reason and code == EXIT_RESUME)
+    if outcome.stopped_by is not None or outcome.signal is not None or is_late:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
             echo(f"fugaku-gpt: {result.reason}", err=True)
     if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):

@@ -23,6 +23,8 @@ from fugaku_gpt.layout.operations import (
     ALL_REDUCE,
     ALL_REDUCES,
     BARRIER,
+    BROADCAST,
+    GATHER_JSON,
     MAX_ELEMENTS,
     RECEIVE,
     REDUCE_SCATTER,
@@ -184,7 +186,7 @@ class Communicator:
         if self._handle is None or self.size == 1:
             return
         flat = _flat(tensor)
-        slot = self._enter("broadcast", tensor, peer=root)
+        slot = self._enter(BROADCAST, tensor, peer=root)
         for start in range(0, flat.size, self._max_elements):
             self._wait(self._handle.Ibcast(flat[start : start + self._max_elements], root))
         self._leave(slot)
@@ -204,7 +206,7 @@ class Communicator:
         text = np.frombuffer(json.dumps(value).encode("utf-8"), dtype=np.uint8)
         lengths = self.all_gather(torch.tensor([text.size])).reshape(-1).numpy()
         received = np.empty(int(lengths.sum()) if self.rank == 0 else 0, dtype=np.uint8)
-        slot = self._enter("gather_json", None)
+        slot = self._enter(GATHER_JSON, None)
         self._wait(self._handle.Igatherv(text, [received, lengths.tolist()] if self.rank == 0 else None, root=0))
         self._leave(slot)
         if self.rank != 0:

@@ -119,8 +119,8 @@ class FlightRecorder:
             self._micro_batch = micro_batch
         self.beats += 1
         int64s = self._int64s
-        int64s[_BEAT + 2] = self.step
         int64s[_BEAT + 3] = phase << 32 | self._micro_batch & 0xFFFFFFFF
+        int64s[_BEAT + 2] = self.step  # last: killed in between, a new step must not seem to be in a late phase
         self._seconds[_BEAT + 1] = time.time()
         int64s[_BEAT] = self.beats
 

@@ -15,10 +15,9 @@ from fugaku_gpt.hang.diagnosis import (
     describe_call,
     describe_progress,
     describe_ranks,
-    diagnose_hang,
-    process_states,
     read_flights,
 )
+from fugaku_gpt.hang.ending import Observed, explain_end
 from fugaku_gpt.hang.recorders import IN_WAIT, Position
 from fugaku_gpt.records.flight import Flight
 from fugaku_gpt.records.run import RunDirectory
@@ -58,11 +57,22 @@ def hang_report(path: Path) -> HangReport:
         raise UsageError(
             f"{directory.flight_dir}: no flight recorders: no rank made a call, or node.flight_recorder is off"
         )
-    moving = _moving_ranks(directory, flights) if directory.result() is None else []
+    return report_of_flights(directory, flights)
+
+
+def report_of_flights(directory: RunDirectory, flights: Sequence[Flight]) -> HangReport:
+    """Report which ranks wait for which, by the flight recorders of a run, which are not empty.
+
+    Raises:
+        UsageError: a file of the run is damaged.
+    """
+    result = directory.result()
+    moving = _moving_ranks(directory, flights) if result is None else []
     if moving:
         return HangReport(f"no hang: {describe_ranks(moving)} moved just now", None, moving, {}, {})
     heads = [flight.head for flight in flights]
-    hang = diagnose_hang(flights, process_states(heads, socket.gethostname()), config_or_problem(directory.config_file))
+    observed = Observed(socket.gethostname(), time.time(), result, config_or_problem(directory.config_file))
+    hang = explain_end(flights, observed)
     head_of_rank = {head.rank: head for head in heads}
     stacks = {rank: directory.stacks_dir / f"rank-{rank:06d}.txt" for rank in hang.culprits}
     return HangReport(

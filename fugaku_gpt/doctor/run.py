@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List
 
-from fugaku_gpt.doctor.hang import run_directory
-from fugaku_gpt.hang.against_plan import config_or_problem
-from fugaku_gpt.hang.diagnosis import describe_ranks, diagnose_hang, process_states, read_flights
+from fugaku_gpt.doctor.hang import report_of_flights, run_directory
+from fugaku_gpt.hang.diagnosis import describe_ranks, read_flights
 from fugaku_gpt.records.run import HUNG, OK, REFUSED, RunDirectory
 
 
@@ -50,11 +48,12 @@ def diagnose(path: Path) -> Diagnosis:
     if result is None or result.status not in (OK, REFUSED):  # otherwise there is nothing to explain
         flights = read_flights(directory.flight_dir)
         if flights:
-            processes = process_states([flight.head for flight in flights], socket.gethostname())
-            hang = diagnose_hang(flights, processes, config_or_problem(directory.config_file))
-            findings = [hang.verdict, f"`fugaku-gpt doctor hang {path}` shows which ranks wait for which"]
-            if hang.missing:
-                findings.insert(1, f"{describe_ranks(hang.missing)} left no record")
+            report = report_of_flights(directory, flights)
+            findings = [report.verdict]
+            if report.hang is not None:
+                findings.append(f"`fugaku-gpt doctor hang {path}` shows which ranks wait for which")
+            if report.hang is not None and report.hang.missing:
+                findings.insert(1, f"{describe_ranks(report.hang.missing)} left no record")
         elif result is None or result.status == HUNG:  # only the recorders could explain it
             findings.append("no flight recorders: node.flight_recorder is off, or no rank made a call")
     last = last_iteration_line(directory)

@@ -15,6 +15,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from fugaku_gpt.config.load import load_run_config
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.hang.checkpoint_plan import UNKNOWN_LINE, checkpoint_deviation
 from fugaku_gpt.hang.history import DISAGREE, EXTRA_CALL, LEFT_OUT, ORDER, Deviation
 from fugaku_gpt.layout.communications import Collective, CommunicationPlan, plan_of, program
 from fugaku_gpt.layout.grid import coordinates_of
@@ -23,7 +24,6 @@ from fugaku_gpt.layout.operations import ALL_GATHER, RECEIVE, SEND
 from fugaku_gpt.records.flight import FORWARD, OPTIMISER, Flight, RecordedCall
 
 _MAX_RANKS = 256  # number of ranks that are compared
-_UNKNOWN_LINE = "an unknown line"
 
 
 class _PlannedCall(NamedTuple):
@@ -146,12 +146,19 @@ class _PlanComparison:
         """How a rank has left its plan; None also if it does so in more than one step: then the plan is not its own."""
         deviations = []
         for step in self._made[rank]:
-            deviation = self._deviation_in_step(rank, step)
+            deviation = self._deviation_in_step(rank, step) or self._deviation_in_checkpoint(rank, step)
             if deviation is not None:
                 deviations.append(deviation)
         if len(deviations) > 1:
             self.foreign_ranks.append(rank)
         return deviations[0] if len(deviations) == 1 else None
+
+    def _deviation_in_checkpoint(self, rank: int, step: int) -> Optional[_PlanDeviation]:
+        deviation = checkpoint_deviation(self.flights, rank, step)
+        if deviation is None:
+            return None
+        when = deviation.actual.entered if deviation.actual is not None else _end_of_step(self.flights[rank], step)
+        return _PlanDeviation(rank, step, when, deviation)
 
     def _deviation_in_step(self, rank: int, step: int) -> Optional[_PlanDeviation]:
         made, passed = self._made[rank][step], _has_passed(self.flights[rank], step)
@@ -231,7 +238,7 @@ class _PlanComparison:
                 return replace(calls[index], sequence=0)
         head, shape = self.flights[rank].head, (planned.elements,)
         return RecordedCall(
-            0, 0, 0, name, planned.operation, "", shape, -1, _UNKNOWN_LINE, "", step, -1, head.phase, 0, 0.0, 0.0, 0.0
+            0, 0, 0, name, planned.operation, "", shape, -1, UNKNOWN_LINE, "", step, -1, head.phase, 0, 0.0, 0.0, 0.0
         )
 
     def _reference_step(self, rank: int, plan: Plan) -> Optional[CallsByCommunicator]:

@@ -34,6 +34,7 @@ from fugaku_gpt.records.flight import FINISHED, PHASES, WAITING, Flight, Head, R
 from fugaku_gpt.records.text import spans
 
 DISAGREE, CIRCLE, NO_HANG = "disagree", "circle", "no hang"
+_ENDED, _STOPPED = ("", "Z", "X"), ("T", "t")  # letters of processes in /proc
 # kinds of causes, besides the states of a rank: LEFT_OUT, EXTRA_CALL, ORDER, DISAGREE, CIRCLE
 
 
@@ -125,12 +126,21 @@ def process_states(heads: Iterable[Head], host: str) -> Dict[int, str]:
         if head.host != host:
             continue
         letter = _process_letter(head)
-        alive = alive or letter not in ("", "Z", "X")
-        if letter in ("", "Z", "X"):
+        alive = alive or letter not in _ENDED
+        if letter in _ENDED and head.phase != FINISHED:  # a rank that has finished may end before the others
             states[head.rank] = GONE
-        elif letter in ("T", "t"):
+        elif letter in _STOPPED:
             states[head.rank] = STOPPED
     return states if alive else {}  # if all are gone, there is no telling which one went first
+
+
+def living_ranks(heads: Iterable[Head], host: str) -> List[int]:
+    """Return the ranks whose processes live on this machine, and are not stopped.
+
+    Args:
+        host: name of this machine.
+    """
+    return [head.rank for head in heads if head.host == host and _process_letter(head) not in _ENDED + _STOPPED]
 
 
 def describe_call(call: RecordedCall) -> str:

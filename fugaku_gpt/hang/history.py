@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.records.flight import BACKWARD, Flight, RecordedCall
+from fugaku_gpt.records.flight import BACKWARD, CHECKPOINT, Flight, RecordedCall
 
 LEFT_OUT, EXTRA_CALL, ORDER, DISAGREE = "left out", "one more", "order", "disagree"
 _MAX_RANKS = 64  # number of ranks that are compared: more witnesses add nothing
@@ -269,8 +269,11 @@ def _against_own_past(
 
 
 def _first_stray(history: _CallHistory) -> Optional[Tuple[Optional[RecordedCall], Optional[RecordedCall]]]:
-    """Return (call due, call made) for the first call of the last step that differs from every earlier step."""
+    """Return (call due, call made) for the first call of the last step that differs from every earlier step. A save of
+    a checkpoint is spread over steps, which differ for that."""
     for stretch in [candidate for candidate in history.stretches if candidate[0] == history.current_stretch[0]]:
+        if stretch[1] == CHECKPOINT:
+            continue
         made = history.stretches[stretch]
         signatures = history.signatures(stretch)
         earlier = [calls for other, calls in history.stretches.items() if other[1:] == stretch[1:] and other < stretch]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional
@@ -36,7 +37,7 @@ _PROGRESS = re.compile(
 # lines that launchers print about a rank's end, around the rank's own last ones
 _LAUNCHER_NOISE = re.compile(
     r"^(=|-{5,}|YOUR APPLICATION TERMINATED|This typically refers|Please see the FAQ|Primary job|a non-zero exit code|"
-    r"\[mpiexec@\S+\] Exit codes: |mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|"
+    r"\[(mpiexec@|proxy:)\S+\] |mpirun (detected|noticed)|the job to be terminated|Abort\(\d+\) on node|"
     r"application called MPI_Abort|"
     r"\s+Process name:|\s+Exit code:)"
 )
@@ -52,7 +53,7 @@ def result_of_launch(directory: RunDirectory, config: RunConfig, outcome: Outcom
     """
     problems: List[str] = []
     recorded = _recorded(directory, problems)
-    if recorded is not None and recorded.status == OK and outcome.exit_code == 0:
+    if recorded is not None and recorded.status == OK and outcome.exit_code == 0 and not outcome.lost_reason:
         return recorded  # without a look at files that may not be readable
     measured = _measured(directory, config, outcome, started, problems)
     result = _judged(
@@ -103,6 +104,8 @@ def _judged(
     if (
         recorded is not None and recorded.is_resumable and recorded.ended >= started
     ):  # whatever exit code their launcher reports
+        if outcome.lost_reason:  # the ranks were asked to stop for it
+            return replace(recorded, reason=f"{STOPPED}{outcome.lost_reason}, after iteration {recorded.iterations}")
         if outcome.stopped_by is None:
             return recorded
         stopped_by = signal_name(outcome.stopped_by)  # the ranks got another signal
@@ -118,8 +121,10 @@ def _judged(
         return replace(measured, status=INTERRUPTED, reason=f"stopped by {signal_name(outcome.stopped_by)}")
     if outcome.timed_out:
         return replace(measured, status=TIMEOUT, reason=f"ended after {format_duration(outcome.seconds)}")
-    if recorded is not None and recorded.status == OK and (outcome.exit_code == 0 or outcome.lost_reason):
-        return recorded  # the launcher alone may not have ended
+    if recorded is not None and recorded.status == OK:
+        death = _death(outcome, tail)
+        if death or outcome.exit_code == 0:  # nothing of the run is lost
+            return replace(recorded, reason=f"after the last iteration: {death}" if death else recorded.reason)
     if outcome.lost_reason and (
         recorded is None or recorded.status == INTERRUPTED or recorded.ended >= started + outcome.lost_after
     ):  # a rank that was ended for it may have recorded just that
@@ -135,12 +140,25 @@ def _judged(
     if outcome.exit_code == EXIT_USAGE and not has_begun:
         return replace(measured, status=REFUSED, reason=failure_reason(tail))
     if outcome.signal is not None:
-        how_it_ended = f"the launcher was killed by signal {outcome.signal} ({signal_name(outcome.signal)})"
-        return replace(measured, reason=_with_error(how_it_ended, printed_error(tail)))
+        reason = _with_error(_killed_launcher(outcome.signal), printed_error(tail))
+        exception = f"signal {outcome.signal} ({signal_name(outcome.signal)})"
+        return replace(measured, reason=reason, node=socket.gethostname(), exception=exception)
     how_it_ended = f"exit code {outcome.exit_code}"
     if outcome.exit_code == 0:
         how_it_ended += ", but no result was recorded"
     return replace(measured, reason=_with_error(how_it_ended, failure_reason(tail)))
+
+
+def _death(outcome: Outcome, tail: List[str]) -> str:
+    """Which process of a run was killed, or stopped, after the run had recorded its success; empty if none was."""
+    if outcome.lost_reason or outcome.signal is not None:
+        return outcome.lost_reason or _killed_launcher(outcome.signal)
+    error = printed_error(tail)
+    return error if outcome.exit_code > 128 and "killed by signal" in error else ""
+
+
+def _killed_launcher(number: Optional[int]) -> str:
+    return f"the launcher was killed by signal {number} ({signal_name(number)})" if number is not None else ""
 
 
 def _with_error(how_it_ended: str, error: str) -> str:

@@ -28,7 +28,7 @@ from fugaku_gpt.machine.checkout import checkout
 from fugaku_gpt.machine.clock import clock_variables
 from fugaku_gpt.machine.job_limit import LONGEST_MARGIN
 from fugaku_gpt.machine.local import find_tcmalloc, usable_cores
-from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, remove_leftover_segments
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, leftover_segments, remove_segments, segments
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import FAILED, INTERRUPTED, OK, Result, RunDirectory
@@ -286,7 +286,8 @@ def launch(
         cores = len(usable_cores())
         command = train_command(launcher, config, config_file, out_dir, cores, tcmalloc, extra_arguments, profile)
     mark = mark if mark is not None else uuid.uuid4().hex
-    stamp = directory.environment_stamp()
+    stamp, shared_memory = directory.environment_stamp(), this_system().path(SHARED_MEMORY)
+    older = segments(shared_memory)  # of other runs, perhaps in containers whose processes are not seen
 
     def has_joined() -> bool:
         return directory.environment_stamp() != stamp
@@ -306,7 +307,8 @@ def launch(
     )
     outcome = replace(outcome, lost_reason=_lost_reason(outcome, watch, endings, has_joined(), directory))
     if not outcome.ok:  # ranks that have ended well have removed their own
-        remove_leftover_segments(this_system().path(SHARED_MEMORY))
+        leftovers = leftover_segments(shared_memory)
+        remove_segments({*leftovers.dead, *leftovers.unjudged} - older)
     return outcome
 
 
@@ -329,7 +331,7 @@ def _lost_reason(
 ) -> str:
     """Name the ranks that could not report their end themselves; empty where all have reported it."""
     if watch.stopped:
-        return f"{watch.stopped} on {socket.gethostname()} is stopped (SIGSTOP), and its ranks would wait for it"
+        return f"{watch.stopped} on {socket.gethostname()} is stopped (SIGSTOP), and the run would wait for it"
     if outcome.is_lost and has_joined:
         return f"no rank lives on {socket.gethostname()}, but their launcher does"
     if outcome.is_lost:
@@ -339,10 +341,14 @@ def _lost_reason(
         recorded = directory.result()
     except UsageError:  # a damaged record must not have the caller take the run for one that has not begun
         return ""
+    if endings.has_lost_proxy and not was_ended and recorded is None:
+        return f"hydra_pmi_proxy on {socket.gethostname()}, which had started the ranks, is gone: mpirun has lost it"
+    if has_joined and not was_ended and (recorded is None or recorded.status == OK):
+        return endings.reason_of_supervisor(outcome.exit_code)
     # a rank that the launcher has ended for another's end records just that
     if has_joined or was_ended or (recorded is not None and recorded.status != INTERRUPTED):
         return ""
-    return endings.reason_of_first(outcome.exit_code, watch.ranks_of_processes)
+    return endings.reason_of_first(outcome.exit_code)
 
 
 def exit_code_of(outcome: Outcome, result: Optional[Result] = None) -> int:

@@ -30,6 +30,7 @@ from fugaku_gpt.records.claim import HOLDER_VARIABLE
 MARK = HOLDER_VARIABLE
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_LAST_WORDS_SECONDS = 2.0
 _CAUGHT_SIGNALS = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1)
 _KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills the command
 # one request may arrive twice: at the process group, and from the job's script
@@ -164,8 +165,12 @@ def run_command(
                         break
                     time.sleep(_POLL_SECONDS)
             finally:  # whatever happens, no process of the command may stay behind
+                if is_lost:  # a launcher that has just lost its ranks is about to print how each has ended
+                    _wait(lambda: process.poll() is not None, _LAST_WORDS_SECONDS, caught)
                 if process.poll() is None:
                     process.terminate()
+                    for stopped in marked_processes(mark) if is_lost else []:
+                        _signal(stopped, signals.SIGCONT)  # a stopped process ends only when it runs again
                     _wait(lambda: process.poll() is not None and not marked_processes(mark), grace, caught)
                     grace = 0.0  # every process has been asked to end: the rest is killed
                 end_marked_processes(mark, grace, process)

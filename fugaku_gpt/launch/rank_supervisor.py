@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Dict, List, NoReturn, Optional, Set, Union
@@ -28,7 +29,7 @@ from typing import Dict, List, NoReturn, Optional, Set, Union
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.machine.local import out_of_memory_kills
-from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, bus_error_cause
+from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, bus_error_cause, remove_segments, segments_of
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
 from fugaku_gpt.records.run import (
@@ -43,11 +44,14 @@ from fugaku_gpt.records.run import (
     failure_lines,
 )
 
+SUPERVISOR_NAME = "rank-supervisor"  # of the process, as the kernel has it: at most 15 characters
 _POLL_SECONDS = 0.2
 _PARENT_POLL_SECONDS = 2.0
 # for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
 _RANK_0_SECONDS = 15.0
 _ABORT_SECONDS = 5.0
+# within which ranks that are killed together are noticed, on a busy node too; before that no launcher learns of it
+_TOGETHER_SECONDS = 2.0
 # MPICH's launcher, which sets the first, ends all ranks when one is killed by a signal, but not for an exit code.
 # Slurm, which sets both with PMI-2, looks at exit codes alone, and so do Open MPI, Fujitsu's MPI and others.
 _VARIABLE_OF_MPICH, _VARIABLE_OF_SLURM = "PMI_RANK", "SLURM_STEP_ID"
@@ -90,7 +94,7 @@ def supervise_rank(rank: int, directory: Optional[Path] = None) -> SupervisorLin
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    started, supervisor = steady_time(), os.getpid()
+    started, supervisor, launcher = steady_time(), os.getpid(), os.getppid()
     pipe_read, pipe_write = os.pipe()
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS)  # until it can forward them
     child = os.fork()
@@ -98,7 +102,7 @@ def supervise_rank(rank: int, directory: Optional[Path] = None) -> SupervisorLin
         os.close(pipe_write)
         code = 1
         try:
-            code = _RankSupervisor(rank, child, pipe_read, started, directory).wait(previous_mask)
+            code = _RankSupervisor(rank, child, pipe_read, started, launcher, directory).wait(previous_mask)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -151,7 +155,9 @@ def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
 
 
 class _RankSupervisor:
-    def __init__(self, rank: int, child: int, pipe: int, started: float, directory: Optional[Path] = None) -> None:
+    def __init__(
+        self, rank: int, child: int, pipe: int, started: float, launcher: int, directory: Optional[Path] = None
+    ) -> None:
         self._rank = rank
         self._child = child
         self._pipe = pipe
@@ -160,8 +166,9 @@ class _RankSupervisor:
         self._directory = RunDirectory(directory) if directory is not None else None
         self._forwarded: List[int] = []
         self._has_printed_failure = False
-        self._parent = os.getppid()
-        self._parent_name = _name_of(self._parent)
+        self._parent = launcher  # as it was before the fork: it may have died since
+        self._parent_name = _name_of(launcher)
+        self._segments: List[Path] = []  # in shared memory, of the rank's MPI
         self._wakeup_read, self._wakeup_write = os.pipe()
 
     def wait(self, mask: Set[Union[int, signal.Signals]]) -> int:
@@ -170,7 +177,7 @@ class _RankSupervisor:
         Args:
             mask: the signal mask that is restored once signals can be forwarded.
         """
-        _prctl(_PR_SET_NAME, ctypes.c_char_p(b"rank-supervisor"))
+        _prctl(_PR_SET_NAME, ctypes.c_char_p(SUPERVISOR_NAME.encode()))
         # a signal just before `select` would go unnoticed until that returns, so signals write to a pipe
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
@@ -185,6 +192,8 @@ class _RankSupervisor:
                 self._end_without_launcher()
         _, status = os.waitpid(self._child, 0)
         ended = steady_time()
+        if status != 0:  # a rank that has ended well has removed its own
+            remove_segments(self._segments)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             self._record(self._result(number, ended, out_of_memory_kills() > kills_before))
@@ -213,6 +222,8 @@ class _RankSupervisor:
         for line in text.splitlines():
             message = json.loads(line)
             self._has_joined = self._has_joined or "joined" in message
+            if self._has_joined:  # all ranks of this node have opened them by now
+                self._segments = segments_of(self._child)
             if "directory" in message:
                 self._directory = RunDirectory(Path(message["directory"]))
         return not text
@@ -256,6 +267,7 @@ class _RankSupervisor:
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child, signal.SIGKILL)
+        remove_segments(self._segments)
         os._exit(EXIT_RUN_FAILED)
 
     def _forward(self, number: int, _frame: Optional[FrameType]) -> None:
@@ -293,12 +305,26 @@ class _RankSupervisor:
         if self._directory is None:
             return
         with contextlib.suppress(OSError, UsageError):  # a full disk: what was printed is all that can be done
-            recorded = self._recorded()
-            is_consequence = recorded is not None and recorded.ended > result.ended and recorded.status == FAILED
-            if self._directory.write_result(result, replace=is_consequence) and self._rank == 0:
-                self._has_printed_failure = True
-                print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
-        self._wait_for_summary_of_rank_0()
+            if not self._has_merged(result):
+                recorded = self._recorded()
+                is_consequence = recorded is not None and recorded.ended > result.ended and recorded.status == FAILED
+                if not self._directory.write_result(result, replace=is_consequence):
+                    self._has_merged(result)  # another supervisor has just recorded its rank's end
+                elif self._rank == 0:
+                    self._has_printed_failure = True
+                    print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
+        if result.signal == signal.SIGKILL:
+            time.sleep(_TOGETHER_SECONDS)  # until other ranks that were killed at this time are recorded, too
+        else:
+            self._wait_for_summary_of_rank_0()
+
+    def _has_merged(self, result: Result) -> bool:
+        """Record that this rank was killed together with another, if the recorded result shows that."""
+        recorded = self._recorded()
+        if self._directory is None or recorded is None or not _are_killed_together(recorded, result):
+            return False
+        self._directory.write_result(_of_both(recorded, result))
+        return True
 
     def _wait_for_summary_of_rank_0(self) -> None:
         """Give rank 0's supervisor time to print what this rank has recorded, before the launcher learns of the end."""
@@ -323,6 +349,28 @@ class _RankSupervisor:
         self._has_printed_failure = True
         if result.rank not in (0, None):  # rank 0 has printed its own failure, and one of all ranks
             print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)
+
+
+def _are_killed_together(recorded: Result, result: Result) -> bool:
+    """True if the rank of a recorded result and this one were killed by one signal at one time, before a launcher could
+    have ended one for the other."""
+    return (
+        recorded.status == FAILED
+        and recorded.signal == result.signal == signal.SIGKILL
+        and recorded.rank not in (None, result.rank)
+        and abs(recorded.ended - result.ended) < _TOGETHER_SECONDS
+    )
+
+
+def _of_both(recorded: Result, result: Result) -> Result:
+    """The result of ranks that were killed together: none of them is the cause."""
+    ranks = ", ".join(map(str, sorted(rank for rank in (recorded.rank, result.rank) if rank is not None)))
+    return replace(
+        recorded,
+        reason=f"ranks {ranks}: {result.reason.partition(': ')[2]}, at one time",
+        rank=None,
+        node=result.node if recorded.node == result.node else "",
+    )
 
 
 def _name_of(process: int) -> str:

@@ -16,10 +16,16 @@ from typing import Callable, Dict, List, Optional, Tuple
 import psutil
 
 from fugaku_gpt.launch.processes import marked_processes
+from fugaku_gpt.launch.rank_supervisor import SUPERVISOR_NAME
 from fugaku_gpt.machine.rank import launched_rank
+from fugaku_gpt.machine.system import this_system
 
 # A launcher starts its ranks one after the other, and takes a moment to end when they have ended.
 _GONE_SECONDS = 8.0
+# A rank whose process was never seen may not have been started yet, as where programs come from a slow file system.
+_NEVER_SEEN_SECONDS = 600.0
+_CHILDREN_FAULTS = 8  # field `cminflt` of /proc/PID/stat, counted from the process's state
+_PROXY = "hydra_pmi_proxy"  # of MPICH, whose only children are the ranks of this machine
 _POLL_SECONDS_BEFORE_JOINING, _POLL_SECONDS_AFTERWARDS = 1.0, 5.0
 
 
@@ -35,8 +41,8 @@ class RankWatch:
     Attributes:
         ranks_of_processes: the rank of each process number that was seen so far.
         gone: the ranks that were gone for a while although the launcher waited for them.
-        stopped: the process of the launcher that was stopped (SIGSTOP) for a while, such as ``mpirun (process 17)``, or
-            empty. Ranks that are stopped are named by those that wait for them.
+        stopped: the process of the launcher, or the supervisor of a rank, that was stopped (SIGSTOP) for a while, such
+            as ``mpirun (process 17)``; or empty. Ranks that are stopped are named by those that wait for them.
     """
 
     def __init__(self, mark: str, ranks: int, has_joined: Callable[[], bool]) -> None:
@@ -67,13 +73,16 @@ class RankWatch:
             return True
         processes = ranks_of_processes(self._mark)
         self.ranks_of_processes.update(processes)
-        living = set(processes.values())
+        living, seen = set(processes.values()), set(self.ranks_of_processes.values())
         missing = tuple(rank for rank in range(self._ranks) if rank not in living)
         if joined and living:
             missing = ()
         if missing != self._missing:
             self._missing, self._missing_since = missing, moment
         if not missing or self._missing_since is None or moment - self._missing_since < _GONE_SECONDS:
+            return False
+        is_unseen = not joined and not seen.intersection(missing) and not has_reaped_rank(self._mark)
+        if is_unseen and moment - self._missing_since < _NEVER_SEEN_SECONDS:
             return False
         self.gone = list(missing)
         for process in processes:  # so that the launcher ends, and prints how each rank ended
@@ -101,13 +110,32 @@ def ranks_of_processes(mark: str) -> Dict[int, int]:
     return ranks
 
 
+def has_reaped_rank(mark: str) -> bool:
+    """Whether a rank has ended that MPICH's launcher with this mark had started, though it may never have been seen:
+    the kernel counts the memory accesses of children that have been waited for."""
+    for process in marked_processes(mark):
+        try:
+            text = this_system().read(f"proc/{process.pid}/stat") if process.name() == _PROXY else None
+        except psutil.Error:  # it has ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split() if text is not None else []
+        if len(fields) > _CHILDREN_FAULTS and fields[_CHILDREN_FAULTS] != "0":
+            return True
+    return False
+
+
 def stopped_launchers(mark: str) -> List[str]:
-    """The processes with this mark that are stopped and are no ranks: ``mpirun`` and its helpers."""
+    """The processes with this mark that are stopped and are no ranks: ``mpirun``, its helpers, and supervisors."""
     names = []
     for process in marked_processes(mark):
         try:
-            if process.status() == psutil.STATUS_STOPPED and launched_rank(process.environ()) is None:
-                names.append(f"{process.name()} (process {process.pid})")
+            if process.status() != psutil.STATUS_STOPPED:
+                continue
+            launched, name = launched_rank(process.environ()), process.name()
+            if launched is None:
+                names.append(f"{name} (process {process.pid})")
+            elif name == SUPERVISOR_NAME:
+                names.append(f"the supervisor of rank {launched.rank} (process {process.pid})")
         except (psutil.Error, OSError):  # it has ended meanwhile
             continue
     return names

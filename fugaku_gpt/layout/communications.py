@@ -21,7 +21,7 @@ from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
-from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE_SCATTER
+from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, GATHER_JSON, REDUCE_SCATTER
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import Action, BackwardWeight, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
@@ -62,6 +62,20 @@ class Transfer:
 
 
 Communication = Union[Collective, Transfer]
+
+ANY_SIZE = -1  # elements of a collective whose number depends on the run, such as a text's
+_TEXT = (Collective("world", BROADCAST, 1), Collective("world", BROADCAST, ANY_SIZE))  # its length first
+# What the ranks do together while a checkpoint is saved: a sequence of these, which begins with a text (where to write)
+# and has its reports some steps later, when all ranks have written.
+CHECKPOINT_EXCHANGES: Tuple[Tuple[Collective, ...], ...] = (
+    _TEXT,
+    (Collective("world", ALL_GATHER, 1), *_TEXT),  # once in a run: which part of the optimiser each rank has
+    (
+        Collective("world", ALL_GATHER, 1),
+        Collective("world", GATHER_JSON, ANY_SIZE),
+    ),  # reports of what ranks have written
+    (Collective("world", BARRIER, 0),),  # of ranks that end, as the checkpoint could not be written
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Iterator, List, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from fugaku_gpt.machine.system import this_system
 
@@ -16,6 +16,8 @@ SHARED_MEMORY = "dev/shm"  # below the root
 _STARTING_SECONDS = 10.0
 _LITTLE_ROOM = 32 * 2**20  # bytes that an MPI may want in one piece
 # names of the files of MPICH, Open MPI and UCX
+_INIT = "1"  # the first process of the machine, which runs nobody's program
+_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, from linux/proc_ns.h: that of no container
 _SEGMENT_OF_MPI = re.compile(r"mpich_|vader_segment\.|sm_segment\.|osc_sm\.|ucx_shm_posix_")
 
 
@@ -41,33 +43,40 @@ def bus_error_cause(directory: Path) -> str:
     )
 
 
-def leftover_segments(directory: Path) -> List[Path]:
-    """List this user's files of MPI in shared memory that no living process has open or mapped, and that are some
-    seconds old.
+class Leftovers(NamedTuple):
+    """This user's files of MPI in shared memory that are some seconds old and that no living process uses.
 
-    A rank that is killed leaves its files, some MiB each, which take memory until the node is restarted. Processes of
-    other users cannot be looked at, but they have no use for this user's files.
+    Attributes:
+        dead: files that no process has open or mapped.
+        unjudged: the others that no process is seen to use, but one may that cannot be looked at.
+        reason: which processes these are; empty if there are none.
+    """
+
+    dead: List[Path]
+    unjudged: List[Path]
+    reason: str = ""
+
+
+def segments(directory: Path) -> Set[Path]:
+    """List this user's files of MPI in shared memory.
 
     Args:
         directory: the file system of shared memory, usually ``/dev/shm``.
     """
-    candidates = {}
-    with contextlib.suppress(OSError):  # no such folder: nothing is left
-        for entry in os.scandir(directory):
-            if _SEGMENT_OF_MPI.match(entry.name):
-                with contextlib.suppress(OSError):  # removed meanwhile
-                    status = entry.stat(follow_symlinks=False)
-                    is_old = time.time() - status.st_mtime > _STARTING_SECONDS
-                    if is_old and status.st_uid == os.geteuid():
-                        candidates[status.st_dev, status.st_ino] = Path(entry.path)
-    used = _files_in_use() if candidates else set()
-    return sorted(path for key, path in candidates.items() if key not in used)
+    return {path for path, _ in _own_segments(directory)}
 
 
-def remove_leftover_segments(directory: Path) -> Tuple[int, int]:
-    """Remove what :func:`leftover_segments` lists; returns the number of files and their bytes."""
+def segments_of(process: int) -> List[Path]:
+    """List the files of MPI in shared memory that a process has mapped."""
+    text = this_system().read(f"proc/{process}/maps") or ""
+    paths = {Path(words[5]) for words in (line.split(None, 5) for line in text.splitlines()) if len(words) == 6}
+    return sorted(path for path in paths if _SEGMENT_OF_MPI.match(path.name) and path.is_file())
+
+
+def remove_segments(paths: Iterable[Path]) -> Tuple[int, int]:
+    """Remove files; returns their number and bytes."""
     files, size = 0, 0
-    for path in leftover_segments(directory):
+    for path in paths:
         with contextlib.suppress(OSError):  # another process of this user has just removed it
             length = path.stat().st_size
             path.unlink()
@@ -75,24 +84,83 @@ def remove_leftover_segments(directory: Path) -> Tuple[int, int]:
     return files, size
 
 
-def _files_in_use() -> Set[Tuple[int, int]]:
-    """The (device, inode) of each file that a process of this user has open or mapped."""
+def leftover_segments(directory: Path) -> Leftovers:
+    """List this user's files of MPI in shared memory that no living process has open or mapped.
+
+    A rank that is killed leaves its files, some MiB each, which take memory until the node is restarted. Who uses a
+    file cannot be judged in a container, as processes outside it may share the memory and are not seen, nor beside a
+    process that has the right to open the file and may not be looked at.
+
+    Args:
+        directory: the file system of shared memory, usually ``/dev/shm``.
+    """
+    candidates: Dict[Tuple[int, int], Tuple[Path, os.stat_result]] = {}
+    for path, status in _own_segments(directory):
+        if time.time() - status.st_mtime > _STARTING_SECONDS:
+            candidates[status.st_dev, status.st_ino] = path, status
+    if not candidates:
+        return Leftovers([], [])
+    used, hidden_users = _files_in_use()
+    unused = [item for key, item in candidates.items() if key not in used]
+    if _is_in_container():
+        return Leftovers([], sorted(path for path, _ in unused), "this is a container: processes outside are not seen")
+    dead = sorted(path for path, status in unused if not any(_may_open(user, status) for user in hidden_users))
+    unjudged = sorted(path for path, _ in unused if path not in dead)
+    reason = "processes of this user, or of others who may open them, cannot be looked at" if unjudged else ""
+    return Leftovers(dead, unjudged, reason)
+
+
+def _own_segments(directory: Path) -> Iterator[Tuple[Path, os.stat_result]]:
+    with contextlib.suppress(OSError):  # no such folder: there are none
+        for entry in os.scandir(directory):
+            if _SEGMENT_OF_MPI.match(entry.name):
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == os.geteuid():
+                        yield Path(entry.path), status
+
+
+def _is_in_container() -> bool:
+    """True if this process sees only a part of the machine's processes."""
+    try:
+        namespace = os.readlink(this_system().path("proc/self/ns/pid"))
+    except OSError:  # a kernel without namespaces has no containers
+        return False
+    return namespace != _FIRST_NAMESPACE
+
+
+def _may_open(user: int, status: os.stat_result) -> bool:
+    return user == status.st_uid or bool(status.st_mode & 0o077)
+
+
+def _files_in_use() -> Tuple[Set[Tuple[int, int]], Set[int]]:
+    """The (device, inode) of each file that a process has open or mapped, and the users of processes of which that
+    cannot be seen."""
     used: Set[Tuple[int, int]] = set()
+    hidden_users: Set[int] = set()
     for process in this_system().path("proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        try:
             for descriptor in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # closed meanwhile
                     status = descriptor.stat()
                     used.add((status.st_dev, status.st_ino))
-        used.update(_mapped_files(process))  # afterwards: a file is mapped before it is closed
-    return used
+            used.update(_mapped_files(process))  # afterwards: a file is mapped before it is closed
+        except PermissionError:
+            if process.name != _INIT:
+                hidden_users.add(_user_of(process))
+        except OSError:  # it has ended
+            continue
+    return used, hidden_users - {0} if os.geteuid() else hidden_users
+
+
+def _user_of(process: Path) -> int:
+    """The user of a process; this user where that is not readable, which counts against a file."""
+    found = re.search(r"^Uid:\s+(\d+)", this_system().read(f"proc/{process.name}/status") or "", re.MULTILINE)
+    return int(found[1]) if found else os.geteuid()
 
 
 def _mapped_files(process: Path) -> Iterator[Tuple[int, int]]:
-    try:
-        text = (process / "maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it has ended, or is another user's
-        return
+    text = (process / "maps").read_text(encoding="utf-8", errors="replace")
     for line in text.splitlines():  # address permissions offset major:minor inode path
         words = line.split(None, 5)
         if len(words) >= 5 and words[4] != "0":

@@ -81,7 +81,7 @@ class Result:
 
     Attributes:
         status: one of ``STATUSES``.
-        reason: one line for a person; empty where status is ok.
+        reason: one line for a person; empty where status is ok, unless a process was killed after that.
         started, ended: seconds since the epoch.
         iterations: number of finished iterations.
         summary: figures over the run (see :func:`fugaku_gpt.records.summary.summarise`); empty if nothing was measured.

@@ -25,16 +25,15 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
 from fugaku_gpt.hang.against_plan import config_or_problem
 from fugaku_gpt.hang.diagnosis import diagnose_hang, process_states, read_flights
+from fugaku_gpt.hang.standstill import PATIENCE_BY_PHASE
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.files import create_json_atomically
-from fugaku_gpt.records.flight import CHECKPOINT, FINISHED, START_UP, Head, flight_file, read_head
+from fugaku_gpt.records.flight import FINISHED, Head, flight_file, read_head
 from fugaku_gpt.records.run import HUNG, Result, RunDirectory, failure_lines
 
 _CHECKS_PER_TIMEOUT = 20
 _LONGEST_TICK_SECONDS = 5.0
-# number of timeouts that a rank may be idle in these phases: files may be slow
-_PATIENCE_BY_PHASE = {START_UP: 5, CHECKPOINT: 5}
 _GRACE_SECONDS = 3.0  # that all ranks have, plus two ticks, to write their stacks
 
 
@@ -71,6 +70,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Start the watchdog thread."""
+        self._recorder.watched(self._timeout, False)  # so that a run that is killed soon is seen to have been watched
         self._thread.start()
 
     def stop(self) -> None:
@@ -120,9 +120,11 @@ class Watchdog:
     def _is_marked_hung(self) -> bool:
         """True if a rank has recorded that this run hangs (not an earlier run in the same directory)."""
         try:
-            return bool(parse_json(self._marker.read_text(encoding="utf-8"))["time"] > self._began)
+            marker = parse_json(self._marker.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # missing, or being written
             return False
+        moment = marker.get("time") if isinstance(marker, dict) else None
+        return isinstance(moment, (int, float)) and moment > self._began
 
     def _is_examiner(self) -> bool:
         """True if this rank is the examiner: the first idle rank, until it moves again or gives no sign of life."""
@@ -150,7 +152,7 @@ class Watchdog:
                 self._claim.unlink()
 
     def _are_all_idle(self, own_idle_seconds: float) -> bool:
-        if own_idle_seconds < self._timeout * _PATIENCE_BY_PHASE.get(self._recorder.phase, 1):
+        if own_idle_seconds < self._timeout * PATIENCE_BY_PHASE.get(self._recorder.phase, 1):
             return False
         host, current_time = socket.gethostname(), time.monotonic()
         all_idle = True
@@ -165,7 +167,7 @@ class Watchdog:
             idle_seconds = [current_time - self._heartbeats[rank][1], head.watched - head.progressed]
             if head.host == host:
                 idle_seconds.append(time.time() - head.progressed)
-            limit = self._timeout * _PATIENCE_BY_PHASE.get(head.phase, 1)
+            limit = self._timeout * PATIENCE_BY_PHASE.get(head.phase, 1)
             all_idle = all_idle and max(idle_seconds) >= limit  # every rank is read in every check
         return all_idle
 

@@ -35,6 +35,7 @@ def hanging_run(tmp_path: Path) -> Path:
     ranks = Ranks(tmp_path / "run" / "flight", 2, {"dp": [(0, 1)]})
     ranks.progress((0, 1), step=5)
     ranks.call((0,), "dp", "a.py:7", returns=False)
+    ranks.stand_still(40.0)
     return tmp_path / "run"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+import subprocess
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.comm.flight_recorder import FlightRecorder
-from fugaku_gpt.records.flight import FORWARD
+from fugaku_gpt.records.flight import FORWARD, PROGRESS_OFFSET, RECORD, RING_OFFSET, SLOTS
 
 
 class RecorderWithSite(FlightRecorder):
@@ -16,6 +18,15 @@ class RecorderWithSite(FlightRecorder):
 
     def _site(self) -> int:
         return self._name(self.site)
+
+    def age(self, seconds: float) -> None:
+        """Sets back the times of all that was recorded."""
+        offsets = [PROGRESS_OFFSET // 8 + 1]
+        for slot in range(SLOTS):
+            last = (RING_OFFSET + (slot + 1) * RECORD.size) // 8
+            offsets += [offset for offset in range(last - 4, last - 1) if self._seconds[offset]]
+        for offset in offsets:
+            self._seconds[offset] -= seconds
 
 
 class Ranks:
@@ -35,6 +46,20 @@ class Ranks:
         """Lets ranks begin another phase of work."""
         for rank in ranks:
             self.recorders[rank].mark_phase(phase, step, micro_batch)
+
+    def stand_still(self, seconds: float, timeout: float = 1800.0, watched: Optional[Iterable[int]] = None) -> None:
+        """Ages all that was recorded by a time, in which the watchdogs of some ranks, by default all, still looked."""
+        for rank, recorder in enumerate(self.recorders):
+            recorder.age(seconds)
+            if watched is None or rank in watched:
+                recorder.watched(timeout, False)
+
+    def all_end(self) -> None:
+        """Lets the processes of all ranks be gone."""
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        for recorder in self.recorders:
+            struct.pack_into("<I", recorder._map, 28, ended.pid)
 
     def call(
         self,

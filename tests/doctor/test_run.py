@@ -27,6 +27,7 @@ def test_a_run_without_a_result_is_reported_with_the_last_iteration_and_the_caus
     ranks = Ranks(run / "flight", 3, {"dp": [(0, 1, 2)]})
     ranks.progress(range(3), step=5)
     ranks.call((0, 2), "dp", "sum.py:3", returns=False)
+    ranks.stand_still(40.0)
     diagnosis = diagnose(run)
     assert diagnosis.result.startswith("no result: still running, or killed")
     assert diagnosis.last == "iteration 4, loss 4.0000, 0.5 s per iteration"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -108,6 +109,55 @@ def test_an_earlier_end_of_a_rank_stays_the_cause_when_the_launcher_is_lost(
     ended = replace(outcome(-9), lost_reason="mpirun is stopped", lost_after=lost_after)
     log, started = tmp_path / "log.txt", recorded.ended - 2.0
     assert result_of_launch(RunDirectory(tmp_path / "run"), config, ended, log, started).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("ended", "log", "reason"),
+    [
+        (outcome(-9), "", "the launcher was killed by signal 9 (SIGKILL)"),
+        (replace(outcome(9), lost_reason="the supervisor is gone"), "", "the supervisor is gone"),
+        (outcome(137), "fugaku-gpt: rank 1: killed by signal 9 (SIGKILL)\n", "rank 1: killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_process_that_is_killed_after_the_last_iteration_is_named_in_a_run_that_is_ok(
+    tmp_path: Path, ended: Outcome, log: str, reason: str
+) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config)
+    text = tmp_path / "log.txt"
+    text.write_text(log, encoding="utf-8")
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, text, 1000.0)
+    assert (result.status, result.reason) == ("ok", f"after the last iteration: {reason}")
+
+
+def test_ranks_that_stop_as_their_launcher_was_lost_name_it(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, "interrupted", "stopped: SIGTERM on vm (rank 1), after iteration 4")
+    recorded = RunDirectory(tmp_path / "run").result()
+    assert recorded is not None
+    ended = replace(outcome(75), is_lost=True, lost_reason="mpirun is stopped")
+    log = tmp_path / "log.txt"
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, ended, log, recorded.ended - 2.0)
+    assert result.is_resumable and result.reason == "stopped: mpirun is stopped, after iteration 4"
+
+
+def test_the_lines_of_a_launcher_that_fails_are_no_cause(tmp_path: Path) -> None:
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"), None)
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "[mpiexec@n] control_cb (/mpich/pmiserv_cb.c:280): assert (!closed) failed\n[proxy:0@n] HYD_x (a.c:1): error\n",
+        encoding="utf-8",
+    )
+    ended = outcome(255)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), load_run_config(preset="tiny"), ended, log, 1000.0)
+    assert result.reason == "exit code 255"
+
+
+def test_a_killed_launcher_is_recorded_with_signal_and_host(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny")
+    leave_run(tmp_path / "run", config, None)
+    result = result_of_launch(RunDirectory(tmp_path / "run"), config, outcome(-9), tmp_path / "log.txt", 1000.0)
+    assert (result.signal, result.rank, result.node) == (9, None, os.uname().nodename)
 
 
 @pytest.mark.parametrize("ended", [outcome(15, stopped_by=2), outcome(15, timed_out=True), outcome(1)])

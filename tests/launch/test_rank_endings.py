@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List
+from typing import List
 
 import pytest
 
@@ -56,26 +56,26 @@ def test_the_line_of_statuses_is_not_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "exit_code", "processes", "subject"),
+    ("text", "exit_code", "subject"),
     [
-        (MPICH_KILLED, 9, {25725: 0, 25726: 1}, f"rank 1 on {HOST} ended (signal 9, SIGKILL)"),
-        (MPICH_KILLED, 9, {}, f"a rank on {HOST} ended (signal 9, SIGKILL)"),
-        ("[mpiexec@n] Exit codes: [localhost] 9,11,9", 11, {}, f"rank 1 on {HOST} ended (signal 11, SIGSEGV)"),
-        (OPEN_MPI_4, 3, {}, f"rank 2 on {HOST} ended (exit code 3)"),
-        (OPEN_MPI_5, 3, {}, f"rank 0 on {HOST} ended (exit code 3)"),
-        (OPEN_MPI_KILLED, 137, {}, f"rank 1 on {HOST} ended (signal 9, SIGKILL)"),
+        (MPICH_KILLED, 9, f"a rank on {HOST} ended (signal 9, SIGKILL)"),
+        ("[mpiexec@n] Exit codes: [localhost] 9,11,9", 11, f"rank 1 on {HOST} ended (signal 11, SIGSEGV)"),
+        (OPEN_MPI_4, 3, f"rank 2 on {HOST} ended (exit code 3)"),
+        (OPEN_MPI_5, 3, f"rank 0 on {HOST} ended (exit code 3)"),
+        (OPEN_MPI_KILLED, 137, f"rank 1 on {HOST} ended (signal 9, SIGKILL)"),
     ],
 )
-def test_the_rank_that_ended_first_is_named(text: str, exit_code: int, processes: Dict[int, int], subject: str) -> None:
-    assert endings(text).reason_of_first(exit_code, processes) == f"{subject} before it joined MPI"
+def test_the_rank_that_ended_first_is_named(text: str, exit_code: int, subject: str) -> None:
+    """Where the launcher has killed the others alike, it prints the first process in their order."""
+    assert endings(text).reason_of_first(exit_code) == f"{subject} before it joined MPI"
 
 
 def test_no_rank_is_named_where_none_was_killed() -> None:
     """Ranks that refuse the same mistake of the user's end with exit codes, and MPICH's launcher kills the rest."""
-    assert endings("[mpiexec@n] Exit codes: [localhost] 512,9").reason_of_first(2, {}) == ""
-    assert endings("").reason_of_first(1, {}) == ""
+    assert endings("[mpiexec@n] Exit codes: [localhost] 512,9").reason_of_first(2) == ""
+    assert endings("").reason_of_first(1) == ""
     refused = OPEN_MPI_4.replace("Exit code:    3", "Exit code:    2")
-    assert endings(refused).reason_of_first(2, {}) == ""
+    assert endings(refused).reason_of_first(2) == ""
 
 
 def test_endings_are_read_though_the_terminal_is_gone() -> None:
@@ -86,3 +86,31 @@ def test_endings_are_read_though_the_terminal_is_gone() -> None:
     endings.read("some output")
     endings.read("[mpiexec@node] Exit codes: [node] 0,9")
     assert endings.statuses == [0, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "sentence"),
+    [
+        (
+            MPICH_KILLED,
+            9,
+            f"the supervisor of a rank on {HOST} was killed by signal 9 (SIGKILL), and its rank with it;",
+        ),
+        (
+            "[mpiexec@n] Exit codes: [localhost] 11,9,9",
+            11,
+            f"the supervisor of rank 0 on {HOST} was killed by signal 11 (SIGSEGV)",
+        ),
+        (OPEN_MPI_KILLED, 137, f"the supervisor of rank 1 on {HOST} was killed by signal 9 (SIGKILL)"),
+        (OPEN_MPI_4, 3, ""),  # it has ended by itself
+        ("", 9, ""),
+    ],
+)
+def test_a_supervisor_that_was_killed_is_named(text: str, exit_code: int, sentence: str) -> None:
+    reason = endings(text).reason_of_supervisor(exit_code)
+    assert reason.startswith(sentence) and bool(reason) is bool(sentence)
+
+
+def test_a_lost_proxy_is_noticed() -> None:
+    line = "[mpiexec@n] control_cb (/mpich/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed"
+    assert endings(line).has_lost_proxy and not endings(MPICH_KILLED).has_lost_proxy

@@ -181,6 +181,64 @@ def test_a_result_that_cannot_be_read_does_not_cost_the_rank(tmp_path: Path) -> 
     assert end_of(supervisor)[0] == 128 + signal.SIGKILL
 
 
+def test_ranks_that_are_killed_together_are_named_together(tmp_path: Path) -> None:
+    pairs = [start(rank, tmp_path) for rank in (0, 1)]
+    for _, rank in pairs:
+        os.kill(rank, signal.SIGKILL)
+    assert [end_of(supervisor)[0] for supervisor, _ in pairs] == [128 + signal.SIGKILL] * 2
+    result = RunDirectory(tmp_path).result()
+    assert result is not None and (result.rank, result.node, result.signal) == (None, os.uname().nodename, 9)
+    assert result.reason == "ranks 0, 1: killed by signal 9 (SIGKILL), at one time"
+
+
+def test_what_a_killed_rank_leaves_in_shared_memory_is_removed(tmp_path: Path) -> None:
+    name = f"mpich_shm_test_{os.getpid()}_0"
+    behaviour = f"""
+import mmap
+file = open("/dev/shm/{name}", "wb+")
+file.truncate(4096)
+memory = mmap.mmap(file.fileno(), 4096)
+link.report_joined()
+print("mapped", flush=True)
+time.sleep(60)
+"""
+    supervisor, rank = start(1, tmp_path, behaviour)
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == "mapped\n"
+    time.sleep(0.1)  # the supervisor reads the report, and then which files are mapped
+    assert Path("/dev/shm", name).exists()
+    os.kill(rank, signal.SIGKILL)
+    end_of(supervisor)
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_a_launcher_that_dies_during_the_fork_is_missed(tmp_path: Path) -> None:
+    """The supervisor's parent has ended before it looks: the process that is its parent then is no launcher."""
+    slow = """
+import os, sys, time
+from pathlib import Path
+fork = os.fork
+def fork_slowly():
+    print(os.getpid(), flush=True)
+    child = fork()
+    if child:
+        while os.getppid() == launcher: time.sleep(0.01)
+    return child
+launcher, os.fork = os.getppid(), fork_slowly
+from fugaku_gpt.launch.rank_supervisor import supervise_rank
+supervise_rank(1, Path(sys.argv[1])).report_joined()
+time.sleep(60)
+"""
+    command = ["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", slow, str(tmp_path)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert launcher.stdout is not None
+    supervisor = psutil.Process(int(launcher.stdout.readline()))
+    launcher.kill()
+    launcher.wait()
+    psutil.wait_procs([supervisor], timeout=30)
+    result = RunDirectory(tmp_path).result()
+    assert result is not None and f"(process {launcher.pid})" in result.reason and "is gone" in result.reason
+
+
 def test_a_secondary_failure_does_not_replace_the_first_result(tmp_path: Path) -> None:
     first = Result(FAILED, "rank 2: ValueError: x", 0.0, time.time(), rank=2)
     RunDirectory(tmp_path).write_result(first)

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import List, Set
 
+import psutil
 import pytest
 
 from fugaku_gpt.launch import rank_watch
@@ -91,6 +92,66 @@ def test_ranks_that_a_launcher_starts_slowly_are_waited_for(ranks: Ranks) -> Non
         ranks.living.add(rank)
         assert ranks.after(watch, 5) == []
     assert ranks.after(watch, 60) == []
+
+
+def test_a_rank_that_was_never_seen_may_not_have_been_started_yet(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow file system takes longer to start Python than a dead rank takes to be missed."""
+    watch = ranks.watch(2)
+    assert ranks.after(watch, 100) == [] and ranks.killed == set()
+    ranks.living = {0}
+    assert ranks.after(watch, 100) == [] and ranks.killed == set()
+    monkeypatch.setattr(rank_watch, "has_reaped_rank", lambda _mark: True)  # the launcher knows that one has ended
+    assert ranks.after(watch, 2)[0] == [1] and ranks.killed == {100}
+    monkeypatch.setattr(rank_watch, "has_reaped_rank", lambda _mark: False)
+    assert len(ranks.after(ranks.watch(2), 700)) > 0
+
+
+@pytest.mark.slow
+def test_a_stopped_supervisor_is_named_and_a_stopped_rank_is_not(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    code = (
+        "import time; from fugaku_gpt.launch.rank_supervisor import supervise_rank; supervise_rank(3).report_joined(); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, MARK: mark, "PMI_RANK": "3", "PMI_SIZE": "4"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == "up\n"
+    rank = next(process for process in marked_processes(mark) if process.pid != supervisor.pid)
+    rank.suspend()
+    until(lambda: rank.status() == psutil.STATUS_STOPPED)
+    assert rank_watch.stopped_launchers(mark) == []
+    supervisor.send_signal(signal.SIGSTOP)
+    until(lambda: rank_watch.stopped_launchers(mark) == [f"the supervisor of rank 3 (process {supervisor.pid})"])
+    supervisor.kill()
+    supervisor.wait()
+    supervisor.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_launcher_whose_child_has_ended_is_recognised(tmp_path: Path) -> None:
+    mark, proxy = uuid.uuid4().hex, tmp_path / "hydra_pmi_proxy"
+    proxy.symlink_to(sys.executable)
+    code = "import os, sys; sys.stdin.readline(); os.fork() or os._exit(0); os.wait(); print('reaped', flush=True); "
+    process = subprocess.Popen(
+        [str(proxy), "-c", f"{code}sys.stdin.readline()"],
+        env={**os.environ, MARK: mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    until(lambda: len(marked_processes(mark)) == 1)
+    assert not rank_watch.has_reaped_rank(mark)
+    process.stdin.write("end\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "reaped\n" and rank_watch.has_reaped_rank(mark)
+    process.communicate("end\n")
 
 
 def test_ranks_that_have_joined_end_when_they_want_to_but_not_all_before_their_launcher(ranks: Ranks) -> None:

@@ -184,6 +184,17 @@ def test_a_hang_of_an_earlier_run_in_the_same_folder_ends_nothing(start: Callabl
     again.assert_ends_within(2 * TIMEOUT)
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", '{"time": "now"}', "3", "{"])
+def test_a_damaged_mark_of_a_hang_ends_nothing(start: Callable[[int], Ranks], text: str) -> None:
+    ranks = start(1)
+    ranks.directory.stacks_dir.mkdir(exist_ok=True)
+    (ranks.directory.stacks_dir / "hung.json").write_text(text, encoding="utf-8")
+    for _ in range(3):
+        ranks.pass_time(TIMEOUT * 0.8)
+        ranks.progress((0,), FORWARD)
+    ranks.assert_ends_within(2 * TIMEOUT)
+
+
 @pytest.mark.parametrize("wait", [True, False], ids=["synchronous", "waited for later"])
 def test_a_slow_disk_is_no_hang_while_pieces_of_a_checkpoint_are_written_or_read(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
