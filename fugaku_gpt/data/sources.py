@@ -39,6 +39,7 @@ _BAD_EXAMPLES = 3
 _NUL_SEARCHED = 1 << 16  # bytes at the beginning of a text in which a NUL byte shows that it is none
 MAX_DOCUMENT = 1 << 30  # bytes of one document, all of which is in memory
 _LARGEST_LINE = MAX_DOCUMENT + (1 << 20)
+_BLOCK = 2**20  # bytes that are read at once
 # Folders that are not part of the standard library, its tests, and tables of numbers or of this machine's paths.
 _STDLIB_EXCLUDED = {"site-packages", "dist-packages", "_bundled", "__pycache__"}
 _STDLIB_EXCLUDED |= {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "encodings"}
@@ -263,8 +264,7 @@ def _documents_of(
             all_lines = chain(lines, lines_of(stream, _LARGEST_LINE))
             yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
             return
-        data = b"".join(lines)
-        data += stream.read(max(0, MAX_DOCUMENT + 1 - len(data)))
+        data = b"".join([*lines, *_blocks_of(stream, MAX_DOCUMENT + 1 - sum(map(len, lines)))])
         is_array = _without_bom(data).lstrip().startswith(b"[")
         is_longer = len(data) > MAX_DOCUMENT and not is_array
         if suffix in _JSON_LINES_SUFFIXES and (is_longer or not _has_json_values(data, suffix)):
@@ -281,6 +281,16 @@ def _documents_of(
         yield from json_values(data, file.path, text_key, on_bad)
     else:
         yield from _text_document(data, file, counts)
+
+
+def _blocks_of(stream: BinaryIO, most: int) -> Iterator[bytes]:
+    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file."""
+    while most > 0:
+        block = stream.read(min(most, _BLOCK))
+        if not block:
+            return
+        most -= len(block)
+        yield block
 
 
 def _first_lines(stream: BinaryIO) -> Iterator[bytes]:

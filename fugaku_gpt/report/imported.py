@@ -103,7 +103,7 @@ def read_imported(path: Path) -> Dict[str, Any]:
 
 def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
     """Return the values after checking that they have the keys that readers of an imported log need."""
-    record_of(LoggedRun, values["given"])
+    given = asdict(record_of(LoggedRun, values["given"]))
     kinds = {
         "trainer": str, "logs": Tuple[str, ...], "arguments": Dict[str, str], "iterations_planned": Optional[int],
         "torn_lines": Optional[int], "unread_lines": Optional[int], "unknown_fields": Optional[Dict[str, int]],
@@ -112,7 +112,7 @@ def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
     optional = ("iterations_planned", "torn_lines", "unread_lines", "unknown_fields", "error")
     for name, kind in kinds.items():
         value_of(kind, values.get(name) if name in optional else values[name], name)
-    return values
+    return {**values, "given": {key: value for key, value in given.items() if value is not None}}
 
 
 def imported_row(path: Path) -> ResultRow:

@@ -112,6 +112,10 @@ def test_a_flight_record_lists_no_more_ranks_than_a_run_can_have(tmp_path: Path,
     assert flight.read_flight(tmp_path / "a").groups[0].members == ()
 
 
+def test_a_setting_of_a_later_version_of_an_imported_log_is_left_out(tmp_path: Path) -> None:
+    assert error_of(tmp_path, IMPORTED, changed(IMPORTED, given={"nodes": 4, "later": 1})) == ""
+
+
 def test_a_bulk_job_has_no_more_sub_jobs_than_a_scheduler_takes(tmp_path: Path) -> None:
     job = {"kind": "submitted", "time": 1.0, "scheduler": "pjm", "job_id": "1", "tag": "", "link": 1, "chain": 1}
     content = json.dumps({**job, "bulk": "0-999999999"}).encode() + b"\n"
