@@ -24,7 +24,6 @@ def test_a_shipped_sweep_expands(file: Path) -> None:
     assert expand_sweep(file, ()) is not None
 
 
-@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.slow
 def test_the_step_benchmark_prints_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.vocab_size=64", "model.seq_len=128"]

@@ -38,7 +38,6 @@ def test_verdicts_are_by_the_median_and_by_the_minimum() -> None:
     assert bad[2][1] == "MISSED: memory: -9.1 % at the lowest (bar -5 %)"
 
 
-@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.long
 def test_a_run_of_two_ranks_is_planned_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(planned.__file__).parent))

@@ -125,7 +125,7 @@ def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> 
     include = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
     file, out = write_sweep(tmp_path, data, include), tmp_path / "out"
     sweep = start_sweep(
-        file, out, "--set", "training.iterations=1000000", "--timeout", "20"
+        file, out, "--set", "training.iterations=1000000", "--timeout", "45"
     )  # a start on busy cores takes some of it
     metrics = out / "killed-r1" / "metrics.jsonl"
     until(lambda: bool(RunDirectory(metrics.parent).metrics("iteration")))
