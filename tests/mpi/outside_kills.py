@@ -101,7 +101,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the doctor answered.
+    """The answer of the doctor.
 
     Attributes:
         wrong: empty if no rank is accused that was not struck.
