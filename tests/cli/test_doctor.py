@@ -68,7 +68,7 @@ def test_a_folder_that_is_no_run_directory_is_exit_code_2(tmp_path: Path, capsys
         assert "not a run directory" in capsys.readouterr().err
 
 
-def test_doctor_clean_leaves_what_it_cannot_judge_and_says_so(
+def test_doctor_clean_leaves_files_in_a_container_and_reports_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory, namespace = tmp_path / "dev" / "shm", tmp_path / "proc" / "self" / "ns" / "pid"
