@@ -90,6 +90,8 @@ class RankEndings:
         Args:
             exit_code: as in :meth:`reason_of_first`.
         """
+        if any(status and not os.WIFSIGNALED(status) for status in self.statuses):
+            return ""  # a rank has ended first, as its supervisor has printed, and the launcher has killed the others
         number, ranks = 0, self._killed_by(exit_code)
         if self.first is not None and os.WIFSIGNALED(self.first[1]):
             number, ranks = os.WTERMSIG(self.first[1]), [self.first[0]]

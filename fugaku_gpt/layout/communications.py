@@ -65,8 +65,8 @@ Communication = Union[Collective, Transfer]
 
 ANY_SIZE = -1  # elements of a collective whose number depends on the run, such as a text's
 _TEXT = (Collective("world", BROADCAST, 1), Collective("world", BROADCAST, ANY_SIZE))  # its length first
-# What the ranks do together while a checkpoint is saved: a sequence of these, which begins with a text (where to write)
-# and has its reports some steps later, when all ranks have written.
+# The exchanges of all ranks while a checkpoint is saved, in any order: a save begins with a text (where to write), and
+# some steps later, when all ranks have written, rank 0 gathers their reports.
 CHECKPOINT_EXCHANGES: Tuple[Tuple[Collective, ...], ...] = (
     _TEXT,
     (Collective("world", ALL_GATHER, 1), *_TEXT),  # once in a run: which part of the optimiser each rank has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import List
 
@@ -12,6 +13,7 @@ from fugaku_gpt.cli import doctor as doctor_command
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.doctor.machine import FAIL, OK, WARN, Check
+from fugaku_gpt.machine.system import System, use_system
 from tests.doctor.flights import Ranks
 from tests.sweep.fake import leave_run
 
@@ -64,3 +66,24 @@ def test_a_folder_that_is_no_run_directory_is_exit_code_2(tmp_path: Path, capsys
     for arguments in (["doctor", str(tmp_path)], ["doctor", "hang", str(tmp_path)]):
         assert run(arguments) == 2
         assert "not a run directory" in capsys.readouterr().err
+
+
+def test_doctor_clean_leaves_files_in_a_container_and_reports_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory, namespace = tmp_path / "dev" / "shm", tmp_path / "proc" / "self" / "ns" / "pid"
+    for folder in (memory, namespace.parent):
+        folder.mkdir(parents=True)
+    segment = memory / "mpich_shm_a1_0"
+    segment.write_bytes(bytes(2**20))
+    os.utime(segment, (1.0, 1.0))
+    namespace.symlink_to("pid:[4026532211]")  # of a container
+    with use_system(System(tmp_path)):
+        assert run(["doctor", "clean"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"{memory}: 0 files of dead ranks removed, 0 MiB" and segment.exists()
+        assert lines[1].startswith("1 files are left, which may be in use: this is a container")
+        assert lines[1].endswith(f"rm {segment}")
+        namespace.unlink()  # a kernel without containers
+        assert run(["doctor", "clean"]) == 0
+        assert capsys.readouterr().out == f"{memory}: 1 files of dead ranks removed, 1 MiB\n"

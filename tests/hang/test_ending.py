@@ -78,7 +78,7 @@ def test_start_up_and_checkpoints_may_stand_still_for_long(tmp_path: Path, phase
     assert explain(killed_run(tmp_path / "two", 9100.0, phase=phase)).culprits == (1,)
 
 
-def test_a_rank_that_fell_silent_before_all_others_is_the_cause(tmp_path: Path) -> None:
+def test_a_rank_that_fell_silent_first_is_the_cause(tmp_path: Path) -> None:
     ranks = killed_run(tmp_path, 30.0)  # both were watched up to here
     ranks.stand_still(60.0, watched=(0,))
     for recorder in ranks.recorders[1:]:
@@ -129,7 +129,7 @@ def test_the_result_comes_first(tmp_path: Path, result: Result, culprits: Tuple[
     assert ("is the cause" in hang.verdict) is bool(culprits)
 
 
-def test_one_rank_that_is_gone_while_another_lives_is_named_at_once(tmp_path: Path) -> None:
+def test_one_rank_that_is_gone_while_another_lives_is_named(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 2, PAIR)
     ranks.progress((0, 1), FORWARD, 7)
     ranks.call((0,), "world", "agree.py:9", returns=False)

@@ -103,6 +103,7 @@ def test_endings_are_read_though_the_terminal_is_gone() -> None:
         ),
         (OPEN_MPI_KILLED, 137, f"the supervisor of rank 1 on {HOST} was killed by signal 9 (SIGKILL)"),
         (OPEN_MPI_4, 3, ""),  # it has ended by itself
+        ("[mpiexec@n] Exit codes: [localhost] 35072,9", 9, ""),  # rank 0 was killed, and rank 1 for it
         ("", 9, ""),
     ],
 )

@@ -191,7 +191,7 @@ def test_ranks_that_are_killed_together_are_named_together(tmp_path: Path) -> No
     assert result.reason == "ranks 0, 1: killed by signal 9 (SIGKILL), at one time"
 
 
-def test_what_a_killed_rank_leaves_in_shared_memory_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_rank_in_shared_memory_are_removed(tmp_path: Path) -> None:
     name = f"mpich_shm_test_{os.getpid()}_0"
     behaviour = f"""
 import mmap

@@ -101,7 +101,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the doctor answered.
+    """The answer of the doctor.
 
     Attributes:
         wrong: empty if no rank is accused that was not struck.
@@ -277,7 +277,7 @@ def run_kills(kills: List[Kill], folder: Path, at_once: int = 1) -> List[Verdict
     """Runs kills, some at once, and prints each."""
     corpus = write_byte_corpus(folder / "bytes")
 
-    def run_one(number: int) -> Verdict:
+    def strike_kill(number: int) -> Verdict:
         verdict = strike(kills[number], corpus, folder / f"{number:03d}-{kills[number].name}")
         remark = f"WRONG: {verdict.wrong}; " if verdict.wrong else ""
         print(
@@ -287,7 +287,7 @@ def run_kills(kills: List[Kill], folder: Path, at_once: int = 1) -> List[Verdict
         return verdict
 
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(run_one, range(len(kills))))
+        return list(pool.map(strike_kill, range(len(kills))))
 
 
 def main() -> int:
