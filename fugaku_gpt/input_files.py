@@ -27,10 +27,29 @@ def read_bytes(path: Union[str, Path], limit: Limit) -> bytes:
         OSError: it cannot be read, is no file, or is longer than its limit, which the error states.
     """
     with open_file(path) as stream:
-        content = stream.read(limit.value + 1)
+        return read_stream(stream, limit, str(path))
+
+
+def read_stream(stream: BinaryIO, limit: Limit, name: str) -> bytes:
+    """Return what remains of a stream, such as the standard input.
+
+    Raises:
+        OSError: it is longer than its limit, which the error states with this name.
+    """
+    content = b"".join(blocks_of(stream, limit.value + 1))
     if len(content) > limit.value:
-        raise OSError(errno.EFBIG, f"it is longer than {limit}, the limit of {limit.of}", str(path))
+        raise OSError(errno.EFBIG, f"it is longer than {limit}, the limit of {limit.of}", name)
     return content
+
+
+def blocks_of(stream: BinaryIO, most: int) -> Iterator[bytes]:
+    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file."""
+    while most > 0:
+        block = stream.read(min(most, _BLOCK))
+        if not block:
+            return
+        most -= len(block)
+        yield block
 
 
 def read_text(path: Union[str, Path], limit: Limit, errors: str = "strict", encoding: str = "utf-8") -> str:
@@ -45,22 +64,24 @@ def read_text(path: Union[str, Path], limit: Limit, errors: str = "strict", enco
 
 
 def lines_of_file(path: Union[str, Path], limit: Limit) -> Iterator[str]:
-    """Yield the lines of a file of any length, each with its newline; of a line that is longer than its limit, only as
-    many bytes as that are yielded, without a newline. Bytes that are no UTF-8 become replacement characters.
+    """Yield the lines of a file of any length, whose ends may be of any kind, each with a newline.
+
+    Of a line that is longer than its limit, only as many characters as that are yielded, without a newline. Bytes that
+    are no UTF-8 become replacement characters.
 
     Raises:
         OSError: it cannot be read, or is no file.
     """
-    with open_file(path) as stream:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as stream:
         while True:
             line = stream.readline(limit.value)
             if not line:
                 return
-            yield line.decode("utf-8", "replace")
-            is_cut = len(line) == limit.value and not line.endswith(b"\n")
+            yield line
+            is_cut = len(line) == limit.value and not line.endswith("\n")
             while is_cut:
                 rest = stream.readline(_BLOCK)
-                is_cut = len(rest) == _BLOCK and not rest.endswith(b"\n")
+                is_cut = len(rest) == _BLOCK and not rest.endswith("\n")
 
 
 def open_file(path: Union[str, Path]) -> BinaryIO:

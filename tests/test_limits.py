@@ -91,6 +91,12 @@ def test_long_lines_are_cut_and_other_lines_stay(tmp_path: Path) -> None:
     assert list(lines_of_file(tmp_path / "a", TEN)) == ["short\n", "x" * 10, "y" * 9 + "\n", "end\ufffd"]
 
 
+def test_lines_end_as_in_any_text(tmp_path: Path) -> None:
+    """A progress bar goes back to the start of its line."""
+    (tmp_path / "a").write_bytes(b" 1%\r 2%\r\niteration\r\nend\r")
+    assert list(lines_of_file(tmp_path / "a", TEN)) == [" 1%\n", " 2%\n", "iteration\n", "end\n"]
+
+
 def test_every_limit_has_a_meaning() -> None:
     named = limits.all_limits()
     assert len(named) > 20 and all(limit.value > 0 and limit.of for limit in named.values())

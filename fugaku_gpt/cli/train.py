@@ -195,11 +195,11 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
             directory.write_result(result)  # changes nothing where the ranks have recorded just this
         except OSError as error:  # such as a disk that is full, which may be why the run has failed
             code = code or EXIT_RUN_FAILED
-            message = f"{error.filename}: cannot be written: {error.strerror}; the run's end: {result.status}"
+            message = f"{error.filename}: cannot be read or written: {error.strerror}; the run's end: {result.status}"
             echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
     # a process was killed after the run was complete, or the ranks have stopped as their launcher was lost
     is_late = (result.status == OK and result.reason) or (outcome.lost_reason and code == EXIT_RESUME)
-    if outcome.stopped_by is not None or outcome.signal is not None or is_late:
+    if result.reason and (outcome.stopped_by is not None or outcome.signal is not None or is_late):
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
             echo(f"fugaku-gpt: {result.reason}", err=True)
     if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):

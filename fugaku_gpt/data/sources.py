@@ -28,7 +28,7 @@ from fugaku_gpt.data.forms import (
 from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
 from fugaku_gpt.data.parquet import parquet_rows
 from fugaku_gpt.errors import DataError
-from fugaku_gpt.input_files import open_file, resolved
+from fugaku_gpt.input_files import blocks_of, open_file, resolved
 
 _MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -264,7 +264,7 @@ def _documents_of(
             all_lines = chain(lines, lines_of(stream, _LARGEST_LINE))
             yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
             return
-        data = b"".join([*lines, *_blocks_of(stream, MAX_DOCUMENT + 1 - sum(map(len, lines)))])
+        data = b"".join([*lines, *blocks_of(stream, MAX_DOCUMENT + 1 - sum(map(len, lines)))])
         is_array = _without_bom(data).lstrip().startswith(b"[")
         is_longer = len(data) > MAX_DOCUMENT and not is_array
         if suffix in _JSON_LINES_SUFFIXES and (is_longer or not _has_json_values(data, suffix)):
@@ -281,16 +281,6 @@ def _documents_of(
         yield from json_values(data, file.path, text_key, on_bad)
     else:
         yield from _text_document(data, file, counts)
-
-
-def _blocks_of(stream: BinaryIO, most: int) -> Iterator[bytes]:
-    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file."""
-    while most > 0:
-        block = stream.read(min(most, _BLOCK))
-        if not block:
-            return
-        most -= len(block)
-        yield block
 
 
 def _first_lines(stream: BinaryIO) -> Iterator[bytes]:

@@ -173,7 +173,7 @@ def _profiles_after_training(config: RunConfig, recorded: Result) -> bool:
 def _is_written_since(path: Path, moment: float) -> bool:
     try:
         return path.stat().st_mtime >= moment
-    except FileNotFoundError:
+    except OSError:  # there is none, or it cannot be looked at
         return False
 
 

@@ -308,7 +308,7 @@ def launch(
     outcome = replace(outcome, lost_reason=_lost_reason(outcome, watch, endings, has_joined(), directory))
     if not outcome.ok:  # ranks that have ended well have removed their own
         leftovers = leftover_segments(shared_memory)
-        remove_segments({*leftovers.dead, *leftovers.unjudged} - older)
+        remove_segments(set(leftovers.dead) - older)
     return outcome
 
 

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -32,6 +33,7 @@ from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, bus_error_cause, remove_segments, segments_of
 from fugaku_gpt.machine.signals import signal_name
 from fugaku_gpt.machine.system import this_system
+from fugaku_gpt.records.files import locked
 from fugaku_gpt.records.run import (
     FAILED,
     HUNG,
@@ -52,6 +54,8 @@ _RANK_0_SECONDS = 15.0
 _ABORT_SECONDS = 5.0
 # within which ranks that are killed together are noticed, on a busy node too; before that no launcher learns of it
 _TOGETHER_SECONDS = 2.0
+_MOST_NAMED_RANKS = 8
+_KILLED = re.compile(r"ranks? (\d+(?:, \d+)*): killed by signal ")
 # MPICH's launcher, which sets the first, ends all ranks when one is killed by a signal, but not for an exit code.
 # Slurm, which sets both with PMI-2, looks at exit codes alone, and so do Open MPI, Fujitsu's MPI and others.
 _VARIABLE_OF_MPICH, _VARIABLE_OF_SLURM = "PMI_RANK", "SLURM_STEP_ID"
@@ -304,27 +308,20 @@ class _RankSupervisor:
         print(f"fugaku-gpt: {result.reason}", file=sys.stderr, flush=True)
         if self._directory is None:
             return
-        with contextlib.suppress(OSError, UsageError):  # a full disk: what was printed is all that can be done
-            if not self._has_merged(result):
-                recorded = self._recorded()
+        with contextlib.suppress(OSError, UsageError), locked(self._directory.path / "result.json"):
+            # on a full disk, what was printed is all that can be done
+            recorded = self._recorded()
+            if recorded is not None and _are_killed_together(recorded, result):
+                self._directory.write_result(_of_all(recorded, result))
+            else:
                 is_consequence = recorded is not None and recorded.ended > result.ended and recorded.status == FAILED
-                if not self._directory.write_result(result, replace=is_consequence):
-                    self._has_merged(result)  # another supervisor has just recorded its rank's end
-                elif self._rank == 0:
+                if self._directory.write_result(result, replace=is_consequence) and self._rank == 0:
                     self._has_printed_failure = True
                     print("\n".join(failure_lines(result)[1:]), file=sys.stderr, flush=True)
         if result.signal == signal.SIGKILL:
             time.sleep(_TOGETHER_SECONDS)  # until other ranks that were killed at this time are recorded, too
         else:
             self._wait_for_summary_of_rank_0()
-
-    def _has_merged(self, result: Result) -> bool:
-        """Record that this rank was killed together with another, if the recorded result shows that."""
-        recorded = self._recorded()
-        if self._directory is None or recorded is None or not _are_killed_together(recorded, result):
-            return False
-        self._directory.write_result(_of_both(recorded, result))
-        return True
 
     def _wait_for_summary_of_rank_0(self) -> None:
         """Give rank 0's supervisor time to print what this rank has recorded, before the launcher learns of the end."""
@@ -352,24 +349,33 @@ class _RankSupervisor:
 
 
 def _are_killed_together(recorded: Result, result: Result) -> bool:
-    """True if the rank of a recorded result and this one were killed by one signal at one time, before a launcher could
-    have ended one for the other."""
+    """True if the ranks of a recorded result and this one were killed by one signal at one time, before a launcher
+    could have ended one for the other."""
     return (
         recorded.status == FAILED
         and recorded.signal == result.signal == signal.SIGKILL
-        and recorded.rank not in (None, result.rank)
+        and bool(_ranks_killed(recorded))
         and abs(recorded.ended - result.ended) < _TOGETHER_SECONDS
     )
 
 
-def _of_both(recorded: Result, result: Result) -> Result:
-    """The result of ranks that were killed together: none of them is the cause."""
-    ranks = ", ".join(map(str, sorted(rank for rank in (recorded.rank, result.rank) if rank is not None)))
+def _ranks_killed(result: Result) -> List[int]:
+    """The ranks that the reason of a result by this module names."""
+    names = _KILLED.match(result.reason)
+    return [int(rank) for rank in names[1].split(", ")] if names else []
+
+
+def _of_all(recorded: Result, result: Result) -> Result:
+    """The result of ranks that were killed together: none of them is the cause. It names some of them."""
+    ranks = sorted({*_ranks_killed(recorded), *_ranks_killed(result)})
+    if len(ranks) > _MOST_NAMED_RANKS:
+        return recorded
     return replace(
         recorded,
-        reason=f"ranks {ranks}: {result.reason.partition(': ')[2]}, at one time",
+        reason=f"ranks {', '.join(map(str, ranks))}: {result.reason.partition(': ')[2]}, at one time",
         rank=None,
         node=result.node if recorded.node == result.node else "",
+        ended=min(recorded.ended, result.ended),
     )
 
 

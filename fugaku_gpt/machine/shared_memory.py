@@ -16,7 +16,6 @@ SHARED_MEMORY = "dev/shm"  # below the root
 _STARTING_SECONDS = 10.0
 _LITTLE_ROOM = 32 * 2**20  # bytes that an MPI may want in one piece
 # names of the files of MPICH, Open MPI and UCX
-_INIT = "1"  # the first process of the machine, which runs nobody's program
 _FIRST_NAMESPACE = "pid:[4026531836]"  # of processes, from linux/proc_ns.h: that of no container
 _SEGMENT_OF_MPI = re.compile(r"mpich_|vader_segment\.|sm_segment\.|osc_sm\.|ucx_shm_posix_")
 
@@ -100,13 +99,13 @@ def leftover_segments(directory: Path) -> Leftovers:
             candidates[status.st_dev, status.st_ino] = path, status
     if not candidates:
         return Leftovers([], [])
-    used, hidden_users = _files_in_use()
+    used, are_all_seen = _files_in_use()
     unused = [item for key, item in candidates.items() if key not in used]
     if _is_in_container():
         return Leftovers([], sorted(path for path, _ in unused), "this is a container: processes outside are not seen")
-    dead = sorted(path for path, status in unused if not any(_may_open(user, status) for user in hidden_users))
+    dead = sorted(path for path, status in unused if are_all_seen or not status.st_mode & 0o077)
     unjudged = sorted(path for path, _ in unused if path not in dead)
-    reason = "processes of this user, or of others who may open them, cannot be looked at" if unjudged else ""
+    reason = "processes of others who may open them cannot be looked at" if unjudged else ""
     return Leftovers(dead, unjudged, reason)
 
 
@@ -129,15 +128,12 @@ def _is_in_container() -> bool:
     return namespace != _FIRST_NAMESPACE
 
 
-def _may_open(user: int, status: os.stat_result) -> bool:
-    return user == status.st_uid or bool(status.st_mode & 0o077)
-
-
-def _files_in_use() -> Tuple[Set[Tuple[int, int]], Set[int]]:
-    """The (device, inode) of each file that a process has open or mapped, and the users of processes of which that
-    cannot be seen."""
+def _files_in_use() -> Tuple[Set[Tuple[int, int]], bool]:
+    """The (device, inode) of each file that a process has open or mapped, and whether all processes of other users
+    could be looked at. Those of this user that cannot be have changed their rights, as that of an ssh session has: they
+    are no ranks."""
     used: Set[Tuple[int, int]] = set()
-    hidden_users: Set[int] = set()
+    are_all_seen = True
     for process in this_system().path("proc").glob("[0-9]*"):
         try:
             for descriptor in (process / "fd").iterdir():
@@ -146,17 +142,16 @@ def _files_in_use() -> Tuple[Set[Tuple[int, int]], Set[int]]:
                     used.add((status.st_dev, status.st_ino))
             used.update(_mapped_files(process))  # afterwards: a file is mapped before it is closed
         except PermissionError:
-            if process.name != _INIT:
-                hidden_users.add(_user_of(process))
+            are_all_seen = are_all_seen and _user_of(process) in (0, os.geteuid())
         except OSError:  # it has ended
             continue
-    return used, hidden_users - {0} if os.geteuid() else hidden_users
+    return used, are_all_seen
 
 
 def _user_of(process: Path) -> int:
-    """The user of a process; this user where that is not readable, which counts against a file."""
-    found = re.search(r"^Uid:\s+(\d+)", this_system().read(f"proc/{process.name}/status") or "", re.MULTILINE)
-    return int(found[1]) if found else os.geteuid()
+    """The user of a process; -1 where that is not readable."""
+    user = re.search(r"^Uid:\s+(\d+)", this_system().read(f"proc/{process.name}/status") or "", re.MULTILINE)
+    return int(user[1]) if user else -1
 
 
 def _mapped_files(process: Path) -> Iterator[Tuple[int, int]]:

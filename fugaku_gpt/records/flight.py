@@ -29,6 +29,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import open_file, read_bytes
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.limits import FLIGHT, RANKS
+from fugaku_gpt.typed_json import check_times
 
 MAGIC = b"FGFLIGHT"
 VERSION = 2
@@ -356,6 +357,10 @@ def _head(data: bytes, path: Path) -> Tuple[Head, int, int]:
         raise UsageError(f"{path}: a flight recorder file of version {version}; this build reads {VERSION}")
     heartbeat, progressed, step, micro_batch, phase = PROGRESS.unpack_from(data, PROGRESS_OFFSET)
     watched, timeout, dumped = WATCH.unpack_from(data, WATCH_OFFSET)
+    try:
+        check_times(start=started, heartbeat=heartbeat, progress=progressed, watch=watched)
+    except ValueError as wrong:
+        raise UsageError(f"{path}: a damaged flight recorder file: {wrong}") from None
     head = Head(
         rank,
         ranks,

@@ -331,7 +331,8 @@ class RunDirectory:
             return self.result() == result
         except UsageError as error:
             if isinstance(error.__cause__, OSError):  # it may hold what is true, and is not replaced by a guess
-                raise error.__cause__ from None
+                cause = error.__cause__
+                raise OSError(cause.errno, cause.strerror, str(self.path / "result.json")) from None
             return False  # damaged: it is replaced
 
     def environment_stamp(self) -> Tuple[int, int]:

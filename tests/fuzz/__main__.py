@@ -150,7 +150,7 @@ def _call(reader: Reader, path: Path, content: bytes, limit: float, kinds: Dict[
     """Call a reader once, and record what is not an error of ours."""
     began = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, 2 * limit)
-    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS * limit / SECONDS)
     text = ""
     try:
         reader.read(path)

@@ -181,30 +181,37 @@ def test_a_result_that_cannot_be_read_does_not_cost_the_rank(tmp_path: Path) -> 
     assert end_of(supervisor)[0] == 128 + signal.SIGKILL
 
 
-def test_ranks_that_are_killed_together_are_named_together(tmp_path: Path) -> None:
-    pairs = [start(rank, tmp_path) for rank in (0, 1)]
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_are_killed_together_are_named_together(tmp_path: Path, ranks: int) -> None:
+    pairs = [start(rank, tmp_path) for rank in range(ranks)]
     for _, rank in pairs:
         os.kill(rank, signal.SIGKILL)
-    assert [end_of(supervisor)[0] for supervisor, _ in pairs] == [128 + signal.SIGKILL] * 2
+    assert [end_of(supervisor)[0] for supervisor, _ in pairs] == [128 + signal.SIGKILL] * ranks
     result = RunDirectory(tmp_path).result()
     assert result is not None and (result.rank, result.node, result.signal) == (None, os.uname().nodename, 9)
-    assert result.reason == "ranks 0, 1: killed by signal 9 (SIGKILL), at one time"
+    names = ", ".join(map(str, range(ranks)))
+    assert result.reason == f"ranks {names}: killed by signal 9 (SIGKILL), at one time"
 
 
 def test_files_of_a_killed_rank_in_shared_memory_are_removed(tmp_path: Path) -> None:
     name = f"mpich_shm_test_{os.getpid()}_0"
+    # the supervisor reads a second report when it has done all that follows from the first
     behaviour = f"""
-import mmap
+import array, fcntl, mmap, termios
 file = open("/dev/shm/{name}", "wb+")
 file.truncate(4096)
 memory = mmap.mmap(file.fileno(), 4096)
-link.report_joined()
+for _ in range(2):
+    link.report_joined()
+    unread = array.array("i", [1])
+    while unread[0]:
+        time.sleep(0.01)
+        fcntl.ioctl(link._pipe, termios.FIONREAD, unread)
 print("mapped", flush=True)
 time.sleep(60)
 """
     supervisor, rank = start(1, tmp_path, behaviour)
     assert supervisor.stdout is not None and supervisor.stdout.readline() == "mapped\n"
-    time.sleep(0.1)  # the supervisor reads the report, and then which files are mapped
     assert Path("/dev/shm", name).exists()
     os.kill(rank, signal.SIGKILL)
     end_of(supervisor)

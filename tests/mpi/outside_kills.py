@@ -185,7 +185,8 @@ def _ask(kill: Kill, out: Path, seconds: float, was_struck: bool) -> Verdict:
         report = hang_report(out)
         culprits, text = report.hang.culprits if report.hang is not None else (), report.verdict
     except UsageError as error:  # it was killed before it had a directory, or recorders
-        return Verdict(kill, "", seconds, "", str(error))
+        wrong = "" if kill.stage == "start" else "the doctor has no answer"
+        return Verdict(kill, wrong, seconds, "", str(error))
     allowed = [(), (kill.chosen,)] if kill.means in (RANK, SUPERVISOR) else [()]
     wrong = "" if culprits in allowed else f"ranks {culprits} are accused"
     if not culprits and any("is the cause" in line or "are the cause" in line for line in findings):

@@ -34,14 +34,20 @@ class ForkedPython:
             environment: the variables of the process; default: those of this one.
         """
         self.program = folder / "python"
+        self._python, self._environment = python, environment
         self._start_time = time.monotonic()
-        with open(folder.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked():
             if not self.program.exists():
-                self._start(python, environment)
+                self._make_program(python)
+                self._start()
 
-    def _start(self, python: Path, environment: Optional[Mapping[str, str]]) -> None:
-        """Starts the process, without waiting for it."""
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.program.parent.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _make_program(self, python: Path) -> None:
         directory = self.program.parent
         directory.mkdir()
         for name in _PROGRAMS:
@@ -51,20 +57,40 @@ class ForkedPython:
         text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E {shlex.quote(str(client))} "$0" "$@"\n'
         self.program.write_text(text, encoding="utf-8")
         self.program.chmod(0o755)
-        server = Path(__file__).with_name("fork_server.py")
-        command = [str(python), str(server), str(directory / "server"), str(self.program)]
+
+    def _start(self) -> None:
+        """Starts the process, without waiting for it."""
+        directory, server = self.program.parent, Path(__file__).with_name("fork_server.py")
+        command = [str(self._python), str(server), str(directory / "server"), str(self.program)]
         with open(directory / "log", "wb") as log:
-            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._start_time = time.monotonic()
 
     def connect(self, seconds: float = 900.0) -> socket.socket:
         """Returns a connection, as long as which the process lives; waits until it answers."""
+        try:
+            return self._connected(seconds)
+        except ConnectionRefusedError:  # it has ended with the last worker that had used it
+            with self._locked():
+                try:
+                    return self._connected(seconds)  # another worker has started it anew meanwhile
+                except ConnectionRefusedError:
+                    (self.program.parent / "server").unlink()
+                    self._start()
+                    return self._connected(seconds)
+
+    def _connected(self, seconds: float) -> socket.socket:
         address = self.program.parent / "server"
         while not address.exists():
             log = (self.program.parent / "log").read_text(encoding="utf-8")
             assert "Error" not in log and time.monotonic() < self._start_time + seconds, log
             time.sleep(0.2)
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(address))
+        try:
+            connection.connect(str(address))
+        except OSError:
+            connection.close()
+            raise
         connection.sendall(b"2\n{}")
         return connection
 

@@ -14,7 +14,7 @@ import click
 from fugaku_gpt.cli.options import PATH, format_option, options_as
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
-from fugaku_gpt.input_files import read_text
+from fugaku_gpt.input_files import read_stream, read_text
 from fugaku_gpt.limits import STATISTICS
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ def _saved_output(path: str) -> Tuple[str, str]:
     """A text and its date: that of the file's last change, or today's for the standard input."""
     try:
         if path == _STDIN:
-            return sys.stdin.buffer.read().decode("utf-8", "replace"), datetime.date.today().isoformat()
+            content = read_stream(sys.stdin.buffer, STATISTICS, "the standard input")
+            return content.decode("utf-8", "replace"), datetime.date.today().isoformat()
         changed = datetime.date.fromtimestamp(os.path.getmtime(path))
         return read_text(path, STATISTICS, "replace"), changed.isoformat()
     except OSError as error:

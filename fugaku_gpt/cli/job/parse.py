@@ -11,8 +11,10 @@ import click
 from fugaku_gpt.cli.options import format_option
 from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.config import changed_settings
-from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.input_files import read_stream
 from fugaku_gpt.jobs.render import settings_of
+from fugaku_gpt.limits import SCRIPT_TEXT
 from fugaku_gpt.pjm.canonical import script_as_json
 from fugaku_gpt.pjm.lexer import read_script, read_script_file
 from fugaku_gpt.pjm.script import PjmScript
@@ -41,7 +43,11 @@ def parse(files: Tuple[Path, ...], form: str) -> None:
 
 def _read(path: Path) -> PjmScript:
     if str(path) == STDIN:
-        return read_script(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
+        try:
+            content = read_stream(sys.stdin.buffer, SCRIPT_TEXT, "the standard input")
+        except OSError as error:
+            raise UsageError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        return read_script(content.decode("utf-8", "surrogateescape"))
     return read_script_file(path)
 
 

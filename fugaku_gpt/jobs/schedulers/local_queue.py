@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.local_store import (
     LocalJob,
     LocalStore,
@@ -172,7 +173,7 @@ def main(root: Path) -> int:
     host = socket.gethostname()
     try:
         lock = _try_lock(root, host)
-    except OSError as error:
+    except (OSError, UsageError) as error:
         print(line_of(error), file=sys.stderr)
         return 1
     if lock is None:
@@ -189,11 +190,15 @@ def main(root: Path) -> int:
         os.setsid()
         os.chdir("/")
         os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
-        _serve(LocalStore(root), host, lock, failure_write)
-        os._exit(0)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the queue ran already, so that nobody waits for it
+        try:
+            write_json_atomically(root / queue_file(host), this_process())
+        except OSError as error:
             os.write(failure_write, f"{line_of(error)}\n".encode())
+            raise
+        os.close(failure_write)
+        _serve(LocalStore(root), host, lock)
+        os._exit(0)
+    except (OSError, UsageError) as error:
         print(line_of(error), flush=True)
         os._exit(1)
     except BaseException:
@@ -202,8 +207,8 @@ def main(root: Path) -> int:
         os._exit(1)
 
 
-def _serve(store: LocalStore, host: str, lock: Optional[int], failure_pipe: int) -> None:
-    """Be the queue of this machine. The pipe is closed once this process is recorded as the queue."""
+def _serve(store: LocalStore, host: str, lock: Optional[int]) -> None:
+    """Be the queue of this machine, which is recorded as that."""
     queue = Queue(store, host)
 
     def stop(_number: int, _frame: Optional[FrameType]) -> None:
@@ -212,20 +217,20 @@ def _serve(store: LocalStore, host: str, lock: Optional[int], failure_pipe: int)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    is_recorded = False
     while lock is not None:
-        write_json_atomically(store.root / queue_file(host), this_process())
-        if not is_recorded:
-            os.close(failure_pipe)
-            is_recorded = True
         queue.serve()
         os.close(lock)
         # a job that was added after the last check and before the lock was free started no queue of its own
         lock = _try_lock(store.root, host) if not queue.stopped and queue.next_sub_job() is not None else None
+        if lock is not None:  # another queue may have been recorded meanwhile
+            write_json_atomically(store.root / queue_file(host), this_process())
 
 
-def line_of(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+def line_of(error: Union[OSError, UsageError]) -> str:
+    """The message of an error, with the file that an error of the system names."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _try_lock(root: Path, host: str) -> Optional[int]:
@@ -241,7 +246,7 @@ def _try_lock(root: Path, host: str) -> Optional[int]:
         return None
     except OSError:
         other = read_json_object(root / queue_file(host))
-        if other is not None and is_alive(other):
+        if other is not None and other.get("pid") != os.getpid() and is_alive(other):
             os.close(handle)
             return None
     return handle

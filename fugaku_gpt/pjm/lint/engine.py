@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from fugaku_gpt.input_files import read_bytes
+from fugaku_gpt.input_files import read_bytes, read_stream
 from fugaku_gpt.limits import SCRIPT_IN_FOLDER, SCRIPT_TEXT
 from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits, other_sites
 from fugaku_gpt.pjm.lexer import read_script
@@ -124,10 +124,10 @@ class Linter:
         """Check a file, or the standard input for ``-``.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, or is longer than ``SCRIPT_TEXT``.
         """
         if path == STDIN:
-            content = sys.stdin.buffer.read(SCRIPT_TEXT.value + 1)
+            content = read_stream(sys.stdin.buffer, SCRIPT_TEXT, "the standard input")
         else:
             content = read_bytes(path, SCRIPT_TEXT)
         return self.check(content.decode("utf-8", "surrogateescape"), path)

@@ -14,6 +14,7 @@ import pytest
 from fugaku_gpt.cli.job.lint import SITES
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
+from fugaku_gpt.limits import SCRIPT_TEXT
 from fugaku_gpt.pjm.groups import format_limits, load_limits, other_sites
 from tests.support.commands import Capture
 
@@ -85,6 +86,14 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(BAD.encode() + b"\xff\n")))
     assert lint("-") == EXIT_FINDINGS
     assert "<stdin>:3:9: PJM050 error" in capsys.readouterr().out
+
+
+def test_a_long_standard_input_is_refused_as_a_long_file_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"#" * (SCRIPT_TEXT.value + 1))))
+    assert lint("-") == EXIT_USAGE
+    assert "it is longer than 4 MiB" in capsys.readouterr().err
 
 
 def test_a_folder_is_searched(bad_script: Path, capsys: pytest.CaptureFixture[str]) -> None:

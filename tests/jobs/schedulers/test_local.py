@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator
 
+import psutil
 import pytest
 
 import fugaku_gpt
@@ -292,9 +293,14 @@ def test_without_locks_a_living_queue_is_known_by_its_record(tmp_path: Path, mon
 
     monkeypatch.setattr(fcntl, "flock", without_locks)
     record = tmp_path / queue_file("host")
-    record.write_text(json.dumps(this_process()), encoding="utf-8")
+    parent = psutil.Process(os.getppid())
+    record.write_text(json.dumps({"pid": parent.pid, "created": parent.create_time()}), encoding="utf-8")
     assert _try_lock(tmp_path, "host") is None
-    record.write_text(json.dumps({**this_process(), "created": 1.0}), encoding="utf-8")  # its number was used before
-    lock = _try_lock(tmp_path, "host")
-    assert lock is not None
-    os.close(lock)
+    for process in (
+        {**this_process(), "pid": os.getppid(), "created": 1.0},  # its number was used before
+        this_process(),  # the queue itself, which looks for more jobs before it ends
+    ):
+        record.write_text(json.dumps(process), encoding="utf-8")
+        lock = _try_lock(tmp_path, "host")
+        assert lock is not None
+        os.close(lock)
