@@ -12,7 +12,7 @@ import pytest
 from fugaku_gpt.launch.launcher import MPICH, find_launcher
 from tests.mpi.outside_kills import ALL, MPIRUN, PROXY, RANK, SUPERVISOR, Kill, run_kills
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.long, pytest.mark.slow]
 
 PAIR = ("layout.dp=2",)
 KILLS = (

@@ -11,6 +11,7 @@ from tests.fuzz.registry import ROOT, all_readers
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["a", "b"])
 def test_only_errors_of_ours_come_out_soon_and_in_little_memory(part: str) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--calls", "120", "--seed", "1", "--patience", "4", "--part", part]
