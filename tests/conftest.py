@@ -31,6 +31,16 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=30)
 
 
+@pytest.fixture(autouse=True)
+def variables_of_each_test() -> Iterator[None]:
+    """Restore the environment: `train` in this process sets the threads of the libraries that it loads."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Without slow tests (`make quick`), a property that does not set its number of examples is tried less often."""
     settings.load_profile("quick" if "not slow" in config.option.markexpr else "suite")

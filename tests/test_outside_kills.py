@@ -25,7 +25,7 @@ KILLS = (
 REASONS = (
     "none",
     "hydra_pmi_proxy",
-    "the supervisor of a rank",
+    "the supervisor of ",  # rank 1, where that is certain
     "killed by signal 9 (SIGKILL)",
     "rank 1: killed by signal 9 (SIGKILL)",
 )

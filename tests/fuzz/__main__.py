@@ -171,7 +171,7 @@ def _call(reader: Reader, path: Path, content: bytes, limit: float, kinds: Dict[
 
 
 def _problem_of_message(error: FugakuGptError) -> str:
-    """What is wrong with a message of ours: it says nothing, or has text that a file has put in without a bound."""
+    """Judge a message of ours: empty if it is good; else that it is empty, or has text of a file without a bound."""
     message = str(error)
     if not message.strip():
         return f"an empty message of {type(error).__name__}"
@@ -180,7 +180,7 @@ def _problem_of_message(error: FugakuGptError) -> str:
 
 
 def _kind_of(text: str) -> str:
-    """What two tracebacks of one fault have in common: the last line of our code, and the type of the error."""
+    """Return what tracebacks of one fault have in common: the last line of our code, and the type of the error."""
     lines = text.splitlines()
     if "fugaku_gpt/" not in text:
         return lines[0].partition(":")[0]
