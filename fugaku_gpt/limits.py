@@ -1,7 +1,8 @@
 """The limits on what is read and on what can be asked for, in one table, of which the reference has a page.
 
 A message about something beyond a limit states the limit. The tokens of a corpus and the tensors of a checkpoint are
-mapped, or read in place, and have none; neither have logs, which are read line by line.
+mapped, or read in place, and have none; neither have logs: `report import` reads them line by line, and `job logs`
+prints what is there.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ TABLE_LINE = Limit(20_000, "characters", "a line of a Markdown table; the rest i
 SLIP_ROWS = Limit(100, "rows", "a file of tables in which the slip behind a finding is searched for")
 LOG_LINE = Limit(64 * _KIB, "characters", "a line of a training log; the rest is left out")
 STATISTICS = Limit(64 * _MIB, "bytes", "the scheduler's statistics of a job")
+DOCUMENT = Limit(1024 * _MIB, "bytes", "a text file, which is one document, or a file that is one array of JSON")
 TOKENIZER_TEXT = Limit(256 * _MIB, "bytes", "a tokenizer.json")
 MESSAGE_VALUE = Limit(200, "characters", "a value that a message quotes; the rest is left out")
 MESSAGE_LINE = Limit(4000, "characters", "a line of an error's message; the rest is left out")

@@ -29,6 +29,7 @@ from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, 
 from fugaku_gpt.data.parquet import parquet_rows
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import blocks_of, open_file, resolved
+from fugaku_gpt.limits import DOCUMENT
 
 _MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -37,7 +38,7 @@ TEXT_SUFFIXES = (".txt", ".text", *_MARKUP_SUFFIXES, *_JSON_SUFFIXES, ".parquet"
 _SUFFIXES_SHOWN = 8
 _BAD_EXAMPLES = 3
 _NUL_SEARCHED = 1 << 16  # bytes at the beginning of a text in which a NUL byte shows that it is none
-MAX_DOCUMENT = 1 << 30  # bytes of one document, all of which is in memory
+MAX_DOCUMENT = DOCUMENT.value  # bytes of one document, all of which is in memory
 _LARGEST_LINE = MAX_DOCUMENT + (1 << 20)
 _BLOCK = 2**20  # bytes that are read at once
 # Folders that are not part of the standard library, its tests, and tables of numbers or of this machine's paths.

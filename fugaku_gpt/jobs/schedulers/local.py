@@ -33,6 +33,7 @@ from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNI
 GROUP = "this machine"
 _START_SECONDS = 60.0
 _LOG = "queue.log"
+_LOG_TAIL_BYTES = 65536
 _CANNOT_START = "the queue of this machine cannot be started"
 _IS_OVER = "is over"
 _NO_SUCH_JOB = "there is no such job"
@@ -254,7 +255,9 @@ class LocalScheduler:
     def _end_of_queue(self, job_id: str) -> str:
         """The line in which a queue has recorded why it ended when it ran this job; empty if none has."""
         try:
-            lines = (self.store.root / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+            with open(self.store.root / _LOG, "rb") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                lines = stream.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
         return next((line for line in reversed(lines) if line.startswith(f"{job_id}: ")), "")
