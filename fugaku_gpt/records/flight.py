@@ -358,7 +358,7 @@ def _head(data: bytes, path: Path) -> Tuple[Head, int, int]:
     heartbeat, progressed, step, micro_batch, phase = PROGRESS.unpack_from(data, PROGRESS_OFFSET)
     watched, timeout, dumped = WATCH.unpack_from(data, WATCH_OFFSET)
     try:
-        check_times(start=started, heartbeat=heartbeat, progress=progressed, watch=watched)
+        check_times(start=started, progress=progressed, watch=watched)
     except ValueError as wrong:
         raise UsageError(f"{path}: a damaged flight recorder file: {wrong}") from None
     head = Head(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -131,6 +132,17 @@ def test_a_disk_that_fills_up_cannot_kill_the_rank(tmp_path: Path) -> None:
             recorder.enter(world, "all_reduce_sum", "-", (), False)
         file = os.stat(recorder.path)
         assert file.st_blocks * 512 >= file.st_size  # writing to a map that has no room on the disk is SIGBUS
+
+
+def test_a_disk_without_room_for_the_record_is_named_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left on device: .*rank-000000.flight"):
+        FlightRecorder(tmp_path, 0, 1)
 
 
 def test_equal_sequence_numbers_are_the_same_call(tmp_path: Path) -> None:

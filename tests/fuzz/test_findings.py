@@ -112,6 +112,14 @@ def test_a_flight_record_lists_no_more_ranks_than_a_run_can_have(tmp_path: Path,
     assert flight.read_flight(tmp_path / "a").groups[0].members == ()
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300, -1.0])
+def test_a_flight_record_of_no_time_is_damaged(tmp_path: Path, seconds: float) -> None:
+    """The doctor prints the time of the last progress."""
+    content = bytearray(READERS["flight record"].seeds[0])
+    struct.pack_into("<d", content, flight.PROGRESS_OFFSET + 8, seconds)
+    assert "a damaged flight recorder file: progress is " in error_of(tmp_path, "flight record", bytes(content))
+
+
 def test_a_setting_of_a_later_version_of_an_imported_log_is_left_out(tmp_path: Path) -> None:
     assert error_of(tmp_path, IMPORTED, changed(IMPORTED, given={"nodes": 4, "later": 1})) == ""
 
