@@ -27,6 +27,9 @@ MEASURED_DTYPES = ("float32", "bfloat16")  # number types of training whose prod
 # A way other than the build's own must be as many times as fast: less is within what repeats of a measurement differ by
 MIN_SPEEDUP = 1.03
 MIN_TURNS = 5  # fewer are no measurement
+# Share of their time that measuring threads may wait for a core: alone they wait for less than 0.01 of it; beside other
+# work on every core for 0.4, and ratios of products are then wrong by a third.
+MAX_WAIT_SHARE = 0.05
 _VERSION = 1
 _DIGEST_DIGITS = 12
 _MAX_BYTES = 2**20
@@ -91,12 +94,19 @@ class ProductVerdict:
         threads: threads of each product.
         turns: turns in which every product was computed in every way; with fewer than ``MIN_TURNS`` PyTorch's is used.
         products: the products; empty without turns.
+        wait_share: share of the time that the threads waited for a core, because other work had it; None if unknown.
     """
 
     dtype: str
     threads: int
     turns: int
     products: Tuple[ProductTimes, ...] = ()
+    wait_share: Optional[float] = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other work had the cores in the measurement: it counts until there is one that was disturbed less."""
+        return self.wait_share is not None and self.wait_share > MAX_WAIT_SHARE
 
     def speedup(self, way: str) -> Optional[float]:
         """PyTorch's time for all products divided by a way's; None if that way was not measured."""
@@ -142,7 +152,11 @@ class ProductVerdict:
         onednn = self.speedup(ONEDNN)
         if onednn is not None:
             figures.append(f"oneDNN's {onednn:.2f} times as fast as PyTorch's")
-        return f"measured: {', '.join(figures) or 'there is no other way'} ({conditions})"
+        text = f"measured: {', '.join(figures) or 'there is no other way'} ({conditions})"
+        if self.is_disturbed:
+            text += f", but other work had the cores for {self.wait_share:.0%} of the time: `fugaku-gpt env kernels` "
+            text += "measures again"
+        return text
 
 
 Verdicts = Dict[Tuple[str, int], ProductVerdict]  # (number type, threads) → verdict
@@ -177,8 +191,9 @@ def add_verdicts(file: Path, stamp: Stamp, measured: Sequence[ProductVerdict], r
     an empty text.
 
     Where another process has written a verdict meanwhile, that one stays in force, so that processes that start
-    together decide alike; with ``replace`` it is replaced. What others have added stays. What is returned was read from
-    the file after writing. A folder that cannot be written is no error: the verdicts are in force for the caller alone.
+    together decide alike, unless other work disturbed it more; with ``replace`` it is replaced. What others have added
+    stays. What is returned was read from the file after writing. A folder that cannot be written is no error: the
+    verdicts are in force for the caller alone.
     """
     added = {(verdict.dtype, verdict.threads): verdict for verdict in measured}
     try:
@@ -198,7 +213,18 @@ def add_verdicts(file: Path, stamp: Stamp, measured: Sequence[ProductVerdict], r
 
 
 def _merged(in_file: Verdicts, added: Verdicts, replace: bool) -> Verdicts:
-    return {**in_file, **added} if replace else {**added, **in_file}
+    if replace:
+        return {**in_file, **added}
+    stay = {
+        key: verdict
+        for key, verdict in in_file.items()
+        if key not in added or not verdict.is_disturbed or _is_disturbed_more(added[key], verdict)
+    }
+    return {**added, **stay}
+
+
+def _is_disturbed_more(verdict: ProductVerdict, than: ProductVerdict) -> bool:
+    return verdict.turns < MIN_TURNS or (verdict.wait_share or 0.0) >= (than.wait_share or 0.0)
 
 
 def _content(stamp: Stamp, verdicts: Verdicts) -> Dict[str, Any]:
@@ -240,7 +266,11 @@ def parse_verdict(values: Mapping[str, Any]) -> ProductVerdict:
         raise ValueError(f"dtype {dtype!r}")
     if not _is_count(threads) or threads < 1 or not _is_count(turns):
         raise ValueError(f"threads {threads!r}, turns {turns!r}")
-    return ProductVerdict(dtype, threads, turns, tuple(_parse_product(product) for product in values["products"]))
+    wait_share = values.get("wait_share")  # None in files that were written before it was recorded
+    if wait_share is not None and not (isinstance(wait_share, float) and 0.0 <= wait_share <= 1.0):
+        raise ValueError(f"wait_share {wait_share!r}")
+    products = tuple(_parse_product(product) for product in values["products"])
+    return ProductVerdict(dtype, threads, turns, products, wait_share)
 
 
 def read_settings() -> str:

@@ -91,6 +91,17 @@ def node_used_bytes() -> int:
     return total - available
 
 
+def seconds_without_core() -> Optional[float]:
+    """Seconds that the threads of this process have waited for a core in all, while other work had it; None where the
+    kernel does not count them."""
+    system = this_system()
+    # Linux, Documentation/scheduler/sched-stats.rst: nanoseconds on a core, nanoseconds in its queue, number of turns
+    threads = [task.name for task in system.path("proc/self/task").glob("[0-9]*")]
+    counts = [(system.read(f"proc/self/task/{thread}/schedstat") or "").split() for thread in threads]
+    waits = [int(numbers[1]) for numbers in counts if len(numbers) == 3]  # a thread may have ended since it was listed
+    return sum(waits) / 1e9 if waits else None
+
+
 def resident_bytes() -> int:
     """Resident memory of this process, with that in large pages."""
     return sum(private_and_shared_bytes(os.getpid()))

@@ -29,6 +29,7 @@ from fugaku_gpt.kernels.product_verdicts import (
     PYTORCH,
     ProductTimes,
     ProductVerdict,
+    Verdicts,
     add_verdicts,
     read_verdicts,
     verdict_file,
@@ -85,7 +86,7 @@ def measure_missing(threads: Optional[Sequence[int]] = None, again: bool = False
     counts = usual_threads() if threads is None else sorted(set(threads))
     keys = [(dtype, count) for dtype in MEASURED_DTYPES for count in counts]
     recorded, reason = ({}, "asked for") if again else read_verdicts(verdict_file(current_stamp()), current_stamp())
-    missing = [key for key in keys if key not in recorded]
+    missing = [key for key in keys if key not in recorded or recorded[key].is_disturbed]
     verdicts, problem = recorded, ""
     if missing:
         measured = _time(missing, _SECONDS, _LIMIT_SECONDS)
@@ -95,9 +96,15 @@ def measure_missing(threads: Optional[Sequence[int]] = None, again: bool = False
         "verdicts": [asdict(verdicts[key]) for key in keys],
         "stamp": asdict(current_stamp()),
         "file": str(verdict_file(current_stamp())),
-        "measured_anew": (reason or "not all had been measured") if missing else "",
+        "measured_anew": (reason or _reason_to_measure(missing, recorded)) if missing else "",
         "problem": problem,
     }
+
+
+def _reason_to_measure(missing: Sequence[Tuple[str, int]], recorded: Verdicts) -> str:
+    if all(key in recorded for key in missing):
+        return "other work had disturbed some measurements"
+    return "not all had been measured"
 
 
 def usual_threads() -> List[int]:
@@ -148,12 +155,22 @@ def time_products(
         torch.set_num_threads(threads)
         with torch.no_grad(), _restored_choices():
             rows = _affordable_rows(kind, ways, times)
+            measuring, waited = clock(), local.seconds_without_core()
             turns = [] if rows is None else _turns(_products(kind, rows, _LAYERS), kind, ways, times)
+            wait_share = _wait_share(waited, threads * (clock() - measuring))
     finally:
         torch.set_num_threads(before)
     if rows is None or len(turns) < MIN_TURNS:
-        return ProductVerdict(dtype, threads, 0)
-    return ProductVerdict(dtype, threads, len(turns), _summary(_sizes(rows, _LAYERS), ways, turns))
+        return ProductVerdict(dtype, threads, 0, wait_share=wait_share)
+    return ProductVerdict(dtype, threads, len(turns), _summary(_sizes(rows, _LAYERS), ways, turns), wait_share)
+
+
+def _wait_share(waited_before: Optional[float], thread_seconds: float) -> Optional[float]:
+    """Share of the threads' seconds that they have waited for a core since a moment; None if it is unknown."""
+    waited = local.seconds_without_core()
+    if waited is None or waited_before is None or thread_seconds <= 0.0:
+        return None
+    return min(1.0, max(0.0, (waited - waited_before) / thread_seconds))  # threads may have ended meanwhile
 
 
 def _ways(dtype: torch.dtype) -> List[str]:

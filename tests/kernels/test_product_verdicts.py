@@ -188,6 +188,18 @@ def test_verdicts_for_other_threads_and_types_are_added_and_the_first_of_each_st
     assert read_verdicts(file, STAMP)[0] == in_force
 
 
+def test_a_disturbed_verdict_stays_until_there_is_one_that_was_disturbed_less(tmp_path: Path) -> None:
+    file = write(tmp_path / "products.json", replace(verdict(compiled=2.0), wait_share=0.5))
+    for share, ratio, is_used in ((0.6, 0.5, True), (0.4, 0.5, False), (0.01, 3.0, True), (0.001, 0.5, True)):
+        added = replace(verdict(compiled=ratio), wait_share=share)
+        in_force, _ = add_verdicts(file, STAMP, [added], False)
+        assert in_force["float32", 2].uses_compiled == is_used and read_verdicts(file, STAMP)[0] == in_force
+    add_verdicts(file, STAMP, [replace(verdict(compiled=0.5), wait_share=0.9)], True)
+    assert read_verdicts(file, STAMP)[0]["float32", 2].is_disturbed
+    add_verdicts(file, STAMP, [verdict(turns=0)], False)  # no measurement at all
+    assert read_verdicts(file, STAMP)[0]["float32", 2].turns == MIN_TURNS
+
+
 def test_without_a_file_the_reason_says_so(tmp_path: Path) -> None:
     assert read_verdicts(tmp_path / "none.json", STAMP) == ({}, "products have not been measured for this processor")
 
@@ -228,6 +240,8 @@ DAMAGES: Dict[str, Callable[[bytes], bytes]] = {
     "a negative time": _of_product("seconds", -1.0),
     "an infinite ratio": _of_product("speedups", {"compiled": math.inf}),
     "a ratio that is no number": _of_product("speedups", {"compiled": math.nan}),
+    "a share above 1": _of_row("wait_share", 1.5),
+    "a share of text": _of_row("wait_share", "0.1"),
     "a ratio of text": _of_product("speedups", {"compiled": "2"}),
     "a huge size": _of_product("rows", 2**80),
 }

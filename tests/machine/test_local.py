@@ -113,3 +113,16 @@ def test_cores_are_grouped_by_their_node(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(local, "_numa_node_of", nodes.get)
     assert local.group_by_numa_node([0, 1, 2, 3]) == [[3], [1], [0, 2]]
     assert local.numa_nodes_of([0, 1, 2, 3]) == [0, 1] and local.numa_nodes_of([3]) == []
+
+
+def test_the_seconds_that_threads_wait_for_a_core_are_counted(tmp_path: Path) -> None:
+    """The second of schedstat's three numbers, of all threads; one that has ended meanwhile has no file."""
+    for thread, text in ((7, "900 2000000000 5\n"), (8, "1 500000000 2\n"), (9, None)):
+        folder = tmp_path / f"proc/self/task/{thread}"
+        folder.mkdir(parents=True)
+        if text:
+            (folder / "schedstat").write_text(text)
+    with use_system(System(tmp_path)):
+        assert local.seconds_without_core() == 2.5
+    with use_system(System(tmp_path / "none")):
+        assert local.seconds_without_core() is None

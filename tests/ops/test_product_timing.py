@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -12,7 +13,14 @@ import torch
 
 from fugaku_gpt import ops
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
-from fugaku_gpt.kernels.product_verdicts import COMPILED, MEASURED_DTYPES, MIN_TURNS, ONEDNN, PYTORCH
+from fugaku_gpt.kernels.product_verdicts import (
+    COMPILED,
+    MEASURED_DTYPES,
+    MIN_TURNS,
+    ONEDNN,
+    PYTORCH,
+    read_verdicts,
+)
 from fugaku_gpt.ops import gemm, native, product_timing
 from fugaku_gpt.ops.product_timing import measure_at_start, measure_missing, time_products
 from tests.support.product_verdicts import product_verdict, use_verdict_file
@@ -30,6 +38,8 @@ class Machine:
         monkeypatch.setattr(gemm, "has_onednn", lambda: ONEDNN in seconds)
         monkeypatch.setattr(native, "supports_native_matmul", lambda dtype: COMPILED in seconds)
         monkeypatch.setattr(product_timing, "has_kernel", lambda name, dtype: True)
+        self.waited = 0.0  # seconds that its threads have waited for a core
+        monkeypatch.setattr(product_timing.local, "seconds_without_core", lambda: self.waited)
 
     def clock(self) -> float:
         return self.now
@@ -98,6 +108,27 @@ def test_a_win_must_show_in_the_fastest_times_too(monkeypatch: pytest.MonkeyPatc
     assert not time_products("float32", 1, 2.0, 10.0, machine.clock).uses_compiled
 
 
+@pytest.mark.parametrize(("share", "is_disturbed"), [(0.01, False), (0.4, True)])
+def test_a_verdict_has_the_share_of_time_without_a_core(
+    share: float, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch, pytorch=0.002, compiled=0.001)
+    multiply = machine._product
+
+    def product(*tensors: torch.Tensor) -> None:
+        before = machine.now
+        multiply(*tensors)
+        machine.waited += 2 * share * (machine.now - before)  # both threads
+
+    for name in ("linear", "matmul", "add_product"):
+        monkeypatch.setattr(gemm, name, product)
+    verdict = time_products("float32", 2, 2.0, 10.0, machine.clock)
+    assert verdict.wait_share == pytest.approx(share) and verdict.is_disturbed == is_disturbed
+    assert ("other work had the cores for 40% of the time" in verdict.describe()) == is_disturbed
+    monkeypatch.setattr(product_timing.local, "seconds_without_core", lambda: None)
+    assert time_products("float32", 2, 2.0, 10.0, machine.clock).wait_share is None
+
+
 @pytest.mark.parametrize("seconds", [0.3, 3.0, 60.0])
 def test_the_time_is_bounded_on_a_slow_processor(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, pytorch=seconds, compiled=seconds / 4)
@@ -157,6 +188,20 @@ def test_what_the_file_lacks_is_measured_and_written(
     again: Dict[str, Any] = measure_missing([2, 1])
     assert len(timed) == 3 and not again["measured_anew"] and again["verdicts"] == answer["verdicts"]
     assert measure_missing([1], again=True)["measured_anew"] == "asked for" and len(timed) == 5
+
+
+def test_a_measurement_that_other_work_disturbed_is_measured_again(
+    timed: List[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "products.json"
+    verdicts = [product_verdict(dtype, 1, compiled=0.5) for dtype in MEASURED_DTYPES]
+    use_verdict_file(monkeypatch, file, replace(verdicts[0], wait_share=0.6), verdicts[1])
+    answer = measure_missing([1])
+    assert timed == [("float32", 1)] and answer["measured_anew"] == "other work had disturbed some measurements"
+    assert [row["wait_share"] for row in answer["verdicts"]] == [None, None]
+    recorded, _ = read_verdicts(file, product_timing.current_stamp())
+    assert recorded["float32", 1].uses_compiled and not recorded["bfloat16", 1].uses_compiled
+    assert not measure_missing([1])["measured_anew"] and len(timed) == 1
 
 
 def test_the_usual_numbers_of_threads_are_one_a_memory_node_s_and_all(
