@@ -122,11 +122,10 @@ def test_ctrl_c_records_the_run_and_leaves_no_rank(tmp_path: Path, data: Path) -
 @pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_killed_rank_and_a_time_limit_are_rows(tmp_path: Path, data: Path) -> None:
-    include = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2}\n"
+    # a start on busy cores takes some of the 20 s
+    include = "include:\n  - {label: killed, layout.dp: 2}\n  - {label: slow, layout.tp: 2, job.elapse: 0:00:20}\n"
     file, out = write_sweep(tmp_path, data, include), tmp_path / "out"
-    sweep = start_sweep(
-        file, out, "--set", "training.iterations=1000000", "--timeout", "45"
-    )  # a start on busy cores takes some of it
+    sweep = start_sweep(file, out, "--set", "training.iterations=1000000")
     metrics = out / "killed-r1" / "metrics.jsonl"
     until(lambda: bool(RunDirectory(metrics.parent).metrics("iteration")))
     environment = RunDirectory(metrics.parent).environment()
