@@ -24,6 +24,7 @@ from fugaku_gpt.parallel.gradient_path import PassKey
 from fugaku_gpt.records.flight import BACKWARD, FORWARD, VALIDATION
 
 MessageKey = Tuple[str, int, int]  # kind of message, micro-batch, the chunk that gets it
+_SENDS_PER_STAGE = 2  # under way at most, of one stage, for each stage of the pipeline
 
 
 class Reducer(Protocol):
@@ -44,7 +45,10 @@ class Pipeline:
     """One stage of a pipeline.
 
     The input that a chunk gets from the chunk before it is a leaf of its own autograd graph; the gradient of this leaf
-    is sent back. Receives are waited for when they are used, sends at the end.
+    is sent back. Receives are waited for when they are used, sends at the end, or before a later one if as many are
+    under way as two for each stage. A stage can get ahead of the next one in GPipe and in validation, whose first half
+    has no backward passes to wait for; its messages must not fill the memory. That makes no new deadlock: schedules
+    have none where each send waits for its receive at once (``layout/schedule_check.py``).
 
     Attributes:
         waited_seconds: how long the last run has waited for other stages.
@@ -130,9 +134,10 @@ class Pipeline:
                     self._pp.mark_phase(BACKWARD, micro_batch=action.micro_batch)
                     reducer.make_deferred(action.micro_batch, action.chunk)
             else:
-                # dropping finished sends frees their memory: live messages scale with the lag of stages, not with the
-                # number of micro-batches
+                # dropping finished sends frees their memory
                 sends = [pending for pending in sends if not pending.done()]
+                while len(sends) >= _SENDS_PER_STAGE * self._pp.size:
+                    self._wait([sends.pop(0)])
                 sends += self._exchange(action, with_gradients, outgoing)
         self._wait(sends)
 

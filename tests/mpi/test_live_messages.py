@@ -69,4 +69,5 @@ def test_eight_times_the_micro_batches_keep_no_more_messages_alive(world: Commun
     few, many = (messages_of(world, micro_batches, *settings) for micro_batches in (8, 64))
     print(f"\n{schedule}: {few} of 8 micro-batches, {many} of 64", flush=True)
     assert many[0] == 8 * few[0] and few[3] == many[3] == 0
-    assert many[1:3] == few[1:3] and many[1] < 8
+    # how far a stage gets ahead within its bound of 4 sends depends on when the other one runs
+    assert max(few[1], many[1]) < 8 and few[2] // few[1] == many[2] // many[1]
