@@ -145,6 +145,14 @@ NARROW: List[str] = [
 ]
 
 
+def is_long(case: str, dtype: str) -> bool:
+    """Whether a case is a long test: eight ranks in float32, whose kernels fewer ranks try, or with many features at
+    once in 16 bits. Each takes several seconds where the ranks share two cores."""
+    if config_of(case).layout.ranks < 8:
+        return False
+    return dtype == "float32" or (dtype in ("bfloat16", "float16") and len(case.split()) > 8)
+
+
 def config_of(case: str, *more: str) -> RunConfig:
     """Returns the configuration of a case's tiny run, with further ``key=value`` settings."""
     return tiny_config(*BASE, *_settings(case), *more)

@@ -30,8 +30,7 @@ from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Step, Trainer
 from tests.mpi import trained
-from tests.mpi.cases import BASE, WIDE, config_of, training_of
-from tests.mpi.suites import SUITES
+from tests.mpi.cases import BASE, WIDE, config_of, is_long, training_of
 from tests.mpi.trained import (
     NOT_FINITE_STEP,
     SPIKE_STEP,
@@ -56,13 +55,10 @@ def trainer_of(world: Communicator, dtype: str, *settings: str) -> Trainer:
     return trained.trainer_of(world, tiny_config(*BASE, f"training.dtype={dtype}", *settings))
 
 
-def _case(case: str, dtype: str) -> object:
-    """A case and a type; those that eight ranks train in float32, whose kernels fewer ranks try, are long tests."""
-    is_long = dtype == "float32" and config_of(case).layout.ranks == max(SUITES)
-    return pytest.param(case, dtype, marks=[pytest.mark.long] if is_long else [])
-
-
-@pytest.mark.parametrize(("case", "dtype"), [_case(case, dtype) for case in WIDE for dtype in TYPES])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [pytest.param(case, dtype, marks=[pytest.mark.long] * is_long(case, dtype)) for case in WIDE for dtype in TYPES],
+)
 def test_a_layout_trains_like_a_single_rank(world: Communicator, case: str, dtype: str) -> None:
     config = config_of(case, *TYPES[dtype])
     if config.layout.ranks != world.size:

@@ -11,7 +11,7 @@ import torch
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi import trained
-from tests.mpi.cases import BASE, NARROW, config_of, training_of
+from tests.mpi.cases import BASE, NARROW, config_of, is_long, training_of
 from tests.mpi.trained import Trained, assert_same_steps, curve_distance, largest_of_all, reference_of, train
 from tests.support.tiny import tiny_config
 
@@ -74,7 +74,10 @@ def test_messages_of_16_bits_arrive_unchanged(world: Communicator) -> None:
         world.barrier()
 
 
-@pytest.mark.parametrize("case", NARROW)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.long] * is_long(case, config_of(case).training.dtype)) for case in NARROW],
+)
 def test_layouts_in_16_bits_stay_close_to_a_single_rank_and_to_float32(world: Communicator, case: str) -> None:
     config = config_of(case, LEARNING_RATE)
     if config.layout.ranks != world.size:
