@@ -11,30 +11,20 @@ import contextlib
 import hashlib
 import os
 import random
-import resource
-import signal
 import stat
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple
-
-import psutil
+from typing import Dict, Iterator, Optional, Tuple
 
 from fugaku_gpt.errors import FugakuGptError
+from tests.fuzz.calls import SECONDS, bounded_memory, call_reader, watch_time
 from tests.fuzz.mutations import mutate
 from tests.fuzz.readers import Reader, prepare
 from tests.fuzz.registry import all_readers
 
-SECONDS, MEMORY = 2.0, 512 * 2**20
-WALL_SECONDS = 30.0  # a call that waits for something, such as a pipe
 _LONGEST = 2**20  # bytes of a mutation
-
-
-class LimitExceeded(BaseException):
-    """A call takes too long. No reader catches it."""
 
 
 def main() -> int:
@@ -48,8 +38,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("a", "b"), help="Fuzz the first or the second half of the readers.")
     parser.add_argument("--keep", type=Path, help="Folder for the files of findings.")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGALRM, _stop)
-    signal.signal(signal.SIGPROF, _stop)
+    watch_time()
     readers = [reader for reader in all_readers() if arguments.only in reader.name]
     if arguments.part is not None:
         readers = readers[::2] if arguments.part == "a" else readers[1::2]
@@ -83,13 +72,13 @@ def fuzz(
     path.write_bytes(reader.seeds[0])
     with contextlib.suppress(FugakuGptError):
         reader.read(path)  # imports and caches count for no call
-    with _bounded_memory():
+    with bounded_memory():
         for content in _contents(reader, rng, seconds, max(20, calls // reader.cost)):
             path.write_bytes(content)
-            _call(reader, path, content, limit, kinds)
+            call_reader(reader, path, content, limit, kinds)
             done += 1
         for kind in _odd_files(path, reader.is_payload) if reader.is_file else ():
-            _call(reader, path, kind.encode(), limit, kinds)
+            call_reader(reader, path, kind.encode(), limit, kinds)
             done += 1
     return done, kinds
 
@@ -144,65 +133,6 @@ def _remove(path: Path) -> None:
         path.rmdir()
     else:
         path.unlink()
-
-
-def _call(reader: Reader, path: Path, content: bytes, limit: float, kinds: Dict[str, Tuple[bytes, str]]) -> None:
-    """Call a reader once, and record what is not an error of ours."""
-    began = time.process_time()
-    signal.setitimer(signal.ITIMER_PROF, 2 * limit)
-    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS * limit / SECONDS)
-    text = ""
-    try:
-        reader.read(path)
-    except FugakuGptError as error:
-        text = _problem_of_message(error)
-    except (Exception, LimitExceeded):
-        text = traceback.format_exc()
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    took = time.process_time() - began
-    if not text and took > limit:
-        text = f"takes {took:.1f} s of processor time"
-    if text:
-        name = _kind_of(text)
-        if name not in kinds or len(content) < len(kinds[name][0]):
-            kinds[name] = (content, "\n".join(line[:300] for line in text.splitlines()[-12:]))
-
-
-def _problem_of_message(error: FugakuGptError) -> str:
-    """Judge a message of ours: empty if it is good; else that it is empty, or has text of a file without a bound."""
-    message = str(error)
-    if not message.strip():
-        return f"an empty message of {type(error).__name__}"
-    longest = max(map(len, message.splitlines()))
-    return f"a message with a long line: {longest} characters: {message[:300]}" if longest > 5000 else ""
-
-
-def _kind_of(text: str) -> str:
-    """Return what tracebacks of one fault have in common: the last line of our code, and the type of the error."""
-    lines = text.splitlines()
-    if "fugaku_gpt/" not in text:
-        return lines[0].partition(":")[0]
-    places = [line.strip() for line in lines if "fugaku_gpt/" in line and "File" in line]
-    return f"{places[-1] if places else ''} {lines[-1].partition(':')[0]}"
-
-
-class _bounded_memory:
-    """Bounds the address space of this process in the block to what it has, and ``MEMORY``."""
-
-    def __enter__(self) -> None:
-        size = int(psutil.Process().memory_info().vms)
-        self._before = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, self._before[1]))
-
-    def __exit__(self, *_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, self._before)
-
-
-def _stop(number: int, frame: Any) -> None:
-    unit = "processor time" if number == signal.SIGPROF else "time"
-    raise LimitExceeded(f"takes more than the limit of {unit}")
 
 
 if __name__ == "__main__":
