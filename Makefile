@@ -104,8 +104,11 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@echo "calls to the file system that fail, one by one: does each command end, and name it?"
 	@for scenario in train job sweep compare; do \
 	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.disk_faults.run $$scenario || exit 1; done
-	@echo "every reader of files, fuzzed for 10 minutes each:"
-	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds 600 --seed $$(date +%s)
+	@echo "every reader of files, with odd files, and fuzzed for 10 minutes each:"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r env/fuzz.txt || \
+	  echo "=== atheris cannot be installed here ==="
+	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --seed $$(date +%s)
+	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided --seconds 600 --seed $$(date +%s)
 	@echo "ranks that leave the common path, stop or die: does the doctor name them?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.hangs
 	@echo "healthy runs that are killed from outside: does the doctor accuse nobody?"

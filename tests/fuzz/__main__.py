@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib.util
+import json
 import os
 import random
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,17 +40,28 @@ def main() -> int:
     parser.add_argument("--only", default="", help="Fuzz only readers whose name contains this.")
     parser.add_argument("--part", choices=("a", "b"), help="Fuzz the first or the second half of the readers.")
     parser.add_argument("--keep", type=Path, help="Folder for the files of findings.")
+    parser.add_argument(
+        "--guided", action="store_true", help="Let atheris choose changes by coverage, where it is installed."
+    )
     arguments = parser.parse_args()
     watch_time()
     readers = [reader for reader in all_readers() if arguments.only in reader.name]
     if arguments.part is not None:
         readers = readers[::2] if arguments.part == "a" else readers[1::2]
+    is_guided = arguments.guided and importlib.util.find_spec("atheris") is not None
+    if arguments.guided and not is_guided:
+        print("=== atheris is not installed: changes are random, not guided by coverage ===", flush=True)
     findings = 0
     for reader in readers:
         with tempfile.TemporaryDirectory() as folder:
-            calls, kinds = fuzz(
-                reader, Path(folder), arguments.seed, arguments.seconds, arguments.calls, arguments.patience
-            )
+            if is_guided:
+                calls, kinds = fuzz_guided(
+                    reader, Path(folder), arguments.seed, arguments.seconds or 60.0, arguments.patience
+                )
+            else:
+                calls, kinds = fuzz(
+                    reader, Path(folder), arguments.seed, arguments.seconds, arguments.calls, arguments.patience
+                )
         findings += len(kinds)
         print(f"{reader.name}: {calls} calls, {len(kinds)} findings", flush=True)
         for name, (content, text) in kinds.items():
@@ -81,6 +95,29 @@ def fuzz(
             call_reader(reader, path, kind.encode(), limit, kinds)
             done += 1
     return done, kinds
+
+
+def fuzz_guided(
+    reader: Reader, folder: Path, seed: int, seconds: float, patience: float = 1.0
+) -> Tuple[int, Dict[str, Tuple[bytes, str]]]:
+    """Fuzz a reader guided by coverage, by a process of its own; returns the same as :func:`fuzz`, without odd files.
+
+    A process that ends before its time is a finding: a reader that ends it, or uses more memory than it may.
+    """
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, content in enumerate(reader.seeds):
+        (corpus / f"seed-{number}").write_bytes(content[:_LONGEST])
+    command = [sys.executable, "-m", "tests.fuzz.guided", reader.name, "--corpus", str(corpus)]
+    command += ["--seconds", str(int(seconds)), "--seed", str(seed), "--patience", str(patience)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    output = done.stdout.decode("utf-8", "replace")
+    record = corpus.with_suffix(".json")
+    values = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {"calls": 0, "kinds": {}}
+    kinds = {name: (bytes.fromhex(content), text) for name, (content, text) in values["kinds"].items()}
+    if done.returncode != 0:
+        kinds["the process ended"] = (b"", f"exit code {done.returncode}\n{output[-2000:]}")
+    return values["calls"], kinds
 
 
 def _contents(reader: Reader, rng: random.Random, seconds: Optional[float], calls: int) -> Iterator[bytes]:
