@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import List
 
 import pytest
 
@@ -25,10 +26,20 @@ def test_a_shipped_sweep_expands(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_step_benchmark_prints_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "contestants",
+    [
+        ["floor", "ours"],
+        pytest.param(
+            ["floor", "ours", "textbook-tanh", "ours-bf16", "hf", "textbook-bf16"], marks=pytest.mark.long, id="all"
+        ),
+    ],
+)
+def test_the_step_benchmark_prints_a_table(
+    contestants: List[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     small = ["model.layers=1", "model.hidden=16", "model.heads=2", "model.vocab_size=64", "model.seq_len=128"]
     arguments = [argument for setting in [*small, "node.threads_per_rank=1"] for argument in ("--set", setting)]
-    contestants = ["floor", "ours", "textbook-tanh", "ours-bf16", "hf", "textbook-bf16"]
     samples = tmp_path / "samples.json"
     arguments = [*contestants, "--preset", "tiny", "--turns", "1", *arguments, "--products", "--samples", str(samples)]
     lines = printed_lines(capfd, "step", *arguments)
