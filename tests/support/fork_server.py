@@ -28,6 +28,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Tuple
 
+READY = b"ready\n"  # the answer to an empty command
 _FIRST_FILE = 200  # received files are moved there, out of the way of their numbers
 _UNUSED_SECONDS = 900.0  # after which it ends if nobody has connected
 _MODULES = (
@@ -108,6 +109,9 @@ class _Server:
                 connection, _ = self._listener.accept()
                 command, files = _receive(connection)  # an empty one: the connection counts, and nothing is started
                 self._connections[connection.fileno()] = connection
+                if not command:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(READY)
                 if command and self._start(connection, files, command["arguments"]):
                     self._leave()
                     _become(command, files)

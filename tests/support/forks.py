@@ -14,6 +14,8 @@ from typing import Iterator, Mapping, Optional
 
 import pytest
 
+from tests.support.fork_server import READY
+
 _PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy")  # looked for beside Python
 
 
@@ -92,6 +94,12 @@ class ForkedPython:
             connection.close()
             raise
         connection.sendall(b"2\n{}")
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(len(READY))
+        if answer != READY:  # it was about to end
+            connection.close()
+            raise ConnectionRefusedError(f"{address}: the process has ended")
         return connection
 
 
