@@ -44,7 +44,7 @@ class Sent:
 
 
 @pytest.mark.parametrize("micro_batches", [3, 64])
-def test_a_stage_that_gets_ahead_waits_for_its_oldest_message(micro_batches: int) -> None:
+def test_a_stage_that_gets_ahead_waits_for_the_oldest_message(micro_batches: int) -> None:
     neighbour: Any = SlowNeighbour()
     actions = schedule("gpipe", 0, 2, micro_batches)
     stage = Pipeline(actions, neighbour, last_chunk=1, shape=(2, 3), dtype=torch.float32)

@@ -28,13 +28,13 @@ def run(python: ForkedPython, program: str) -> "subprocess.CompletedProcess[str]
         )
 
 
-def test_a_fork_has_pytorch_and_ends_as_its_program_does(python: ForkedPython) -> None:
+def test_a_fork_has_pytorch_and_ends_like_a_plain_process(python: ForkedPython) -> None:
     ended = run(python, "import sys; print('torch' in sys.modules, sys.argv[1:]); sys.exit(7)")
     assert (ended.stdout, ended.returncode) == ("True ['x']\n", 7)
     assert run(python, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)").returncode == -signal.SIGTERM
 
 
-def test_the_process_that_has_ended_with_its_last_worker_is_started_anew(python: ForkedPython) -> None:
+def test_the_process_starts_anew_after_the_last_worker(python: ForkedPython) -> None:
     parents = []
     for _ in range(2):
         parents.append(int(run(python, "import os; print(os.getppid())").stdout))

@@ -56,7 +56,7 @@ def test_rounded_gradients_are_counted_where_no_replicas_sum_them() -> None:
 
 
 @pytest.mark.parametrize("kind", ["1f1b", "zero_bubble"])
-def test_a_pipeline_idles_for_as_long_as_its_passes_take(kind: str) -> None:
+def test_a_pipeline_idles_for_as_long_as_passes_take(kind: str) -> None:
     prediction = _predict("layout.dp=1", "layout.pp=4", f"layout.schedule={kind}")
     idle, total = prediction.components[PIPELINE], prediction.total
     assert (idle.cores, idle.memory, idle.bound_by) == (0, 0, None)
@@ -66,15 +66,18 @@ def test_a_pipeline_idles_for_as_long_as_its_passes_take(kind: str) -> None:
     assert total.cores == pytest.approx(sum(work.cores for work in works))
 
 
-def test_one_pipe_doubles_what_the_cores_bound_and_leaves_what_memory_bounds() -> None:
-    two, one = _predict("node.freq_mhz=2000", "node.eco_state=0"), _predict("node.freq_mhz=2000", "node.eco_state=2")
+def test_a_single_pipe_doubles_what_cores_bound_and_leaves_what_memory_bounds() -> None:
+    both_pipes, single_pipe = (
+        _predict("node.freq_mhz=2000", "node.eco_state=0"),
+        _predict("node.freq_mhz=2000", "node.eco_state=2"),
+    )
     for name in (PRODUCTS, ATTENTION_PART, ELEMENTWISE, OPTIMISER):
-        assert one.components[name].cores == pytest.approx(2 * two.components[name].cores)
-        assert one.components[name].memory == pytest.approx(two.components[name].memory)
-    assert one.components[PRODUCTS].overlapped == pytest.approx(2 * two.components[PRODUCTS].overlapped)
-    assert one.components[COMMUNICATION] == two.components[COMMUNICATION]
-    assert one.peak == pytest.approx(two.peak / 2) and two.peak == pytest.approx(6.144e12)
-    assert "twice what is counted" in " ".join(one.assumptions)
+        assert single_pipe.components[name].cores == pytest.approx(2 * both_pipes.components[name].cores)
+        assert single_pipe.components[name].memory == pytest.approx(both_pipes.components[name].memory)
+    assert single_pipe.components[PRODUCTS].overlapped == pytest.approx(2 * both_pipes.components[PRODUCTS].overlapped)
+    assert single_pipe.components[COMMUNICATION] == both_pipes.components[COMMUNICATION]
+    assert single_pipe.peak == pytest.approx(both_pipes.peak / 2) and both_pipes.peak == pytest.approx(6.144e12)
+    assert "twice what is counted" in " ".join(single_pipe.assumptions)
 
 
 def test_a_faster_clock_speeds_up_the_cores_alone() -> None:

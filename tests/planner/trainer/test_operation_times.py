@@ -31,8 +31,8 @@ def test_edges_of_tiles_and_idle_threads_cost_the_time_of_full_tiles() -> None:
     full = _times().product(LINEAR, 96, 512, 576).cores
     assert _times().product(LINEAR, 95, 512, 575).cores == full
     assert _times().product(LINEAR, 97, 512, 576).cores > full  # one more row of tiles than the threads share evenly
-    one_tile = _times().product(LINEAR, 8, 512, 48).cores  # eleven threads wait
-    assert one_tile == pytest.approx(_times().product(LINEAR, 96, 512, 48).cores)
+    single_tile = _times().product(LINEAR, 8, 512, 48).cores  # eleven threads wait
+    assert single_tile == pytest.approx(_times().product(LINEAR, 96, 512, 48).cores)
     assert busiest_thread_tiles(128, 48, 12) == 512 and busiest_thread_tiles(128, 16, 12) == 172
     assert busiest_thread_tiles(1, 1, 12) == 1 and busiest_thread_tiles(7, 5, 1) == 35
 
@@ -45,9 +45,9 @@ def test_operands_that_do_not_fit_into_the_cache_cross_more_than_once() -> None:
 
 
 def test_attention_is_that_of_the_causal_half_in_rounds_of_heads() -> None:
-    one = _times().attention(ATTENTION, 12, 12, 1024, 64)
-    assert one.cores == pytest.approx(2 * 1024 * 1025 / 2 * 64 * 2 * PEAK_CYCLES / HERTZ)
-    assert _times().attention(ATTENTION, 24, 16, 1024, 64).cores == pytest.approx(2 * one.cores)
+    twelve_heads = _times().attention(ATTENTION, 12, 12, 1024, 64)
+    assert twelve_heads.cores == pytest.approx(2 * 1024 * 1025 / 2 * 64 * 2 * PEAK_CYCLES / HERTZ)
+    assert _times().attention(ATTENTION, 24, 16, 1024, 64).cores == pytest.approx(2 * twelve_heads.cores)
 
 
 def test_passes_cross_memory_by_their_operands_and_results() -> None:
