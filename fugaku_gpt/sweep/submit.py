@@ -249,7 +249,7 @@ def _plan_job(run: Run, out: Path, plan: SweepPlan) -> PlannedJob:
         named_config = with_profile_file(_with_job_name(run.config, run.name), Path(plan.file), base)
         config = with_absolute_paths(named_config, base)
         refuse_job_too_large(config)
-        script = render_from_files(config)
+        script = render_from_files(config, run.notes)
         check_script(script.text, config.job.scheduler, str(out / run.name / SCRIPT))
     except UsageError as error:
         return PlannedJob(run, None, str(error))

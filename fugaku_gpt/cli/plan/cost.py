@@ -127,11 +127,12 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     measured: each component's seconds by its cores and by its memory, which take the longer of both, operation by
     operation, if they overlap perfectly. What it assumes and leaves out is on standard error.
     """
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import local_run_figures, run_figures, run_to_row
     from fugaku_gpt.planner.tables.toggles import costly_toggles
 
-    config = source.load(check=False)
+    config = load_with_vocabulary(source)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
     if (machine.probed is not None or machine.counted is not None) and (hardware or build):
         raise UsageError(
@@ -286,6 +287,7 @@ def _completed_by_run(
 ) -> Tuple[DaysOptions, Optional[int]]:
     """Complete options by what a run says, with its predicted time; also return the nodes that are paid for, if the
     machine bills others than those that compute."""
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.config.schema import JobConfig
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import predicted_seconds
@@ -293,7 +295,7 @@ def _completed_by_run(
     machine = load_machine(choice.name)
     if source.run_file is None and source.preset is None and not source.settings:
         return options, _billed_nodes(JobConfig(nodes=options.nodes), machine) if options.nodes is not None else None
-    config = source.load(check=False)
+    config = load_with_vocabulary(source)
     sec_per_it, nodes = options.sec_per_it, options.nodes
     if nodes is not None and nodes != config.job.nodes:
         raise UsageError(
