@@ -99,6 +99,31 @@ def test_a_line_disabled_by_a_second_hash_is_an_info() -> None:
     assert findings("PJM002", FT + "# PJM -S\n")[0].severity == WARNING
 
 
+@pytest.mark.parametrize(
+    ("option", "mend"),
+    [
+        ("-D /vol0004/mine", "`cd DIR`"),
+        ("--chdir=/x", "`cd DIR`"),
+        ("-A hp000000", "-g GROUP"),
+        ("-t 1:00:00", "-L elapse="),
+        ("--partition=small", "-L rscgrp="),
+        ("--ntasks 4", "--mpi proc="),
+        ("--output=a.out", "-o FILE"),
+        ("-V", "-X"),
+        ("--array=1-3", "--bulk --sparam"),
+    ],
+)
+def test_options_of_other_schedulers_are_named_with_those_of_pjsub(option: str, mend: str) -> None:
+    (finding,) = findings("PJM005", FT + f"#PJM {option}\n")
+    assert mend in finding.fix and finding.line == 3
+
+
+def test_an_undocumented_option_that_a_public_script_has_is_no_error() -> None:
+    (finding,) = findings("PJM005", FT + "#PJM -D /vol0004/mine\n")
+    assert finding.severity == WARNING and "pjsub's manual has no option -D" in finding.message
+    assert findings("PJM005", FT + "#PJM -Q x\n")[0].severity == ERROR
+
+
 def test_values_and_fixes_are_in_the_messages() -> None:
     (finding,) = findings("PJM005", FT + "#PJM -L rscqrp=small\n")
     assert "rscqrp" in finding.message and "rscgrp" in finding.fix and (finding.line, finding.column) == (3, 9)
