@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple, Optional, Set, Tuple
 
+from fugaku_gpt.pjm.lint.shell_quotes import end_of_bracket, end_of_expansion, unescape
+
 _TOKEN = re.compile(
     r"(?P<plain>[^\s'\"\\$`|&;()<>#]+)(?P<gap>[ \t]+)?"
     r"|(?P<space>(?:[ \t\r\f\v]|\\\r?\n)+)"
@@ -23,8 +25,6 @@ _TOKEN = re.compile(
 )
 _IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
-_BRACKET_MARKS = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
-_DOUBLE_QUOTE_MARKS = re.compile(r"[\"\\$`]")
 _REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<", "<<-")
 _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 _LOOPS = {"for", "while", "until", "select"}
@@ -191,13 +191,13 @@ class _Scanner:
     def _scan_opening(self, raw: str) -> None:
         closed = -1
         if self.failures < _MAX_FAILURES:
-            closed = _end_of_expansion(self.text, self.position, 0)
+            closed = end_of_expansion(self.text, self.position, 0)
             self.failures += closed < 0
         if closed < 0:
             self._add_piece(raw, raw)
             return
         enclosed = self.text[self.position : closed]
-        self._add_piece(_unescape(enclosed[1:-1]) if raw == '"' else enclosed, enclosed)
+        self._add_piece(unescape(enclosed[1:-1]) if raw == '"' else enclosed, enclosed)
 
     def _end_word(self) -> None:
         if self.word_at is None:
@@ -325,7 +325,7 @@ class _Scanner:
         arithmetic = self.word_at is None and not self.argv and self.text.startswith("((", self.position)
         if not (array or arithmetic) or self.failures >= _MAX_FAILURES:
             return False
-        closed = _end_of_bracket(self.text, self.position + 1, ")", 0)
+        closed = end_of_bracket(self.text, self.position + 1, ")", 0)
         if closed < 0:
             self.failures += 1
             return False
@@ -341,60 +341,3 @@ class _Scanner:
             self._advance(self.text[self.position : match.end() if match else len(self.text)])
             self.enclosed_lines.update(range(first, self.line + 1))
         self.heredocs = []
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([\"\\$`\n])", lambda match: "" if match[1] == "\n" else match[1], text) if "\\" in text else text
-
-
-def _end_of_expansion(text: str, position: int, level: int) -> int:
-    """Return the end of what opens at ``position`` (``$(``, ``${``, a double quote or a backtick), or -1."""
-    if level > 40:
-        return -1
-    opening = text[position]
-    if opening == "`":
-        end = text.find("`", position + 1)
-        return end + 1 if end >= 0 else -1
-    if opening == "$":
-        return _end_of_bracket(text, position + 2, ")" if text[position + 1] == "(" else "}", level)
-    position += 1
-    while True:
-        match = _DOUBLE_QUOTE_MARKS.search(text, position)
-        if not match:
-            return -1
-        position = match.end()
-        if match[0] == '"':
-            return position
-        if match[0] == "\\":
-            position += 1
-        elif match[0] == "`" or (text[position : position + 1] in ("(", "{")):
-            position = _end_of_expansion(text, match.start(), level + 1)
-            if position < 0:
-                return -1
-
-
-def _end_of_bracket(text: str, position: int, close: str, level: int) -> int:
-    depth = 1
-    while True:
-        match = _BRACKET_MARKS[close].search(text, position)
-        if not match:
-            return -1
-        position = match.end()
-        mark = match[0]
-        if mark == close:
-            depth -= 1
-            if depth == 0:
-                return position
-        elif mark == "\\":
-            position += 1
-        elif mark == "'":
-            end = text.find("'", position)
-            if end < 0:
-                return -1
-            position = end + 1
-        elif mark in '"`':
-            position = _end_of_expansion(text, match.start(), level + 1)
-            if position < 0:
-                return -1
-        else:
-            depth += 1
