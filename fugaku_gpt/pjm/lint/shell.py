@@ -30,6 +30,11 @@ _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 _LOOPS = {"for", "while", "until", "select"}
 _CLOSERS = {"fi", "done", "esac", "}"}
 _LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
+# commands before `&&` that fail in case of an error alone: what follows is not one of two branches
+_PREPARATIONS = frozenset({
+    "cd", "pushd", "popd", "mkdir", "cp", "mv", "ln", "rm", "touch", "export", "source", ".", "module", "ulimit", "set",
+    "unset", "date", "echo", "printf",
+})  # fmt: skip
 _MAX_FAILURES = 8  # searches for closing brackets up to the end of the file; the limit keeps the scan linear
 
 
@@ -58,11 +63,14 @@ class Command(NamedTuple):
 
     ``argv``: the command and its arguments. ``name``: file name of the command; empty for assignments alone.
     ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run never or
-    repeatedly. ``in_branch``: inside a condition or a function, or after ``&&`` or ``||``: it may run never.
+    repeatedly. ``in_branch``: inside a condition or a function, after ``||``, or after ``&&`` and a command that is a
+    condition: it may run never.
     ``background``: it, or the pipeline, list or compound command that it is part of, ends in ``&``. ``list_start``:
     position of the first command of that list; commands of one list run one after the other. ``in_loop``: inside
     ``for``, ``while``, ``until`` or ``select``; one in the background, only if the loop starts its list repeatedly.
-    ``function``: name of the function whose body it is in; empty outside of any.
+    ``function``: name of the function whose body it is in; empty outside of any. ``executor``: number of the shell or
+    subshell that executes it. ``waiter``: number of the shell that has put it in the background, whose ``wait`` waits
+    for it.
     """
 
     line: int
@@ -77,6 +85,8 @@ class Command(NamedTuple):
     in_branch: bool = False
     list_start: int = 0
     function: str = ""
+    executor: int = 0
+    waiter: int = 0
 
 
 class Body(NamedTuple):
@@ -108,6 +118,9 @@ class _Scanner:
         self.failures = 0
         self.heredocs: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
         self.after_and_or = False
+        self.after_condition = False
+        self.shells = [0]  # numbers of the open shell and its subshells
+        self.last_shell = 0
         self._new_command()
         self._new_word()
 
@@ -122,7 +135,7 @@ class _Scanner:
         self.redirections: List[Tuple[str, Word]] = []
         self.redirect = ""
         self.command_at: Optional[Tuple[int, int]] = None
-        self.opened = False  # whether leading words such as `if` of this command have been counted
+        self.is_timed = False  # after the word `time`
 
     def run(self) -> Body:
         text, match, size = self.text, _TOKEN.match, len(self.text)
@@ -222,6 +235,8 @@ class _Scanner:
                 self.settings.append(Setting(match[1], value, bool(match[2])))
             elif raw in _OPENERS or raw in _CLOSERS or raw in _LEADERS:
                 self._scan_keyword(word)
+            elif raw == "-p" and self.is_timed:
+                self.command_at = None
             else:
                 self.argv.append(word)
         elif raw == "{" and self.argv[0].raw == "function":
@@ -240,6 +255,7 @@ class _Scanner:
             self.loops += 1
         elif word.raw == "done":
             self.loops = max(0, self.loops - 1)
+        self.is_timed = word.raw == "time"
         if word.raw not in _LEADERS:
             self.argv.append(word)  # `for x in ...`, `case x in`: the words that follow are not a command
         else:
@@ -261,7 +277,9 @@ class _Scanner:
         """Mark the commands of the present list, but for those that are in the background by themselves."""
         start, is_repeated = self.list_start, self.loops > 0
         self.commands[start:] = [
-            command if command.background else command._replace(background=True, list_start=start, in_loop=is_repeated)
+            command
+            if command.background
+            else command._replace(background=True, list_start=start, in_loop=is_repeated, waiter=self.shells[-1])
             for command in self.commands[start:]
         ]
 
@@ -269,7 +287,7 @@ class _Scanner:
         self._end_word()
         if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
-            in_branch = self.after_and_or or any(is_branch for _, is_branch in self.open)
+            in_branch = self.after_condition or any(is_branch for _, is_branch in self.open)
             self.commands.append(
                 Command(
                     line,
@@ -284,6 +302,7 @@ class _Scanner:
                     in_branch,
                     self.list_start,
                     self.functions[-1] if self.functions else "",
+                    self.shells[-1],
                 )  # fmt: skip
             )
         self.after_and_or = False
@@ -307,9 +326,12 @@ class _Scanner:
         if raw == "(":
             self._open_compound(is_branch=False)
             self.parens += 1
+            self.last_shell += 1
+            self.shells.append(self.last_shell)
         elif raw == ")" and self.parens:  # else it ends a pattern of `case`
             self._close_compound()
             self.parens -= 1
+            self.shells.pop()
             if self.text[self.position - 1] == "(" and self.commands:  # the name of a function is no command
                 self.next_function = self.commands.pop().name
         elif raw == "&":
@@ -317,6 +339,8 @@ class _Scanner:
         if raw in ("&", ";", ";;"):
             self.list_start = len(self.commands)
         self.after_and_or = raw in ("&&", "||")
+        is_prepared = bool(self.commands) and self.commands[-1].name in _PREPARATIONS
+        self.after_condition = raw == "||" or (raw == "&&" and (self.after_condition or not is_prepared))
         self.position += len(raw)
 
     def _array_or_arithmetic(self) -> bool:
