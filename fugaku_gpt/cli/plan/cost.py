@@ -22,7 +22,7 @@ _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import JobConfig, RunConfig
     from fugaku_gpt.machine.constants import Machine
-    from fugaku_gpt.planner.training_schedule import TrainingPlan
+    from fugaku_gpt.planner.training_schedule import TrainingPlan, TrainingSchedule
 
     _DurationType = click.ParamType[float]
 else:
@@ -279,7 +279,27 @@ def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions,
     if estimate.joules is not None:
         lines.append({"figure": "energy", "value": round_significant(estimate.joules / 3.6e9), "unit": "MWh"})
     echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
+    if estimate.jobs is None:
+        echo(_unlimited_text(estimate, options.nodes, billed is not None), err=True)
     return EXIT_OK
+
+
+def _unlimited_text(estimate: "TrainingSchedule", nodes: Optional[int], is_fugaku: bool) -> str:
+    """Why the number of jobs is not known, and on Fugaku the least number by the limits of its groups."""
+    from fugaku_gpt.config.values import format_duration
+    from fugaku_gpt.pjm.groups import fugaku_limits
+
+    text = "how many jobs it takes is not known without the time limit of one: give --elapse, or job.elapse"
+    limits = fugaku_limits()
+    groups = limits.groups_for(nodes) if is_fugaku else []
+    longest = max(((limits.groups[name].longest(nodes) or 0, name) for name in groups), default=(0, ""))
+    if not longest[0]:
+        return text
+    jobs = math.ceil(estimate.total / longest[0])
+    return (
+        f"{text}; at least {jobs}, as {longest[1]} allows {format_duration(longest[0])} (as of "
+        f"{limits.groups[longest[1]].date})"
+    )
 
 
 def _completed_by_run(
