@@ -49,6 +49,7 @@ class LocalScheduler:
     """
 
     name = "local"
+    query_command = ""
 
     def __init__(self, root: Optional[Path] = None) -> None:
         self.store = LocalStore((root if root is not None else default_root()).absolute())
