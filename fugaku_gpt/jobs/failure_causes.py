@@ -84,9 +84,9 @@ def scheduler_cause(scheduler: str, status: JobStatus) -> Optional[Cause]:
             return Cause(PJM_STATUSES.get(ending.code, runs.FAILED), description, advice, ending.retry)
     for word in re.findall(r"[A-Z_]+", status.raw):
         if word == "LAUNCH_FAILED" and status.reason:  # a file, or a program that is missing
-            known = CAUSES_BY_STATE[word]
+            plain = CAUSES_BY_STATE[word]
             return replace(
-                known, cause=f"{known.cause}: {status.reason}", advice=f"remove the cause, and {known.advice}"
+                plain, cause=f"{plain.cause}: {status.reason}", advice=f"remove the cause, and {plain.advice}"
             )
         if word in CAUSES_BY_STATE:
             return CAUSES_BY_STATE[word]
