@@ -25,6 +25,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM013": "the name given on the command line",
     "PJM015": "--bulk, --step and --sparam on the command line; whether pjsub refuses two rank maps or takes the last",
     "PJM018": "a --mail-list on the command line",
+    "PJM019": "words where a number is due, which may be placeholders to people",
     "PJM020": "a -g on the command line",
     "PJM021": "which groups you are in, and which groups your project may use",
     "PJM022": "on which volume the job is submitted and where your home is; volumes hidden behind links and variables",

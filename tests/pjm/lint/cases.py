@@ -117,6 +117,27 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         [FT + "#PJM -m b,e\n", ANY + "#PJM -L rscgrp=regular-o\n#PJM -m e\n"],
         [FT + "#PJM -m b,e --mail-list a@b.jp\n", FT + "#PJM --mail-list a@b.jp\n"],
     ),
+    "PJM019": (
+        [
+            FT + "#PJM -p 999\n",
+            FT + "#PJM -m b,e,x --mail-list a@b.jp\n",
+            FT + "#PJM --at 20261345\n",
+            FT + "#PJM --at 2026-12-01\n",
+            FT + "#PJM -L proc-core=48x\n",
+            FT + "#PJM -L proc-openfd=64Ki\n",
+            FT + "#PJM --mpi proc=4.5\n",
+            FT + "#PJM --mpi max-proc-per-node=-1\n",
+        ],
+        [
+            FT + "#PJM -p 255\n",
+            FT + "#PJM -m b,e,s --mail-list a@b.jp\n",
+            FT + "#PJM --at 202612312359\n",
+            FT + "#PJM -L proc-core=unlimited,proc-openfd=65536,node-mem=28Gi\n",
+            FT + "#PJM --mpi proc=NPROC\n",
+            FT + "#PJM -p ${PRIORITY}\n",
+            FT + "#PJM --llio sio-read-cache=on\n",
+        ],
+    ),
     "PJM020": (
         [FT, ANY + "#PJM -L rscgrp=small,node=1\n", ANY + "#PJM -L freq=2000\n"],
         [
@@ -740,6 +761,7 @@ SURE: Dict[str, str] = {
     "PJM006": FT + "#PJM --stgin 'a b'\n",
     "PJM013": FT + "#PJM -N a/b\n",
     "PJM015": FT + "#PJM --bulk --step --sparam 0-1\n",
+    "PJM019": FT + "#PJM -p 999\n",
     "PJM031": FT + "#PJM -L node=4x4:strict\n",
     "PJM034": FT + "#PJM -L vnode=1\n",
     "PJM040": FT + "#PJM -L elapse=1.5h\n",
