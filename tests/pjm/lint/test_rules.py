@@ -124,6 +124,13 @@ def test_an_undocumented_option_that_a_public_script_has_is_no_error() -> None:
     assert findings("PJM005", FT + "#PJM -Q x\n")[0].severity == ERROR
 
 
+def test_more_ranks_than_nodes_without_mpi_are_named() -> None:
+    (finding,) = findings("PJM066", FT + "#PJM -L node=4\nmpiexec ./a\nmpiexec -n 48 ./b\n")
+    assert "this one starts 48 on 4 nodes: it fails" in finding.message and (finding.line, finding.column) == (5, 12)
+    (finding,) = findings("PJM066", FT + "#PJM -L node=4\nmpiexec -n 4 ./a\n")
+    assert "fails" not in finding.message
+
+
 def test_values_and_fixes_are_in_the_messages() -> None:
     (finding,) = findings("PJM005", FT + "#PJM -L rscqrp=small\n")
     assert "rscqrp" in finding.message and "rscgrp" in finding.fix and (finding.line, finding.column) == (3, 9)

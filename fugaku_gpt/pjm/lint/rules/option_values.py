@@ -8,7 +8,7 @@ from typing import Callable, Dict, Iterator, Optional, Tuple
 
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.registry import ERROR, UNSURE, Hit, rule
-from fugaku_gpt.pjm.options import KEYS, find_option
+from fugaku_gpt.pjm.options import KEYS, MAIL_FLAGS, find_option
 from fugaku_gpt.pjm.values import has_placeholder, parse_count, parse_flags, parse_limit, parse_size, parse_switch
 
 _LEAST_AT, _MOST_PRIORITY = 8, 255
@@ -29,7 +29,7 @@ def _start(text: str) -> None:
 
 
 def _mail(text: str) -> None:
-    parse_flags(text, "bersS")
+    parse_flags(text, MAIL_FLAGS)
 
 
 # canonical option → its reader, and whether a word may be a placeholder that is to be filled in
