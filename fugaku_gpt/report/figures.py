@@ -20,7 +20,7 @@ _FAILED = re.compile(
 )
 _NUMBER = re.compile(
     r"(?P<about>[~≈])?\s*(?P<number>[+-]?(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,12})?|\.\d{1,12})(?P<exponent>[eE][-+]?\d{1,2})?"
-    r"(?:\s*(?:±|\+/?-)\s*(?P<spread>\d{1,18}(?:\.\d{1,12})?))?"
+    r"(?:\s*(?:±|\+/?-)\s*(?P<spread>\d{1,18}(?:\.\d{1,12})?)|\s*(?:-|–|to)\s*(?P<last>\d{1,18}\.\d{1,12}))?"
     r"\s*(?P<unit>[A-Za-z%µ][A-Za-z%µ/. -]{0,15})?\s*(?P<marks>[\^†‡*?/]*)\s*(?P<comment>\([^()]{0,200}\))?"
 )
 _UNIT_ALONE = re.compile(r"[-–—−]?\s*(?:[KMGT]i?B|ms)", re.IGNORECASE)  # a unit whose number nobody filled in
@@ -134,6 +134,11 @@ def read_figure(text: str) -> Figure:
     if matched["spread"]:
         half += float(matched["spread"]) * 10.0**exponent
     interval = Interval(max(0.0, value - half) if value >= 0 else value - half, value + half)
+    if matched["last"] and float(matched["last"]) >= value >= 0:  # a range, whose middle counts as the value
+        last = float(matched["last"])
+        interval, value = Interval(interval.low, last + half), (value + last) / 2
+    elif matched["last"]:
+        return Figure(TEXT, plain)
     unit, comment = (matched["unit"] or "").strip(), (matched["comment"] or "")[1:-1].strip()
     return Figure(NUMBER, plain, value, decimals, unit, matched["marks"], interval, comment)
 
