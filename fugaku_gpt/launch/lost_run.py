@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from functools import lru_cache
 from pathlib import Path
-from typing import Iterable, List, Optional
+from typing import Callable, Iterable, List, Optional, Set
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.hang.diagnosis import has_process, read_flights
-from fugaku_gpt.launch.processes import marked_processes
+from fugaku_gpt.launch.processes import living_marks
 from fugaku_gpt.records.claim import is_holder_alive, newest_claim
 from fugaku_gpt.records.job import JOB_FILE
 from fugaku_gpt.records.run import CLAIM, LOST, Result, RunDirectory
@@ -23,14 +24,18 @@ from fugaku_gpt.records.summary import summarise
 
 def conclude_lost_runs(directories: Iterable[Path]) -> List[Path]:
     """Record the end of runs of which no process is left; returns those whose end was recorded now."""
-    return [path for path in directories if conclude_lost_run(path) is not None]
+    marks = lru_cache(maxsize=1)(living_marks)  # once for all runs, and only if there is one to ask it about
+    return [path for path in directories if conclude_lost_run(path, marks) is not None]
 
 
-def conclude_lost_run(path: Path) -> Optional[Result]:
+def conclude_lost_run(path: Path, marks: Callable[[], Set[str]] = living_marks) -> Optional[Result]:
     """Record that a run is lost, if it has no result, and no process of it lives on this machine, where it was started.
 
     Returns the result that was recorded, or None: the run has a result or a job, may still run, has processes on other
     machines, or its folder cannot be read or written, which is no reason not to show it.
+
+    Args:
+        marks: returns the marks of all living processes.
     """
     directory, host = RunDirectory(path), socket.gethostname()
     with contextlib.suppress(OSError, UsageError):
@@ -42,7 +47,7 @@ def conclude_lost_run(path: Path) -> Optional[Result]:
         heads = [flight.head for flight in read_flights(directory.flight_dir)]
         environment = directory.environment() or {}
         hosts = {host, *(head.host for head in heads), *environment.get("hosts", [])}
-        if hosts != {host} or any(map(has_process, heads)) or marked_processes(holder.name):
+        if hosts != {host} or any(map(has_process, heads)) or holder.name in marks():
             return None
         result = _lost(directory, f"process {holder.process} on {host}")
         return result if directory.write_result(result, replace=False) else None
