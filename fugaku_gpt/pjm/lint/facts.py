@@ -191,8 +191,8 @@ class Facts:
 
     @cached_property
     def commands(self) -> Tuple[Command, ...]:
-        """The commands in order, with those within ``bash -c '...'`` and ``eval``."""
-        return with_inner_commands(self.body.commands)
+        """The commands in order, with those within ``bash -c '...'``, ``bash <<END`` and ``eval``."""
+        return with_inner_commands(self.body.commands, self.body.documents)
 
     @cached_property
     def assignments(self) -> List[Assignment]:

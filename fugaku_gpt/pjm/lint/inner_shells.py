@@ -1,8 +1,9 @@
-"""The commands within an argument: those of ``bash -c '...'``, of ``eval`` and of ``coproc``."""
+"""The commands within an argument or a document: of ``bash -c '...'``, ``bash <<END``, ``eval`` and ``coproc``."""
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.pjm.lint.shell import Command, Word, scan_commands
 
@@ -17,25 +18,32 @@ _MAX_LEVEL = 4  # of shells that start shells
 _STRIDE = 1 << 20  # between the numbers of lists and shells of different texts
 
 
-def with_inner_commands(commands: Sequence[Command]) -> Tuple[Command, ...]:
+def with_inner_commands(
+    commands: Sequence[Command], documents: Mapping[int, Tuple[str, int]] = MappingProxyType({})
+) -> Tuple[Command, ...]:
     """Return the commands of a script with those of their arguments, which stand after the shell that runs them.
 
     What ``eval`` runs stands in place of it.
+
+    Args:
+        documents: here-documents of the commands, as in :class:`Body`.
     """
-    return tuple(_Expansion().expanded(commands, 0))
+    return tuple(_Expansion().expanded(commands, 0, documents))
 
 
 class _Expansion:
     def __init__(self) -> None:
         self.texts = 0  # number of the texts that were scanned
 
-    def expanded(self, commands: Sequence[Command], level: int) -> List[Command]:
+    def expanded(
+        self, commands: Sequence[Command], level: int, documents: Mapping[int, Tuple[str, int]] = MappingProxyType({})
+    ) -> List[Command]:
         result: List[Command] = []
-        for outer in commands:
+        for position, outer in enumerate(commands):
             if outer.name == "coproc" and len(outer.argv) > 1:
                 name = outer.argv[1].text.rpartition("/")[2]
                 outer = outer._replace(argv=outer.argv[1:], name=name, background=True, waiter=outer.executor)
-            text = _inner_text(outer) if level < _MAX_LEVEL else None
+            text = _inner_text(outer, documents.get(position)) if level < _MAX_LEVEL else None
             if text is None or not text.text.strip():
                 result.append(outer)
                 continue
@@ -52,8 +60,8 @@ class _Expansion:
         return result
 
 
-def _inner_text(command: Command) -> Optional[Word]:
-    """The text that a command runs as a script; None if there is none."""
+def _inner_text(command: Command, document: Optional[Tuple[str, int]]) -> Optional[Word]:
+    """The text that a command runs as a script, of its arguments or its here-document; None if there is none."""
     argv = command.argv
     if command.name == "eval":
         return argv[1]._replace(text=" ".join(word.text for word in argv[1:])) if len(argv) > 1 else None
@@ -65,6 +73,8 @@ def _inner_text(command: Command) -> Optional[Word]:
         option = argv[index].text
         has_text = has_text or (option.startswith("-") and not option.startswith("--") and "c" in option)
         index += 2 if option in _OPTIONS_WITH_VALUE else 1
+    if index == len(argv) and not has_text and document is not None:
+        return Word(document[0], document[0], document[1], 0)
     return argv[index] if has_text and index < len(argv) else None
 
 

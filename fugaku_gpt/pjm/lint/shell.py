@@ -8,7 +8,7 @@ results of substitutions) stays text. An unclosed quote or bracket is treated as
 from __future__ import annotations
 
 import re
-from typing import List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from fugaku_gpt.pjm.lint.shell_quotes import end_of_bracket, end_of_expansion, unescape
 
@@ -90,10 +90,14 @@ class Command(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The body of a script: its commands in order, and the lines inside a here-document, string or other long word."""
+    """The body of a script: its commands in order, and the lines inside a here-document, string or other long word.
+
+    ``documents``: position of a command in ``commands`` → its here-document, and the number of that's first line.
+    """
 
     commands: Tuple[Command, ...]
     enclosed_lines: Set[int]
+    documents: Mapping[int, Tuple[str, int]]
 
 
 def scan_commands(text: str, first_line: int = 1) -> Body:
@@ -116,7 +120,9 @@ class _Scanner:
         self.next_function = ""  # the name, after ``NAME()``
         self.functions: List[str] = []  # for each open compound command, the function that it is in
         self.failures = 0
-        self.heredocs: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
+        # delimiters of here-documents that begin at the next newline, with the positions of their commands
+        self.heredocs: List[Tuple[str, bool, int]] = []
+        self.documents: Dict[int, Tuple[str, int]] = {}
         self.after_and_or = False
         self.after_condition = False
         self.shells = [0]  # numbers of the open shell and its subshells
@@ -182,7 +188,7 @@ class _Scanner:
             else:
                 self._add_piece(raw, raw)
         self._end_command()
-        return Body(tuple(self.commands), self.enclosed_lines)
+        return Body(tuple(self.commands), self.enclosed_lines, self.documents)
 
     def _advance(self, raw: str) -> None:
         breaks = raw.count("\n")
@@ -225,7 +231,7 @@ class _Scanner:
         self._new_word()
         if self.redirect:
             if self.redirect in ("<<", "<<-"):
-                self.heredocs.append((word.text, self.redirect == "<<-"))
+                self.heredocs.append((word.text, self.redirect == "<<-", len(self.commands)))
             self.redirections.append((self.redirect, word))
             self.redirect = ""
         elif not self.argv:
@@ -358,10 +364,11 @@ class _Scanner:
         return True
 
     def _skip_documents(self) -> None:
-        for delimiter, tabs in self.heredocs:
+        for delimiter, tabs, command in self.heredocs:
             pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter) + r"\r?$", re.MULTILINE)
             match = pattern.search(self.text, self.position)
             first = self.line
+            self.documents[command] = (self.text[self.position : match.start() if match else len(self.text)], first)
             self._advance(self.text[self.position : match.end() if match else len(self.text)])
             self.enclosed_lines.update(range(first, self.line + 1))
         self.heredocs = []
