@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from fugaku_gpt.cli.options import RunSource
+from fugaku_gpt.cli.output import echo
 from fugaku_gpt.cli.validation import validation_of_run
 from fugaku_gpt.cli.vocabulary import vocabulary_of_run
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import DataError
 
 
 def with_corpus_settings(
@@ -29,7 +32,24 @@ def with_corpus_settings(
     vocabulary = vocabulary_of_run(source, config, resume_from)
     if vocabulary is not None:
         chosen.append(f"model.vocab_size={vocabulary.size}")
-        notes.append(f"model.vocab_size is {vocabulary.size}, that of {vocabulary.origin}")
+        notes.append(vocabulary.note)
         config = source.load(*chosen)
     validation, note = validation_of_run(source, config)
     return source.load(*chosen, *validation) if validation else config, [*notes, *filter(None, [note])]
+
+
+def load_with_vocabulary(source: RunSource, *, check: bool = False) -> RunConfig:
+    """Load the run that a plan is made for, with the vocabulary of its corpora where it states none; prints a note.
+
+    A corpus that cannot be read here decides nothing: a plan needs none.
+
+    Raises:
+        ConfigError: the file, the preset or an override is not valid.
+    """
+    config = source.load(check=check)
+    with contextlib.suppress(DataError):
+        vocabulary = vocabulary_of_run(source, config, None)
+        if vocabulary is not None:
+            echo(f"note: {vocabulary.note}", err=True)
+            return source.load(f"model.vocab_size={vocabulary.size}", check=check)
+    return config

@@ -10,7 +10,8 @@ import click
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import echo, render_rows
 
-_TABLE_SUFFIXES = (".csv", ".tsv")
+# suffixes of files that are read as prose, though they are not → what stays in the text
+_MARKS_OF_TABLES = {".csv": "commas", ".tsv": "tabs", ".html": "tags", ".htm": "tags", ".xml": "tags"}
 
 
 @click.group()
@@ -65,8 +66,9 @@ def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -
     manifest, present = preparation.prepare(request)
     _print_what_is_left_out(manifest)
     for source in request.sources:
-        if source.is_file() and any(suffix in _TABLE_SUFFIXES for suffix in source.suffixes):
-            echo(f"fugaku-gpt: note: {source}: a table is read as one document of text, with its commas", err=True)
+        marks = next((_MARKS_OF_TABLES[suffix] for suffix in source.suffixes if suffix in _MARKS_OF_TABLES), "")
+        if source.is_file() and marks:
+            echo(f"fugaku-gpt: note: {source}: is read as one document of text, with its {marks}", err=True)
     vocab_size = manifest["vocab_size"]
     if request.tokenizer is None and vocab_size < request.vocab_size:
         sizes = f"{vocab_size} tokens, not {request.vocab_size}"

@@ -15,6 +15,7 @@ from fugaku_gpt.doctor.hang import HangReport, hang_report, report_lines
 from fugaku_gpt.doctor.machine import FAIL, check_machine
 from fugaku_gpt.doctor.run import diagnose
 from fugaku_gpt.errors import EXIT_FINDINGS, RunFailed
+from fugaku_gpt.launch.lost_run import conclude_lost_run
 from fugaku_gpt.machine.shared_memory import SHARED_MEMORY, leftover_segments, remove_segments
 from fugaku_gpt.machine.system import this_system
 
@@ -68,6 +69,7 @@ def machine(form: str) -> None:
 @format_option(("table", "json"))
 def run(run_directory: Path, form: str) -> None:
     """Report how a run ended, what it measured last, and what its ranks were doing."""
+    conclude_lost_run(run_directory)
     diagnosis = diagnose(run_directory)
     if form == "json":
         echo(json_document(asdict(diagnosis)), nl=False)

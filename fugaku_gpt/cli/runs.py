@@ -61,14 +61,18 @@ def list_(
     EXPR and NAME may use the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...) and every
     setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
     """
-    from fugaku_gpt.jobs.store import list_runs
+    from fugaku_gpt.jobs.store import UNFINISHED, list_runs
+    from fugaku_gpt.launch.lost_run import conclude_lost_runs
     from fugaku_gpt.sweep.expression import parse_expression
 
     valid_names = [*_COLUMNS, *valid_keys(), _RANKS]
     shown = _names(columns, "--columns", valid_names) if columns is not None else list(_SHOWN)
     ordering = _names(keys, "--sort", valid_names) if keys is not None else []
     expression = parse_expression(condition, "--where", valid_names) if condition is not None else None
-    records = [record for record in list_runs(store).runs if attempts or record.attempt == 0]
+    listing = list_runs(store)
+    if conclude_lost_runs(store / record.run for record in listing.runs if record.status == UNFINISHED):
+        listing = list_runs(store)
+    records = [record for record in listing.runs if attempts or record.attempt == 0]
     notes = _notes_of(records, shown)
     if expression is not None:
         records = [record for record in records if expression.holds(_Lookup(record, notes), record.run)]
@@ -88,7 +92,9 @@ def list_(
 def show(directory: Path, form: str) -> None:
     """Show one run: how it ended, its settings that differ from its preset, its jobs, and what it ran on."""
     from fugaku_gpt.jobs.store import read_record
+    from fugaku_gpt.launch.lost_run import conclude_lost_run
 
+    conclude_lost_run(directory)
     record = read_record(directory, ".") if (directory / "config.yaml").exists() else None
     if record is None:
         raise UsageError(f"{directory}: not a run directory: it has no config.yaml")

@@ -15,7 +15,7 @@ import click
 from fugaku_gpt.cli.numbers import seconds_of_option
 from fugaku_gpt.cli.options import PATH, format_option, options_as, scheduler_option, scheduler_overrides
 from fugaku_gpt.cli.output import echo, render_rows
-from fugaku_gpt.cli.sweep_plan import print_jobs
+from fugaku_gpt.cli.sweep_plan import print_jobs, print_notes
 from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.run import OK, REFUSED
@@ -110,7 +110,9 @@ def sweep() -> None:
 def expand(file: Path, overrides: Tuple[str, ...], scheduler: Optional[str], form: str) -> None:
     """Show the runs of a sweep FILE in the order in which they would be run; nothing is started."""
     sweep_overrides = (*overrides, *scheduler_overrides(scheduler))
-    rows = [_run_row(run) for run in expand_sweep(file, sweep_overrides).runs]
+    expanded = expand_sweep(file, sweep_overrides)
+    print_notes(expanded.runs)
+    rows = [_run_row(run) for run in expanded.runs]
     echo(render_rows(_COLUMNS, rows, form), nl=False)
 
 
@@ -143,6 +145,7 @@ def run(
     from fugaku_gpt.cli.report import print_table, write_tables
 
     expanded = expand_sweep(file, overrides)
+    print_notes(expanded.runs)
     ended = run_on_this_machine(expanded, out, plan_of(file, overrides), timeout, retry_failed)
     rows = write_tables([out], out)
     print_table(rows, "table")
@@ -218,6 +221,7 @@ def _submit(plan: SweepPlan, out: Path, options: SubmitOptions, command: List[st
     if options.scripts:
         raise UsageError("--scripts: goes with --dry-run")
     submission = submit_jobs(plan, out, options.max_in_flight, resume, options.yes, options.wait)
+    print_notes([standing.run for standing in submission.standings])
     closing = _submission_text(submission, out, command, resume, options.wait)
     has_failures = options.wait and any(_has_failed(standing) for standing in submission.standings)
     if submission.refused or submission.stop_reason or has_failures:

@@ -10,6 +10,7 @@ from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.sweep.expand import Sweep
 
 if TYPE_CHECKING:
+    from fugaku_gpt.sweep.expand import Run
     from fugaku_gpt.sweep.submit import PlannedJob, RunStanding
 
 _COLUMNS = ("run", "scheduler", "nodes", "billed", "elapse", "jobs", "node_hours", "refused")
@@ -39,6 +40,12 @@ def print_jobs(
     skipped = len(standings) - len(planned) - len(refused)
     skipped_text = f"; {skipped} with a result or a job stay as they are" if skipped else ""
     echo(f"total: {total_text(planned)}, {len(refused)} refused{skipped_text}; nothing was written")
+
+
+def print_notes(runs: Sequence["Run"]) -> None:
+    """Print once, on standard error, what the runs were given that their rows do not state."""
+    for note in dict.fromkeys(note for run in runs for note in run.notes):
+        echo(f"note: {note}", err=True)
 
 
 def _row(planned: "PlannedJob") -> Dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import socket
 import sys
 import time
 import traceback
@@ -227,8 +226,9 @@ def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], 
         if message is None or launched is None or launched.ranks == 1:
             raise
         # the other ranks may be able to: their nodes may have what this one lacks
-        host = socket.gethostname()
-        echo(f"fugaku-gpt: rank {launched.rank} on {host}: {message}", err=True)
+        from fugaku_gpt.launch.rank_supervisor import print_refusal
+
+        print_refusal(launched.rank, message)
         raise click.exceptions.Exit(EXIT_RUN_FAILED) from None
     try:
         machine = local_node_limits()

@@ -14,16 +14,18 @@ A side is one of
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config import RunConfig, load_run_config, written_keys
 from fugaku_gpt.config.load import valid_keys
 from fugaku_gpt.config.schema import NODE_KNOBS
-from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.data.vocabulary import VOCABULARY_KEY, vocabulary_of_corpora
+from fugaku_gpt.errors import ConfigError, DataError, UsageError
 from fugaku_gpt.planner.tables.rows import ConfigRow, finite_number, torch_series
 
 BASE_NAMES = ("base", "-")
@@ -178,7 +180,8 @@ def full_key(name: str, location: str) -> str:
 def config_of(
     side: LiveSide, file: Optional[Path], preset: Optional[str], overrides: Sequence[str], ranks: Optional[int] = None
 ) -> RunConfig:
-    """Loads the run of a side: the base run with the side's settings over it.
+    """Loads the run of a side: the base run with the side's settings over it, and the vocabulary of its corpora where
+    neither states one.
 
     Args:
         ranks: number of ranks where the side does not set it; default: as in the layout.
@@ -201,7 +204,14 @@ def config_of(
                 f"{side.text}: {ranks} ranks cannot be divided by layout.tp {layout.tp} * layout.pp {layout.pp}"
             )
         all_overrides.append(f"layout.dp={ranks // ranks_per_replica}")
-    return load_run_config(file, preset, all_overrides, is_only_measured=True)
+    config = load_run_config(file, preset, all_overrides, is_only_measured=True)
+    written = written_keys(file, all_overrides) | ({"preset"} if preset is not None else set())
+    with contextlib.suppress(DataError):  # the ranks report it
+        vocabulary = vocabulary_of_corpora(config, written)
+        if vocabulary is not None:  # as with `train`
+            all_overrides.append(f"{VOCABULARY_KEY}={vocabulary.size}")
+            return load_run_config(file, preset, all_overrides, is_only_measured=True)
+    return config
 
 
 def work_per_iteration(config: RunConfig) -> Dict[str, object]:

@@ -143,6 +143,11 @@ def living_ranks(heads: Iterable[Head], host: str) -> List[int]:
     return [head.rank for head in heads if head.host == host and _process_letter(head) not in _ENDED + _STOPPED]
 
 
+def has_process(head: Head) -> bool:
+    """Whether the process of a rank of this machine is there, if only stopped."""
+    return _process_letter(head) not in _ENDED
+
+
 def describe_call(call: RecordedCall) -> str:
     """``all_reduce_sum of [4, 8] on tp at parallel/tensor.py:12 (call 17 there; iteration 3, forward of micro-batch
     1)``."""

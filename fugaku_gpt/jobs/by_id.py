@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Tuple
@@ -11,10 +10,8 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.outcome import outcome_of_other_job
 from fugaku_gpt.jobs.poll import PolledRun, directories_below
 from fugaku_gpt.jobs.schedulers.protocol import Scheduler
-from fugaku_gpt.jobs.schedulers.registry import NAMES, read_job_id, scheduler_named
+from fugaku_gpt.jobs.schedulers.registry import NAMES, is_present, read_job_id, scheduler_named
 from fugaku_gpt.records.job import UNKNOWN, JobStatus, read_history
-
-_QUERY_COMMANDS = {"pjm": "pjstat", "slurm": "squeue"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def _recorded_job(store: Path, text: str, names: Sequence[str]) -> Optional[Name
 
 def _only_present(text: str, names: Sequence[str]) -> str:
     """The only scheduler among these whose commands are on this machine."""
-    present = [name for name in names if name == "local" or shutil.which(_QUERY_COMMANDS[name])]
+    present = [name for name in names if is_present(name)]
     if len(names) == 1:
         return names[0]
     if len(present) != 1:

@@ -51,7 +51,7 @@ CAUSES_BY_STATE: Dict[str, Cause] = {
     "OUT_OF_MEMORY": Cause(runs.OUT_OF_MEMORY, "killed for memory", MORE_MEMORY, NEVER),
     "NODE_FAIL": Cause(runs.FAILED, "node down", "submit it again", RETRY),
     "BOOT_FAIL": Cause(runs.FAILED, "a node did not start", "submit it again", RETRY),
-    "LAUNCH_FAILED": Cause(runs.FAILED, "the nodes could not start it", "submit it again", RETRY),
+    "LAUNCH_FAILED": Cause(runs.FAILED, "it could not be started", "submit it again", RETRY),
     "PREEMPTED": Cause(runs.INTERRUPTED, "stopped for another job", "resume it", RESUME),
     "REVOKED": Cause(runs.INTERRUPTED, "moved to another cluster", "look at that cluster", NEVER),
     "STOPPED": Cause(runs.INTERRUPTED, "the queue of this machine was stopped", "resume it", RESUME),
@@ -83,6 +83,11 @@ def scheduler_cause(scheduler: str, status: JobStatus) -> Optional[Cause]:
             advice = MORE_MEMORY if ending.code in (12, 23) else ending.advice
             return Cause(PJM_STATUSES.get(ending.code, runs.FAILED), description, advice, ending.retry)
     for word in re.findall(r"[A-Z_]+", status.raw):
+        if word == "LAUNCH_FAILED" and status.reason:  # a file, or a program that is missing
+            plain = CAUSES_BY_STATE[word]
+            return replace(
+                plain, cause=f"{plain.cause}: {status.reason}", advice=f"remove the cause, and {plain.advice}"
+            )
         if word in CAUSES_BY_STATE:
             return CAUSES_BY_STATE[word]
     if status.state == REJECTED:

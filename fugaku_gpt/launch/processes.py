@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import psutil
 
@@ -202,6 +202,16 @@ def marked_processes(mark: str) -> List[psutil.Process]:
         except (psutil.Error, OSError):  # gone meanwhile, or another user's
             continue
     return [process for process in processes if process.pid != os.getpid()]
+
+
+def living_marks() -> Set[str]:
+    """The marks of all living processes of this user on this machine."""
+    marks = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
+            if process.status() != psutil.STATUS_ZOMBIE:
+                marks.add(process.environ().get(MARK, ""))
+    return marks - {""}
 
 
 def end_marked_processes(mark: str, grace: float, child: Optional[subprocess.Popen[bytes]] = None) -> int:

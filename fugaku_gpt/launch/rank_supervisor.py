@@ -123,16 +123,25 @@ def supervise_rank(rank: int, directory: Optional[Path] = None) -> SupervisorLin
 def refuse_launch(rank: int, error: UsageError) -> NoReturn:
     """End all ranks of a launch for a mistake of the user's, before they have joined MPI.
 
-    All ranks have the same command line, so that rank 0 reports it. A rank that still lives after a while is the only
-    one that refuses, as where its node does not see a file.
+    All ranks have the same command line, so that rank 0 reports it, with the exit code of a usage error. A rank that
+    still lives after a while is the only one that refuses, as where its node does not see a file: it has failed.
     """
-    who, is_only_one = "", rank != 0
+    is_only_one = rank != 0
     if is_only_one:
         time.sleep(_RANK_0_SECONDS)
-        who = f"rank {rank} on {socket.gethostname()}: "
+    print_refusal(rank if is_only_one else None, error)
+    end_launch(EXIT_RUN_FAILED if is_only_one else EXIT_USAGE, may_signal=is_only_one)
+
+
+def print_refusal(rank: Optional[int], error: UsageError) -> None:
+    """Print why a rank does not join MPI.
+
+    Args:
+        rank: the rank whose node the mistake is of; None for one that all ranks share.
+    """
+    who = f"rank {rank} on {socket.gethostname()}: " if rank is not None else ""
     for line in str(error).splitlines():
         print(f"fugaku-gpt: {who}{line}", file=sys.stderr, flush=True)
-    end_launch(EXIT_USAGE, may_signal=is_only_one)
 
 
 def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:

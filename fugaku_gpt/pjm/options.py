@@ -219,6 +219,7 @@ KEYS: Dict[str, Dict[str, str]] = {
     "policy": {"vn-policy": "text", "exec-policy": "text"},
     "omp": {"thread": "count"},
 }
+MAIL_FLAGS = "bersS"  # events of -m
 K_ERA_MPI_KEYS = ("use-rankdir",)
 RANK_MAP_SEPARATORS = {"rank-map-bychip": ":", "rank-map-bynode": "="}
 

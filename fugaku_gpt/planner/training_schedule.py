@@ -18,7 +18,7 @@ class TrainingPlan:
     """The work of a training run and what interrupts it; times in seconds.
 
     Args:
-        elapse: limit of one job; None: a single job does all iterations.
+        elapse: limit of one job; None if it is not known, and the time is that of a single job for all iterations.
         startup: from a job's start to its first iteration, including the time to load the checkpoint.
         checkpoint: time to write a checkpoint.
         node_mtbf: mean time between failures of one node; None: no node fails.
@@ -42,14 +42,14 @@ class TrainingSchedule:
     """A training run as a chain of jobs; times in seconds.
 
     ``computing`` covers the iterations alone; ``total`` adds start-ups, checkpoints and repeated work. ``node_hours``
-    are those of all nodes that are paid for.
+    are those of all nodes that are paid for. ``jobs`` and ``iterations_per_job`` are None without a limit of one job.
     """
 
     iterations: int
     computing: float
     total: float
-    jobs: int
-    iterations_per_job: int
+    jobs: Optional[int]
+    iterations_per_job: Optional[int]
     checkpoint_every: Optional[float]
     iterations_between_checkpoints: Optional[int]
     lost_share: float
@@ -107,7 +107,8 @@ def schedule_training(training: TrainingPlan) -> TrainingSchedule:
                 f"a failure every {mtbf:.0f} s leaves no time to compute with checkpoints of {t.checkpoint:g} s and "
                 f"{t.startup:g} s to start again; use fewer nodes, or make --checkpoint or --startup shorter"
             )
-    jobs, per_job = 1, t.iterations
+    jobs: Optional[int] = None
+    per_job: Optional[int] = None
     if t.elapse is not None:
         usable = (t.elapse - t.startup - t.checkpoint) * (1 - lost)
         per_job = int(usable / t.seconds_per_iteration)
@@ -118,13 +119,13 @@ def schedule_training(training: TrainingPlan) -> TrainingSchedule:
                 f"{t.startup + t.checkpoint + t.seconds_per_iteration / (1 - lost):.0f} s"
             )
         jobs = math.ceil(t.iterations / per_job)
-    total = computing / (1 - lost) + jobs * (t.startup + t.checkpoint)
+    total = computing / (1 - lost) + (jobs or 1) * (t.startup + t.checkpoint)
     return TrainingSchedule(
         iterations=t.iterations,
         computing=computing,
         total=total,
         jobs=jobs,
-        iterations_per_job=min(per_job, t.iterations),
+        iterations_per_job=min(per_job, t.iterations) if per_job is not None else None,
         checkpoint_every=interval,
         iterations_between_checkpoints=interval_iterations,
         lost_share=lost,

@@ -143,12 +143,13 @@ def _may_follow(current: Optional[Holder], holder: Holder, same_process: bool) -
     if current.name == holder.name:
         return True
     if current.host == holder.host:
-        return (same_process and current.process == holder.process) or not _is_alive(current)
+        return (same_process and current.process == holder.process) or not is_holder_alive(current)
     # a batch system that starts a job again has ended it before, wherever that was
     return current.job != "" and current.job == holder.job
 
 
-def _is_alive(holder: Holder) -> bool:
+def is_holder_alive(holder: Holder) -> bool:
+    """Whether the process of a holder lives on this machine, which is the holder's host."""
     import psutil
 
     try:

@@ -71,7 +71,7 @@ TIMEOUT = "timeout"
 OUT_OF_MEMORY = "oom"
 INTERRUPTED = "interrupted"
 HUNG = "hung"  # no rank made progress any more, and the ranks have ended themselves
-LOST = "lost"  # its job is gone, and there is no record of how it ended
+LOST = "lost"  # its job, or all of its processes, are gone, and there is no record of how it ended
 STATUSES = (OK, FAILED, REFUSED, TIMEOUT, OUT_OF_MEMORY, INTERRUPTED, HUNG, LOST)
 
 

@@ -37,8 +37,8 @@ from fugaku_gpt.report.check_skipped import skipped_rules, unread_titles
 from fugaku_gpt.report.facts import Context, Facts, contexts_of, facts_of, is_size, recompute_cell
 from fugaku_gpt.report.figures import Figure, Interval
 from fugaku_gpt.report.findings import RowFinding
-from fugaku_gpt.report.markdown_rows import read_clock
 from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable, read_tables
+from fugaku_gpt.report.nodes_cell import read_clock
 from fugaku_gpt.report.notes_table import seconds_cell
 
 _RULES = (check_kinds, check_clock, check_layout, check_machine, check_tflops, check_aggregate)

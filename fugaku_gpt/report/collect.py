@@ -29,6 +29,7 @@ from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.outcome import deciding_job
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, sub_job_ids
+from fugaku_gpt.launch.lost_run import conclude_lost_run
 from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
 from fugaku_gpt.records.job import (
@@ -138,7 +139,8 @@ def read_run(path: Path) -> ResultRow:
     if is_imported(path):
         return _with_job(imported_row(path), path)
     directory = RunDirectory(path)
-    result, environment, entry = directory.result(), directory.environment() or {}, read_sweep_entry(path)
+    result = directory.result() or conclude_lost_run(path)
+    environment, entry = directory.environment() or {}, read_sweep_entry(path)
     settings: Dict[str, Any]
     config: Optional[RunConfig] = None
     file = directory.config_file if directory.config_file.exists() else locate_job(path)[0] / "config.yaml"

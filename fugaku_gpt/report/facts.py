@@ -15,8 +15,8 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.report.catalogue import MACHINES, Machine
 from fugaku_gpt.report.figures import Figure, Interval, bytes_of, is_thousands, read_figure, seconds_of
 from fugaku_gpt.report.headings import GPUS, activation_checkpointing
-from fugaku_gpt.report.markdown_rows import NodesCell, read_clock, read_nodes_cell
 from fugaku_gpt.report.markdown_tables import MarkdownRow, MarkdownTable
+from fugaku_gpt.report.nodes_cell import NodesCell, read_clock, read_nodes_cell
 from fugaku_gpt.report.row_models import models_of
 
 COUNTS = ("dp", "tp", "pp", "mbs", "gbs")

@@ -20,10 +20,15 @@ _FAILED = re.compile(
 )
 _NUMBER = re.compile(
     r"(?P<about>[~≈])?\s*(?P<number>[+-]?(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,12})?|\.\d{1,12})(?P<exponent>[eE][-+]?\d{1,2})?"
+    r"(?:\s*(?:±|\+/?-)\s*(?P<spread>\d{1,18}(?:\.\d{1,12})?)|\s*(?:-|–|to)\s*(?P<last>\d{1,18}\.\d{1,12}))?"
     r"\s*(?P<unit>[A-Za-z%µ][A-Za-z%µ/. -]{0,15})?\s*(?P<marks>[\^†‡*?/]*)\s*(?P<comment>\([^()]{0,200}\))?"
 )
 _UNIT_ALONE = re.compile(r"[-–—−]?\s*(?:[KMGT]i?B|ms)", re.IGNORECASE)  # a unit whose number nobody filled in
-_MARKS = re.compile(r"</?(?:sup|b|i|em|strong)>|\\(?=[\^*_~])|[`]|\*\*", re.IGNORECASE)
+_MARKS = re.compile(r"</?(?:sup|sub|b|i|em|strong|u|small)>|~~|\\(?=[\^*_~])|[`]|\*\*", re.IGNORECASE)
+_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
+_FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,32}\]|\[\d{1,2}\]|[¹²³⁴-⁹§¶]")  # of Markdown, numbered, superscript
+_LINK = re.compile(r"\[([^\[\]^]{1,64})\]\([^()\s]{0,400}\)")
+_ENCLOSED = re.compile(r"\(([^()]+)\)|\*([^*]+)\*|_([^_]+)_|\$([^$]+)\$")  # the whole cell
 
 NUMBER = "number"
 EMPTY = "none"  # a dash, or nothing
@@ -112,7 +117,7 @@ class Figure:
 @lru_cache(maxsize=4096)  # slips are undone on trial: the same cells are read again and again
 def read_figure(text: str) -> Figure:
     """Parse one cell; every text is valid."""
-    bare = _MARKS.sub("", text).strip()
+    bare = _without_markup(text)
     plain = bare.rstrip("^†‡* ")
     if plain.lower() in _NONE or _UNIT_ALONE.fullmatch(plain):
         return Figure(EMPTY, plain, marks=bare[len(plain) :].strip())
@@ -126,9 +131,26 @@ def read_figure(text: str) -> Figure:
     half = 0.5 * 10.0 ** (exponent - decimals)
     if matched["about"] or "?" in matched["marks"]:
         half = max(half, 0.1 * abs(value))
+    if matched["spread"]:
+        half += float(matched["spread"]) * 10.0**exponent
     interval = Interval(max(0.0, value - half) if value >= 0 else value - half, value + half)
+    if matched["last"] and float(matched["last"]) >= value >= 0:  # a range, whose middle counts as the value
+        last = float(matched["last"])
+        interval, value = Interval(interval.low, last + half), (value + last) / 2
+    elif matched["last"]:
+        return Figure(TEXT, plain)
     unit, comment = (matched["unit"] or "").strip(), (matched["comment"] or "")[1:-1].strip()
     return Figure(NUMBER, plain, value, decimals, unit, matched["marks"], interval, comment)
+
+
+def _without_markup(text: str) -> str:
+    """A cell without links, emphasis and parentheses around it; footnotes become the mark ``†``."""
+    bare = _MARKS.sub("", _FOOTNOTE.sub("†", _LINK.sub(r"\1", _BREAK.sub(" ", text)))).strip()
+    enclosed = _ENCLOSED.fullmatch(bare)
+    if enclosed is None:
+        return bare
+    inside = next(filter(None, enclosed.groups())).strip()
+    return inside if _NUMBER.fullmatch(inside) else bare
 
 
 def bytes_of(figure: Figure, title_unit: str = "") -> Optional[Interval]:

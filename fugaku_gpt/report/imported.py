@@ -69,6 +69,7 @@ def import_logs(logs: Sequence[Path], out: Path, given: LoggedRun, overwrite: bo
                 "unread_lines": log.unread,
                 "unknown_fields": dict(log.unknown_fields),
                 "error": log.error,
+                "repeated_lines": log.repeated,
                 "imported": time.time(),
             },
         )
@@ -107,9 +108,9 @@ def _checked(values: Dict[str, Any]) -> Dict[str, Any]:
     kinds = {
         "trainer": str, "logs": Tuple[str, ...], "arguments": Dict[str, str], "iterations_planned": Optional[int],
         "torn_lines": Optional[int], "unread_lines": Optional[int], "unknown_fields": Optional[Dict[str, int]],
-        "error": Optional[str],
+        "error": Optional[str], "repeated_lines": Optional[int],
     }  # fmt: skip
-    optional = ("iterations_planned", "torn_lines", "unread_lines", "unknown_fields", "error")
+    optional = ("iterations_planned", "torn_lines", "unread_lines", "unknown_fields", "error", "repeated_lines")
     for name, kind in kinds.items():
         value_of(kind, values.get(name) if name in optional else values[name], name)
     return {**values, "given": {key: value for key, value in given.items() if value is not None}}
@@ -207,6 +208,8 @@ def understood(path: Path) -> str:
     unread = int(values.get("torn_lines") or 0) + int(values.get("unread_lines") or 0)
     fields = values.get("unknown_fields") or {}
     text = f"iteration lines: {iterations}, validations: {validations}, lines with figures not understood: {unread}"
+    repeated = values.get("repeated_lines")
+    text += f", lines that a later one of the same iteration replaces: {repeated}" if repeated else ""
     return text + "".join(f", field '{name}' not understood: {count}" for name, count in fields.items())
 
 

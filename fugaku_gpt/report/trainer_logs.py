@@ -39,7 +39,8 @@ _PREFIX = re.compile(
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
 _HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
 _SPEED_BEFORE = re.compile(rf"\bsamples/sec:\s*({_NUMBER})\s*\|\s*$")
-_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?:\s*([KMGTP]?)FLOPS?)?(?![\w.])", re.IGNORECASE)
+_GROUPED = r"[-+]?\d{1,3}(?:,\d{3}){1,6}(?:\.\d{0,30})?"  # 1,234.5
+_FIRST_NUMBER = re.compile(rf"\s*({_GROUPED}|{_NUMBER})(?:\s*([KMGTP]?)FLOPS?)?(?![\w.]|,\d)", re.IGNORECASE)
 _TERAFLOPS = {"": 1e-12, "K": 1e-9, "M": 1e-6, "G": 1e-3, "T": 1.0, "P": 1e3}
 _EXACT = re.compile(rf"\(exact\s+({_NUMBER})\)")
 _OUR_VALIDATION = re.compile(
@@ -138,6 +139,7 @@ class Log:
         unknown_fields: name of a field → number of iteration lines that have it, for fields of no known name, or whose
             value is no number.
         error: the last error that was printed after the last iteration; empty if there is none.
+        repeated: number of iteration lines that a later line of the same iteration replaces, as after a restart.
     """
 
     trainer: str = ""
@@ -149,6 +151,7 @@ class Log:
     unread: int = 0
     unknown_fields: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
+    repeated: int = 0
 
 
 def read_log_files(paths: Iterable[Path]) -> Log:
@@ -199,7 +202,7 @@ class LogReader:
         self._unread = 0
         self._unknown_fields: Dict[str, int] = {}
         self._total: Optional[int] = None
-        self._torn = 0
+        self._torn = self._repeated = 0
         self._error = ""
         self._open_lines: Dict[str, _OpenLine] = {}  # rank prefix → its last iteration line
 
@@ -231,6 +234,7 @@ class LogReader:
             self._unread,
             dict(self._unknown_fields),
             self._error,
+            self._repeated,
         )
 
     def _read_line(self, text: str) -> None:
@@ -355,6 +359,7 @@ class LogReader:
             self._torn += 1
             return
         self._ours += "tflops_exact" in values
+        self._repeated += values["iteration"] in self._iterations
         self._iterations[values["iteration"]] = values
 
     def _read_validation(self, text: str) -> bool:
@@ -398,5 +403,5 @@ def _is_not_finite(text: str) -> bool:
 
 
 def _finite(text: str) -> Optional[float]:
-    value = float(text)
+    value = float(text.replace(",", ""))
     return value if math.isfinite(value) else None

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from fugaku_gpt.machine.fugaku import CORES, NODE_TEMPORARY_BYTES, RETENTION_LIMIT, TEMPORARY_BYTES, TORUS_ABOVE
-from fugaku_gpt.pjm.options import KEYS, KNOB_VALUES
+from fugaku_gpt.pjm.options import KEYS, KNOB_VALUES, MAIL_FLAGS
 from fugaku_gpt.pjm.values import (
     NodeShape,
     StepParameters,
@@ -17,6 +17,7 @@ from fugaku_gpt.pjm.values import (
     parse_bulk,
     parse_count,
     parse_elapse,
+    parse_flags,
     parse_name,
     parse_node,
     parse_shape,
@@ -167,7 +168,7 @@ def build_request(
         comment=_limited_text(options, "comment", 255),
         appname=_limited_text(options, "appname", 63),
         fs=_limited_text(options, "fs", 63),
-        mail=str(options.get("mail", "")),
+        mail=_mail(options),
         mail_list=_limited_text(options, "mail_list", 255),
         net_route=str(options.get("net_route", "")),
         umask=umask,
@@ -303,6 +304,13 @@ def _check_llio(llio: Mapping[str, Optional[str]]) -> List[str]:
             f"localtmp-size and sharedtmp-size: the guide has {TEMPORARY_BYTES} bytes; jobs of June 2026 ran with 87Gi"
         ]
     return []
+
+
+def _mail(options: Mapping[str, Any]) -> str:
+    text = str(options.get("mail", ""))
+    if text:
+        parse_value(lambda letters: parse_flags(letters, MAIL_FLAGS), "-m", text)
+    return text
 
 
 def _priority(options: Mapping[str, Any]) -> int:

@@ -19,7 +19,8 @@ from fugaku_gpt.config.load import preset_settings
 from fugaku_gpt.config.paths import with_paths_from
 from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, plain_values, read_yaml_file
 from fugaku_gpt.config.values import BadValue
-from fugaku_gpt.errors import ConfigError
+from fugaku_gpt.data.vocabulary import VOCABULARY_KEY, vocabulary_of_corpora
+from fugaku_gpt.errors import ConfigError, DataError
 from fugaku_gpt.records.sweep import digest_of, digest_of_config
 from fugaku_gpt.sweep.expression_tokens import Value
 from fugaku_gpt.sweep.file import GROUPED, RANKS, SweepFile, SweepRow, check_keys, read_sweep
@@ -41,6 +42,7 @@ class Run:
         refusal: why the configuration is not valid; empty where it is valid.
         digest: digest of the settings that differ from their defaults.
         variant: the names of the row's variants, such as ``2.2GHz, LD_PRELOAD=libtcmalloc.so``.
+        notes: what the run was given that its row does not state.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Run:
     refusal: str
     digest: str
     variant: str = ""
+    notes: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class _ResolvedRow:
     refusal: str
     digest: str
     variant: str
+    notes: Tuple[str, ...]
 
 
 def expand_sweep(file: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -117,19 +121,38 @@ def _resolve(
         settings = {**sweep.defaults, **row.values}
         written = {**base, **settings, **override_settings}
         settings = with_paths_from(file, settings, base_folder)
-        config, refusal = None, ""
+        config, refusal, digest = None, "", ""
+        notes: Tuple[str, ...] = ()
+        layers = [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)]
         try:
-            config = build_run_config(
-                [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)], sweep.preset
-            )
+            config = build_run_config(layers, sweep.preset)
+            # what the row states: a corpus that is not there yet, or is made anew, makes no other run of it
+            digest = digest_of_config(config)
+            config, notes = _with_vocabulary(config, layers, sweep.preset, base_folder)
         except ConfigError as error:
-            refusal = str(error)
+            config, refusal = None, str(error)
         name = _name_of_row(sweep, row)
         if row.is_filtered and not _passes_filters(sweep, config, written, name):
             continue
-        digest = digest_of_config(config) if config is not None else _digest_of_written(written)
         texts = {key: plain_values(value) for key, value in written.items()}
-        yield _ResolvedRow(name, texts, config, refusal, digest, ", ".join(row.variant))
+        yield _ResolvedRow(
+            name, texts, config, refusal, digest or _digest_of_written(written), ", ".join(row.variant), notes
+        )
+
+
+def _with_vocabulary(
+    config: RunConfig, layers: Sequence[SettingsLayer], preset: Optional[str], base: Optional[Path]
+) -> Tuple[RunConfig, Tuple[str, ...]]:
+    """The run with the vocabulary of its corpora where no layer states one, as ``train`` has it, and a note on it."""
+    written = {key for layer in layers for key in layer.values} | ({"preset"} if preset is not None else set())
+    try:
+        vocabulary = vocabulary_of_corpora(config, written, base)
+    except DataError:  # the ranks report it, or the submission
+        return config, ()
+    if vocabulary is None:
+        return config, ()
+    layer = SettingsLayer(vocabulary.origin, dict([parse_override(f"{VOCABULARY_KEY}={vocabulary.size}")]))
+    return build_run_config([*layers, layer], preset), (vocabulary.note,)
 
 
 def _name_of_row(sweep: SweepFile, row: SweepRow) -> str:
@@ -197,6 +220,7 @@ def _ordered_runs(resolved: Sequence[_ResolvedRow], names: Sequence[str], sweep:
             row.refusal,
             row.digest,
             row.variant,
+            row.notes,
         )
 
 

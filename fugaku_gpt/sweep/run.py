@@ -19,7 +19,7 @@ from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 from fugaku_gpt.records.job import read_history
-from fugaku_gpt.records.run import INTERRUPTED, OK, REFUSED, TIMEOUT, Result, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, LOST, OK, REFUSED, TIMEOUT, Result, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
 from fugaku_gpt.sweep.folder import (
     attempts_of,
@@ -154,7 +154,7 @@ def _refuse_submitted_run(directory: Path) -> None:
 def _reusable_result(run: Run, directory: RunDirectory, retry_failed: bool) -> Optional[Result]:
     """The recorded result if the run need not be repeated, else None."""
     result = directory.result()
-    if result is None or result.status == INTERRUPTED:
+    if result is None or result.status in (INTERRUPTED, LOST):  # lost: killed together with its sweep
         return None
     if result.status == REFUSED:  # cheap to try again, and its cause may be gone: a corpus was made, an error mended
         return None

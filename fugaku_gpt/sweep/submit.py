@@ -25,7 +25,7 @@ from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, prepare_job, submit, with_absolute_paths
 from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 from fugaku_gpt.records.job import JOB_FILE, OVER, read_history
-from fugaku_gpt.records.run import OK, REFUSED, RunDirectory
+from fugaku_gpt.records.run import LOST, OK, REFUSED, RunDirectory
 from fugaku_gpt.sweep.expand import Run, Sweep
 from fugaku_gpt.sweep.folder import (
     attempts_of,
@@ -249,7 +249,7 @@ def _plan_job(run: Run, out: Path, plan: SweepPlan) -> PlannedJob:
         named_config = with_profile_file(_with_job_name(run.config, run.name), Path(plan.file), base)
         config = with_absolute_paths(named_config, base)
         refuse_job_too_large(config)
-        script = render_from_files(config)
+        script = render_from_files(config, run.notes)
         check_script(script.text, config.job.scheduler, str(out / run.name / SCRIPT))
     except UsageError as error:
         return PlannedJob(run, None, str(error))
@@ -296,7 +296,7 @@ def _standing(run: Run, directory: Path, followed: Optional[PolledRun]) -> RunSt
             iterations,
             pace,
         )
-    if result is not None:
+    if result is not None and (result.status != LOST or job_id):  # lost without a job: `sweep run` was killed
         return RunStanding(run, directory, result.status, result.reason, "", False, job_id, iterations, pace)
     if not history.jobs and not history.open:
         reason = f"not submitted: {first_line(history.refused)}" if history.refused else ""

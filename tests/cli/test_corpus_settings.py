@@ -59,3 +59,36 @@ def test_a_script_with_the_settings_of_the_corpus_goes_with_a_file_that_states_n
     assert run(["job", "render", "config.yaml", "--out", "job.sh"]) == 0
     prepared = load_prepared(folder)
     assert prepared.config == load_run_config(folder / "config.yaml")
+
+
+def test_plans_are_made_with_the_vocabulary_of_the_corpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "memory", "run.yaml"]) == 0
+    with_corpus, notes = capsys.readouterr()
+    assert notes.count("note: model.vocab_size is 300, that of the corpus corpus\n") == 1
+    assert run(["plan", "memory", "run.yaml", "--set", "model.vocab_size=300"]) == 0
+    assert capsys.readouterr() == (with_corpus, "")
+    for command in ("time", "check"):
+        assert run(["plan", command, "run.yaml"]) == 0
+        assert "note: model.vocab_size is 300" in capsys.readouterr().err
+    (folder / "corpus" / "manifest.json").write_text("{")
+    assert run(["plan", "memory", "run.yaml"]) == 0
+    assert "note" not in capsys.readouterr().err, "a plan needs no corpus"
+
+
+def test_sweeps_and_comparisons_take_the_vocabulary_of_the_corpus(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "note: model.vocab_size is 300, that of the corpus corpus\n"
+    (folder / "sweep.yaml").write_text("defaults: {data.paths: [corpus]}\nmatrix: {training.seed: [1, 2]}\n")
+    assert run(["sweep", "expand", "sweep.yaml"]) == 0
+    assert capsys.readouterr().err == note, "once for all rows"
+    dry_run = ["sweep", "submit", "sweep.yaml", "--out", "out", "--scheduler", "local", "--dry-run", "--scripts"]
+    assert run(dry_run) == 0
+    output = capsys.readouterr().out
+    assert note in output and "#   model.vocab_size: 300\n" in output
+    assert run([*dry_run, "--set", "model.vocab_size=400"]) == 0
+    output = capsys.readouterr().out
+    assert "model.vocab_size is" not in output and "#   model.vocab_size: 400\n" in output
+    command = ["compare", "base", "tcmalloc=true", "--run", "run.yaml", "--job", "slurm"]
+    assert run([*command, "--set", "training.global_batch=2", "--out", "job"]) == 0
+    assert load_run_config(folder / "job" / "config.yaml").model.vocab_size == 300

@@ -103,10 +103,13 @@ def test_files_and_records_that_are_left_out_are_reported(tmp_path: Path, capsys
     assert "already prepared" in again.out and again.err == captured.err
 
 
-def test_a_table_that_is_read_as_prose_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.csv").write_text("id,text\n1,hello\n")
-    assert run(["data", "prepare", str(tmp_path / "a.csv"), "--vocab-size", "257", "--out", str(tmp_path / "out")]) == 0
-    assert "a.csv: a table is read as one document of text, with its commas" in capsys.readouterr().err
+@pytest.mark.parametrize(("name", "marks"), [("a.csv", "commas"), ("a.tsv", "tabs"), ("a.html", "tags")])
+def test_a_table_that_is_read_as_prose_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, marks: str
+) -> None:
+    (tmp_path / name).write_text("id,text\n1,hello\n")
+    assert run(["data", "prepare", str(tmp_path / name), "--vocab-size", "257", "--out", str(tmp_path / "out")]) == 0
+    assert f"{name}: is read as one document of text, with its {marks}" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

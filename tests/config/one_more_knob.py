@@ -26,7 +26,6 @@ from fugaku_gpt.pjm.stats import read_stats_file
 from fugaku_gpt.records.accounting import JobAccount, Knob, write_accounting
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import read_run
-from fugaku_gpt.report.markdown_rows import rows_from_tables
 from fugaku_gpt.report.markdown_tables import read_tables
 from fugaku_gpt.report.notes_table import notes_cell, notes_tables, row_cells
 from fugaku_gpt.report.rows import ResultRow, raw_values
@@ -36,6 +35,7 @@ from fugaku_gpt.simulator.settings import Settings
 from fugaku_gpt.simulator.site import Refusal, custom_resources
 from fugaku_gpt.simulator.stats import format_stats
 from fugaku_gpt.sweep.names import row_name
+from tests.report.rows_of_tables import rows_from_tables
 from tests.sweep.fake import leave_run
 
 KEY = "node.prefetch_level"

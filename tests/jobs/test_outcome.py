@@ -306,3 +306,12 @@ def test_a_bulk_job_without_failures_is_a_success(tmp_path: Path) -> None:
         write_exit_record(tmp_path, 0, sub_job=f"7[{number}]")
         write_result(tmp_path, runs.OK, name=f"repeat-{number}")
     assert short(job_outcome(tmp_path, status(code=0, exit_code=0))) == (runs.OK, jobs.ENDED, NEVER)
+
+
+def test_a_job_that_could_not_be_started_has_the_reason(tmp_path: Path) -> None:
+    submitted_run(tmp_path)
+    outcome = job_outcome(tmp_path, status(raw="LAUNCH_FAILED", exit_code=127, reason="/x/local-1.out: No space left"))
+    assert outcome.status == runs.FAILED and outcome.retry == RETRY
+    assert outcome.cause == "it could not be started: /x/local-1.out: No space left"
+    assert outcome.advice == "remove the cause, and submit it again"
+    assert job_outcome(tmp_path, status(raw="LAUNCH_FAILED")).advice == "submit it again"

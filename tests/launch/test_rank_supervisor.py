@@ -309,3 +309,18 @@ def test_a_mistake_that_all_ranks_refuse_is_no_failure_of_a_rank(tmp_path: Path)
     assert end_unjoined(0, tmp_path, "os._exit(2)")[:2] == (2, [])  # job scripts read the code, under srun as well
     _, lines, _ = end_unjoined(1, tmp_path, "os._exit(2)", PMI_FD="PIPE")  # rank 0 had no objection
     assert len(lines) == 1 and "ended (exit code 2) before it joined MPI" in lines[0]
+
+
+@pytest.mark.parametrize(("rank", "code", "who"), [(0, 2, ""), (1, 1, f"rank 1 on {os.uname().nodename}: ")])
+def test_what_all_ranks_refuse_is_a_usage_error_and_what_one_alone_refuses_a_failure(
+    rank: int, code: int, who: str
+) -> None:
+    program = (
+        "from fugaku_gpt.errors import UsageError; from fugaku_gpt.launch import rank_supervisor\n"
+        "rank_supervisor._RANK_0_SECONDS = 0.0\n"
+        f"rank_supervisor.refuse_launch({rank}, UsageError('run.yaml: no such file\\nvalid: a file'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr == f"fugaku-gpt: {who}run.yaml: no such file\nfugaku-gpt: {who}valid: a file\n"

@@ -309,3 +309,33 @@ def test_options_that_contradict_the_size_are_not_believed() -> None:
     text = f"# 350M model\n\n{options}### Sequence Length=1024, PyTorch 1.10\n\n{table(TITLES, row)}"
     assert rules(text) == []
     assert rules(text.replace("0.37", "0.13")) == ["tflops"]
+
+
+FUGAKU_TITLES = ("Nodes", "Size", "DP", "TP", "PP", "MBS", "GBS", "Mem", "Sec/it", "TFLOPs", "Notes")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tflops"),
+    [
+        ("613.2", "1.36"),
+        ("613.2^^", "1.36^"),
+        ("613.2", "1.36[^1]"),
+        ("613.2[^slow]", "1.36 [2]"),
+        ("613.2", "(1.36)"),
+        ("613.2 s¹", "1.36²"),
+        ("*613.2*", "_1.36_"),
+        ("[613.2](logs/21103755.out)", "~~1.36~~"),
+        ("613.2 ± 0.4", "1.36 +/- 0.01"),
+        ("613.2<br>", "$1.36$"),
+        ("612.9-613.4", "1.36"),
+        ("612.9 – 613.4 s", "1.36"),
+    ],
+)
+def test_a_row_of_the_notes_with_footnotes_and_markup_is_no_finding(seconds: str, tflops: str) -> None:
+    line = measurements()["fsweep.t1.L6"]
+    row = ("1 (max-proc-per-node=4)", "124M", 4, 1, 1, 1, 1024, f"{line['mem_value']} MiB", seconds, tflops, "10-13")
+    heading = "### 124M model, Sequence Length=1024, PyTorch 1.10\n\n"
+    assert rules(heading + table(FUGAKU_TITLES, row)) == []
+    assert rules(heading + table(FUGAKU_TITLES, (*row[:8], "613.4-612.9", *row[9:]))) == ["cells"], "a slip"
+    wrong = tuple(str(cell).replace("1.36", "1.16") for cell in row)
+    assert rules(heading + table(FUGAKU_TITLES, wrong)) == ["tflops"]

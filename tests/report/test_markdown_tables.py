@@ -21,11 +21,12 @@ from fugaku_gpt.report.figures import (
     seconds_of,
     simplest_integer,
 )
-from fugaku_gpt.report.markdown_rows import read_nodes_cell, rows_from_tables
 from fugaku_gpt.report.markdown_tables import read_tables, split_row
+from fugaku_gpt.report.nodes_cell import read_nodes_cell
 from fugaku_gpt.report.notes_table import notes_tables
 from fugaku_gpt.report.rows import ResultRow
 from tests.report.example_tables import rows
+from tests.report.rows_of_tables import rows_from_tables
 from tests.report.test_notes_table import EXPECTED
 
 quick = settings(max_examples=60, deadline=None)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
 from fugaku_gpt.report.html import html_tables
-from fugaku_gpt.report.markdown_rows import rows_from_tables
 from fugaku_gpt.report.markdown_tables import read_tables
 from fugaku_gpt.report.notes_table import nodes_cell, notes_cell, notes_tables, row_cells, seconds_cell, toggle_text
 from fugaku_gpt.report.rows import ResultRow
+from tests.report.rows_of_tables import rows_from_tables
 from tests.support.measurements import MEASUREMENTS
 
 DEFAULT_GHZ = 2.0  # clock of the machine when those tables were written

@@ -359,3 +359,16 @@ def test_a_line_torn_anywhere_between_fields_loses_nothing(positions: "list[int]
     pieces = [DEEPSPEED[a:b] for a, b in zip([0, *cuts], [*cuts, len(DEEPSPEED)])]
     between = "\n" + "".join(f"[default{n}]: noise {n}\n" for n in range(noise))
     assert read_log(between.join(f"[default7]:{piece}" for piece in pieces)).iterations == (READ,)
+
+
+def test_grouped_digits_are_one_number_and_other_commas_none() -> None:
+    line = " iteration {}/ 100 | elapsed time per iteration (ms): {} | lm loss: 3.5E+00 |"
+    log = read_log("\n".join(line.format(*values) for values in ((1, "1,234.5"), (2, "12,345,678"), (3, "1,5"))))
+    assert [line.get("seconds") for line in log.iterations] == [1.2345, 12345.678, None]
+    assert log.unknown_fields == {"elapsed time per iteration (ms)": 1}
+
+
+def test_lines_of_an_iteration_that_is_done_again_are_counted() -> None:
+    line = " iteration {}/ 100 | elapsed time per iteration (ms): {} | lm loss: 3.5E+00 |"
+    log = read_log("\n".join(line.format(*values) for values in ((1, 100), (2, 100), (2, 200), (3, 100))))
+    assert log.repeated == 1 and [line["seconds"] for line in log.iterations] == [0.1, 0.2, 0.1]

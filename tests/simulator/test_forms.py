@@ -261,6 +261,7 @@ def test_limits_of_a_user_are_read_back(site: Simulator, write: Write, tmp_path:
         (["-L", "rscgrp=small,node=385"], 57, "node=385 is greater than the upper limit (384)."),
         (["-L", "exepjrsh=2"], 57, "exepjrsh=2 is greater than the upper limit (1)."),
         (["-p", "256"], 57, "-p=256 is greater than the upper limit (255)."),
+        (["-m", "b,x"], 3, "Invalid argument: -m=b,x ('b,x' is not a list of b, e, r, s, S)."),
         (["--mpi", "proc=49"], 57, "proc=49 is greater than the upper limit (48)."),
         (["--mpi", "proc=8,max-proc-per-node=4"], 54, "max-proc-per-node=4 is less than the lower limit (8)."),
         (["-L", "rscgrp=nowhere"], 58, "rscgrp=nowhere does not exist."),

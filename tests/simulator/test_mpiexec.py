@@ -261,7 +261,8 @@ def test_calls_at_once_need_nodes_of_their_own(site: Simulator, write: Write, tm
     wait = "while ! test -e go; do sleep 0.02; done"
     body = (
         f"mpiexec -n 1 sh -c 'touch up; {wait}' &\nwhile ! test -e up; do sleep 0.02; done\n"
-        "mpiexec -n 1 touch second; echo $?; mpiexec -n 1 -vcoordfile one touch third; echo $?\ntouch go; wait\n"
+        "time sh -c 'mpiexec -n 1 touch second'; echo $?\n"
+        "mpiexec -n 1 -vcoordfile one touch third; echo $?\ntouch go; wait\n"
         "mpiexec -n 1 touch fourth; echo $?"
     )
     (tmp_path / "one").write_text("(1)\n")
@@ -297,11 +298,12 @@ def test_calls_with_coordinates_run_at_once_where_they_share_no_node(
 
 @pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
-def test_background_ranks_end_with_a_script_that_does_not_wait(site: Simulator, write: Write, tmp_path: Path) -> None:
-    body = (
-        "mpiexec -n 2 sh -c 'echo $$ > pid.$PMIX_RANK; sleep 300' &\n"
-        "while ! test -s pid.0 -a -s pid.1; do sleep 0.02; done"
-    )
+@pytest.mark.parametrize("form", ["{} &", "nohup bash -c '{}' &", "(setsid {} &)\nwait"])
+def test_background_ranks_end_with_a_script_that_does_not_wait(
+    site: Simulator, write: Write, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "rank.sh").write_text("echo $$ > pid.$PMIX_RANK; sleep 300")
+    body = form.format("mpiexec -n 2 sh rank.sh") + "\nwhile ! test -s pid.0 -a -s pid.1; do sleep 0.02; done"
     assert run_job(site, write, tmp_path, body)[1:] == ["0", "0", "0"]
     assert not alive(tmp_path / "pid.0") and not alive(tmp_path / "pid.1")
 
@@ -312,6 +314,7 @@ def test_background_ranks_end_with_a_script_that_does_not_wait(site: Simulator, 
         ("mpiexec ./a.out", "--mpi proc=300", True),
         ("mpiexec -n 300 ./a.out", "--mpi max-proc-per-node=48", True),
         ('launch=(mpiexec -n 300)\n"${launch[@]}" ./a.out', "--mpi proc=300", True),
+        ("sh -c 'mpiexec -n 300 ./a.out' &\nwait", "--mpi proc=300", True),
         ("mpiexec -n 2 true", "--mpi proc=300", False),
         ("echo no ranks", "--mpi proc=300", False),
     ],

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.sweep.expand import Sweep, expand_sweep
+from fugaku_gpt.sweep.expand import Sweep, expand_sweep, expand_text
+from tests.cli.test_vocabulary import a_corpus
 from tests.sweep.runs import names
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "sweeps" / "demo.yaml"
@@ -158,3 +159,28 @@ def test_the_demo_covers_the_layouts_and_a_refused_row() -> None:
     assert [name for name, run in runs.items() if run.config is None] == ["tp3"]
     seeds = {run.config.training.seed for run in runs.values() if run.config is not None}
     assert len(seeds) == 1 and load_run_config(preset="tiny").model == runs["dp2"].config.model  # type: ignore[union-attr]
+
+
+def test_rows_have_the_vocabulary_of_their_corpora_and_stay_the_same_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "defaults: {data.paths: [corpus]}\nmatrix: {training.lr: [1e-3, 2e-3]}\nwhere: model.vocab_size < 10000\n"
+    monkeypatch.chdir(tmp_path)
+    before = expand_text(text, "sweep.yaml", "sweep", base=tmp_path)
+    a_corpus(tmp_path / "corpus", 300)
+    for base in (tmp_path, None):
+        after = expand_text(text, "sweep.yaml", "sweep", base=base)
+        assert [run.digest for run in after.runs] == [run.digest for run in before.runs], "as the rows are written"
+        assert [run.config.model.vocab_size for run in after.runs if run.config is not None] == [300, 300]
+        assert after.runs[0].notes == ("model.vocab_size is 300, that of the corpus corpus",)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    from_base = expand_text(text, "sweep.yaml", "sweep", base=tmp_path).runs[0].config
+    assert from_base is not None and from_base.model.vocab_size == 300
+    stated = expand_text(text.replace("[corpus]", "[corpus], model.vocab_size: 400"), "s.yaml", "s", base=tmp_path)
+    assert stated.runs[0].notes == ()
+    tiny = expand_text("preset: tiny\n" + text, "s.yaml", "s", base=tmp_path).runs[0].config
+    assert tiny is not None and tiny.model.vocab_size == 2048, "the corpus fits into the preset's"
+    a_corpus(tmp_path / "large", 5000)
+    large = expand_text("preset: tiny\n" + text, "s.yaml", "s", ["data.paths=[large]"], tmp_path).runs[0].config
+    assert large is not None and large.model.vocab_size == 5000

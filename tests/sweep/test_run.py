@@ -22,7 +22,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.processes import Outcome, marked_processes
 from fugaku_gpt.records.files import write_text_atomically
-from fugaku_gpt.records.run import INTERRUPTED, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, LOST, Result, RunDirectory
 from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.expand import Sweep, expand_sweep
 from fugaku_gpt.sweep.lock import CLAIM, FILE, SweepLock
@@ -85,6 +85,16 @@ def test_the_same_command_runs_only_missing_runs(sweep: Sweep, tmp_path: Path) -
     run_sweep(sweep, out, third, QuietProgress(), retry_failed=True)
     assert third.started == ["dp1-tp1-seed1-r1"] * 2
     assert sorted(os.listdir(out / "attempts" / "dp1-tp1-seed1-r1")) == ["1", "2"]
+
+
+def test_a_run_that_was_lost_with_its_sweep_is_run_again(sweep: Sweep, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_sweep(sweep, out, FakeLaunch(), QuietProgress())
+    record = RunDirectory(out / "dp1-tp2-seed1-r1")
+    record.write_result(Result(LOST, "process 7 on n1 and all ranks are gone", 1.0, 2.0, judged=True))
+    again = FakeLaunch()
+    assert set(statuses(run_sweep(sweep, out, again, QuietProgress())).values()) == {"ok", "refused"}
+    assert again.started == ["dp1-tp2-seed1-r1"]
 
 
 def test_a_sweep_stopped_while_a_finished_run_is_profiled_ends_and_keeps_the_run(tmp_path: Path) -> None:

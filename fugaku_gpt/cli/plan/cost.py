@@ -22,7 +22,7 @@ _WATTS = FiniteRange(min=0, min_open=True, max=1e9)
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import JobConfig, RunConfig
     from fugaku_gpt.machine.constants import Machine
-    from fugaku_gpt.planner.training_schedule import TrainingPlan
+    from fugaku_gpt.planner.training_schedule import TrainingPlan, TrainingSchedule
 
     _DurationType = click.ParamType[float]
 else:
@@ -127,11 +127,12 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     measured: each component's seconds by its cores and by its memory, which take the longer of both, operation by
     operation, if they overlap perfectly. What it assumes and leaves out is on standard error.
     """
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import local_run_figures, run_figures, run_to_row
     from fugaku_gpt.planner.tables.toggles import costly_toggles
 
-    config = source.load(check=False)
+    config = load_with_vocabulary(source)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
     if (machine.probed is not None or machine.counted is not None) and (hardware or build):
         raise UsageError(
@@ -278,7 +279,27 @@ def days(source: RunSource, machine_choice: MachineChoice, options: DaysOptions,
     if estimate.joules is not None:
         lines.append({"figure": "energy", "value": round_significant(estimate.joules / 3.6e9), "unit": "MWh"})
     echo(render_rows(("figure", "value", "unit"), lines, form), nl=False)
+    if estimate.jobs is None:
+        echo(_unlimited_text(estimate, options.nodes, billed is not None), err=True)
     return EXIT_OK
+
+
+def _unlimited_text(estimate: "TrainingSchedule", nodes: Optional[int], is_fugaku: bool) -> str:
+    """Why the number of jobs is not known, and on Fugaku the least number by the limits of its groups."""
+    from fugaku_gpt.config.values import format_duration
+    from fugaku_gpt.pjm.groups import fugaku_limits
+
+    text = "how many jobs it takes is not known without the time limit of one: give --elapse, or job.elapse"
+    limits = fugaku_limits()
+    groups = limits.groups_for(nodes) if is_fugaku else []
+    longest = max(((limits.groups[name].longest(nodes) or 0, name) for name in groups), default=(0, ""))
+    if not longest[0]:
+        return text
+    jobs = math.ceil(estimate.total / longest[0])
+    return (
+        f"{text}; at least {jobs}, as {longest[1]} allows {format_duration(longest[0])} (as of "
+        f"{limits.groups[longest[1]].date})"
+    )
 
 
 def _completed_by_run(
@@ -286,6 +307,7 @@ def _completed_by_run(
 ) -> Tuple[DaysOptions, Optional[int]]:
     """Complete options by what a run says, with its predicted time; also return the nodes that are paid for, if the
     machine bills others than those that compute."""
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.config.schema import JobConfig
     from fugaku_gpt.machine.constants import load_machine
     from fugaku_gpt.planner.run_time import predicted_seconds
@@ -293,7 +315,7 @@ def _completed_by_run(
     machine = load_machine(choice.name)
     if source.run_file is None and source.preset is None and not source.settings:
         return options, _billed_nodes(JobConfig(nodes=options.nodes), machine) if options.nodes is not None else None
-    config = source.load(check=False)
+    config = load_with_vocabulary(source)
     sec_per_it, nodes = options.sec_per_it, options.nodes
     if nodes is not None and nodes != config.job.nodes:
         raise UsageError(

@@ -46,13 +46,14 @@ def memory(
 
     Exit codes: 0 the run fits, or no limit is known, 2 usage or config error, 3 it does not fit.
     """
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.layout.memory import recompute_of_layers
     from fugaku_gpt.layout.stages import chunks_by_stage, chunks_of
     from fugaku_gpt.planner.trainer.memory_check import set_options
     from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, MIB
     from fugaku_gpt.planner.trainer.shrink import smallest_change
 
-    config = source.load()
+    config = load_with_vocabulary(source, check=True)
     node = _node(config, machine, node_memory, build)
     usage = node.run_memory(config)
     chunks = chunks_of(config)

@@ -189,7 +189,9 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
 
 def _load_base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
     """Load the run; if it sets neither clock nor pipes, set those that its job gets, with which most rows ran."""
-    config = source.load(check=False)
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
+
+    config = load_with_vocabulary(source)
     node = config.node
     if machine.name == "a64fx" and node.freq_mhz is None and node.eco_state is None:
         notes.append("node.freq_mhz is not set: planned and written at 2000 MHz with both pipes, as most rows ran")

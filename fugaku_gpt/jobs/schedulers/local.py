@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import fugaku_gpt
 from fugaku_gpt.errors import UsageError
@@ -20,6 +20,7 @@ from fugaku_gpt.jobs.schedulers.local_store import (
     LocalJob,
     LocalStore,
     is_alive,
+    log_prefix,
     may_run,
     parse_job_id,
     queue_file,
@@ -49,6 +50,7 @@ class LocalScheduler:
     """
 
     name = "local"
+    query_command = ""
 
     def __init__(self, root: Optional[Path] = None) -> None:
         self.store = LocalStore((root if root is not None else default_root()).absolute())
@@ -167,7 +169,7 @@ class LocalScheduler:
             if self.store.has_request(job, "hold"):
                 return JobStatus(job_id, ON_HOLD, "PENDING", reason="held", group=GROUP)
             reason = f"after {job.after}" if job.after is not None and self._is_blocked(job) else ""
-            end = self._end_of_queue(job_id) if not reason else ""
+            end = self._end_of_queue(job_id, self._last_queue()) if not reason else ""
             reason = f"the queue has ended and is started again: {end}" if end else reason
             return JobStatus(job_id, QUEUED, "PENDING", reason=reason, group=GROUP)
         if state["state"] == RUNNING:
@@ -176,7 +178,7 @@ class LocalScheduler:
             if is_alive(state):
                 return JobStatus(job_id, RUNNING, "RUNNING", group=GROUP)
             remaining = len(marked_processes(job.mark))
-            end = self._end_of_queue(job_id)
+            end = self._end_of_queue(job_id, state)
             reason = f"the queue that ran it has ended: {end}" if end else "the queue that ran it was killed"
             if remaining:
                 reason += f"; {remaining} of its processes still run: `fugaku-gpt job cancel` ends them"
@@ -225,8 +227,12 @@ class LocalScheduler:
             raise UsageError(f"{job_id}: {_NO_SUCH_JOB} in {self.store.root}")
         return job
 
+    def _last_queue(self) -> Optional[Dict[str, Any]]:
+        """The last queue of this machine, as ``this_process`` identified it; None if there was none."""
+        return read_json_object(self.store.root / queue_file(self._host))
+
     def _is_queue_running(self) -> bool:
-        queue = read_json_object(self.store.root / queue_file(self._host))
+        queue = self._last_queue()
         return queue is not None and is_alive(queue)
 
     def _start_queue(self) -> None:
@@ -252,15 +258,22 @@ class LocalScheduler:
             reason = completed.stderr.decode("utf-8", "replace").strip() or f"see {self.store.root / _LOG}"
             raise UsageError(f"{_CANNOT_START}: {reason}")
 
-    def _end_of_queue(self, job_id: str) -> str:
-        """The line in which a queue has recorded why it ended when it ran this job; empty if none has."""
+    def _end_of_queue(self, job_id: str, queue: Optional[Dict[str, Any]]) -> str:
+        """The cause that a queue has recorded when it ended while it ran this job; empty if it has recorded none.
+
+        Args:
+            queue: the process of the queue, as ``this_process`` identified it.
+        """
+        if queue is None or is_alive(queue):
+            return ""
+        prefix = log_prefix(queue, job_id)
         try:
             with open(self.store.root / _LOG, "rb") as stream:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
                 lines = stream.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return next((line for line in reversed(lines) if line.startswith(f"{job_id}: ")), "")
+        return next((line[len(prefix) :] for line in reversed(lines) if line.startswith(prefix)), "")
 
 
 def default_root() -> Path:

@@ -23,6 +23,7 @@ from fugaku_gpt.jobs.schedulers.local_store import (
     LocalJob,
     LocalStore,
     is_alive,
+    log_prefix,
     may_run,
     queue_file,
     read_json_object,
@@ -61,7 +62,7 @@ class Queue:
             try:
                 self._run(job, sub)
             except OSError as error:  # such as a full disk: for whoever asks why the job has no end
-                print(f"{job.sub_id(sub)}: {line_of(error)}", flush=True)
+                print(f"{log_prefix(this_process(), job.sub_id(sub))}{line_of(error)}", flush=True)
                 raise
 
     def next_sub_job(self) -> Optional[Tuple[LocalJob, str]]:
@@ -103,7 +104,7 @@ class Queue:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._end(job, sub, ENDED, "FAILED", started, exit_code=127, reason=f"not started: {error}")
+            self._end(job, sub, ENDED, "LAUNCH_FAILED", started, exit_code=127, reason=line_of(error))
             return
         stop_reason = self._wait_for_end(job, process, started)
         code = process.returncode

@@ -157,6 +157,12 @@ def this_process() -> Dict[str, Any]:
     return {"pid": os.getpid(), "created": psutil.Process().create_time()}
 
 
+def log_prefix(queue: Dict[str, Any], job_id: str) -> str:
+    """Return the beginning of the line in which a queue, as :func:`this_process` identified it, says why it ended while
+    it ran a job. A queue before it, such as before a reboot, has another."""
+    return f"queue {queue.get('pid')} of {queue.get('created')}: {job_id}: "
+
+
 def is_alive(process: Dict[str, Any]) -> bool:
     """Whether the process that :func:`this_process` identified is running; its pid may have been reused since."""
     try:

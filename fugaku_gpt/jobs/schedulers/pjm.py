@@ -43,6 +43,7 @@ class PjmScheduler:
     """
 
     name = "pjm"
+    query_command = "pjstat"
 
     def __init__(self, run: RunCommand = run_command, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run

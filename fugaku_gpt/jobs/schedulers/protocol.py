@@ -94,9 +94,13 @@ class Scheduler(Protocol):
 
     Every method raises UsageError for a user's mistake (a missing command, or a refused submission with the scheduler's
     message and advice), and nothing is passed through a shell.
+
+    Attributes:
+        query_command: command that is there where the scheduler is; empty for one that is on every machine.
     """
 
     name: str
+    query_command: str
 
     @staticmethod
     def parse_job_id(text: str) -> JobId:

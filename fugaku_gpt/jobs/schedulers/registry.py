@@ -6,6 +6,7 @@ The module of a scheduler is imported on first use.
 from __future__ import annotations
 
 import importlib
+import shutil
 from typing import Callable, List, Optional, Type, cast
 
 from fugaku_gpt.errors import UsageError
@@ -49,6 +50,16 @@ def read_job_id(scheduler: str, text: str) -> Optional[JobId]:
         return reader.parse_job_id(text)
     except UsageError:
         return None
+
+
+def is_present(name: str) -> bool:
+    """Whether this machine has the command by which a scheduler is asked.
+
+    Raises:
+        UsageError: there is no scheduler with this name.
+    """
+    command = _scheduler_class(name).query_command
+    return not command or shutil.which(command) is not None
 
 
 def is_job_id(text: str) -> bool:

@@ -92,6 +92,7 @@ class SlurmScheduler:
     """
 
     name = "slurm"
+    query_command = "squeue"
 
     def __init__(self, run: RunCommand = run_command, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run

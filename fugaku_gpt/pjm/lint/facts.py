@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.pjm.groups import GroupLimits, SiteLimits
 from fugaku_gpt.pjm.lexer import TEMPLATE_TAG
+from fugaku_gpt.pjm.lint.inner_shells import with_inner_commands
 from fugaku_gpt.pjm.lint.launches import (
     Assignment,
     Launch,
@@ -188,10 +189,10 @@ class Facts:
         """The parsed body of the script."""
         return scan_commands(self.body_text, self.script.body_line)
 
-    @property
+    @cached_property
     def commands(self) -> Tuple[Command, ...]:
-        """The commands in order."""
-        return self.body.commands
+        """The commands in order, with those within ``bash -c '...'``, ``bash <<END`` and ``eval``."""
+        return with_inner_commands(self.body.commands, self.body.documents)
 
     @cached_property
     def assignments(self) -> List[Assignment]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from fugaku_gpt.pjm.lint.inner_shells import PREFIX_COMMANDS
 from fugaku_gpt.pjm.lint.shell import Command, Word
 
 LAUNCHERS = ("mpiexec", "mpirun")
-# commands that start the command which follows their own options
-_PREFIX_COMMANDS = {
-    "time", "env", "nohup", "exec", "command", "numactl", "timeout", "stdbuf", "fapp", "fipp", "xospastop", "nice",
-    "strace", "eval",
-}  # fmt: skip
 # options of mpiexec that take a value; options that are not listed count as flags
 _OPTIONS_WITH_VALUE = (
     "n", "np", "c", "stdin", "x", "H", "host", "hostfile", "machinefile", "vcoordfile", "wdir", "wd", "app", "npernode",
@@ -174,7 +170,7 @@ def _launcher_at(argv: Sequence[Word]) -> Optional[int]:
         name = word.text.rpartition("/")[2]
         if name in LAUNCHERS:
             return index
-        if index == 0 and name not in _PREFIX_COMMANDS:
+        if index == 0 and name not in PREFIX_COMMANDS:
             return None
     return None
 

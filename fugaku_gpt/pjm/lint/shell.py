@@ -8,7 +8,9 @@ results of substitutions) stays text. An unclosed quote or bracket is treated as
 from __future__ import annotations
 
 import re
-from typing import List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from fugaku_gpt.pjm.lint.shell_quotes import end_of_bracket, end_of_expansion, unescape
 
 _TOKEN = re.compile(
     r"(?P<plain>[^\s'\"\\$`|&;()<>#]+)(?P<gap>[ \t]+)?"
@@ -23,13 +25,16 @@ _TOKEN = re.compile(
 )
 _IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
-_BRACKET_MARKS = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
-_DOUBLE_QUOTE_MARKS = re.compile(r"[\"\\$`]")
 _REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<", "<<-")
 _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 _LOOPS = {"for", "while", "until", "select"}
 _CLOSERS = {"fi", "done", "esac", "}"}
 _LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
+# commands before `&&` that fail in case of an error alone: what follows is not one of two branches
+_PREPARATIONS = frozenset({
+    "cd", "pushd", "popd", "mkdir", "cp", "mv", "ln", "rm", "touch", "export", "source", ".", "module", "ulimit", "set",
+    "unset", "date", "echo", "printf",
+})  # fmt: skip
 _MAX_FAILURES = 8  # searches for closing brackets up to the end of the file; the limit keeps the scan linear
 
 
@@ -58,11 +63,14 @@ class Command(NamedTuple):
 
     ``argv``: the command and its arguments. ``name``: file name of the command; empty for assignments alone.
     ``nested``: inside a loop, a condition, a function or a subshell, or after ``&&`` or ``||``: it may run never or
-    repeatedly. ``in_branch``: inside a condition or a function, or after ``&&`` or ``||``: it may run never.
+    repeatedly. ``in_branch``: inside a condition or a function, after ``||``, or after ``&&`` and a command that is a
+    condition: it may run never.
     ``background``: it, or the pipeline, list or compound command that it is part of, ends in ``&``. ``list_start``:
     position of the first command of that list; commands of one list run one after the other. ``in_loop``: inside
     ``for``, ``while``, ``until`` or ``select``; one in the background, only if the loop starts its list repeatedly.
-    ``function``: name of the function whose body it is in; empty outside of any.
+    ``function``: name of the function whose body it is in; empty outside of any. ``executor``: number of the shell or
+    subshell that executes it. ``waiter``: number of the shell that has put it in the background, whose ``wait`` waits
+    for it.
     """
 
     line: int
@@ -77,13 +85,19 @@ class Command(NamedTuple):
     in_branch: bool = False
     list_start: int = 0
     function: str = ""
+    executor: int = 0
+    waiter: int = 0
 
 
 class Body(NamedTuple):
-    """The body of a script: its commands in order, and the lines inside a here-document, string or other long word."""
+    """The body of a script: its commands in order, and the lines inside a here-document, string or other long word.
+
+    ``documents``: position of a command in ``commands`` → its here-document, and the number of that's first line.
+    """
 
     commands: Tuple[Command, ...]
     enclosed_lines: Set[int]
+    documents: Mapping[int, Tuple[str, int]]
 
 
 def scan_commands(text: str, first_line: int = 1) -> Body:
@@ -106,8 +120,13 @@ class _Scanner:
         self.next_function = ""  # the name, after ``NAME()``
         self.functions: List[str] = []  # for each open compound command, the function that it is in
         self.failures = 0
-        self.heredocs: List[Tuple[str, bool]] = []  # delimiters of here-documents that begin at the next newline
+        # delimiters of here-documents that begin at the next newline, with the positions of their commands
+        self.heredocs: List[Tuple[str, bool, int]] = []
+        self.documents: Dict[int, Tuple[str, int]] = {}
         self.after_and_or = False
+        self.after_condition = False
+        self.shells = [0]  # numbers of the open shell and its subshells
+        self.last_shell = 0
         self._new_command()
         self._new_word()
 
@@ -122,7 +141,7 @@ class _Scanner:
         self.redirections: List[Tuple[str, Word]] = []
         self.redirect = ""
         self.command_at: Optional[Tuple[int, int]] = None
-        self.opened = False  # whether leading words such as `if` of this command have been counted
+        self.is_timed = False  # after the word `time`
 
     def run(self) -> Body:
         text, match, size = self.text, _TOKEN.match, len(self.text)
@@ -169,7 +188,7 @@ class _Scanner:
             else:
                 self._add_piece(raw, raw)
         self._end_command()
-        return Body(tuple(self.commands), self.enclosed_lines)
+        return Body(tuple(self.commands), self.enclosed_lines, self.documents)
 
     def _advance(self, raw: str) -> None:
         breaks = raw.count("\n")
@@ -191,13 +210,13 @@ class _Scanner:
     def _scan_opening(self, raw: str) -> None:
         closed = -1
         if self.failures < _MAX_FAILURES:
-            closed = _end_of_expansion(self.text, self.position, 0)
+            closed = end_of_expansion(self.text, self.position, 0)
             self.failures += closed < 0
         if closed < 0:
             self._add_piece(raw, raw)
             return
         enclosed = self.text[self.position : closed]
-        self._add_piece(_unescape(enclosed[1:-1]) if raw == '"' else enclosed, enclosed)
+        self._add_piece(unescape(enclosed[1:-1]) if raw == '"' else enclosed, enclosed)
 
     def _end_word(self) -> None:
         if self.word_at is None:
@@ -212,7 +231,7 @@ class _Scanner:
         self._new_word()
         if self.redirect:
             if self.redirect in ("<<", "<<-"):
-                self.heredocs.append((word.text, self.redirect == "<<-"))
+                self.heredocs.append((word.text, self.redirect == "<<-", len(self.commands)))
             self.redirections.append((self.redirect, word))
             self.redirect = ""
         elif not self.argv:
@@ -222,6 +241,8 @@ class _Scanner:
                 self.settings.append(Setting(match[1], value, bool(match[2])))
             elif raw in _OPENERS or raw in _CLOSERS or raw in _LEADERS:
                 self._scan_keyword(word)
+            elif raw == "-p" and self.is_timed:
+                self.command_at = None
             else:
                 self.argv.append(word)
         elif raw == "{" and self.argv[0].raw == "function":
@@ -240,6 +261,7 @@ class _Scanner:
             self.loops += 1
         elif word.raw == "done":
             self.loops = max(0, self.loops - 1)
+        self.is_timed = word.raw == "time"
         if word.raw not in _LEADERS:
             self.argv.append(word)  # `for x in ...`, `case x in`: the words that follow are not a command
         else:
@@ -261,7 +283,9 @@ class _Scanner:
         """Mark the commands of the present list, but for those that are in the background by themselves."""
         start, is_repeated = self.list_start, self.loops > 0
         self.commands[start:] = [
-            command if command.background else command._replace(background=True, list_start=start, in_loop=is_repeated)
+            command
+            if command.background
+            else command._replace(background=True, list_start=start, in_loop=is_repeated, waiter=self.shells[-1])
             for command in self.commands[start:]
         ]
 
@@ -269,7 +293,7 @@ class _Scanner:
         self._end_word()
         if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
-            in_branch = self.after_and_or or any(is_branch for _, is_branch in self.open)
+            in_branch = self.after_condition or any(is_branch for _, is_branch in self.open)
             self.commands.append(
                 Command(
                     line,
@@ -284,6 +308,7 @@ class _Scanner:
                     in_branch,
                     self.list_start,
                     self.functions[-1] if self.functions else "",
+                    self.shells[-1],
                 )  # fmt: skip
             )
         self.after_and_or = False
@@ -307,9 +332,12 @@ class _Scanner:
         if raw == "(":
             self._open_compound(is_branch=False)
             self.parens += 1
+            self.last_shell += 1
+            self.shells.append(self.last_shell)
         elif raw == ")" and self.parens:  # else it ends a pattern of `case`
             self._close_compound()
             self.parens -= 1
+            self.shells.pop()
             if self.text[self.position - 1] == "(" and self.commands:  # the name of a function is no command
                 self.next_function = self.commands.pop().name
         elif raw == "&":
@@ -317,6 +345,8 @@ class _Scanner:
         if raw in ("&", ";", ";;"):
             self.list_start = len(self.commands)
         self.after_and_or = raw in ("&&", "||")
+        is_prepared = bool(self.commands) and self.commands[-1].name in _PREPARATIONS
+        self.after_condition = raw == "||" or (raw == "&&" and (self.after_condition or not is_prepared))
         self.position += len(raw)
 
     def _array_or_arithmetic(self) -> bool:
@@ -325,7 +355,7 @@ class _Scanner:
         arithmetic = self.word_at is None and not self.argv and self.text.startswith("((", self.position)
         if not (array or arithmetic) or self.failures >= _MAX_FAILURES:
             return False
-        closed = _end_of_bracket(self.text, self.position + 1, ")", 0)
+        closed = end_of_bracket(self.text, self.position + 1, ")", 0)
         if closed < 0:
             self.failures += 1
             return False
@@ -334,67 +364,11 @@ class _Scanner:
         return True
 
     def _skip_documents(self) -> None:
-        for delimiter, tabs in self.heredocs:
+        for delimiter, tabs, command in self.heredocs:
             pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter) + r"\r?$", re.MULTILINE)
             match = pattern.search(self.text, self.position)
             first = self.line
+            self.documents[command] = (self.text[self.position : match.start() if match else len(self.text)], first)
             self._advance(self.text[self.position : match.end() if match else len(self.text)])
             self.enclosed_lines.update(range(first, self.line + 1))
         self.heredocs = []
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([\"\\$`\n])", lambda match: "" if match[1] == "\n" else match[1], text) if "\\" in text else text
-
-
-def _end_of_expansion(text: str, position: int, level: int) -> int:
-    """Return the end of what opens at ``position`` (``$(``, ``${``, a double quote or a backtick), or -1."""
-    if level > 40:
-        return -1
-    opening = text[position]
-    if opening == "`":
-        end = text.find("`", position + 1)
-        return end + 1 if end >= 0 else -1
-    if opening == "$":
-        return _end_of_bracket(text, position + 2, ")" if text[position + 1] == "(" else "}", level)
-    position += 1
-    while True:
-        match = _DOUBLE_QUOTE_MARKS.search(text, position)
-        if not match:
-            return -1
-        position = match.end()
-        if match[0] == '"':
-            return position
-        if match[0] == "\\":
-            position += 1
-        elif match[0] == "`" or (text[position : position + 1] in ("(", "{")):
-            position = _end_of_expansion(text, match.start(), level + 1)
-            if position < 0:
-                return -1
-
-
-def _end_of_bracket(text: str, position: int, close: str, level: int) -> int:
-    depth = 1
-    while True:
-        match = _BRACKET_MARKS[close].search(text, position)
-        if not match:
-            return -1
-        position = match.end()
-        mark = match[0]
-        if mark == close:
-            depth -= 1
-            if depth == 0:
-                return position
-        elif mark == "\\":
-            position += 1
-        elif mark == "'":
-            end = text.find("'", position)
-            if end < 0:
-                return -1
-            position = end + 1
-        elif mark in '"`':
-            position = _end_of_expansion(text, match.start(), level + 1)
-            if position < 0:
-                return -1
-        else:
-            depth += 1

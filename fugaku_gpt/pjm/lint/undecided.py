@@ -17,7 +17,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM002": "whether a line was switched off on purpose",
     "PJM003": "what pjsub does with such a word: public scripts with –x seem to have run, without the option",
     "PJM005": "custom resources of a site: a key of -L that resembles no known one is taken for one; other sites' own "
-    "options",
+    "options; whether pjsub takes -D DIR, which is in no manual and in one public script",
     "PJM006": "scripts of the K computer and FX10 themselves: reported as info only",
     "PJM007": "whether the script serves several schedulers on purpose",
     "PJM010": "a -s or -S on the command line",
@@ -25,6 +25,7 @@ UNDECIDED: Dict[str, str] = {
     "PJM013": "the name given on the command line",
     "PJM015": "--bulk, --step and --sparam on the command line; whether pjsub refuses two rank maps or takes the last",
     "PJM018": "a --mail-list on the command line",
+    "PJM019": "words where a number is due, which may be placeholders to people",
     "PJM020": "a -g on the command line",
     "PJM021": "which groups you are in, and which groups your project may use",
     "PJM022": "on which volume the job is submitted and where your home is; volumes hidden behind links and variables",

@@ -178,3 +178,25 @@ def test_an_eco_state_that_follows_from_the_clock_is_extrapolated(capsys: pytest
     assert "extrapolated: node.eco_state 2" in capsys.readouterr().err
     assert run(["plan", "time", *ON_512, *BATCH, "--torch", "1.10", "--set", "node.freq_mhz=2000"]) == 0
     assert "eco_state" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        (["--nodes", "4"], "at least 2, as small allows 72:00:00 (as of 2026-"),
+        (["--nodes", "1000"], "at least 5, as large allows 24:00:00 (as of 2026-"),
+        (["--nodes", "4", "--machine", "v100"], "give --elapse, or job.elapse\n"),
+        (["--nodes", "200000"], "give --elapse, or job.elapse\n"),
+    ],
+)
+def test_days_without_a_time_limit_say_that_the_jobs_are_not_known(
+    options: List[str], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["plan", "days", "--sec-per-it", "10", "--iterations", "40000", *options]
+    assert run([*command, "--format", "json"]) == 0
+    output = capsys.readouterr()
+    figures = {line["figure"]: line["value"] for line in json.loads(output.out)}
+    assert figures["jobs"] is None and figures["iterations per job"] is None and figures["computing"] == 4.63
+    assert note in output.err
+    assert run([*command, "--elapse", "24:00:00"]) == 0
+    assert capsys.readouterr().err == ""

@@ -18,9 +18,17 @@ import pytest
 
 import fugaku_gpt
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs.outcome import outcome_of_other_job
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.local_queue import Queue, _try_lock
-from fugaku_gpt.jobs.schedulers.local_store import LocalStore, is_alive, queue_file, read_json_object, this_process
+from fugaku_gpt.jobs.schedulers.local_store import (
+    LocalStore,
+    is_alive,
+    log_prefix,
+    queue_file,
+    read_json_object,
+    this_process,
+)
 from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
 from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
@@ -273,7 +281,44 @@ def test_a_job_that_waits_for_a_queue_that_always_ends_has_the_cause(
     job_id = local.submit(write(tmp_path / "run", "true"))
     status = until(lambda: (status := local.poll([job_id])[job_id]).reason and status)
     assert status.state == QUEUED
-    assert status.reason.startswith(f"the queue has ended and is started again: {job_id}: state.json: No space left")
+    assert status.reason.startswith("the queue has ended and is started again: state.json: No space left")
+
+
+def test_a_line_of_another_queue_is_not_the_cause(local: LocalScheduler, tmp_path: Path) -> None:
+    """As after a reboot: the log has a line about the job, by a queue that ended before the one that ran it."""
+    job = local.store.add(write(tmp_path / "run", "true"), local._host)
+    dead = {"pid": 2**22 + 7, "created": 1000.0}
+    earlier, later = {**dead, "created": 500.0}, {**dead, "created": 2000.0}
+    log = local.store.root / "queue.log"
+    log.write_text(f"{log_prefix(earlier, job.job_id)}old\n{job.job_id}: of an old version\n", encoding="utf-8")
+    local.store.write_state(job, "", {"state": RUNNING, "started": 1.0, **dead})
+    assert local.poll([job.job_id])[job.job_id].reason == "the queue that ran it was killed"
+    with log.open("a") as stream:
+        stream.write(f"{log_prefix(dead, 'local-12')}other\n{log_prefix(dead, job.job_id)}a cause\n")
+        stream.write(f"{log_prefix(later, job.job_id)}new\n")
+    assert local.poll([job.job_id])[job.job_id].reason == "the queue that ran it has ended: a cause"
+    waiting = local.store.add(write(tmp_path / "waits", "true"), local._host)
+    local.store.set_request(waiting, "hold")
+    (local.store.root / queue_file(local._host)).write_text(json.dumps(this_process()), encoding="utf-8")
+    with log.open("a") as stream:
+        stream.write(f"{log_prefix(this_process(), waiting.job_id)}of the queue that runs\n")
+    local.store.set_request(waiting, "hold", False)
+    assert local.poll([waiting.job_id])[waiting.job_id].reason == "", "the queue is running"
+
+
+def test_a_job_that_cannot_be_started_says_why(
+    local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission = write(tmp_path / "run", "true")
+    (tmp_path / "run" / "local-1.out").mkdir()
+    status = until_state(local, local.submit(submission), *OVER)
+    assert (status.state, status.raw, status.exit_code) == (ENDED, "LAUNCH_FAILED", 127)
+    assert status.reason == f"{tmp_path}/run/local-1.out: Is a directory"
+    cause = f"it could not be started: {status.reason}"
+    assert outcome_of_other_job("local", status, []).cause == cause
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status = until_state(local, local.submit(submission), *OVER)
+    assert (status.raw, status.reason) == ("LAUNCH_FAILED", "bash: No such file or directory")
 
 
 def test_a_job_whose_end_cannot_be_recorded_is_lost_with_the_cause(local: LocalScheduler, tmp_path: Path) -> None:
@@ -284,7 +329,7 @@ def test_a_job_whose_end_cannot_be_recorded_is_lost_with_the_cause(local: LocalS
     (tmp_path / "copy").rename(tmp_path / "queue" / "1")
     status = local.poll([job_id])[job_id]
     assert status.state == LOST
-    assert status.reason.startswith(f"the queue that ran it has ended: {job_id}: ") and "state.json" in status.reason
+    assert status.reason.startswith("the queue that ran it has ended: ") and "state.json" in status.reason
 
 
 def test_without_locks_a_living_queue_is_known_by_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import List, Tuple
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.schedulers.protocol import JobId
-from fugaku_gpt.jobs.schedulers.registry import NAMES, is_job_id, read_job_id, scheduler_named, sub_job_ids
+from fugaku_gpt.jobs.schedulers.registry import NAMES, is_job_id, is_present, read_job_id, scheduler_named, sub_job_ids
 from fugaku_gpt.records.job import SubmittedJob
 
 
@@ -69,3 +70,12 @@ def test_sub_jobs_are_named_as_their_scheduler_names_them() -> None:
 @pytest.mark.parametrize("text", ["", "ok", "n=2", "11-21", "video", "2.2GHz"])
 def test_ordinary_text_is_no_job_id(text: str) -> None:
     assert not is_job_id(text)
+
+
+def test_a_scheduler_is_present_where_its_command_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [is_present(name) for name in NAMES] == [name == "local" for name in NAMES]
+    for command in ("pjstat", "squeue"):
+        (tmp_path / command).write_text("")
+        (tmp_path / command).chmod(0o755)
+    assert all(is_present(name) for name in NAMES)

@@ -15,7 +15,7 @@ from tests.pjm.lint.cases import ANY, CASES, FT, LOWERED, SURE
 
 # every id of the reference's table, with its severity
 TABLE = {
-    "E": "001 003 004 005 006 007 010 012 013 015 017 020 021 024 030 031 034 040 042 044 050 054 060 064 072 080",
+    "E": "001 003 004 005 006 007 010 012 013 015 017 019 020 021 024 030 031 034 040 042 044 050 054 060 064 072 080",
     "W": "002 008 014 016 018 022 032 033 035 041 043 051 053 061 062 063 065 066 067 068 069 070 071 081 082 083 084 "
     "085 086 090 091 092 093 094 095 096 097 098 099",
     "I": "009 011 023 052 055 073",
@@ -97,6 +97,38 @@ def test_a_line_disabled_by_a_second_hash_is_an_info() -> None:
     for text in ("##PJM -S\n", "# #PJM -S\n", "#---#PJM -S\n"):
         assert findings("PJM002", FT + text)[0].severity == INFO
     assert findings("PJM002", FT + "# PJM -S\n")[0].severity == WARNING
+
+
+@pytest.mark.parametrize(
+    ("option", "mend"),
+    [
+        ("-D /vol0004/mine", "`cd DIR`"),
+        ("--chdir=/x", "`cd DIR`"),
+        ("-A hp000000", "-g GROUP"),
+        ("-t 1:00:00", "-L elapse="),
+        ("--partition=small", "-L rscgrp="),
+        ("--ntasks 4", "--mpi proc="),
+        ("--output=a.out", "-o FILE"),
+        ("-V", "-X"),
+        ("--array=1-3", "--bulk --sparam"),
+    ],
+)
+def test_options_of_other_schedulers_are_named_with_those_of_pjsub(option: str, mend: str) -> None:
+    (finding,) = findings("PJM005", FT + f"#PJM {option}\n")
+    assert mend in finding.fix and finding.line == 3
+
+
+def test_an_undocumented_option_that_a_public_script_has_is_no_error() -> None:
+    (finding,) = findings("PJM005", FT + "#PJM -D /vol0004/mine\n")
+    assert finding.severity == WARNING and "pjsub's manual has no option -D" in finding.message
+    assert findings("PJM005", FT + "#PJM -Q x\n")[0].severity == ERROR
+
+
+def test_more_ranks_than_nodes_without_mpi_are_named() -> None:
+    (finding,) = findings("PJM066", FT + "#PJM -L node=4\nmpiexec ./a\nmpiexec -n 48 ./b\n")
+    assert "this one starts 48 on 4 nodes: it fails" in finding.message and (finding.line, finding.column) == (5, 12)
+    (finding,) = findings("PJM066", FT + "#PJM -L node=4\nmpiexec -n 4 ./a\n")
+    assert "fails" not in finding.message
 
 
 def test_values_and_fixes_are_in_the_messages() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import List
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fugaku_gpt.pjm.lint.inner_shells import with_inner_commands
 from fugaku_gpt.pjm.lint.shell import scan_commands
 
 PIECES = [
@@ -121,3 +123,31 @@ def test_an_unclosed_document_takes_the_rest() -> None:
     body = scan_commands("<<a\n" * MANY)
     assert body.enclosed_lines == set(range(2, MANY + 2))
     assert [(operator, word.text) for operator, word in body.commands[0].redirections] == [("<<", "a")]
+
+
+def test_the_commands_of_inner_shells_have_their_positions_and_shells() -> None:
+    text = "nohup sh -c 'cd a; mpiexec ./a' &\neval \"mpiexec\" ./b '&'\n(./c & wait)\nwait\nbash -x script.sh -c no\n"
+    commands = with_inner_commands(scan_commands(text, 3).commands)
+    names = [(command.name, command.line, command.column, command.background) for command in commands]
+    assert names == [
+        ("nohup", 3, 1, True),
+        ("cd", 3, 14, True),
+        ("mpiexec", 3, 20, True),
+        ("mpiexec", 4, 6, True),
+        ("c", 5, 2, True),
+        ("wait", 5, 8, False),
+        ("wait", 6, 1, False),
+        ("bash", 7, 1, False),
+    ]
+    nohup, cd, first, evaluated, inner, inner_wait, wait, _ = commands
+    assert nohup.waiter == first.waiter == evaluated.waiter == wait.executor == 0
+    assert cd.executor == first.executor != 0 and evaluated.executor == 0 and first.list_start == cd.list_start
+    assert inner.waiter == inner_wait.executor not in (0, first.executor)
+    assert first.argv[1].column == 28
+
+
+def test_shells_in_shells_end_at_some_level() -> None:
+    text = "true"
+    for _ in range(9):
+        text = f"sh -c {shlex.quote(text)}"
+    assert [command.name for command in with_inner_commands(scan_commands(text).commands)] == ["sh"] * 5

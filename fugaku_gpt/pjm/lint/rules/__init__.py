@@ -9,6 +9,7 @@ from fugaku_gpt.pjm.lint.rules import (  # noqa: F401
     launching,
     mpi,
     nodes,
+    option_values,
     output,
     power,
     preload,

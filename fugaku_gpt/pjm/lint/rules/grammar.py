@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Iterator, List
 
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
+from fugaku_gpt.pjm.lint.foreign_options import UNDOCUMENTED, mend_of_foreign
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, UNSURE, WARNING, Hit, close_matches, rule
 from fugaku_gpt.pjm.options import KEY_ALIASES, KEYS, OPTIONS, SPELLINGS, find_option
 from fugaku_gpt.pjm.values import has_placeholder
@@ -125,12 +126,14 @@ def unknown(facts: Facts) -> Iterator[Hit]:
             if is_unfilled(directive.option) and not directive.option.startswith("-"):
                 continue
             suggestions = close_matches(directive.option, _spellings()) or _as_key(directive.option)
+            is_unsure = has_placeholder(directive.option) or directive.option in UNDOCUMENTED
+            name = printable(directive.option)
             yield Hit(
                 directive.line,
-                f"pjsub has no option {printable(directive.option)}",
+                f"pjsub's manual has no option {name}" if is_unsure else f"pjsub has no option {name}",
                 facts.column(directive.line, directive.option),
-                _suggest(suggestions),
-                downgrade=UNSURE if has_placeholder(directive.option) else elsewhere,
+                mend_of_foreign(directive.option) or _suggest(suggestions),
+                downgrade=UNSURE if is_unsure else elsewhere,
             )
         elif option is not None and directive.key is not None and option.era == "tcs":
             yield from _unknown_key(

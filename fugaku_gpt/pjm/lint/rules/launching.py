@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, Optional, Sequence, Tuple
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
+from fugaku_gpt.pjm.lint.inner_shells import PREFIX_COMMANDS
 from fugaku_gpt.pjm.lint.launches import COUNT_OPTIONS, LAUNCHERS, Launch
 from fugaku_gpt.pjm.lint.registry import INFO, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.shell import Command, Word
@@ -35,6 +36,7 @@ _INTERPRETED = re.compile(r"(?:^|/)(?:python|perl|ruby|julia)[0-9.]*$|\.(?:py|pl
 _SETS_UP = re.compile(r"(?:env|setup|activate|profile|init|vars?|conda|spack|modules?|shrc)\w*(?:[.-]\w+)*$")
 # a launcher in a line that is no comment, such as in a substitution or a here-document
 _LAUNCH = re.compile(r"^(?!\s*#).*\bmpi(?:exec|run)\b", re.MULTILINE)
+_LAUNCH_IN_TEXT = re.compile(r"(?:^|[\s/;&|({])mpi(?:exec|run)(?=$|\s)")  # a word, or in the text of `sh -c '...'`
 # commands of the site, and of its scheduler, that scripts misspell; shorter ones resemble too many others
 _SITE_COMMANDS = ("llio_transfer", "dir_transfer", "sort_libp", "mpiexec", "mpirun", "pjstat")
 _SITE_FOLDERS = ("/home/system/tool/", "/usr/bin/", "/bin/")  # in which they are
@@ -93,8 +95,9 @@ def concurrent_launches(facts: Facts) -> Iterator[Hit]:
             yield Hit(word.line, f"{command.name} starts several mpiexec at once, on the same nodes", word.column)
             return
         launch = launches.get((command.line, command.column))
-        if command.name in _WAITS:
-            running = None
+        if command.name in _WAITS and running is not None and _ends_waiting(command, running[0]):
+            # `(mpiexec a & wait) &`: what it waits for has ended, the list that waits has not
+            running = (command, running[1]) if command.background else None
         if launch is not None:
             started = None if _is_placed(launch) else launch.word
         else:  # perhaps a call of a function that calls mpiexec
@@ -117,8 +120,8 @@ def concurrent_launches(facts: Facts) -> Iterator[Hit]:
 def _launcher_of_many(command: Command) -> Optional[Word]:
     """The word with which ``xargs -P`` or GNU parallel start ``mpiexec`` several times at once; None if they do not."""
     texts = [word.text for word in command.argv]
-    at = next((index for index, text in enumerate(texts) if text.rpartition("/")[2] in LAUNCHERS), None)
-    if at is None or any(_PLACEMENT.fullmatch(text) for text in texts):
+    at = next((index for index, text in enumerate(texts) if _LAUNCH_IN_TEXT.search(text)), None)
+    if at is None or any(_PLACEMENT.fullmatch(word) for text in texts for word in text.split()):
         return None
     options = " ".join(texts[1:at])
     is_serial = command.name == "xargs" and not re.search(r"(?:-P|--max-procs[= ]) ?(?!1\b)\S", options)
@@ -129,7 +132,16 @@ def _launcher_of_many(command: Command) -> Optional[Word]:
 
 def _loop_waits(facts: Facts, launch: Command) -> bool:
     """Whether a loop waits after a call that it has put in the background."""
-    return any(command.name in _WAITS and command.in_loop and command.line >= launch.line for command in facts.commands)
+    return any(
+        command.in_loop and command.line >= launch.line and _ends_waiting(command, launch)
+        for command in facts.commands
+        if command.name in _WAITS
+    )
+
+
+def _ends_waiting(command: Command, running: Command) -> bool:
+    """Whether a command after which one in the background has perhaps ended is run by the shell whose child that is."""
+    return command.name != "wait" or command.executor == running.waiter
 
 
 def _is_placed(launch: Launch) -> bool:
@@ -152,23 +164,58 @@ def _is_placed(launch: Launch) -> bool:
 )
 def no_wait(facts: Facts) -> Iterator[Hit]:
     launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
-    behind = [command for command in facts.commands if command.background and _is_program(command)]
-    if not behind or any(command.name == "wait" for command in facts.commands):
+    commands = facts.commands
+    waits = [command for command in commands if _waits(command)]
+    behind = [
+        index
+        for index, command in enumerate(commands)
+        if command.background and _is_program(command) and not _is_waited_for(command, waits)
+    ]
+    if not behind:
         return
-    last = behind[-1]
-    for command in facts.commands:
-        if command.line < last.line or command == last:
+    last = commands[behind[-1]]
+    for command in commands[behind[-1] + 1 :]:
+        if command.background or (command.name == "wait" and not _has_children(command, commands)):
             continue
-        if not command.background and (command.name in _KEEP_ALIVE or _is_program(command)):
+        if command.name in _KEEP_ALIVE or _is_program(command):
             return
     launch = launches.get((last.line, last.column))
     word = launch.word if launch is not None else last.argv[0]
     name = "mpiexec" if launch is not None else printable(word.text)
-    yield Hit(word.line, f"{name} in the background, and no wait after it: the script ends at once", word.column)
+    why = "no wait after it: the script ends at once"
+    if any(wait.executor == 0 and wait.name == "wait" for wait in waits):
+        why = "the script's wait does not wait for it: it is a child of an inner shell"
+    yield Hit(word.line, f"{name} in the background, and {why}", word.column)
+
+
+def _waits(command: Command) -> bool:
+    """Whether a command is ``wait``, or a trap that waits."""
+    return command.name == "wait" or (
+        command.name == "trap" and any(re.search(r"\bwait\b", word.text) for word in command.argv[1:])
+    )
+
+
+def _has_children(wait: Command, commands: Sequence[Command]) -> bool:
+    """Whether the shell that waits has put a program in the background."""
+    return any(command.background and command.waiter == wait.executor and _is_program(command) for command in commands)
+
+
+def _is_waited_for(command: Command, waits: Sequence[Command]) -> bool:
+    """Whether the shell that has put a command in the background waits, and is waited for itself."""
+    return any(
+        wait.executor == command.waiter and (not wait.background or _is_waited_for(wait, waits))
+        for wait in waits
+        if wait is not command
+    )
 
 
 def _is_program(command: Command) -> bool:
-    return bool(command.argv) and command.name not in _QUIET
+    if not command.argv or command.name not in _QUIET:
+        return bool(command.argv)
+    # `env A=1 ./a.out`, `numactl -m 4 ./a.out`: a program behind a quiet command
+    return command.name in PREFIX_COMMANDS and any(
+        "=" not in word.text and not word.text.startswith("-") for word in command.argv[1:]
+    )
 
 
 @rule(

@@ -173,8 +173,13 @@ def other_count(facts: Facts) -> Iterator[Hit]:
 )
 def unstated(facts: Facts) -> Iterator[Hit]:
     if facts.launches and not facts.mpi.keys() & {"proc", "max-proc-per-node"}:
-        word = facts.launches[0].word
         message = "mpiexec with neither proc nor max-proc-per-node: one process on each node"
+        most = max(facts.launches, key=lambda launch: launch.processes or 0)
+        if facts.nodes and most.processes and most.processes > facts.nodes:
+            word = most.count_word or most.word
+            message += f", and this one starts {most.processes} on {_nodes(facts.nodes)}: it fails"
+        else:
+            word = facts.launches[0].word
         yield Hit(word.line, message, word.column, is_absence=True)
 
 
