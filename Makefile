@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -90,6 +90,9 @@ $(DOCS_VENV)/.installed: env/docs.lock
 
 locks: dev ## resolve the pins of env/ anew, and write their locks: all packages with their hashes
 	@PYTHONPATH=. $(BIN)/python -m env.make_locks
+
+wheel: dev ## build the wheel of the package into dist/: the same bytes for the same commit
+	@PYTHONPATH=. $(BIN)/python -m env.make_wheel dist
 
 sbom: install ## write the bill of materials of .venv, CycloneDX from its lock: build/sbom.cdx.json
 	@PYTHONPATH=. $(BIN)/python -m env.make_sbom $(PINS:.txt=.lock) build/sbom.cdx.json
@@ -186,4 +189,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml $(wildcard env/tor
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info
