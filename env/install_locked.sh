@@ -20,10 +20,14 @@ for file in checked unchecked versions; do : > "$work/$file.txt" || exit 2; done
 for lock in $locks; do
     [ -r "$lock" ] || { echo "$lock: cannot be read" >&2; exit 2; }
 done
+# Installs by hashes; pip's warnings and errors come at its end, so that a file that was refused is explained after them.
 install() { "$python" -m pip "${COMMAND:-install}" --disable-pip-version-check "$@"; }
+install_checked() { install "$@" --require-hashes --no-deps 2> "$work/errors.txt"; }
 failed() {
-    echo "pip has installed nothing whose hash is not in $1. Where another index has other builds of a package, they can be \
-installed without a check: with make, UNCHECKED='NAME...'; with fugaku-gpt env create, --unchecked NAME" >&2
+    cat "$work/errors.txt" >&2
+    ! grep -q "DO NOT MATCH THE HASHES" "$work/errors.txt" || echo "pip has refused a file that is not in $1. If you trust \
+an index that has other builds of a package, have it installed without a check: with make, UNCHECKED='PACKAGE...'; with \
+fugaku-gpt env create, --unchecked PACKAGE" >&2
     exit 2
 }
 
@@ -32,10 +36,9 @@ for lock in $locks; do
     cpu=${lock%.lock}-cpu.lock
     [ -r "$cpu" ] && [ -z "${ONLY:-}" ] || continue
     case " $unchecked " in *" torch "* | " all ") continue ;; esac
-    if install "$@" --require-hashes --no-deps -r "$cpu" 2> "$work/errors.txt"; then
+    if install_checked "$@" -r "$cpu"; then
         WITHOUT="${WITHOUT:-} torch"
     elif ! grep -q "No matching distribution found for torch" "$work/errors.txt"; then
-        cat "$work/errors.txt" >&2
         failed "$cpu"
     fi
 done
@@ -57,7 +60,8 @@ awk -v unchecked="$unchecked" -v without="${WITHOUT:-}" -v only="${ONLY:-}" -v w
 ' $locks || exit 2
 
 if [ -s "$work/checked.txt" ]; then
-    install "$@" --require-hashes --no-deps -r "$work/checked.txt" || failed "$locks"
+    install_checked "$@" -r "$work/checked.txt" || failed "$locks"
+    cat "$work/errors.txt" >&2
 fi
 if [ -s "$work/unchecked.txt" ]; then
     echo "=== NOT CHECKED by hash, as UNCHECKED asks: $(tr '\n' ' ' < "$work/unchecked.txt")and what only they need ===" >&2

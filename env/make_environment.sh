@@ -66,11 +66,13 @@ compile_mpi4py() {
         fail "MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers"
     build=$({ mpicc -show && mpirun --version && echo "${CFLAGS:-}"; } 2>&1 | cksum | tr ' ' -)
     if cache=$("$venv_python" -m pip cache dir 2> /dev/null); then set -- "$@" --cache-dir "$cache/mpi4py-$build"; fi
-    set -- "$@" --force-reinstall --no-binary mpi4py
     if [ -r "$lock" ]; then
-        ONLY=mpi4py "$scripts/install_locked.sh" "$venv_python" "$lock" "$@" --no-build-isolation || pip_failed
+        "$scripts/install_locked.sh" "$venv_python" "$scripts/build-mpi4py.lock" "$@" || pip_failed
+        ONLY=mpi4py "$scripts/install_locked.sh" "$venv_python" "$lock" "$@" --force-reinstall --no-binary mpi4py \
+            --no-build-isolation || pip_failed
     else
-        "$venv_python" -m pip install --disable-pip-version-check "$@" --no-deps "$(grep '^mpi4py==' "$pins")" || pip_failed
+        "$venv_python" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
+            "$(grep '^mpi4py==' "$pins")" || pip_failed
     fi
 }
 # The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.

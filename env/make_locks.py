@@ -60,6 +60,7 @@ LOCKS = (
     Lock("aarch64-torch-2.10", ("aarch64-torch-2.10", "build"), _NEW, ("aarch64",), versions_of="torch-2.13"),
     Lock("tests", ("tests",), _NEW, _BOTH, beside=("torch-2.13",)),
     Lock("dev", ("dev",), _NEW, _BOTH, beside=("torch-2.13", "tests")),
+    Lock("build-mpi4py", ("build-mpi4py",), _NEW, _BOTH, beside=("torch-2.13",)),
     Lock("docs", ("docs",), _NEW, _BOTH, from_python="3.11.5"),
     Lock("torch-1.7", ("torch-1.7", "build-python3.8"), _OLD, ("x86_64",)),
     Lock("torch-1.10", ("torch-1.10", "build-python3.8"), _OLD, ("x86_64",)),

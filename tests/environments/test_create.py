@@ -117,7 +117,7 @@ def test_a_lock_beside_the_pins_is_installed_by_hashes(tmp_path: Path) -> None:
 
     with pytest.raises(RunFailed) as caught:
         create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append)
-    assert "DO NOT MATCH THE HASHES" in str(caught.value) and "--unchecked NAME" in str(caught.value)
+    assert "DO NOT MATCH THE HASHES" in str(caught.value) and "--unchecked PACKAGE" in str(caught.value)
     assert location_of(profile).state == "half"
 
     create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append, unchecked=["needed"])

@@ -217,8 +217,14 @@ def test_a_file_with_another_hash_is_refused_unless_unchecked(tmp_path: Path) ->
 
     done = install(sys.executable, [lock], *options)
     assert done.returncode == 2 and "DO NOT MATCH THE HASHES" in done.stdout
-    assert f"installed nothing whose hash is not in {lock}" in done.stdout and "UNCHECKED='NAME...'" in done.stdout
+    assert f"pip has refused a file that is not in {lock}" in done.stdout and "UNCHECKED='PACKAGE...'" in done.stdout
     assert not (tmp_path / "there").exists()
+
+    (tmp_path / "tiny-1.2-py3-none-any.whl").rename(tmp_path / "tiny.zip")
+    done = install(sys.executable, [lock], *options)
+    assert done.returncode == 2 and "No matching distribution found for tiny" in done.stdout
+    assert "UNCHECKED" not in done.stdout  # it would not help
+    (tmp_path / "tiny.zip").rename(tmp_path / "tiny-1.2-py3-none-any.whl")
 
     done = install(sys.executable, [lock], *options, UNCHECKED="Small")
     assert done.returncode == 0, done.stdout
@@ -235,8 +241,8 @@ if [ "$3" = check ]; then
     exit
 fi
 hashed=no
+case " $* " in *" --require-hashes "*) hashed=yes ;; esac
 for argument; do
-    [ "$argument" != --require-hashes ] || hashed=yes
     if [ "${before:-}" = -r ]; then
         if grep -q +cpu "$argument" && [ ! -e "$folder/cpu" ]; then
             echo "ERROR: No matching distribution found for torch==1.2+cpu" >&2
