@@ -37,7 +37,7 @@ help: ## list the targets and variables
 
 install: $(INSTALLED) ## create .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
 
-$(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(PINS:.txt=.lock) $(KERNELS)
+$(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*.lock)) $(KERNELS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
@@ -166,7 +166,7 @@ $(OPENMPI)/.tools: $(OPENMPI)/.installed-openmpi env/tests.lock
 	@env/install_locked.sh $(OPENMPI)/bin/python env/tests.lock --quiet $(PIP_ARGS)
 	@touch $@
 $(OPENMPI)/.installed-openmpi: override MPI := system
-$(OPENMPI)/.installed-openmpi: setup.py setup.cfg pyproject.toml $(PINS) $(PINS:.txt=.lock) $(KERNELS)
+$(OPENMPI)/.installed-openmpi: setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*.lock)) $(KERNELS)
 	@echo "installing into $(OPENMPI) with $(PYTHON), for $$(mpirun --version | head -n 1)"
 	@MPI4PY=source CFLAGS=-O0 $(MAKE_ENVIRONMENT) $(PYTHON) $(OPENMPI) $(PINS) openmpi --quiet $(PIP_ARGS)
 

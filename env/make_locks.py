@@ -228,20 +228,14 @@ def main(arguments: Sequence[str]) -> int:
     made: Dict[str, List[LockedPackage]] = {}
     try:
         for lock in LOCKS:
-            if not options.names or lock.name in options.names:
-                for name, text in make(lock, made).items():
-                    file = options.out / name
-                    file.write_text(text, encoding="utf-8")
-                    packages = read_lock(file)
-                    hashes = sum(len(package.files) for package in packages)
-                    print(f"{name}: {len(packages)} packages, {hashes} hashes")
-            made[lock.name] = [
-                package
-                for name in (f"{lock.name}.lock", f"{lock.name}-cuda.lock")
-                for folder in (options.out if not options.names or lock.name in options.names else FOLDER,)
-                if (folder / name).is_file()
-                for package in read_lock(folder / name)
-            ]
+            is_named = not options.names or lock.name in options.names
+            folder: Path = options.out if is_named else FOLDER
+            for name, text in make(lock, made).items() if is_named else ():
+                (folder / name).write_text(text, encoding="utf-8")
+                packages = read_lock(folder / name)
+                print(f"{name}: {len(packages)} packages, {sum(len(package.files) for package in packages)} hashes")
+            files = [folder / f"{lock.name}{ending}" for ending in (".lock", "-cuda.lock")]
+            made[lock.name] = [package for file in files if file.is_file() for package in read_lock(file)]
     except LockError as error:
         print(error, file=sys.stderr)
         return 1

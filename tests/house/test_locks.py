@@ -159,6 +159,21 @@ def test_packages_of_a_resolution() -> None:
         make_locks.packages_of({"packages": [entry("alone", "a-1-cp311-cp311-linux_x86_64.whl")]}, lock)
 
 
+def test_packages_for_cuda_are_locked_apart_and_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("torch", "nvidia-cublas", "cuda-bindings", "triton", "numpy", "cudata")
+    resolution = {"packages": [entry(name, "a-1-py3-none-any.whl") for name in names]}
+    monkeypatch.setattr(make_locks, "_resolve", lambda lock, made: resolution)
+    lock = make_locks.Lock("mine", ("mine",), ("3.11",), ("x86_64",), beside=("base",))
+    numpy = LockedPackage("numpy", "1", (LockedFile("numpy-1-py3-none-any.whl", DIGEST),))
+    texts = make_locks.make(lock, {"base": [numpy]})
+    packages = {name: [package.name for package in parse_lock(text, name)] for name, text in texts.items()}
+    assert packages == {
+        "mine.lock": ["cudata", "torch"],
+        "mine-cuda.lock": ["cuda-bindings", "nvidia-cublas", "triton"],
+    }
+    assert "mine.txt with what they need, beside base.lock" in texts["mine.lock"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
