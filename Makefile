@@ -43,7 +43,7 @@ $(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*
 
 dev: $(DEV) ## install, with the tools of tests and lint
 $(DEV): $(INSTALLED) env/tests.lock env/dev.lock
-	@env/install_locked.sh $(BIN)/python "env/tests.lock env/dev.lock" --quiet $(PIP_ARGS)
+	@env/install_locked.sh $(BIN)/python env/tests.lock:env/dev.lock --quiet $(PIP_ARGS)
 	@touch $@
 
 demo: install ## train four layouts of a small GPT on the standard library's sources and print the table

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install lock files into an environment: env/install_locked.sh PYTHON "LOCK..." [PIP_ARGUMENT...]
+# Install lock files into an environment: env/install_locked.sh PYTHON LOCK[:LOCK...] [PIP_ARGUMENT...]
 # pip refuses each file that has none of the hashes of its lock, from whatever index it comes, and installs nothing that
 # is not in a lock. In the environment of this script:
 #   UNCHECKED   packages that are installed without hashes, with all that they need, such as "torch", where another index
@@ -11,6 +11,8 @@
 set -u
 python=$1 locks=$2
 shift 2
+set -f
+IFS=: # of the names of locks
 unchecked=$(printf '%s' "${UNCHECKED:-}" | tr '[:upper:]' '[:lower:]' | sed 's/[_.]/-/g; s/,/ /g') # as locks write names
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
@@ -35,7 +37,7 @@ fugaku-gpt env create, --unchecked PACKAGE" >&2
 for lock in $locks; do
     cpu=${lock%.lock}-cpu.lock
     [ -r "$cpu" ] && [ -z "${ONLY:-}" ] || continue
-    case " $unchecked " in *" torch "* | " all ") continue ;; esac
+    case " $unchecked ${WITHOUT:-} " in *" torch "* | " all "*) continue ;; esac
     if install_checked "$@" -r "$cpu"; then
         WITHOUT="${WITHOUT:-} torch"
     elif ! grep -q "No matching distribution found for torch" "$work/errors.txt"; then
@@ -43,7 +45,7 @@ for lock in $locks; do
     fi
 done
 
-# shellcheck disable=SC2086  # the names of locks are words
+# shellcheck disable=SC2086  # they are several
 awk -v unchecked="$unchecked" -v without="${WITHOUT:-}" -v only="${ONLY:-}" -v work="$work" '
     function is_in(names, name) { return index(" " names " ", " " name " ") > 0 }
     /^#/ || /^$/ { next }
@@ -53,7 +55,7 @@ awk -v unchecked="$unchecked" -v without="${WITHOUT:-}" -v only="${ONLY:-}" -v w
         sub(/ *\\$/, "", requirement)
         print requirement > (work "/versions.txt")
         is_left_out = is_in(without, name) || (only != "" && !is_in(only, name))
-        is_checked = unchecked != "all" && !is_in(unchecked, name)
+        is_checked = !is_in(unchecked, "all") && !is_in(unchecked, name)
         if (!is_left_out && !is_checked) print requirement > (work "/unchecked.txt")
     }
     !is_left_out && is_checked { print > (work "/checked.txt") }

@@ -27,7 +27,7 @@ shift
 [ $# -gt 0 ] || set -- kernels gcc-14 clang-19 training
 python=${PYTHON:-python3.11}
 packages=$scripts/aarch64-packages.txt log=$root/log.txt
-locks="$scripts/aarch64-torch-2.10.lock $scripts/tests.lock" # what runs and tests need, by hashes
+locks=$scripts/aarch64-torch-2.10.lock:$scripts/tests.lock # what runs and tests need, by hashes
 skipped=
 
 fail() { # of a part: the reason, with the end of the failed command's output

@@ -159,7 +159,7 @@ def test_packages_of_a_resolution() -> None:
         make_locks.packages_of({"packages": [entry("alone", "a-1-cp311-cp311-linux_x86_64.whl")]}, lock)
 
 
-def test_packages_for_cuda_are_locked_apart_and_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_for_cuda_have_a_separate_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("torch", "nvidia-cublas", "cuda-bindings", "triton", "numpy", "cudata")
     resolution = {"packages": [entry(name, "a-1-py3-none-any.whl") for name in names]}
     monkeypatch.setattr(make_locks, "_resolve", lambda lock, made: resolution)
@@ -199,7 +199,7 @@ def test_a_lock_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def install(python: str, locks: List[Path], *options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run env/install_locked.sh."""
     return subprocess.run(
-        [str(ENV / "install_locked.sh"), python, " ".join(map(str, locks)), *options],
+        [str(ENV / "install_locked.sh"), python, ":".join(map(str, locks)), *options],
         env={**os.environ, "UNCHECKED": "", "PIP_NO_INDEX": "1", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -280,30 +280,37 @@ def asked_of_pip(folder: Path, locks: List[Path], **variables: str) -> Set[str]:
     return set((folder / "log").read_text(encoding="utf-8").splitlines())
 
 
-def test_packages_are_left_out_and_selected(tmp_path: Path) -> None:
-    locks = [lock_of(tmp_path, "a.lock", numpy=DIGEST, mpich=DIGEST), lock_of(tmp_path, "b.lock", pytest=DIGEST)]
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder whose name is two words."""
+    (tmp_path / "my checkout").mkdir()
+    return tmp_path / "my checkout"
+
+
+def test_packages_are_left_out_and_selected(folder: Path) -> None:
+    locks = [lock_of(folder, "a.lock", numpy=DIGEST, mpich=DIGEST), lock_of(folder, "b.lock", pytest=DIGEST)]
     numpy, mpich, tests = (f"install {name} 1.2 hashed: yes" for name in ("numpy", "mpich", "pytest"))
-    assert asked_of_pip(tmp_path, locks) == {numpy, mpich, tests}
-    assert asked_of_pip(tmp_path, locks, WITHOUT="mpich") == {numpy, tests}
-    assert asked_of_pip(tmp_path, locks, ONLY="mpich", COMMAND="download") == {"download mpich 1.2 hashed: yes"}
+    assert asked_of_pip(folder, locks) == {numpy, mpich, tests}
+    assert asked_of_pip(folder, locks, WITHOUT="mpich") == {numpy, tests}
+    assert asked_of_pip(folder, locks, ONLY="mpich", COMMAND="download") == {"download mpich 1.2 hashed: yes"}
     unchecked = {line.replace("yes", "no") for line in (numpy, mpich, tests)}
-    assert asked_of_pip(tmp_path, locks, UNCHECKED="all") == unchecked
-    assert asked_of_pip(tmp_path, locks, UNCHECKED="numpy,PyTest") == {
+    assert asked_of_pip(folder, locks, UNCHECKED="all") == unchecked
+    assert asked_of_pip(folder, locks, UNCHECKED="numpy,PyTest") == {
         mpich,
         *(unchecked - {mpich.replace("yes", "no")}),
     }
 
 
-def test_a_cpu_build_is_preferred_and_libraries_of_cuda_follow_their_build(tmp_path: Path) -> None:
-    base = lock_of(tmp_path, "a.lock", torch=DIGEST, numpy=DIGEST)
-    lock_of(tmp_path, "a-cuda.lock", triton=DIGEST)
-    text = lock_of(tmp_path, "a-cpu.lock", torch=DIGEST).read_text(encoding="utf-8")
-    (tmp_path / "a-cpu.lock").write_text(text.replace("torch==1.2", "torch==1.2+cpu"), encoding="utf-8")
+def test_a_cpu_build_is_preferred_and_libraries_of_cuda_follow_their_build(folder: Path) -> None:
+    base = lock_of(folder, "a.lock", torch=DIGEST, numpy=DIGEST)
+    lock_of(folder, "a-cuda.lock", triton=DIGEST)
+    text = lock_of(folder, "a-cpu.lock", torch=DIGEST).read_text(encoding="utf-8")
+    (folder / "a-cpu.lock").write_text(text.replace("torch==1.2", "torch==1.2+cpu"), encoding="utf-8")
     numpy, torch, triton = (f"install {name} 1.2 hashed: yes" for name in ("numpy", "torch", "triton"))
-    assert asked_of_pip(tmp_path, [base]) == {torch, numpy}
-    (tmp_path / "lacking").touch()
-    assert asked_of_pip(tmp_path, [base]) == {torch, numpy, triton}
-    (tmp_path / "lacking").unlink()
-    (tmp_path / "cpu").touch()
-    assert asked_of_pip(tmp_path, [base]) == {torch.replace("1.2", "1.2+cpu"), numpy}
-    assert asked_of_pip(tmp_path, [base], UNCHECKED="torch") == {numpy, torch.replace("yes", "no")}
+    assert asked_of_pip(folder, [base]) == {torch, numpy}
+    (folder / "lacking").touch()
+    assert asked_of_pip(folder, [base]) == {torch, numpy, triton}
+    (folder / "lacking").unlink()
+    (folder / "cpu").touch()
+    assert asked_of_pip(folder, [base]) == {torch.replace("1.2", "1.2+cpu"), numpy}
+    assert asked_of_pip(folder, [base], UNCHECKED="torch") == {numpy, torch.replace("yes", "no")}
