@@ -2,13 +2,16 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test test-long unit lint docs reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
 PINS   ?= env/$(if $(filter aarch64,$(shell uname -m)),aarch64-torch-2.10,torch-2.13).txt
 ## PIP_ARGS: options of pip, such as an index with CPU builds of PyTorch
 PIP_ARGS ?=
+## UNCHECKED: packages that are installed without a check of their hashes, such as torch from an index of other builds; or all
+UNCHECKED ?=
+export UNCHECKED
 VENV := .venv
 ## MPI: system uses the MPI on PATH instead of one from a wheel; the environment stays so until MPI=wheel
 MPI ?= $(if $(wildcard $(VENV)/.installed-system),system,wheel)
@@ -34,13 +37,13 @@ help: ## list the targets and variables
 
 install: $(INSTALLED) ## create .venv with the pinned PyTorch, an MPI and the command fugaku-gpt
 
-$(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(KERNELS)
+$(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*.lock)) $(KERNELS)
 	@echo "installing into $(VENV) with $(PYTHON): $$(grep -m1 ^torch $(PINS)), MPI: $(MPI)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
 dev: $(DEV) ## install, with the tools of tests and lint
-$(DEV): $(INSTALLED) env/dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r $(VENV)/pins.txt -r env/dev.txt
+$(DEV): $(INSTALLED) env/tests.lock env/dev.lock
+	@env/install_locked.sh $(BIN)/python env/tests.lock:env/dev.lock --quiet $(PIP_ARGS)
 	@touch $@
 
 demo: install ## train four layouts of a small GPT on the standard library's sources and print the table
@@ -80,10 +83,19 @@ docs: $(DOCS_VENV)/.installed ## build the documentation as a static site in bui
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
 
-$(DOCS_VENV)/.installed: env/docs.txt
+$(DOCS_VENV)/.installed: env/docs.lock
 	@$(PYTHON) -m venv $(DOCS_VENV)
-	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r env/docs.txt
+	@env/install_locked.sh $(DOCS_VENV)/bin/python env/docs.lock --quiet $(PIP_ARGS)
 	@touch $@
+
+locks: dev ## resolve the pins of env/ anew, and write their locks: all packages with their hashes
+	@PYTHONPATH=. $(BIN)/python -m env.make_locks
+
+wheel: dev ## build the wheel of the package into dist/: the same bytes for the same commit
+	@PYTHONPATH=. $(BIN)/python -m env.make_wheel dist
+
+sbom: install ## write the bill of materials of .venv, CycloneDX from its lock: build/sbom.cdx.json
+	@PYTHONPATH=. $(BIN)/python -m env.make_sbom $(PINS:.txt=.lock) build/sbom.cdx.json
 
 reference: install ## generate docs/reference/ from the code
 	@PYTHONPATH=. $(BIN)/python -m docs.generate_reference
@@ -153,12 +165,11 @@ openmpi:
 	$(OPENMPI)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS) $(if $(PARITY_RANKS),&& \
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(OPENMPI)/bin/python -m tests.mpi.start $(PARITY_RANKS) -m tests.mpi.run)
 
-$(OPENMPI)/.tools: $(OPENMPI)/.installed-openmpi env/dev.txt
-	@grep -E '^(pytest|pytest-xdist|hypothesis)==' env/dev.txt > $(OPENMPI)/tools.txt
-	@$(OPENMPI)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r $(OPENMPI)/tools.txt
+$(OPENMPI)/.tools: $(OPENMPI)/.installed-openmpi env/tests.lock
+	@env/install_locked.sh $(OPENMPI)/bin/python env/tests.lock --quiet $(PIP_ARGS)
 	@touch $@
 $(OPENMPI)/.installed-openmpi: override MPI := system
-$(OPENMPI)/.installed-openmpi: setup.py setup.cfg pyproject.toml $(PINS) $(KERNELS)
+$(OPENMPI)/.installed-openmpi: setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*.lock)) $(KERNELS)
 	@echo "installing into $(OPENMPI) with $(PYTHON), for $$(mpirun --version | head -n 1)"
 	@MPI4PY=source CFLAGS=-O0 $(MAKE_ENVIRONMENT) $(PYTHON) $(OPENMPI) $(PINS) openmpi --quiet $(PIP_ARGS)
 
@@ -176,9 +187,9 @@ old:
 	$(OLD)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not long" $(OLD_TESTS); }; }
 
 $(OLD)/.installed-$(BUILD): override MPI := wheel
-$(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml env/torch-$(BUILD).txt $(KERNELS)
+$(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml $(wildcard env/torch-$(BUILD).*) $(KERNELS)
 	@echo "installing PyTorch $(BUILD) into $(OLD) with $(PYTHON)"
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-torch17 .venv-torch110 .venv-torch113 build/docs runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info

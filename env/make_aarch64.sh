@@ -27,7 +27,7 @@ shift
 [ $# -gt 0 ] || set -- kernels gcc-14 clang-19 training
 python=${PYTHON:-python3.11}
 packages=$scripts/aarch64-packages.txt log=$root/log.txt
-pins=$scripts/aarch64-torch-2.10.txt wheels=$scripts/aarch64.txt # what runs need, and what those need
+locks=$scripts/aarch64-torch-2.10.lock:$scripts/tests.lock # what runs and tests need, by hashes
 skipped=
 
 fail() { # of a part: the reason, with the end of the failed command's output
@@ -43,7 +43,7 @@ digest() {
         case $1 in
             gcc-*) grep "^cross " "$packages" ;;
             clang-*) grep -E "^(cross|gcc-12) " "$packages" ;;
-            wheels | numpy) cat "$pins" "$wheels" ;;
+            wheels | numpy) cat "$scripts/aarch64-torch-2.10.lock" "$scripts/tests.lock" ;;
         esac
         grep "^$1 " "$packages"
         cat "$0"
@@ -167,14 +167,12 @@ try_compiler() {
     rm -f "$root/try.c" "$root/try.so"
 }
 
-pip_download() { # TARGET OPTION... REQUIREMENT...: wheels for Arm, unpacked into TARGET
-    target=$1
-    shift
+pip_for_arm() { # OPTION...: wheels of the locks for Arm; which, and what is done with them, is in the environment
     # shellcheck disable=SC2086  # options are words
-    "$python" -m pip install --quiet --disable-pip-version-check ${PIP_ARGS:-} --no-deps --no-compile \
+    "$scripts/install_locked.sh" "$python" "$locks" --quiet ${PIP_ARGS:-} --no-deps \
         --only-binary=:all: --implementation cp --python-version 3.11 --platform manylinux_2_28_aarch64 \
         --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 \
-        --target "$target" "$@" > "$log" 2>&1 || fail "pip cannot get the wheels for Arm"
+        "$@" > "$log" 2>&1 || fail "pip cannot get the wheels for Arm"
 }
 
 make_python() { # an emulated Python, with the packages of a folder
@@ -193,7 +191,7 @@ make_kernels() {
     make_gcc 12
     if ! is_made numpy; then
         rm -rf "$root/numpy"
-        pip_download "$root/numpy" "$(grep '^numpy==' "$pins")"
+        ONLY=numpy pip_for_arm --no-compile --target "$root/numpy"
         made numpy
     fi
     mkdir -p "$root/bin"
@@ -209,13 +207,9 @@ make_training() {
     rm -rf "$root/wheels"
     mkdir -p "$root/wheels"
     # pip leaves the libraries of mpich's wheel out of a --target
-    sed '/^mpich==/d' "$pins" "$wheels" > "$root/wheels.txt"
-    pip_download "$root/wheels" -r "$root/wheels.txt"
+    WITHOUT=mpich pip_for_arm --no-compile --target "$root/wheels"
     rm -rf "$root/mpich"
-    # shellcheck disable=SC2086  # options are words
-    "$python" -m pip download --quiet --disable-pip-version-check ${PIP_ARGS:-} --no-deps --only-binary=:all: \
-        --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 \
-        --dest "$root/mpich" "$(grep '^mpich==' "$pins")" > "$log" 2>&1 || fail "pip cannot get MPICH for Arm"
+    ONLY=mpich COMMAND=download pip_for_arm --dest "$root/mpich"
     "$python" -m zipfile -e "$root"/mpich/mpich-*.whl "$root/mpich" > "$log" 2>&1 || fail "MPICH's wheel cannot be unpacked"
     mkdir -p "$root/lib"
     cp -r "$root"/mpich/mpich-*.data/data/lib/. "$root/lib/" || fail "MPICH's libraries cannot be copied"

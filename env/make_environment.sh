@@ -1,6 +1,7 @@
 #!/bin/sh
 # Create an environment, or continue an unfinished one: env/make_environment.sh PYTHON FOLDER PINS MARK [PIP_ARGUMENT...]
-# FOLDER/.installed-MARK is there once it is complete. With MPI=system in the environment, mpi4py is made to fit the MPI
+# FOLDER/.installed-MARK is there once it is complete. Where a lock is beside the pins (NAME.lock of NAME.txt), all that
+# it lists is installed by hashes, see env/install_locked.sh, and UNCHECKED names packages that are not checked. With MPI=system in the environment, mpi4py is made to fit the MPI
 # on PATH, and the MPI of the pins is left out; with MPI4PY=source, too, mpi4py is compiled even where its wheel fits.
 # Used by the Makefile and by `fugaku-gpt env create`.
 set -u
@@ -40,10 +41,23 @@ else
     cat "$pins" > "$folder/pins.txt"
 fi || fail "$folder/pins.txt: the pins of $pins cannot be written"
 
-echo "installing $(grep -c == "$folder/pins.txt") packages"
-"$venv_python" -m pip install --disable-pip-version-check "$@" -r "$folder/pins.txt" || pip_failed
-echo "installing fugaku_gpt itself, as it is in $checkout"
-"$venv_python" -m pip install --disable-pip-version-check "$@" --no-deps --editable "$checkout" || pip_failed
+lock=${pins%.txt}.lock
+install_itself() {
+    echo "installing fugaku_gpt itself, as it is in $checkout"
+    "$venv_python" -m pip install --disable-pip-version-check "$@" --no-deps --editable "$checkout" || pip_failed
+}
+if [ -r "$lock" ]; then
+    echo "installing $(grep -c == "$lock") packages by the hashes of $lock"
+    without=
+    [ "${MPI:-wheel}" != system ] || without=mpich
+    WITHOUT=$without "$scripts/install_locked.sh" "$venv_python" "$lock" "$@" || pip_failed
+    install_itself "$@" --no-build-isolation # by the setuptools of the lock
+else
+    echo "=== NOT CHECKED by hash: there is no $lock ===" >&2
+    echo "installing $(grep -c == "$folder/pins.txt") packages"
+    "$venv_python" -m pip install --disable-pip-version-check "$@" -r "$folder/pins.txt" || pip_failed
+    install_itself "$@"
+fi
 
 # pip finds what it has compiled by the Python and the version of mpi4py, not by the MPI: each MPI has its own cache.
 compile_mpi4py() {
@@ -52,8 +66,14 @@ compile_mpi4py() {
         fail "MPI=system needs mpicc for the mpirun on PATH, a C compiler and Python's headers"
     build=$({ mpicc -show && mpirun --version && echo "${CFLAGS:-}"; } 2>&1 | cksum | tr ' ' -)
     if cache=$("$venv_python" -m pip cache dir 2> /dev/null); then set -- "$@" --cache-dir "$cache/mpi4py-$build"; fi
-    "$venv_python" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
-        "$(grep '^mpi4py==' "$pins")" || pip_failed
+    if [ -r "$lock" ]; then
+        "$scripts/install_locked.sh" "$venv_python" "$scripts/build-mpi4py.lock" "$@" || pip_failed
+        ONLY=mpi4py "$scripts/install_locked.sh" "$venv_python" "$lock" "$@" --force-reinstall --no-binary mpi4py \
+            --no-build-isolation || pip_failed
+    else
+        "$venv_python" -m pip install --disable-pip-version-check "$@" --force-reinstall --no-deps --no-binary mpi4py \
+            "$(grep '^mpi4py==' "$pins")" || pip_failed
+    fi
 }
 # The wheel of mpi4py knows the usual MPI libraries in their usual places; for others it is compiled.
 if [ "${MPI:-wheel}" = system ]; then

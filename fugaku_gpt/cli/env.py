@@ -77,6 +77,12 @@ def list_(form: str) -> None:
 @click.option("--python", metavar="FILE", help="Python to create it with; default: one of the profile's version.")
 @click.option("--pip-args", default="", metavar="ARGUMENTS", help="Further options for pip, such as '--index-url ...'.")
 @click.option(
+    "--unchecked",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Package whose hash is not checked, where another index has another build of it; or all; repeatable.",
+)
+@click.option(
     "--again", is_flag=True, help="Install again into an existing environment, which repairs what `env check` finds."
 )
 @_settings_option
@@ -86,6 +92,7 @@ def create(
     at: Optional[Path],
     python: Optional[str],
     pip_args: str,
+    unchecked: Tuple[str, ...],
     again: bool,
     settings: Tuple[str, ...],
     package: Optional[str],
@@ -100,8 +107,10 @@ def create(
 
     profile = resolve(name)
     if profile.in_tarball:
-        if python is not None or pip_args or again:
-            raise UsageError(f"{profile.name}: is compiled by a job: --python, --pip-args and --again are not for it")
+        if python is not None or pip_args or unchecked or again:
+            raise UsageError(
+                f"{profile.name}: is compiled by a job: --python, --pip-args, --unchecked and --again are not for it"
+            )
         folder = at if at is not None else Path(f"build-{profile.name}")
         _write_recipe(profile, find_profile(name), folder, settings, package)
         return
@@ -122,7 +131,9 @@ def create(
         pip_arguments = shlex.split(pip_args)
     except ValueError as error:
         raise UsageError(f"--pip-args {pip_args}: {error}") from None
-    seconds = create_environment(profile, location.folder, python, pip_arguments, lambda line: echo(line, err=True))
+    seconds = create_environment(
+        profile, location.folder, python, pip_arguments, lambda line: echo(line, err=True), unchecked
+    )
     echo(f"{profile.name}: made in {seconds:.0f} s, in {_relative(location.folder)}; activate it with")
     echo(f"    . {shlex.quote(str(location.folder / 'bin' / 'activate'))}")
     for limit in profile.limits:

@@ -29,6 +29,7 @@ _PROGRESS = (
     "compiling ",
     "kernels: ",
     "fugaku-gpt: ",
+    "=== NOT CHECKED ",
 )
 
 
@@ -55,6 +56,7 @@ def create(
     python: Optional[str],
     pip_arguments: Sequence[str],
     on_progress: Callable[[str], None],
+    unchecked: Sequence[str] = (),
 ) -> float:
     """Create an environment, or continue an unfinished one; returns the seconds that it took.
 
@@ -66,6 +68,8 @@ def create(
         python: the Python to create it with; default: one of the profile's version.
         pip_arguments: further arguments of each `pip install`.
         on_progress: called with lines that show how far it is.
+        unchecked: packages that are installed without a check of their hashes, or ``all``; default: those that the
+            variable UNCHECKED names.
 
     Raises:
         UsageError: it cannot be started, or its pins are for another architecture.
@@ -82,9 +86,10 @@ def create(
     on_progress(f"{profile.name}: a virtual environment in {folder} with {interpreter}")
     mark = profile.name.rpartition("-")[2] or profile.name
     argv = [str(script), interpreter, str(folder), profile.pins, mark, "--progress-bar", "off", *pip_arguments]
+    variables = {"MPI": "wheel", "PYTHONUNBUFFERED": "1", **({"UNCHECKED": " ".join(unchecked)} if unchecked else {})}
     progress = _ProgressLines(on_progress)
     with progress:
-        outcome = run_command(argv, {"MPI": "wheel", "PYTHONUNBUFFERED": "1"}, on_line=progress.add)
+        outcome = run_command(argv, variables, on_line=progress.add)
     if outcome.stopped_by is not None:
         raise RunFailed(f"{folder}: stopped; the same command continues from here")
     if not outcome.ok:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from env.lockfile import LockedFile, LockedPackage, format_lock
 from fugaku_gpt.environments.check import OK, check_environment
 from fugaku_gpt.environments.create import create, find_python
 from fugaku_gpt.environments.registry import location_of, require_created, resolve
@@ -94,6 +96,36 @@ def test_mpi4py_is_compiled_anew_for_another_mpi_on_path(tmp_path: Path) -> None
         assert done.returncode == 0 and (tmp_path / folder / ".installed-mine").exists(), done.stdout
         outputs.append(done.stdout)
     assert "compiling mpi4py for the MPI on PATH" in outputs[1]
+
+
+@pytest.mark.slow
+def test_a_lock_beside_the_pins_is_installed_by_hashes(tmp_path: Path) -> None:
+    """With all that it lists; fugaku_gpt itself is built by its setuptools."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_backend(wheels)
+    for name in ("tiny", "needed"):
+        write_wheel(wheels, name, "1.2", {f"{name}.py": ""})
+    profile = resolve(str(_profile(tmp_path, "tiny==1.2\n")))
+    files = [LockedFile(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(wheels.iterdir())]
+    packages = [LockedPackage(*file.name.split("-")[:2], (file,)) for file in files]
+    lock = tmp_path / "pins.lock"
+    lock.write_text(format_lock(packages, "ours"), encoding="utf-8")
+    write_wheel(wheels, "needed", "1.2", {"needed.py": "import another\n"})  # another file than that of the lock
+    pip_arguments = ["--no-index", "--find-links", str(wheels)]
+    lines: List[str] = []
+
+    with pytest.raises(RunFailed) as caught:
+        create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append)
+    assert "DO NOT MATCH THE HASHES" in str(caught.value) and "--unchecked PACKAGE" in str(caught.value)
+    assert location_of(profile).state == "half"
+
+    create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append, unchecked=["needed"])
+    assert location_of(profile).state == "yes"
+    assert any(f"installing 3 packages by the hashes of {lock}" in line for line in lines)
+    assert any("=== NOT CHECKED by hash, as UNCHECKED asks: needed==1.2 and" in line for line in lines)
+    rows = {row.subject: row for row in check_environment(profile, "")}
+    assert [rows[subject].status for subject in ("packages", "fugaku_gpt")] == [OK] * 2
 
 
 def test_an_environment_that_cannot_be_created_is_refused_before_anything_is_written(tmp_path: Path) -> None:

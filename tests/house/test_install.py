@@ -73,17 +73,16 @@ def test_make_installs_the_default_build_of_the_architecture(tmp_path: Path, mac
     assert load_profile(ROOT / "env" / f"{build}.yaml").python == "../.venv/bin/python"
 
 
-def test_the_emulated_machine_takes_the_pins_of_the_default_build_on_arm() -> None:
-    emulated = pins("aarch64.txt")
-    assert not set(emulated) & set(pins("aarch64-torch-2.10.txt"))  # each package is pinned once
+def test_the_emulated_machine_takes_the_locks_of_the_default_build_on_arm() -> None:
     script = (ROOT / "env" / "make_aarch64.sh").read_text(encoding="utf-8")
-    assert "$scripts/aarch64-torch-2.10.txt" in script and "$scripts/aarch64.txt" in script
+    assert "$scripts/aarch64-torch-2.10.lock" in script and "$scripts/tests.lock" in script
 
 
 def test_the_tools_are_pinned_once() -> None:
-    tools = pins("dev.txt")
-    assert set(package_names(setup_cfg()["options.extras_require"]["dev"])) <= set(tools)
-    assert not set(tools) & set(pins("torch-2.13.txt"))
+    files = [pins(name) for name in ("torch-2.13.txt", "build.txt", "tests.txt", "dev.txt")]
+    names = [name for file in files for name in file]
+    assert set(package_names(setup_cfg()["options.extras_require"]["dev"])) <= set(names)
+    assert len(set(names)) == len(names)
 
 
 def test_the_tools_of_the_documentation_are_pinned() -> None:

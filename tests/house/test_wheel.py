@@ -7,17 +7,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 from typing import List, Set
 
 import click
 import pytest
 
+from env.make_wheel import PROJECT_FILES, pack_again, source_files
 from tests.support.corpus import write_byte_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("fugaku_gpt", "jobscripts", "env", "docs")
-PROJECT_FILES = ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE")
 PROFILES = ("torch-1.7", "torch-1.10", "torch-1.13", "torch-2.13", "a64fx-torch-1.10")
 DEPENDENCIES = Path(click.__file__).parents[1]  # the folder of the packages that the tests use
 
@@ -25,31 +25,46 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution, with files that others may not read, in another place and time."""
+    folder = tmp_path_factory.mktemp("wheel")
+    checkout = folder / "checkout"  # a copy: setuptools leaves its work beside the sources
+    for file in source_files(ROOT):
+        (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(str(ROOT / file), str(checkout / file))
+    for path in checkout.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        os.utime(path, (1e9, 1e9))
+    # As `python -m build`, but with the setuptools of env/build.txt instead of one from a package index.
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(checkout)]
+    previous = os.umask(0o077)
+    try:
+        _run(command, folder, LC_ALL="C", TZ="Asia/Tokyo")
+    finally:
+        os.umask(previous)
+    shutil.rmtree(str(checkout))
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def venv(wheel: Path) -> Path:
     """An environment that holds the wheel and nothing else.
 
     The wheel is installed without what it requires, so that the test needs no package index and no minutes; commands
     read their dependencies from the environment of the tests, see :func:`command`.
     """
-    folder = tmp_path_factory.mktemp("wheel")
-    checkout = folder / "checkout"  # a copy: setuptools leaves its work beside the sources
-    for name in SOURCES:
-        shutil.copytree(str(ROOT / name), str(checkout / name), ignore=shutil.ignore_patterns("__pycache__"))
-    for name in PROJECT_FILES:
-        shutil.copy(str(ROOT / name), str(checkout / name))
-    # As `python -m build`, but with the setuptools of env/dev.txt instead of one from a package index.
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(checkout)], folder)
-    (wheel,) = folder.glob("*.whl")
+    folder = wheel.parent
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], folder)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python")]
     _run([*pip, "install", "--no-index", "--no-deps", "--disable-pip-version-check", str(wheel)], folder)
-    shutil.rmtree(str(checkout))
     return folder / "venv"
 
 
-def _run(arguments: List[str], folder: Path) -> str:
+def _run(arguments: List[str], folder: Path, **variables: str) -> str:
     """Returns the output of a command that must succeed, run in ``folder`` without this checkout's paths."""
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    environment.update(variables)
     libraries = sorted(DEPENDENCIES.parents[1].glob("libmpi.so.*"))
     if libraries:  # an MPI from a wheel, which mpi4py looks for in the environment that runs
         environment["MPI4PY_LIBMPI"] = str(libraries[0])
@@ -75,6 +90,36 @@ def command(venv: Path, folder: Path, *arguments: str) -> str:
 def _files(folder: Path) -> Set[str]:
     paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {str(path.relative_to(folder)) for path in paths}
+
+
+def test_a_second_build_is_equal(wheel: Path, tmp_path: Path) -> None:
+    """One is of the source distribution, the other as `make wheel` builds it from the checkout."""
+    pack_again(wheel, tmp_path / "first.whl", 1700000000)
+    variables = {"SOURCE_DATE_EPOCH": "1700000000", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    printed = _run([sys.executable, "-m", "env.make_wheel", "dist"], tmp_path, **variables)
+    assert printed.strip() == f"dist/{wheel.name}"
+    assert (tmp_path / printed.strip()).read_bytes() == (tmp_path / "first.whl").read_bytes()
+    assert [path.name for path in (tmp_path / "dist").iterdir()] == [wheel.name]
+    with zipfile.ZipFile(tmp_path / "first.whl") as packed:
+        entries = packed.infolist()
+    assert {(entry.date_time, entry.external_attr >> 16) for entry in entries} == {
+        ((2023, 11, 14, 22, 13, 20), 0o100644)
+    }
+
+
+def test_the_sources_of_a_build_are_the_same_with_git_and_without(tmp_path: Path) -> None:
+    names = ("setup.py", "fugaku_gpt/a.py", "docs/a.md")
+    for name in (*names, "fugaku_gpt/__pycache__/a.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in PROJECT_FILES:
+        (tmp_path / name).touch()
+    files = source_files(tmp_path)
+    assert set(map(str, files)) == {*names, *PROJECT_FILES}
+    _run(["git", "init", "--quiet"], tmp_path)
+    _run(["git", "add", *map(str, files)], tmp_path)
+    (tmp_path / "fugaku_gpt" / "scratch.py").touch()
+    assert sorted(source_files(tmp_path)) == sorted(files)
 
 
 def test_the_wheel_holds_the_package_and_no_other_name(venv: Path) -> None:
