@@ -19,7 +19,7 @@ from typing import Dict, List, Sequence
 
 from tests.mutants.equivalents import Equivalents
 from tests.mutants.line_map import LineMap, read_or_make
-from tests.mutants.rooms import modules
+from tests.mutants.rooms import all_tests, modules
 from tests.mutants.source import Mutant, random_mutants
 from tests.mutants.trial import SURVIVED, TIMED_OUT, chosen_tests, copy_repository, run_tests, try_mutant
 
@@ -34,12 +34,12 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     equivalents = Equivalents(options.equivalents)
     sample = sampled(root, modules(root, options.only), options.mutants, options.seed)
     if not sample:
-        print(f"--only {options.only}: no module of this name can be changed; see tests/mutants/rooms.py")
+        print(f"--only {' '.join(options.only)}: no module of this name can be changed; see tests/mutants/rooms.py")
         return 2
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder, copy = Path(name), Path(name) / "copy"
         copy_repository(root, copy)
-        lines = read_or_make(copy, folder, options.tests, options.map or folder / "map.json")
+        lines = read_or_make(copy, folder, options.tests or all_tests(copy), options.map or folder / "map.json")
         for test in lines.failed:
             print(f"fails without a mutant, and is left out: {test}")
         if not _passes_without_mutant(copy, folder, sample, lines, options.seconds):
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
                 flush=True,
             )
             if results[mutant] in (SURVIVED, UNTESTED):
-                print(f"  {len(chosen)} of {len(tests)} tests\n{difference(root, mutant)}", flush=True)
+                print(f"  {len(chosen)} of {len(tests)} tests\n{difference(copy, mutant)}", flush=True)
     print(table(results))
     stale = equivalents.stale(root)
     for entry in stale:
@@ -75,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mutants", type=int, default=100, help="Number of changes (100).")
     parser.add_argument("--seed", type=int, default=7, help="Of the choice of changes (7).")
     parser.add_argument(
-        "--only", default="", help="Change only modules whose path contains this, such as planner/search."
+        "--only", nargs="+", default=[""], help="Change only modules whose path contains this, such as planner/search."
     )
-    parser.add_argument("--tests", nargs="+", default=["tests"], help="Paths of the tests to choose from (tests).")
+    parser.add_argument("--tests", nargs="+", help="Paths of the tests to choose from (all but those of house rules).")
     parser.add_argument("--seconds", type=float, default=40.0, help="Of tests for each change (40).")
     parser.add_argument("--map", type=Path, help="File for the map of tests and lines, which takes minutes to make.")
     parser.add_argument("--equivalents", type=Path, default=Path(__file__).with_name("equivalents.yaml"))

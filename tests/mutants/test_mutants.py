@@ -14,7 +14,7 @@ pytest.importorskip("cosmic_ray")  # the tools of `make mutants` are in `make de
 from tests.mutants.__main__ import EQUIVALENT, UNTESTED, main, noticed_share, sampled, table
 from tests.mutants.equivalents import Equivalents
 from tests.mutants.line_map import LineMap, importers
-from tests.mutants.rooms import modules
+from tests.mutants.rooms import all_tests, modules
 from tests.mutants.source import Mutant, mutants_of_lines, random_mutants, statement_lines
 from tests.mutants.trial import NOTICED, SURVIVED, TIMED_OUT, chosen_tests
 
@@ -111,7 +111,7 @@ def test_every_entry_of_our_list_is_a_change_of_a_line_that_is_there() -> None:
 
 
 def test_each_node_has_a_single_mutant_and_a_seed_gives_the_same_ones(toy: Path) -> None:
-    (file,) = modules(toy, "toy")
+    (file,) = modules(toy, ["toy"])
     mutants = sampled(toy, [file], 9, seed=1)
     assert sorted(mutant.line for mutant in mutants) == [1, 5, 5, 9]
     assert mutants == list(random_mutants(toy, file, 1))
@@ -205,4 +205,12 @@ def test_the_rooms_hold_modules_of_plain_data_that_are_there() -> None:
     assert {file.split("/")[1] for file in files} == {
         "config", "formulas", "jobs", "layout", "pjm", "planner", "records", "report", "sweep",
     }  # fmt: skip
-    assert modules(ROOT, "planner/training_schedule") == ["fugaku_gpt/planner/training_schedule.py"]
+    assert modules(ROOT, ["planner/training_schedule"]) == ["fugaku_gpt/planner/training_schedule.py"]
+    both = modules(ROOT, ["config/values", "report/figures"])
+    assert both == ["fugaku_gpt/config/values.py", "fugaku_gpt/report/figures.py"]
+
+
+def test_tests_of_texts_are_left_out() -> None:
+    tests = all_tests(ROOT)
+    assert {"tests/config", "tests/cli", "tests/test_limits.py"} <= set(tests)
+    assert not {"tests/house", "tests/mutants", "tests/conftest.py", "tests/__init__.py"} & set(tests)
