@@ -87,7 +87,14 @@ def make_line_map(root: Path, folder: Path, tests: Sequence[str]) -> LineMap:
     settings = folder / "coverage.ini"
     settings.write_text("[run]\ncore = ctrace\n", encoding="utf-8")
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}"]
-    command += [f"--source={root / 'fugaku_gpt'}", *pytest_command(root), f"--line-map={results}", *tests]
+    command += [
+        f"--source={root / 'fugaku_gpt'}",
+        "-m",
+        "pytest",
+        *pytest_options(root),
+        f"--line-map={results}",
+        *tests,
+    ]
     done = subprocess.run(command, cwd=root, env=environment(root), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode not in (0, 1) or not results.is_file():
         raise RuntimeError(f"the tests cannot be run:\n{done.stdout.decode(errors='replace')[-4000:]}")
@@ -100,10 +107,10 @@ def make_line_map(root: Path, folder: Path, tests: Sequence[str]) -> LineMap:
     return LineMap(contexts, **json.loads(results.read_text(encoding="utf-8")))
 
 
-def pytest_command(root: Path) -> List[str]:
-    """The module and options of pytest of all runs: the same examples of properties each time, and no cache."""
+def pytest_options(root: Path) -> List[str]:
+    """Options of pytest of all runs: the same examples of properties each time, and no cache."""
     options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.mutants.plugin"]
-    return ["-m", "pytest", *options, f"--rootdir={root}", "--hypothesis-seed=0", "-m", QUICK]
+    return [*options, f"--rootdir={root}", "--hypothesis-seed=0", "-m", QUICK]
 
 
 def environment(root: Path) -> Dict[str, str]:
