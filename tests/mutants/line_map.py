@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -118,25 +119,60 @@ def environment(root: Path) -> Dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
 
-def digest(root: Path, tests: Sequence[str]) -> str:
-    """What a map is of: the texts of the package and of the tests, and the paths of tests."""
-    total = hashlib.sha256(repr(list(tests)).encode())
-    sources = [*(root / "fugaku_gpt").rglob("*.py"), *(root / "tests").rglob("*.py")]
-    for path in sorted(path for path in sources if path.parent.name != "mutants"):
-        total.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return total.hexdigest()
-
-
 def read_or_make(root: Path, folder: Path, tests: Sequence[str], file: Path) -> LineMap:
-    """The map in a file, made anew where the package or its tests have changed since."""
-    current = digest(root, tests)
+    """The map in a file, brought up to date: files of tests that are new or have changed are run again, and lines of
+    the package that have moved are followed. What changed helpers of tests do is not seen: remove the file.
+
+    Raises:
+        RuntimeError: the tests could not be collected.
+    """
+    sources = {str(path.relative_to(root)): path.read_text("utf-8") for path in (root / "fugaku_gpt").rglob("*.py")}
+    digests = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in test_files(root, tests)}
+    old = {"tests": {}, "seconds": {}, "failed": [], "sources": {}, "digests": {}}
     if file.is_file():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["digest"] == current:
-            lines = {name: {int(line): ids for line, ids in of.items()} for name, of in content["tests"].items()}
-            return LineMap(lines, content["seconds"], content["failed"])
-    made = make_line_map(root, folder, tests)
+        old.update(json.loads(file.read_text(encoding="utf-8")))
+    changed = [name for name in digests if old["digests"].get(name) != digests[name]]
+    remaining = set(digests) - set(changed)
+    lines: Dict[str, Dict[int, Set[str]]] = {}
+    for name, tests_of_line in old["tests"].items():
+        moved = moved_lines(old["sources"][name], sources.get(name, ""))
+        for line, ids in tests_of_line.items():
+            if int(line) in moved:
+                others = {test for test in ids if not test or _file_of(test) in remaining}
+                lines.setdefault(name, {}).setdefault(moved[int(line)], set()).update(others)
+    seconds = {test: value for test, value in old["seconds"].items() if _file_of(test) in remaining}
+    failed = [test for test in old["failed"] if _file_of(test) in remaining]
+    if changed:
+        made = make_line_map(root, folder, changed)
+        for name, ids_of_line in made.tests.items():
+            for line, ids in ids_of_line.items():
+                lines.setdefault(name, {}).setdefault(line, set()).update(ids)
+        seconds.update(made.seconds)
+        failed += made.failed
+    result = LineMap(
+        {name: {line: sorted(ids) for line, ids in of.items()} for name, of in lines.items()}, seconds, failed
+    )
+    content = {"tests": result.tests, "seconds": seconds, "failed": failed, "sources": sources, "digests": digests}
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"digest": current, "tests": made.tests, "seconds": made.seconds, "failed": made.failed}
     file.write_text(json.dumps(content), encoding="utf-8")
-    return made
+    return result
+
+
+def test_files(root: Path, tests: Sequence[str]) -> List[str]:
+    """The files of tests below the paths."""
+    files = [
+        path
+        for name in tests
+        for path in ((root / name).rglob("test_*.py") if (root / name).is_dir() else [root / name])
+    ]
+    return sorted({str(path.relative_to(root)) for path in files})
+
+
+def moved_lines(before: str, after: str) -> Dict[int, int]:
+    """The numbers, from 1, of the lines of a text that are in the other text as well, and their numbers there."""
+    matcher = difflib.SequenceMatcher(None, before.split("\n"), after.split("\n"), autojunk=False)
+    return {
+        block.a + place + 1: block.b + place + 1
+        for block in matcher.get_matching_blocks()
+        for place in range(block.size)
+    }

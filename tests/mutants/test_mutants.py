@@ -13,7 +13,7 @@ pytest.importorskip("cosmic_ray")  # the tools of `make mutants` are in `make de
 
 from tests.mutants.__main__ import EQUIVALENT, UNTESTED, main, noticed_share, sampled, table
 from tests.mutants.equivalents import Equivalents
-from tests.mutants.line_map import LineMap, importers
+from tests.mutants.line_map import LineMap, importers, read_or_make
 from tests.mutants.rooms import all_tests, modules
 from tests.mutants.source import Mutant, mutants_of_lines, random_mutants, statement_lines
 from tests.mutants.trial import NOTICED, SURVIVED, TIMED_OUT, chosen_tests
@@ -169,6 +169,29 @@ def test_tests_of_the_own_folder_come_first_and_failing_ones_never(toy: Path) ->
     assert lines.tests_of(toy, file, 1) == [other, quick, slow]  # of any line of the module, as it runs at the import
     assert chosen_tests([other, quick, slow], lines, 5.0) == [other, quick]
     assert chosen_tests([slow], lines, 5.0) == [slow]
+
+
+@pytest.mark.slow
+def test_a_map_runs_changed_tests_again_and_follows_moved_lines(toy: Path, tmp_path: Path) -> None:
+    module, old, new = "fugaku_gpt/config/toy.py", "tests/config/test_toy.py", "tests/config/test_more.py"
+    file = tmp_path / "map.json"
+    lines = read_or_make(toy, tmp_path, ["tests"], file)
+    assert lines.tests[module][9] == [f"{old}::test_that_asserts_nothing", f"{old}::test_that_fails"]
+    (tmp_path / "results.json").unlink()
+    (toy / module).write_text("# a comment\n" + TOY, encoding="utf-8")
+    lines = read_or_make(toy, tmp_path, ["tests"], file)
+    assert not (tmp_path / "results.json").exists()  # nothing was run
+    assert lines.tests[module][10] == [f"{old}::test_that_asserts_nothing", f"{old}::test_that_fails"]
+    text = "from fugaku_gpt.config.toy import rounds\n\ndef test_rounds():\n    assert rounds() == 3\n"
+    (toy / new).write_text(text, encoding="utf-8")
+    lines = read_or_make(toy, tmp_path, ["tests"], file)
+    assert lines.tests[module][10] == [
+        f"{new}::test_rounds", f"{old}::test_that_asserts_nothing", f"{old}::test_that_fails"
+    ]  # fmt: skip
+    (toy / old).write_text("def test_other():\n    pass\n", encoding="utf-8")
+    lines = read_or_make(toy, tmp_path, ["tests"], file)
+    assert lines.tests[module][10] == [f"{new}::test_rounds"] and lines.failed == []
+    assert set(lines.seconds) == {f"{new}::test_rounds", f"{old}::test_other"}
 
 
 def test_modules_that_import_a_module_are_listed(toy: Path) -> None:
