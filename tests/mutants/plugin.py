@@ -7,11 +7,14 @@ time of the tests are written to FILE. ``--chosen-tests FILE``: only tests whose
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
+
+_LONGEST = 10.0  # seconds of processor time of a test under coverage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,8 +34,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
 
 
+def _stop(*_: object) -> None:
+    raise TimeoutError(f"more than {_LONGEST:g} s of processor time")
+
+
 class _Recorder:
-    """Switches the context of the coverage for each test, and writes seconds and results of all."""
+    """Switches the context of the coverage for each test, and writes seconds and results of all. Coverage makes a test
+    several times as slow; one that takes too long fails, and so is never chosen."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +55,10 @@ class _Recorder:
         if running is not None:
             running.switch_context(item.nodeid)
         start = time.process_time()
+        signal.signal(signal.SIGVTALRM, _stop)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST)
         yield
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         self._seconds[item.nodeid] = time.process_time() - start
         if running is not None:
             running.switch_context("")
