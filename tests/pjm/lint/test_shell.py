@@ -121,3 +121,9 @@ def test_an_unclosed_document_takes_the_rest() -> None:
     body = scan_commands("<<a\n" * MANY)
     assert body.enclosed_lines == set(range(2, MANY + 2))
     assert [(operator, word.text) for operator, word in body.commands[0].redirections] == [("<<", "a")]
+
+
+def test_a_command_is_in_a_branch_if_something_around_it_is() -> None:
+    text = "a\nif b; then\n(c; { d; })\nfi\n(e)\nf && g\nh() { i; }\nwhile j; do k; if l; then m; fi; n; done\no\n"
+    in_branch = {command.argv[-1].text: command.in_branch for command in scan_commands(text).commands if command.argv}
+    assert "".join(name for name in "abcdefghijklmno" if in_branch.get(name)) == "bcdgilm"
