@@ -128,7 +128,7 @@ def read_or_make(root: Path, folder: Path, tests: Sequence[str], file: Path) -> 
     """
     sources = {str(path.relative_to(root)): path.read_text("utf-8") for path in (root / "fugaku_gpt").rglob("*.py")}
     digests = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in test_files(root, tests)}
-    old = {"tests": {}, "seconds": {}, "failed": [], "sources": {}, "digests": {}}
+    old = {"ids": [], "tests": {}, "seconds": {}, "failed": [], "sources": {}, "digests": {}}
     if file.is_file():
         old.update(json.loads(file.read_text(encoding="utf-8")))
     changed = [name for name in digests if old["digests"].get(name) != digests[name]]
@@ -138,7 +138,8 @@ def read_or_make(root: Path, folder: Path, tests: Sequence[str], file: Path) -> 
         moved = moved_lines(old["sources"][name], sources.get(name, ""))
         for line, ids in tests_of_line.items():
             if int(line) in moved:
-                others = {test for test in ids if not test or _file_of(test) in remaining}
+                names = (old["ids"][number] for number in ids)
+                others = {test for test in names if not test or _file_of(test) in remaining}
                 lines.setdefault(name, {}).setdefault(moved[int(line)], set()).update(others)
     seconds = {test: value for test, value in old["seconds"].items() if _file_of(test) in remaining}
     failed = [test for test in old["failed"] if _file_of(test) in remaining]
@@ -152,7 +153,12 @@ def read_or_make(root: Path, folder: Path, tests: Sequence[str], file: Path) -> 
     result = LineMap(
         {name: {line: sorted(ids) for line, ids in of.items()} for name, of in lines.items()}, seconds, failed
     )
-    content = {"tests": result.tests, "seconds": seconds, "failed": failed, "sources": sources, "digests": digests}
+    numbers = {name: number for number, name in enumerate(["", *seconds])}  # a name is in thousands of lines
+    tests_of_lines = {
+        name: {line: [numbers[test] for test in ids] for line, ids in of.items()} for name, of in result.tests.items()
+    }
+    content = {"ids": list(numbers), "tests": tests_of_lines, "seconds": seconds, "failed": failed}
+    content.update(sources=sources, digests=digests)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content), encoding="utf-8")
     return result
@@ -170,6 +176,8 @@ def test_files(root: Path, tests: Sequence[str]) -> List[str]:
 
 def moved_lines(before: str, after: str) -> Dict[int, int]:
     """The numbers, from 1, of the lines of a text that are in the other text as well, and their numbers there."""
+    if before == after:
+        return {number: number for number in range(1, before.count("\n") + 2)}
     matcher = difflib.SequenceMatcher(None, before.split("\n"), after.split("\n"), autojunk=False)
     return {
         block.a + place + 1: block.b + place + 1
