@@ -54,7 +54,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
             elif not chosen:
                 results[mutant] = UNTESTED
             else:
-                results[mutant] = try_mutant(copy, folder, mutant, chosen, sum(lines.seconds[test] for test in chosen))
+                results[mutant] = try_mutant(copy, folder, mutant, chosen, lines)
             print(
                 f"{len(results)}/{len(sample)} {mutant.file}:{mutant.line} {mutant.operator}: {results[mutant]}",
                 flush=True,
