@@ -122,7 +122,8 @@ def _difference(before: List[str], after: List[str]) -> Tuple[int, str, str]:
     ]
     first, last = blocks[0], blocks[-1]
     removed, added = before[first[1] : last[2]], after[first[3] : last[4]]
-    return first[1] + 1, "\n".join(removed).strip(), "\n".join(added).strip()
+    blank = next((place for place, line in enumerate(removed) if line.strip()), 0)  # cosmic-ray takes a prefix with it
+    return first[1] + 1 + blank, "\n".join(removed).strip(), "\n".join(added).strip()
 
 
 def statement_lines(text: str, line: int) -> range:

@@ -130,6 +130,12 @@ def test_a_line_has_every_change_of_its_operators(toy: Path) -> None:
     assert {mutant.line for mutant in mutants} == {5}
 
 
+def test_blank_lines_that_go_with_a_decorator_are_not_its_line(toy: Path) -> None:
+    (toy / "fugaku_gpt/config/toy.py").write_text("import a\n\n\n@a.b\ndef c():\n    pass\n", encoding="utf-8")
+    (mutant,) = mutants_of_lines(toy, "fugaku_gpt/config/toy.py", ["@a.b"])
+    assert (mutant.line, mutant.before, mutant.after) == (4, "@a.b", "")
+
+
 def test_modules_take_turns(toy: Path) -> None:
     (toy / "fugaku_gpt/config/other.py").write_text("A = 1 + 2 + 3 + 4\n", encoding="utf-8")
     for seed in range(5):
