@@ -36,7 +36,7 @@ class LineMap:
     def tests_of(self, root: Path, file: str, line: int) -> List[str]:
         """Ids of the tests that run the statement of a line, those of the module's own folder of tests first, then in
         files of increasing seconds. If it runs at the import, they are all tests that run any line of the module or of
-        the modules that import it, and all of its folder of tests."""
+        the modules that import it, and all of its folder of tests and of those that are in no folder."""
         lines = self.tests.get(file, {})
         statement = statement_lines((root / file).read_text(encoding="utf-8"), line)
         names = {name for number in statement for name in lines.get(number, ())}
@@ -44,7 +44,7 @@ class LineMap:
         if "" in names or not names:
             for module in (file, *importers(root, file)):
                 names |= {name for tests in self.tests.get(module, {}).values() for name in tests}
-            names |= {name for name in self.seconds if name.startswith(folder)}
+            names |= {name for name in self.seconds if name.startswith(folder) or _file_of(name).count("/") == 1}
         names -= {"", *self.failed}
         costs: Dict[str, float] = {}
         for name in names:
