@@ -23,7 +23,10 @@ class Equivalents:
     def __init__(self, path: Path) -> None:
         self._keys: Set[Key] = set()
         for number, entry in enumerate(yaml.safe_load(path.read_text(encoding="utf-8")) or (), start=1):
-            if set(entry) != _FIELDS or not all(isinstance(text, str) and text.strip() for text in entry.values()):
+            texts_given = all(
+                isinstance(entry.get(name), str) and (entry[name] or name == "mutant") for name in _FIELDS
+            )
+            if set(entry) != _FIELDS or not texts_given:
                 raise ValueError(f"{path}: entry {number}: expected texts for {', '.join(sorted(_FIELDS))}")
             texts = single_spaced(entry["line"]), single_spaced(entry["mutant"])
             self._keys.add((entry["file"], entry["operator"], *texts))
