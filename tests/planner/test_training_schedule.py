@@ -144,6 +144,15 @@ def test_each_phase_uses_nodes_that_share_the_batch_evenly() -> None:
     assert 20000 <= sum(phase.samples for phase in phases) < 20000 + 4 * 256
 
 
+def test_a_phase_ends_with_its_share_of_the_samples() -> None:
+    """400 samples in two phases before the full batch: 200 with batches of 100, then 200 with batches of 200."""
+    sizes = {"start": 100, "increment": 100, "samples": 400, "global_batch": 300, "nodes": 1, "ranks_per_node": 1}
+    ramp = BatchRamp(**{**sizes, "tp": 1, "pp": 1, "micro_batch": 1, "iterations": 10})
+    assert [(phase.iterations, phase.samples) for phase in ramp_phases(ramp)] == [(2, 200), (1, 200), (7, 0)]
+    more = BatchRamp(**{**vars(ramp), "samples": 402})
+    assert [(phase.iterations, phase.samples) for phase in ramp_phases(more)] == [(3, 300), (1, 200), (6, 0)]
+
+
 def test_a_ramp_that_does_not_end_at_the_full_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="batch from 192 in steps of 16 does not reach 250"):
         ramp_phases(BatchRamp(**{**RAMP, "global_batch": 250}))
