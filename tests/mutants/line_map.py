@@ -34,22 +34,23 @@ class LineMap:
     failed: List[str]
 
     def tests_of(self, root: Path, file: str, line: int) -> List[str]:
-        """Ids of the tests that run the statement of a line, those of the module's own folder of tests first, then in
-        files of increasing seconds. If it runs at the import, they are all tests that run any line of the module or of
-        the modules that import it, and all of its folder of tests and of those that are in no folder."""
+        """Ids of the tests that run the statement of a line, those of the module's own folder of tests first, the
+        short before the long. If it runs at the import, they are all tests that run any line of the module, then all of
+        its folder of tests and those of the modules that import it; first those that are in no folder."""
         lines = self.tests.get(file, {})
         statement = statement_lines((root / file).read_text(encoding="utf-8"), line)
         names = {name for number in statement for name in lines.get(number, ())}
         folder = test_folder(file)
-        if "" in names or not names:
-            for module in (file, *importers(root, file)):
+        own = names if "" not in names and names else {name for tests in lines.values() for name in tests}
+        shared: Set[str] = set()
+        if own is not names:
+            shared = {name for name in self.seconds if _file_of(name).count("/") == 1}
+            names = {name for name in self.seconds if name.startswith(folder)} | shared | own
+            for module in importers(root, file):
                 names |= {name for tests in self.tests.get(module, {}).values() for name in tests}
-            names |= {name for name in self.seconds if name.startswith(folder) or _file_of(name).count("/") == 1}
-        names -= {"", *self.failed}
-        costs: Dict[str, float] = {}
-        for name in names:
-            costs[_file_of(name)] = costs.get(_file_of(name), 0.0) + self.seconds[name]
-        return sorted(names, key=lambda name: (not name.startswith(folder), costs[_file_of(name)], name))
+        names = names - {"", *self.failed}
+        rank = {name: (name not in shared, name not in own, not name.startswith(folder)) for name in names}
+        return sorted(names, key=lambda name: (rank[name], self.seconds[name], name))
 
 
 def _file_of(test: str) -> str:

@@ -51,14 +51,15 @@ def copy_repository(root: Path, copy: Path) -> None:
 
 
 def chosen_tests(tests: Sequence[str], lines: LineMap, seconds: float) -> List[str]:
-    """The first tests that take that many seconds together, and one at least."""
+    """The first tests that take that many seconds together, and one at least; those of a file follow each other."""
     chosen: List[str] = []
     for name in tests:
         if chosen and seconds < lines.seconds[name]:
             break
         seconds -= lines.seconds[name]
         chosen.append(name)
-    return chosen
+    files = list(dict.fromkeys(name.partition("::")[0] for name in chosen))
+    return sorted(chosen, key=lambda name: files.index(name.partition("::")[0]))
 
 
 def run_tests(copy: Path, folder: Path, tests: Sequence[str], seconds: float) -> str:

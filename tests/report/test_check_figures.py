@@ -250,3 +250,10 @@ def test_a_speed_of_gpus_that_follows_from_nothing_is_a_finding() -> None:
     expected: Optional[float] = notes_flops(MODEL, BATCH, VOCAB, True) / (10 * 32 * 1e12)
     (finding,) = findings(gpu_table(1.7 * (expected or 0)), "tflops")
     assert "off by a factor of 1.7" in finding.cause or "GBS" in finding.cause
+
+
+@pytest.mark.parametrize("text", [table("0.6000"), gpu_table(0.6)])
+def test_an_iteration_of_no_time_has_no_speed(text: str) -> None:
+    for seconds in (f"{seconds_at(SPEED):.4f}", "10.000"):
+        text = text.replace(seconds, "0.0")
+    assert check_text(text)[0] == 1 and findings(text, "tflops") == []
