@@ -181,6 +181,27 @@ def test_booleans(tmp_path: Path, text: str, value: bool) -> None:
     assert written(tmp_path, f"node:\n  tcmalloc: {text}").node.tcmalloc is value
 
 
+STATES = {
+    "layout.zero": 1,
+    "node.eco_state": 2,
+    "node.retention_state": 1,
+    "node.throttling_state": 9,
+    "node.issue_state": 1,
+    "node.ex_pipe_state": 1,
+    "node.arena_lock": 1,
+}
+
+
+@pytest.mark.parametrize("key", STATES)
+def test_states_are_the_numbers_from_0(key: str) -> None:
+    section, _, name = key.partition(".")
+    for state in range(STATES[key] + 1):
+        assert getattr(getattr(load_run_config(overrides=[f"{key}={state}"]), section), name) == state
+    for state in (-1, STATES[key] + 1):
+        with pytest.raises(ConfigError, match=f"{key}: .*valid: one of 0, 1"):
+            load_run_config(overrides=[f"{key}={state}"])
+
+
 @pytest.mark.parametrize("text", ["no", "1:00:00", "12", "2e-4", "'null'"])
 def test_a_text_stays_a_text(tmp_path: Path, text: str) -> None:
     assert written(tmp_path, f"job:\n  name: {text}").job.name == text.strip("'")
