@@ -47,3 +47,11 @@ def test_both_ends_of_a_pipeline_cut_the_embedding_alike(stages: int, shards: in
         assert layout.placed[-1].spec.name == TOKEN_EMBEDDING and start in [bucket.start for bucket in layout.buckets]
         cuts.append([(b.start - start, b.stop - start) for b in layout.buckets if b.start >= start])
     assert cuts[0] == cuts[1] and len(cuts[0]) > 1
+
+
+def test_no_bucket_has_more_elements_than_a_count_of_mpi_can_say() -> None:
+    """A count is a C int: 2^31 - 1 at most."""
+    large = ModelConfig(layers=2, hidden=24576, heads=4, seq_len=12, vocab_size=104)
+    buckets = flat_layout(model_tensors(large, 1), 1, 1, 4, 4, 2**50).buckets
+    longest = max(bucket.stop - bucket.start for bucket in buckets)
+    assert 2**31 - 1024 < longest <= 2**31 - 1
