@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import difflib
 import random
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -103,12 +104,14 @@ def _changes(node: Any) -> List[Tuple[str, int]]:
 
 def _mutant(file: str, text: str, number: int, name: str, index: int) -> Optional[Mutant]:
     changed = str(_NodeVisitor(number, OPERATORS[name], index).walk(get_ast(text)).get_code())
-    try:
-        if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # such as `is` beside a literal
+        try:
+            if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
+                return None
+            compile(changed, file, "exec")
+        except (SyntaxError, ValueError):
             return None
-        compile(changed, file, "exec")
-    except (SyntaxError, ValueError):
-        return None
     line, before, after = _difference(text.split("\n"), changed.split("\n"))
     return Mutant(file, line, name, before, after, changed)
 
