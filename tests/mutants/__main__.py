@@ -119,8 +119,8 @@ def difference(root: Path, mutant: Mutant) -> str:
 
 def noticed_share(results: Dict[Mutant, str]) -> float:
     """Share of mutants that are noticed, or never end, of those that are not equivalent; 1 of none."""
-    others = [result for result in results.values() if result != EQUIVALENT]
-    return 1.0 - sum(result in (SURVIVED, UNTESTED) for result in others) / len(others) if others else 1.0
+    changes = [result for result in results.values() if result != EQUIVALENT]
+    return 1.0 - sum(result in (SURVIVED, UNTESTED) for result in changes) / len(changes) if changes else 1.0
 
 
 def table(results: Dict[Mutant, str]) -> str:
@@ -129,9 +129,9 @@ def table(results: Dict[Mutant, str]) -> str:
     for file in [*sorted({mutant.file for mutant in results}), ""]:
         own = [result for mutant, result in results.items() if file in ("", mutant.file)]
         survived = sum(result in (SURVIVED, UNTESTED) for result in own)
-        equivalent, late = own.count(EQUIVALENT), own.count(TIMED_OUT)
-        noticed = len(own) - survived - equivalent - late
-        rows.append(f"{file or 'all':<50} {noticed:7} {survived:8} {equivalent:10} {late:9}")
+        equivalent, timed_out = own.count(EQUIVALENT), own.count(TIMED_OUT)
+        noticed = len(own) - survived - equivalent - timed_out
+        rows.append(f"{file or 'all':<50} {noticed:7} {survived:8} {equivalent:10} {timed_out:9}")
     return "\n".join(rows)
 
 

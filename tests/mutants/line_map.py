@@ -140,8 +140,8 @@ def read_or_make(root: Path, folder: Path, tests: Sequence[str], file: Path) -> 
         for line, ids in tests_of_line.items():
             if int(line) in moved:
                 names = (old["ids"][number] for number in ids)
-                others = {test for test in names if not test or _file_of(test) in remaining}
-                lines.setdefault(name, {}).setdefault(moved[int(line)], set()).update(others)
+                unchanged = {test for test in names if not test or _file_of(test) in remaining}
+                lines.setdefault(name, {}).setdefault(moved[int(line)], set()).update(unchanged)
     seconds = {test: value for test, value in old["seconds"].items() if _file_of(test) in remaining}
     failed = [test for test in old["failed"] if _file_of(test) in remaining]
     if changed:
@@ -181,7 +181,7 @@ def moved_lines(before: str, after: str) -> Dict[int, int]:
         return {number: number for number in range(1, before.count("\n") + 2)}
     matcher = difflib.SequenceMatcher(None, before.split("\n"), after.split("\n"), autojunk=False)
     return {
-        block.a + place + 1: block.b + place + 1
+        block.a + offset + 1: block.b + offset + 1
         for block in matcher.get_matching_blocks()
-        for place in range(block.size)
+        for offset in range(block.size)
     }

@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
     if config.option.chosen_tests is not None:
-        order = {name: place for place, name in enumerate(json.loads(config.option.chosen_tests.read_text()))}
+        order = {name: position for position, name in enumerate(json.loads(config.option.chosen_tests.read_text()))}
         items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
 
 

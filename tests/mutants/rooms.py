@@ -26,7 +26,7 @@ _NO_BEHAVIOUR = ("aarch64", "benchmarks", "house", "mutants")
 _LEFT_OUT = ("fugaku_gpt/planner/search/plot.py", "fugaku_gpt/planner/tables/fit_plot.py")
 
 
-def modules(root: Path, parts: Sequence[str] = ("",)) -> List[str]:
+def modules(root: Path, names: Sequence[str] = ("",)) -> List[str]:
     """Paths below the root of the modules whose path, without ``.py``, contains one of the texts."""
     package = root / "fugaku_gpt"
     paths = [path for room in _ROOMS for path in (package / room).rglob("*.py")]
@@ -35,7 +35,7 @@ def modules(root: Path, parts: Sequence[str] = ("",)) -> List[str]:
     return [
         file
         for file in files
-        if file not in _LEFT_OUT and (root / file).is_file() and any(part in file[: -len(".py")] for part in parts)
+        if file not in _LEFT_OUT and (root / file).is_file() and any(name in file[: -len(".py")] for name in names)
     ]
 
 

@@ -125,7 +125,9 @@ def _difference(before: List[str], after: List[str]) -> Tuple[int, str, str]:
     ]
     first, last = blocks[0], blocks[-1]
     removed, added = before[first[1] : last[2]], after[first[3] : last[4]]
-    blank = next((place for place, line in enumerate(removed) if line.strip()), 0)  # cosmic-ray takes a prefix with it
+    blank = next(
+        (offset for offset, line in enumerate(removed) if line.strip()), 0
+    )  # cosmic-ray takes a prefix with it
     return first[1] + 1 + blank, "\n".join(removed).strip(), "\n".join(added).strip()
 
 

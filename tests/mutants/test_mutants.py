@@ -74,7 +74,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_noticed_surviving_and_equivalent_changes_are_told_apart(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_noticed_surviving_and_equivalent_changes_are_counted(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in toy.rglob("*.py")}
     arguments = ["--mutants", "9", "--equivalents", str(toy / "equivalents.yaml"), "--map", str(toy / "map.json")]
     assert main(arguments, toy) == 3

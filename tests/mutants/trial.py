@@ -146,8 +146,8 @@ def try_mutant(copy: Path, folder: Path, mutant: Mutant, tests: Sequence[str], l
     path.write_text(mutant.text, encoding="utf-8")
     own = [name for name in tests if name.startswith(test_folder(mutant.file))]
     try:
-        for part in (own, [name for name in tests if name not in own]):
-            result = run_tests(copy, folder, part, sum(lines.seconds[name] for name in part))
+        for group in (own, [name for name in tests if name not in own]):
+            result = run_tests(copy, folder, group, sum(lines.seconds[name] for name in group))
             if result != SURVIVED:
                 return result
         return SURVIVED
