@@ -36,7 +36,7 @@ class LineMap:
     def tests_of(self, root: Path, file: str, line: int) -> List[str]:
         """Ids of the tests that run the statement of a line, those of the module's own folder of tests first, the
         short before the long. If it runs at the import, they are all tests that run any line of the module, then all of
-        its folder of tests and those of the modules that import it; first those that are in no folder."""
+        its folder of tests and those of the modules that import it; first those whose parameter is the module."""
         lines = self.tests.get(file, {})
         statement = statement_lines((root / file).read_text(encoding="utf-8"), line)
         names = {name for number in statement for name in lines.get(number, ())}
@@ -44,7 +44,7 @@ class LineMap:
         own = names if "" not in names and names else {name for tests in lines.values() for name in tests}
         shared: Set[str] = set()
         if own is not names:
-            shared = {name for name in self.seconds if _file_of(name).count("/") == 1}
+            shared = {name for name in self.seconds if f"[{file}]" in name}
             names = {name for name in self.seconds if name.startswith(folder)} | shared | own
             for module in importers(root, file):
                 names |= {name for tests in self.tests.get(module, {}).values() for name in tests}

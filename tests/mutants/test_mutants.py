@@ -173,8 +173,8 @@ def test_tests_of_the_own_folder_come_first_and_failing_ones_never(toy: Path) ->
     lines = LineMap(tests, seconds, ["tests/config/test_fails.py::test"])
     assert lines.tests_of(toy, file, 5) == [other, quick, slow]
     assert lines.tests_of(toy, file, 1) == [other, quick, slow]  # of any line of the module, as it runs at the import
-    shared = LineMap(tests, {**seconds, "tests/test_shared.py::test": 0.1}, lines.failed)
-    assert shared.tests_of(toy, file, 1) == ["tests/test_shared.py::test", other, quick, slow]
+    shared = LineMap(tests, {**seconds, f"tests/test_any.py::test[{file}]": 9.0}, lines.failed)
+    assert shared.tests_of(toy, file, 1) == [f"tests/test_any.py::test[{file}]", other, quick, slow]
     assert chosen_tests([other, quick, slow], lines, 5.0) == [other, quick]
     assert chosen_tests([slow], lines, 5.0) == [slow]
 

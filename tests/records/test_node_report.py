@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.node_report import REPORT_FILE, read_report, write_report
+from fugaku_gpt.records.node_report import (
+    MEASUREMENTS_FILE,
+    REPORT_FILE,
+    TEXT_FILE,
+    read_report,
+    remove_report,
+    write_report,
+)
 
 REPORT = {
     "made": "2026-11-28",
@@ -34,3 +41,13 @@ def test_a_report_that_is_not_there_or_incomplete_is_refused(tmp_path: Path) -> 
         write_report(tmp_path, {name: value for name, value in REPORT.items() if name != key}, "")
         with pytest.raises(UsageError, match=REPORT_FILE):
             read_report(tmp_path)
+
+
+def test_what_an_earlier_call_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    write_report(tmp_path, REPORT, "a text")
+    for name in (MEASUREMENTS_FILE, "a user's"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    assert {REPORT_FILE, TEXT_FILE} < {path.name for path in tmp_path.iterdir()}
+    remove_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a user's"]
+    remove_report(tmp_path)
