@@ -33,7 +33,7 @@ def test_the_global_batch_is_the_last_of_a_schedule() -> None:
         ({}, {"nodes": 3, "ranks_per_node": 8, "tp": 4, "pp": 3}, {"ranks": 24, "dp": 2}),
         ({"world_size": "25"}, {"tp": 4, "pp": 3}, {"dp": None}),
         ({"world_size": "24"}, {"tp": 4, "pp": 3}, {"dp": 2}),
-        ({"global_num_gpus": "8", "model_parallel_size": "0", "pipe_parallel_size": "2"}, {}, {"tp": 1, "pp": 2, "dp": 4}),
+        ({"global_num_gpus": "8", "model_parallel_size": "0", "pipe_parallel_size": "2"}, {}, {"tp": 1, "dp": 4}),
         ({"vocab_size": "50257", "make_vocab_size_divisible_by": "128"}, {"tp": 4}, {"padded_vocab": 50688}),
         ({"vocab_size": "50257", "make_vocab_size_divisible_by": "0"}, {"tp": 4}, {"padded_vocab": None}),
         ({"padded_vocab_size": "50304"}, {}, {"vocab_size": 50304}),
