@@ -103,12 +103,12 @@ def test_a_value_that_is_no_positive_integer_is_refused(tmp_path: Path, text: st
 
 
 @pytest.mark.parametrize("text", ["9223372036854775807", "-9223372036854775807", "-12", "+3", "9007199254740993"])
-def test_whole_numbers_of_64_bits_are_exact(text: str) -> None:
+def test_integers_of_64_bits_are_exact(text: str) -> None:
     assert parse_int(text) == int(text)
 
 
 @pytest.mark.parametrize("text", ["9223372036854775808", "-9223372036854775808", "1e19", "1.5", "1e-1", "1e999"])
-def test_other_whole_numbers_are_refused(text: str) -> None:
+def test_integers_beyond_64_bits_are_refused(text: str) -> None:
     with pytest.raises(BadValue, match="whole number"):
         parse_int(text)
 

@@ -59,7 +59,7 @@ def test_the_first_of_two_stages(first: List[Action], problem: str) -> None:
         check_schedules([first, LAST], 1)
 
 
-def test_what_arrives_is_used() -> None:
+def test_messages_that_arrive_are_used() -> None:
     further = Exchange((), (Message("gradient", 1, 0, 1),))
     with pytest.raises(ScheduleError, match="gradient of micro-batch 1 for chunk 0 is never used"):
         check_schedules([[*FIRST, further], LAST], 1)

@@ -73,12 +73,12 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--mutants", type=int, default=100, help="Number of changes (100).")
-    parser.add_argument("--seed", type=int, default=7, help="Of the choice of changes (7).")
+    parser.add_argument("--seed", type=int, default=7, help="Seed of the choice of changes (7).")
     parser.add_argument(
         "--only", nargs="+", default=[""], help="Change only modules whose path contains this, such as planner/search."
     )
     parser.add_argument("--tests", nargs="+", help="Paths of the tests to choose from (all but those of house rules).")
-    parser.add_argument("--seconds", type=float, default=40.0, help="Of tests for each change (40).")
+    parser.add_argument("--seconds", type=float, default=40.0, help="Processor time of the tests for each change (40).")
     parser.add_argument("--map", type=Path, help="File for the map of tests and lines, which takes minutes to make.")
     parser.add_argument("--equivalents", type=Path, default=Path(__file__).with_name("equivalents.yaml"))
     return parser

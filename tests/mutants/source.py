@@ -43,7 +43,7 @@ class Mutant:
 
     @property
     def key(self) -> Tuple[str, str, str, str]:
-        """What stays equal when the line moves: file, operator, and both texts with single spaces."""
+        """File, operator, and both texts with single spaces: these stay equal when the line moves."""
         return self.file, self.operator, single_spaced(self.before), single_spaced(self.after)
 
 
@@ -94,7 +94,10 @@ def mutants_of_lines(root: Path, file: str, lines: Sequence[str]) -> Iterator[Mu
 
 
 def _changes(node: Any) -> List[Tuple[str, int]]:
-    """All changes of one node: names of operators, each with the number of its change."""
+    """All changes of one node: names of operators, each with the number of its change. The ``*`` and ``/`` between
+    parameters are operators to parso, and to cosmic-ray."""
+    if node.type == "operator" and node.parent is not None and node.parent.type in ("parameters", "lambdef"):
+        return []
     return [
         (name, index)
         for name, operator in OPERATORS.items()
@@ -117,7 +120,7 @@ def _mutant(file: str, text: str, number: int, name: str, index: int) -> Optiona
 
 
 def _difference(before: List[str], after: List[str]) -> Tuple[int, str, str]:
-    """(number of the first line that differs, the differing lines of each)"""
+    """The number of the first line that differs, and the differing lines of each text."""
     blocks = [
         block
         for block in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()

@@ -119,7 +119,7 @@ def test_each_node_has_a_single_mutant_and_a_seed_gives_the_same_ones(toy: Path)
     assert len(texts) > 1
 
 
-def test_a_line_has_every_change_of_its_operators(toy: Path) -> None:
+def test_a_line_has_every_change_of_each_operator(toy: Path) -> None:
     mutants = list(mutants_of_lines(toy, "fugaku_gpt/config/toy.py", ["return value > 10"]))
     changed = {mutant.after for mutant in mutants}
     assert changed == {
@@ -130,7 +130,14 @@ def test_a_line_has_every_change_of_its_operators(toy: Path) -> None:
     assert {mutant.line for mutant in mutants} == {5}
 
 
-def test_blank_lines_that_go_with_a_decorator_are_not_its_line(toy: Path) -> None:
+def test_marks_between_parameters_are_not_changed(toy: Path) -> None:
+    text = "def a(b, *, c=d * e):\n    return lambda f, *, g: f * g\n"
+    (toy / "fugaku_gpt/config/toy.py").write_text(text, encoding="utf-8")
+    afters = {mutant.after for mutant in random_mutants(toy, "fugaku_gpt/config/toy.py", 1)}
+    assert len(afters) == 2 and all("b, *, c" in after or "f, *, g" in after for after in afters)
+
+
+def test_blank_lines_that_go_with_a_decorator_are_not_counted(toy: Path) -> None:
     (toy / "fugaku_gpt/config/toy.py").write_text("import a\n\n\n@a.b\ndef c():\n    pass\n", encoding="utf-8")
     (mutant,) = mutants_of_lines(toy, "fugaku_gpt/config/toy.py", ["@a.b"])
     assert (mutant.line, mutant.before, mutant.after) == (4, "@a.b", "")
@@ -213,7 +220,7 @@ def test_modules_that_import_a_module_are_listed(toy: Path) -> None:
     assert importers(toy, "fugaku_gpt/config/toy.py") == {"fugaku_gpt/a.py", "fugaku_gpt/b.py"}
 
 
-def test_the_share_counts_what_is_not_equivalent() -> None:
+def test_the_share_leaves_out_equivalent_changes() -> None:
     results = (NOTICED, NOTICED, TIMED_OUT, SURVIVED, UNTESTED, EQUIVALENT)
     mutants: Dict[Mutant, str] = {
         Mutant("a.py", number, "operator", "", "", ""): result for number, result in enumerate(results)

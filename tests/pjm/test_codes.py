@@ -47,7 +47,7 @@ def test_the_table_has_the_codes_of_the_manual() -> None:
     internal = {100, 120, 140, 160, 180}
     assert set(ENDINGS) == {*range(5), *range(6, 10), 11, 12, 13, 14, 16, 18, *range(20, 24), *range(25, 31), *internal}
     assert all(code == ending.code for code, ending in ENDINGS.items())
-    words = {
+    terms = {
         2: "rejected",
         11: "time",
         12: "memory",
@@ -57,8 +57,8 @@ def test_the_table_has_the_codes_of_the_manual() -> None:
         23: "memory",
         29: "jobenv",
     }
-    for code, word in words.items():
-        assert word in ENDINGS[code].cause + ENDINGS[code].advice
+    for code, term in terms.items():
+        assert term in ENDINGS[code].cause + ENDINGS[code].advice
 
 
 @pytest.mark.parametrize("code", [99, 101, 119, 199, 200])

@@ -21,7 +21,7 @@ def components(values: Mapping[str, float]) -> "Dict[str, np.ndarray]":
     return {"first": values["a"] * np.array([1.0, 10.0]), "second": values["b"] * np.array([1.0, 0.0])}
 
 
-def test_a_component_is_as_uncertain_as_its_constant_and_the_sum_as_both_by_their_shares() -> None:
+def test_a_component_is_as_uncertain_as_the_constant_and_the_sum_as_both() -> None:
     widths = log_widths(components, FITTED)
     assert widths["first"] == pytest.approx([0.3, 0.3], rel=1e-3)
     assert widths["second"] == pytest.approx([0.4, 0.0], rel=1e-3)
@@ -35,13 +35,13 @@ def test_distances_widen() -> None:
     assert unmeasured == pytest.approx([0.3, math.hypot(0.3, 0.1 * 3.0)], rel=1e-3)
 
 
-def test_a_covariance_counts_what_constants_have_in_common() -> None:
+def test_a_covariance_of_constants_counts() -> None:
     fitted = FittedModel((A, B, FIXED), 0.1, ((0.09, -0.12), (-0.12, 0.16)), interval_spread=0.0)
     total = log_widths(components, fitted)[TOTAL]
     assert total[0] == pytest.approx(abs(0.25 * 0.3 - 0.75 * 0.4), rel=1e-2)
 
 
-def test_independent_parts_of_a_width_add_by_squares() -> None:
+def test_independent_widths_add_by_squares() -> None:
     assert total_width(0.3, 0.4, 0.0, 9.0) == pytest.approx(0.5)
     assert total_width(0.0, 0.3, 0.2, 2.0) == pytest.approx(0.5)
 

@@ -144,7 +144,7 @@ def test_each_phase_uses_nodes_that_share_the_batch_evenly() -> None:
     assert 20000 <= sum(phase.samples for phase in phases) < 20000 + 4 * 256
 
 
-def test_a_phase_ends_with_its_share_of_the_samples() -> None:
+def test_a_phase_ends_with_a_share_of_the_samples() -> None:
     """400 samples in two phases before the full batch: 200 with batches of 100, then 200 with batches of 200."""
     sizes = {"start": 100, "increment": 100, "samples": 400, "global_batch": 300, "nodes": 1, "ranks_per_node": 1}
     ramp = BatchRamp(**{**sizes, "tp": 1, "pp": 1, "micro_batch": 1, "iterations": 10})

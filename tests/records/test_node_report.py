@@ -27,7 +27,7 @@ REPORT = {
 }
 
 
-def test_a_report_is_read_back_from_its_folder_and_its_file(tmp_path: Path) -> None:
+def test_a_report_is_read_back_from_a_folder_or_a_file(tmp_path: Path) -> None:
     write_report(tmp_path, REPORT, "a text")
     for path in (tmp_path, tmp_path / REPORT_FILE):
         read = read_report(path)
@@ -43,7 +43,7 @@ def test_a_report_that_is_not_there_or_incomplete_is_refused(tmp_path: Path) -> 
             read_report(tmp_path)
 
 
-def test_what_an_earlier_call_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_files_of_an_earlier_call_are_removed_alone(tmp_path: Path) -> None:
     write_report(tmp_path, REPORT, "a text")
     for name in (MEASUREMENTS_FILE, "a user's"):
         (tmp_path / name).write_text("", encoding="utf-8")

@@ -105,8 +105,8 @@ def test_causes_that_depend_on_the_row() -> None:
     alone = table("0.1500", nodes="8")  # one rank on each node
     assert "of one rank" not in cause(alone) and "0.1500" in findings(alone, "tflops")[0].what
     single = seconds_at(SPEED) * NODES
-    one_node = table("0.6000", nodes="1").replace(f"{seconds_at(SPEED):.4f}", f"{single:.4f}")
-    assert findings(one_node, "tflops") == []
+    single_node = table("0.6000", nodes="1").replace(f"{seconds_at(SPEED):.4f}", f"{single:.4f}")
+    assert findings(single_node, "tflops") == []
     exact = exact_flops(MODEL, BATCH, MODEL.vocab_size) / (seconds_at(SPEED) * 1e12 * NODES)
     assert cause(table(f"{exact:.4f}")) == "by the exact formula, not the notes'"
 
@@ -173,7 +173,7 @@ def test_an_aggregate_of_nothing_is_not_a_digit_that_was_cut() -> None:
         (", eco_state=0", 6.7584, "A64FX, FP32, 2.2 GHz"),
     ],
 )
-def test_the_peak_of_a_node_is_that_of_its_clock_and_pipes(toggles: str, peak: float, label: str) -> None:
+def test_the_peak_of_a_node_follows_from_clock_and_pipes(toggles: str, peak: float, label: str) -> None:
     nodes = f"8 (max-proc-per-node=4{toggles})"
     assert findings(table(f"{peak - 0.002:.3f}", nodes=nodes), "peak") == []
     (finding,) = findings(table(f"{peak + 0.002:.3f}", nodes=nodes), "peak")
@@ -181,7 +181,7 @@ def test_the_peak_of_a_node_is_that_of_its_clock_and_pipes(toggles: str, peak: f
 
 
 @pytest.mark.parametrize(
-    ("mem", "what", "expected"),
+    ("mem", "problem", "expected"),
     [
         ("32769.0 MiB", "more than the 32 GiB of one node", "of all nodes, or a figure of another column"),
         ("20000.0 GiB", "more than the 32 GiB of one node", "GiB for MiB"),
@@ -193,9 +193,9 @@ def test_the_peak_of_a_node_is_that_of_its_clock_and_pipes(toggles: str, peak: f
         ("127.9 MiB", "cannot hold PyTorch (at least 128 MiB)", "the unit is too small, or another column's figure"),
     ],
 )
-def test_memory_that_a_node_cannot_use(mem: str, what: str, expected: str) -> None:
+def test_memory_that_a_node_cannot_use(mem: str, problem: str, expected: str) -> None:
     (finding,) = findings(table("0.6000", mem=mem), "memory")
-    assert finding.what.endswith(what) and finding.cause == expected
+    assert finding.what.endswith(problem) and finding.cause == expected
 
 
 @pytest.mark.parametrize("mem", ["32768.0 MiB", "32.0 GiB", "128.0 MiB", "8192.0 MiB", "-"])

@@ -49,5 +49,5 @@ def test_nothing_is_left_out_of_a_table_that_says_everything(heading: str) -> No
         (FUGAKU, {"Nodes": "5"}, []),
     ],
 )  # fmt: skip
-def test_what_is_not_said_is_named(heading: str, cells: "dict[str, str]", expected: List[str]) -> None:
+def test_missing_statements_are_named(heading: str, cells: "dict[str, str]", expected: List[str]) -> None:
     assert skipped(heading, **cells) == expected

@@ -50,7 +50,7 @@ def test_the_global_batch_is_the_last_of_a_schedule() -> None:
         ({"params_dtype": "torch.float32"}, {}, {"dtype": "float32"}),
     ],
 )  # fmt: skip
-def test_what_follows_from_the_arguments(
+def test_settings_follow_from_the_arguments(
     arguments: Dict[str, str], given: Dict[str, Any], expected: Dict[str, Any]
 ) -> None:
     run = settings(arguments, **given)

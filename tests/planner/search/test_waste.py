@@ -68,7 +68,7 @@ def test_tiles_and_tensor_cores_of_a_gpu() -> None:
     assert not [finding for finding in findings if "nodes" in finding]
 
 
-def test_each_width_that_leaves_parts_of_vectors_empty_has_a_line() -> None:
+def test_each_width_that_does_not_fill_vectors_has_a_line() -> None:
     """Vectors of 16: 18 are 32, 72 are 80, and of 100 / 4 = 25 columns of the vocabulary 32."""
     shape = [
         "model.hidden=288",
