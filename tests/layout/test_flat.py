@@ -63,3 +63,9 @@ def test_replicas_share_out_the_parameters_under_zero_where_there_are_several(
 ) -> None:
     config = load_run_config(overrides=[f"layout.zero={zero}", f"layout.dp={dp}", "training.global_batch=12"])
     assert is_sharded(config) == expected and shards_of(config) == (dp if expected else 1)
+
+
+def test_tensors_without_an_embedding_have_none_in_the_layout() -> None:
+    layers = [tensor for tensor in model_tensors(MODEL, 1) if tensor.name != TOKEN_EMBEDDING]
+    assert flat_layout(layers, 1, 1, 4, 4, 2**20).embedding == slice(0, 0)
+    assert flat_layout(model_tensors(MODEL, 1), 1, 1, 4, 4, 2**20).embedding != slice(0, 0)

@@ -359,3 +359,26 @@ def test_a_line_torn_anywhere_between_fields_loses_nothing(positions: "list[int]
     pieces = [DEEPSPEED[a:b] for a, b in zip([0, *cuts], [*cuts, len(DEEPSPEED)])]
     between = "\n" + "".join(f"[default{n}]: noise {n}\n" for n in range(noise))
     assert read_log(between.join(f"[default7]:{piece}" for piece in pieces)).iterations == (READ,)
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "value"),
+    [
+        ("rank rss: 1024 MiB", "rss_max_bytes", 2**30),
+        ("node used: 1712 MiB", "node_used_bytes", 1712 * 2**20),
+        ("elapsed time per iteration (ms): 250.0", "seconds", 0.25),
+        ("train step timing in s: 2.5", "seconds", 2.5),
+        ("tokens per second: 12.5", "tokens_per_second", 12.5),
+        ("throughput per GPU (TFLOP/s/GPU): 3.5", "tflops_logged", 3.5),
+        ("approx flops per GPU: 3.5", "tflops_logged", 3.5),
+        ("total grad norm: 0.5", "grad_norm", 0.5),
+        ("params norm: 0.5", "params_norm", 0.5),
+        ("actual seqlen: 1024", "actual_seq_len", 1024),
+        ("number of nan iterations: 3", "nan_iterations", 3),
+        ("pipeline bubble: 0.25", "bubble", 0.25),
+        ("hidden communication: 0.75", "hidden_communication", 0.75),
+    ],
+)
+def test_a_figure_has_the_unit_of_the_record(written: str, key: str, value: float) -> None:
+    line = f" iteration        2/   10 | {written} | lm loss: 1.5 |\n"
+    assert read_log(line).iterations[0][key] == value
