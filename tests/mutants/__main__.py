@@ -3,7 +3,8 @@
 ``python -m tests.mutants --mutants 150 --seed 7``. The modules are those of the rooms of plain data, which need neither
 PyTorch nor ranks; they take turns. The changes are made in a copy of the repository, and the tests that are run are the
 quick ones that run the changed line. ``equivalents.yaml`` lists changes that make no difference, each with its reason.
-Exit code 3 where less than 90 % of the others are noticed, 1 where the tests fail without a change.
+Exit code 3 where less than 90 % of the others are noticed, or an entry of that list matches no line any more; 1 where
+the tests fail without a change.
 """
 
 from __future__ import annotations
