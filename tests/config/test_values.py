@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Union
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from fugaku_gpt.config.values import (
     coerce_scalar,
     describe_type,
     format_duration,
+    is_optional,
     parse_duration,
     parse_float,
     parse_int,
@@ -261,3 +262,8 @@ def test_none_is_a_value_where_the_field_has_it(tmp_path: Path) -> None:
     assert node.large_pages == "none" and node.paging_policy is None
     assert load_run_config(overrides=["node.large_pages=none"]).node.large_pages == "none"
     assert load_run_config(overrides=["node.large_pages=null"]).node.large_pages is None
+
+
+def test_an_optional_type_is_a_union_with_none() -> None:
+    assert is_optional(Optional[int])
+    assert not is_optional(Union[int, str]) and not is_optional(int) and not is_optional(Tuple[None, int])
