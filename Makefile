@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference mutants soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -42,8 +42,8 @@ $(INSTALLED): setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(VENV) $(PINS) $(MPI) --quiet $(PIP_ARGS)
 
 dev: $(DEV) ## install, with the tools of tests and lint
-$(DEV): $(INSTALLED) env/tests.lock env/dev.lock
-	@env/install_locked.sh $(BIN)/python env/tests.lock:env/dev.lock --quiet $(PIP_ARGS)
+$(DEV): $(INSTALLED) env/tests.lock env/dev.lock env/mutants.lock
+	@env/install_locked.sh $(BIN)/python env/tests.lock:env/dev.lock:env/mutants.lock --quiet $(PIP_ARGS)
 	@touch $@
 
 demo: install ## train four layouts of a small GPT on the standard library's sources and print the table
@@ -103,6 +103,10 @@ reference: install ## generate docs/reference/ from the code
 slurm: ## install Debian's Slurm, for the tests against a real one (needs root)
 	@env/install_packages.sh "real Slurm" "munged slurmctld slurmd" "slurmctld slurmd slurm-client munge"
 
+## MUTANTS: options of `make mutants`, such as "--mutants 40 --seed 7 --only planner/search"
+mutants: dev ## try the tests: change operators and constants of rooms of plain data, and count what no test notices
+	@PYTHONPATH=. $(BIN)/python -m tests.mutants --map build/mutants/map.json $(MUTANTS)
+
 soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any hang, or draw another curve?
 	@for seed in 1 2 3 4 5; do for part in 1:4 2:8 3:12 4:14 5:8 6:18 7:8 8:28; do \
 	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.mpi.start $${part%:*} \
@@ -117,7 +121,7 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@for scenario in train job sweep compare; do \
 	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.disk_faults.run $$scenario || exit 1; done
 	@echo "every reader of files, with odd files, and fuzzed for 10 minutes each:"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r env/fuzz.txt || \
+	@env/install_locked.sh $(BIN)/python env/fuzz.lock --quiet $(PIP_ARGS) || \
 	  echo "=== atheris cannot be installed here ==="
 	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --seed $$(date +%s)
 	@PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided --seconds 600 --seed $$(date +%s)

@@ -42,6 +42,7 @@ class Lock:
         machines: the processors, as `uname -m` prints them.
         beside: the locks that are installed before it, each made before.
         versions_of: the lock whose versions are taken where the pins leave a choice.
+        has_dependencies: whether what the pins need is locked, too.
         from_python: the first patch release that the pins need; default: any of the oldest Python.
     """
 
@@ -52,6 +53,7 @@ class Lock:
     beside: Tuple[str, ...] = ()
     versions_of: str = ""
     from_python: str = ""
+    has_dependencies: bool = True
 
 
 _NEW, _OLD, _BOTH = ("3.11", "3.12", "3.13"), ("3.8",), ("x86_64", "aarch64")
@@ -60,6 +62,8 @@ LOCKS = (
     Lock("aarch64-torch-2.10", ("aarch64-torch-2.10", "build"), _NEW, ("aarch64",), versions_of="torch-2.13"),
     Lock("tests", ("tests",), _NEW, _BOTH, beside=("torch-2.13",)),
     Lock("dev", ("dev",), _NEW, _BOTH, beside=("torch-2.13", "tests")),
+    Lock("mutants", ("mutants",), _NEW, _BOTH, beside=("dev",), has_dependencies=False),
+    Lock("fuzz", ("fuzz",), _NEW, ("x86_64",), beside=("torch-2.13",)),
     Lock("build-mpi4py", ("build-mpi4py",), _NEW, _BOTH, beside=("torch-2.13",)),
     Lock("docs", ("docs",), _NEW, _BOTH, from_python="3.11.5"),
     Lock("torch-1.7", ("torch-1.7", "build-python3.8"), _OLD, ("x86_64",)),
@@ -173,6 +177,7 @@ def _resolve(lock: Lock, made: Mapping[str, Sequence[LockedPackage]]) -> Dict[st
             [
                 *(str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--no-config"),
                 *("--universal", "--fork-strategy", "fewest", "--python-version", lock.from_python or lock.pythons[0]),
+                *(() if lock.has_dependencies else ("--no-deps",)),
                 *("--constraint", str(chosen), "--output-file", str(output)),
                 *(str(FOLDER / f"{pin}.txt") for pin in pins),
             ],
@@ -203,7 +208,7 @@ def make(lock: Lock, made: Mapping[str, Sequence[LockedPackage]]) -> Dict[str, s
     pins = " and ".join(f"{pin}.txt" for pin in lock.pins)
     besides = "".join(f", beside {other}.lock" for other in lock.beside)
     heading = (
-        f"All packages of {pins} with what they need{besides}, by hashes: CPython {', '.join(lock.pythons)} on Linux,\n"
+        f"All packages of {pins}{' with what they need' * lock.has_dependencies}{besides}, by hashes: CPython {', '.join(lock.pythons)} on Linux,\n"
         f"{' and '.join(lock.machines)}. Made by `make locks`; installed by env/install_locked.sh."
     )
     texts = {f"{lock.name}.lock": format_lock(base, heading)}

@@ -30,10 +30,11 @@ def parse_int(text: str) -> int:
     value = parse_float(text)
     if not math.isfinite(value) or value != int(value):
         raise BadValue("expected a whole number")
-    if abs(value) >= _INT_LIMIT:
-        raise BadValue("past the largest whole number, 2^63 - 1")
     digits = text.replace("_", "")
-    return int(digits) if re.fullmatch(r"[-+]?\d+", digits) else int(value)
+    number = int(digits) if re.fullmatch(r"[-+]?\d+", digits) else int(value)  # a float has 53 bits
+    if abs(number) >= _INT_LIMIT:
+        raise BadValue("past the largest whole number, 2^63 - 1")
+    return number
 
 
 def parse_float(text: str) -> float:

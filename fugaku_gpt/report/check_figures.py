@@ -166,7 +166,7 @@ def _matches_simple_formula(facts: Facts, claimed: Interval) -> bool:
     """True if TFLOPs follow the older GPU notes: billions of parameters * {4, 3} * 2 * s * B / (t * GPUs * 1e3), with
     or without the parameters of the embedding."""
     batch, seconds, units = facts.counts["gbs"], facts.seconds, facts.units
-    if not (batch and seconds and units and facts.seq_len) or seconds.low <= 0:
+    if not (batch and seconds and units and facts.seq_len):
         return False
     counts = [parameters_of_label(facts.size)]
     for shape in facts.shapes:

@@ -21,9 +21,7 @@ def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fals
     """
     from jinja2 import Environment, StrictUndefined  # here: no other form of a table needs it
 
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_shown)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     tables: List[Dict[str, Any]] = []
     validation = has_validation(rows)

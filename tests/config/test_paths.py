@@ -91,3 +91,5 @@ def test_paths_of_a_record_are_those_of_the_run_and_not_relative_to_its_folder(e
     assert load_run_config(Path("exp/config.yaml")).data.paths == ("exp/corpus",)  # a file that a user has named so
     (experiment / ".claim.1").write_text("{}")
     assert load_run_config(Path("exp/config.yaml")).data.paths == ("corpus",)
+    (experiment / "run.yaml").write_text("data: {paths: [corpus]}\n")
+    assert load_run_config(Path("exp/run.yaml")).data.paths == ("exp/corpus",)  # beside a record, a file of a user's

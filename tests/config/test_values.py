@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, Optional, Tuple, Union
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config, valid_keys
-from fugaku_gpt.config.values import format_duration, parse_duration
+from fugaku_gpt.config.values import (
+    BadValue,
+    coerce_scalar,
+    describe_type,
+    format_duration,
+    is_optional,
+    parse_duration,
+    parse_float,
+    parse_int,
+    size_bytes,
+)
 from fugaku_gpt.errors import ConfigError
 
 TEXTS = ("model.name", "job.name", "data.paths")  # any text is valid
@@ -45,6 +55,29 @@ def test_invalid_durations_are_refused(tmp_path: Path, text: str) -> None:
         written(tmp_path, f"job:\n  elapse: {text}")
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1d2h3m4.5s", 93784.5), ("2h 5m", 7500), ("2d1h", 176400), ("90:00", 5400), ("1:30.5", 90.5), ("1:02:03", 3723),
+     ("1_000", 1000), ("1.5e3", 1500), ("59:59:59", 215999)],
+)  # fmt: skip
+def test_each_unit_of_a_duration_counts(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (360_000, "100:00:00")]
+)
+def test_a_duration_is_written_in_seconds_of_two_digits(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("3Ki", 3 * 2**10), ("5Mi", 5 * 2**20), ("28Gi", 28 * 2**30), ("1Ti", 2**40)]
+)
+def test_a_size_is_in_powers_of_two(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
 @given(st.integers(0, 10**7))
 def test_a_duration_is_read_back_as_it_was_written(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
@@ -70,11 +103,104 @@ def test_a_value_that_is_no_positive_integer_is_refused(tmp_path: Path, text: st
         written(tmp_path, f"training:\n  iterations: {text}")
 
 
+@pytest.mark.parametrize("text", ["9223372036854775807", "-9223372036854775807", "-12", "+3", "9007199254740993"])
+def test_integers_of_64_bits_are_exact(text: str) -> None:
+    assert parse_int(text) == int(text)
+
+
+@pytest.mark.parametrize("text", ["9223372036854775808", "-9223372036854775808", "1e19", "1.5", "1e-1", "1e999"])
+def test_integers_beyond_64_bits_are_refused(text: str) -> None:
+    with pytest.raises(BadValue, match="whole number"):
+        parse_int(text)
+
+
+@pytest.mark.parametrize("parse", [parse_int, parse_float, parse_duration])
+def test_a_number_has_a_hundred_characters_at_most(parse: Any) -> None:
+    assert parse("1".zfill(100)) == 1
+    with pytest.raises(BadValue):
+        parse("1".zfill(101))
+
+
+LIMITS: Tuple[Tuple[Dict[str, float], str, str, str], ...] = (
+    ({"at_least": 2.0}, "2", "1.999", "at least 2"),
+    ({"at_most": 2.0}, "2", "2.001", "at most 2"),
+    ({"above": 2.0}, "2.001", "2", "above 2"),
+    ({"below": 2.0}, "1.999", "2", "below 2"),
+    ({"at_least": 0.0, "below": 1.0}, "0", "1", "at least 0 and below 1"),
+)
+
+
+@pytest.mark.parametrize(("metadata", "accepted", "refused", "meaning"), LIMITS)
+def test_limits_of_a_number(metadata: Dict[str, float], accepted: str, refused: str, meaning: str) -> None:
+    assert coerce_scalar(accepted, False, float, metadata) == float(accepted)
+    with pytest.raises(BadValue, match="outside the limits"):
+        coerce_scalar(refused, False, float, metadata)
+    assert describe_type(float, metadata) == f"a number, {meaning}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "meaning"),
+    [
+        (int, {}, "a whole number"),
+        (bool, {}, "true or false"),
+        (str, {"form": ("[a-z]+", "letters")}, "a text: letters"),
+        (Optional[int], {"at_least": 1}, "a whole number, at least 1, or null"),
+        (float, {"duration": True}, "seconds or H:MM:SS"),
+        (str, {"choices": ("a", "b")}, "one of a, b"),
+        (Tuple[int, ...], {}, "a list of whole numbers"),
+        (Tuple[str, ...], {}, "a list of texts"),
+    ],
+)
+def test_a_kind_of_value_is_described(kind: Any, metadata: Dict[str, Any], meaning: str) -> None:
+    assert describe_type(kind, metadata) == meaning
+
+
+def test_a_choice_and_a_form_are_asked_for() -> None:
+    assert coerce_scalar("a", False, str, {"choices": ("a", "b")}) == "a"
+    with pytest.raises(BadValue, match="not one of the choices"):
+        coerce_scalar("c", False, str, {"choices": ("a", "b")})
+    form = {"form": ("[a-z]+", "letters")}
+    assert [coerce_scalar(text, False, str, form) for text in ("ab", "")] == ["ab", ""]
+    with pytest.raises(BadValue, match="not of the form"):
+        coerce_scalar("ab1", False, str, form)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_quoted", "kind", "value"),
+    [("null", False, Optional[str], None), ("null", True, Optional[str], "null"), ("~", False, str, ""),
+     ("~", True, str, "~"), ("none", False, Optional[int], None), ("", False, Optional[float], None),
+     ("none", False, str, "none")],
+)  # fmt: skip
+def test_quotes_make_a_text_of_null(text: str, is_quoted: bool, kind: Any, value: Any) -> None:
+    assert coerce_scalar(text, is_quoted, kind, {}) == value
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("yes", True), ("on", True), ("True", True), ("no", False), ("off", False), ("false", False)]
 )
 def test_booleans(tmp_path: Path, text: str, value: bool) -> None:
     assert written(tmp_path, f"node:\n  tcmalloc: {text}").node.tcmalloc is value
+
+
+STATES = {
+    "layout.zero": 1,
+    "node.eco_state": 2,
+    "node.retention_state": 1,
+    "node.throttling_state": 9,
+    "node.issue_state": 1,
+    "node.ex_pipe_state": 1,
+    "node.arena_lock": 1,
+}
+
+
+@pytest.mark.parametrize("key", STATES)
+def test_states_are_the_numbers_from_0(key: str) -> None:
+    section, _, name = key.partition(".")
+    for state in range(STATES[key] + 1):
+        assert getattr(getattr(load_run_config(overrides=[f"{key}={state}"]), section), name) == state
+    for state in (-1, STATES[key] + 1):
+        with pytest.raises(ConfigError, match=f"{key}: .*valid: one of 0, 1"):
+            load_run_config(overrides=[f"{key}={state}"])
 
 
 @pytest.mark.parametrize("text", ["no", "1:00:00", "12", "2e-4", "'null'"])
@@ -136,3 +262,8 @@ def test_none_is_a_value_where_the_field_has_it(tmp_path: Path) -> None:
     assert node.large_pages == "none" and node.paging_policy is None
     assert load_run_config(overrides=["node.large_pages=none"]).node.large_pages == "none"
     assert load_run_config(overrides=["node.large_pages=null"]).node.large_pages is None
+
+
+def test_an_optional_type_is_a_union_with_none() -> None:
+    assert is_optional(Optional[int])
+    assert not is_optional(Union[int, str]) and not is_optional(int) and not is_optional(Tuple[None, int])

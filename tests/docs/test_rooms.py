@@ -13,7 +13,19 @@ PACKAGE = ROOT / "fugaku_gpt"
 FOLDERS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
 MODULES = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
 # folders of tests that belong to no room
-SHARED_TESTS = {"aarch64", "benchmarks", "disk_faults", "docs", "fuzz", "golden", "house", "matrix", "mpi", "support"}
+SHARED_TESTS = {
+    "aarch64",
+    "benchmarks",
+    "disk_faults",
+    "docs",
+    "fuzz",
+    "golden",
+    "house",
+    "matrix",
+    "mpi",
+    "mutants",
+    "support",
+}
 
 
 def contract(name: str, key: str) -> List[str]:

@@ -37,6 +37,18 @@ def test_sizes_as_tables_write_them() -> None:
     assert size_name(GPT2) == "124M"
 
 
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(1_249_999, "1.2M"), (1_250_001, "1.3M"), (9_949_999, "9.9M"), (9_950_001, "10M"), (123_500_001, "124M"),
+     (999_499_999, "999M"), (999_500_000, "1.0B"), (1_249_999_999, "1.2B"), (1_250_000_001, "1.3B"),
+     (9_949_999_999, "9.9B"), (9_950_000_001, "10B"), (13_499_999_999, "13B"), (13_500_000_001, "14B")],
+)  # fmt: skip
+def test_a_size_is_rounded_to_two_digits_at_least(count: int, name: str) -> None:
+    tiny = ModelConfig(layers=1, hidden=1, heads=1, seq_len=1, vocab_size=0)
+    model = ModelConfig(layers=1, hidden=1, heads=1, seq_len=1, vocab_size=count - parameter_count(tiny))
+    assert parameter_count(model) == count and size_name(model) == name
+
+
 def test_operations_by_hand() -> None:
     model = ModelConfig(layers=1, hidden=2, heads=1, seq_len=3, vocab_size=5)
     # per token: weights 4h² + 8h² = 48 and logits 5·2 = 10; attention 2·s·h = 12 multiply-adds; two operations each,

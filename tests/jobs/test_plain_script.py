@@ -116,12 +116,22 @@ def test_the_end_of_a_script_is_judged_by_the_exit_code(folder: Path) -> None:
         (JobStatus("1", ENDED, "EXT", 0, 24, 11), "timeout", "time limit"),
         (JobStatus("1", CANCELLED, "CCL", code=1), "interrupted", "cancelled"),
         (JobStatus("1", LOST), "lost", "no longer knows"),
-        (JobStatus("1", ENDED, "EXT"), "failed", "no exit code"),
+        (JobStatus("1", ENDED, "EXT"), "failed", "EXT, and no exit code says how"),
+        (JobStatus("1", ENDED), "failed", "ended, and no exit code says how"),
+        (JobStatus("1", ENDED, "EXT", 0, 9), "failed", "signal 9"),
     ],
 )  # fmt: skip
 def test_causes_of_scripts(status: JobStatus, expected: str, cause: str) -> None:
     result = plain_cause("pjm", status, lambda: [])
     assert result.status == expected and cause in result.cause and "resume" not in result.advice
+    assert result.retry == "never"
+
+
+def test_the_cause_of_a_script_has_what_it_printed_last() -> None:
+    result = plain_cause("pjm", JobStatus("1", ENDED, "EXT", 3), lambda: ["a", "b", "c", "d"])
+    assert result.cause == "exit code 3: b / c / d"
+    lost = plain_cause("pjm", JobStatus("1", LOST, reason="the queue was stopped"), lambda: [])
+    assert (lost.status, lost.cause) == ("lost", "the queue was stopped")
 
 
 def resolve(target: str, scheduler: Optional[str] = None) -> NamedJob:

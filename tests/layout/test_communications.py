@@ -269,8 +269,9 @@ class Crossed(Nodes):
 )
 def test_node_groups_that_miss_replicas_are_refused(kind: str, wrong: Dict[int, List[int]], message: str) -> None:
     plan = CommunicationPlan(MODEL, BY_NODES, micro_batches=1, nodes=Nodes(2, 3))
-    with pytest.raises(GridError, match=message):
+    with pytest.raises(GridError, match=message) as error:
         check_grid(plan, groups={**groups_of(plan), kind: lambda coordinates, layout, order: wrong[coordinates.dp]})
+    assert error.value.position == -1  # the group itself is wrong
 
 
 @pytest.mark.parametrize(

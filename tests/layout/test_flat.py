@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.formulas.parameters import parameter_count
-from fugaku_gpt.layout.flat import flat_layout
+from fugaku_gpt.layout.flat import flat_layout, is_sharded, shards_of
 from fugaku_gpt.layout.stages import split_layers, stage_tensors
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 
@@ -47,3 +47,25 @@ def test_both_ends_of_a_pipeline_cut_the_embedding_alike(stages: int, shards: in
         assert layout.placed[-1].spec.name == TOKEN_EMBEDDING and start in [bucket.start for bucket in layout.buckets]
         cuts.append([(b.start - start, b.stop - start) for b in layout.buckets if b.start >= start])
     assert cuts[0] == cuts[1] and len(cuts[0]) > 1
+
+
+def test_no_bucket_has_more_elements_than_a_count_of_mpi_can_say() -> None:
+    """A count is a C int: 2^31 - 1 at most."""
+    large = ModelConfig(layers=2, hidden=24576, heads=4, seq_len=12, vocab_size=104)
+    buckets = flat_layout(model_tensors(large, 1), 1, 1, 4, 4, 2**50).buckets
+    longest = max(bucket.stop - bucket.start for bucket in buckets)
+    assert 2**31 - 1024 < longest <= 2**31 - 1
+
+
+@pytest.mark.parametrize(("zero", "dp", "expected"), [(0, 2, False), (1, 1, False), (1, 2, True), (1, 3, True)])
+def test_replicas_share_out_the_parameters_under_zero_where_there_are_several(
+    zero: int, dp: int, expected: bool
+) -> None:
+    config = load_run_config(overrides=[f"layout.zero={zero}", f"layout.dp={dp}", "training.global_batch=12"])
+    assert is_sharded(config) == expected and shards_of(config) == (dp if expected else 1)
+
+
+def test_tensors_without_an_embedding_have_none_in_the_layout() -> None:
+    layers = [tensor for tensor in model_tensors(MODEL, 1) if tensor.name != TOKEN_EMBEDDING]
+    assert flat_layout(layers, 1, 1, 4, 4, 2**20).embedding == slice(0, 0)
+    assert flat_layout(model_tensors(MODEL, 1), 1, 1, 4, 4, 2**20).embedding != slice(0, 0)

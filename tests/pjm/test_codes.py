@@ -43,6 +43,30 @@ def test_each_ending_has_a_retry_action(codes: "tuple[int, ...]", retry: str) ->
         assert ending.cause
 
 
+def test_the_table_has_the_codes_of_the_manual() -> None:
+    internal = {100, 120, 140, 160, 180}
+    assert set(ENDINGS) == {*range(5), *range(6, 10), 11, 12, 13, 14, 16, 18, *range(20, 24), *range(25, 31), *internal}
+    assert all(code == ending.code for code, ending in ENDINGS.items())
+    terms = {
+        2: "rejected",
+        11: "time",
+        12: "memory",
+        13: "disk",
+        14: "bulk",
+        20: "node down",
+        23: "memory",
+        29: "jobenv",
+    }
+    for code, term in terms.items():
+        assert term in ENDINGS[code].cause + ENDINGS[code].advice
+
+
+@pytest.mark.parametrize("code", [99, 101, 119, 199, 200])
+def test_internal_errors_have_numbers_from_100_below_200(code: int) -> None:
+    ending = ending_of(code)
+    assert ending is not None and ending.cause.startswith("internal error") == (100 <= code < 200)
+
+
 def test_every_failure_that_needs_the_user_has_advice() -> None:
     assert all(ending.advice for code, ending in ENDINGS.items() if code not in (0, 1, 14))
 

@@ -119,3 +119,19 @@ def test_a_reason_need_not_be_the_last_column() -> None:
 )
 def test_times(text: str, seconds: Optional[int]) -> None:
     assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("7 a NM", ("a", "NM", "")),  # the line was cut
+        ("7 a NM RUN", ("a", "NM", "RUN")),
+        ("7 a b c NM RUN", ("a b c", "NM", "RUN")),
+        ("7 NM NM RUN", ("NM", "NM", "RUN")),
+        ("7 a NM b NM QUE", ("a NM b", "NM", "QUE")),
+        ("7 1 2 3 4 5 6 7 8 9 10 11 NM RUN", ("1 2 3 4 5 6 7 8 9 10 11", "NM", "RUN")),
+    ],
+)
+def test_a_job_name_may_hold_blanks(line: str, expected: "tuple[str, ...]") -> None:
+    (row,) = parse_table(f"JOB_ID JOB_NAME MD ST\n{line}\n")
+    assert (row["JOB_NAME"], row["MD"], row["ST"]) == expected

@@ -247,3 +247,9 @@ def test_any_text_is_parsed_or_refused_with_a_reason(text: str) -> None:
 def test_all_parsers_are_tested() -> None:
     parser_names = {name for name in vars(values) if name.startswith("parse_")}
     assert parser_names == {parser.__name__ for parser in _PARSERS} | {"parse_flags"}
+
+
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "..."), (500, "x" * 57 + "...")])
+def test_a_long_value_is_cut_in_the_message(length: int, shown: str) -> None:
+    with pytest.raises(ValueError, match=f"^'{re.escape(shown)}' is not "):
+        parse_count("x" * length)

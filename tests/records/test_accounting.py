@@ -54,6 +54,8 @@ def test_energy_is_the_measured_energy_of_all_jobs() -> None:
     assert energy_of((JOB,)) == Energy(240_000.0, 400.0, 4, "measured")
     assert energy_of((JOB, JOB)) == Energy(480_000.0, 400.0, 4, "measured")
     assert energy_of((replace(JOB, energy_joules=None),)) == Energy(200_000.0, 200_000 / 600, 4, "ideal")
+    assert energy_of((JOB, replace(JOB, energy_joules=0.0))) == Energy(240_000.0, 200.0, 4, "measured")
+    assert energy_of((JOB, replace(JOB, nodes=8))) == Energy(480_000.0, 400.0, None, "measured")
     assert energy_of(()) == Energy() and energy_of((JobAccount("slurm", "7", elapsed_seconds=900.0),)) == Energy()
 
 
@@ -61,6 +63,7 @@ def test_a_job_shorter_than_the_sampling_has_no_energy() -> None:
     short = JobAccount("pjm", "1", elapsed_seconds=59.0, energy_joules=1000.0)
     assert energy_of((short,)) == Energy(basis=TOO_SHORT)
     assert energy_of((short, JOB)).watts == 400.0
+    assert energy_of((replace(short, elapsed_seconds=60.0),)) == Energy(1000.0, 1000 / 60, None, "measured")
     assert energy_of((JobAccount("local", "local-1", elapsed_seconds=5.0),)) == Energy()
 
 

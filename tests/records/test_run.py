@@ -348,3 +348,26 @@ def test_in_which_folder_a_run_resumes(tmp_path: Path, checkpoint: str) -> None:
     else:
         assert resumes_in_same_folder(directory, path) == (checkpoint != "none")
         assert checkpoint == "auto" or not resumes_in_same_folder(RunDirectory(tmp_path / "another"), path)
+
+
+@pytest.mark.parametrize(
+    "end", ['{"kind": "iteration", "itera', "[]", '{"kind": "iteration", "iteration": -1}', "\x00"]
+)
+def test_the_newest_line_is_the_last_that_can_be_read(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = [{"kind": "iteration", "iteration": number} for number in (1, 2)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + end + "\n" + end, encoding="utf-8")
+    assert last_line(file, "iteration") == lines[1]
+    assert last_line(file, "validation") is None and last_line(tmp_path / "none", "iteration") is None
+
+
+def test_the_newest_line_is_none_that_was_done_again(tmp_path: Path) -> None:
+    """Resumed twice: from a checkpoint of iteration 3, and then from one of iteration 2."""
+    file = tmp_path / "metrics.jsonl"
+    lines = [{"kind": "iteration", "iteration": number} for number in (1, 2, 3, 4)]
+    resumed = [{"kind": "resumed", "iteration": number, "checkpoint": "folder"} for number in (2, 3)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *resumed]), encoding="utf-8")
+    assert last_line(file, "iteration") == lines[1]
+    anew = {"kind": "resumed", "iteration": 3, "checkpoint": None}
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, anew]), encoding="utf-8")
+    assert last_line(file, "iteration") is None

@@ -42,6 +42,8 @@ def test_a_page_that_needs_nothing_else() -> None:
     tags.close()
     assert tags.open == [] and tags.links == [] and "script" not in tags.seen
     assert not re.search(r"https?:|//|@import|url\(", text)
+    body = text.partition("</style>")[2]
+    assert "\n\n" not in body and body.endswith("</html>\n"), "no blank lines in the place of loops"
     assert tags.seen.count("h2") == 2 and tags.seen.count("th") == 2 * len(COLUMNS)
     assert all(f"<td>{cell}</td>" in text for cell in row_cells(ROW)[:-1]) and text.count('class="bad"') == 1
     assert "TFLOPs &times; nodes / 1024" in text and "/ 1000;" in html_tables([ROW], si=True)

@@ -243,6 +243,14 @@ def test_the_ranks_output_of_a_job_is_a_log(tmp_path: Path) -> None:
     assert reparse(directory).added == 1
 
 
+def test_logs_of_ranks_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    names = [f"output.123/0/{rank}/stdout.{attempt}.{rank}" for rank in (2, 10) for attempt in (1, 9, 10, 100)]
+    for name in reversed(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+    assert [str(path.relative_to(tmp_path)) for path in logs_of(tmp_path)] == names
+
+
 def test_a_job_that_ran_another_trainer_becomes_a_row(tmp_path: Path) -> None:
     directory = run_with_log(tmp_path, "")
     (directory / "run.123.out").write_text(log_of({**ARGUMENTS, "world_size": "4"}))

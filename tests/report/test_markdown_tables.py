@@ -133,6 +133,7 @@ def test_tables_of_many_forms_are_read() -> None:
     assert first.rows[1].cell("tp") == "1" and first.rows[1].cell("gbs") == "" and first.rows[1].cell("notes") == ""
     assert second.on_gpus and second.line == 14 and second.rows[0].cell("seconds") == "221.21s"
     read = rows_from_tables([first])
+    assert {row.iterations for row in read} == {0}  # a table does not say
     assert (read[0].nodes, read[0].tp, read[0].node_used_bytes) == (4, 4, pytest.approx(10480.7 * 2**20))
     assert read[1].global_batch is None and read[1].seconds_per_iteration is None
 

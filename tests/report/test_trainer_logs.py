@@ -372,3 +372,26 @@ def test_lines_of_an_iteration_that_is_done_again_are_counted() -> None:
     line = " iteration {}/ 100 | elapsed time per iteration (ms): {} | lm loss: 3.5E+00 |"
     log = read_log("\n".join(line.format(*values) for values in ((1, 100), (2, 100), (2, 200), (3, 100))))
     assert log.repeated == 1 and [line["seconds"] for line in log.iterations] == [0.1, 0.2, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "value"),
+    [
+        ("rank rss: 1024 MiB", "rss_max_bytes", 2**30),
+        ("node used: 1712 MiB", "node_used_bytes", 1712 * 2**20),
+        ("elapsed time per iteration (ms): 250.0", "seconds", 0.25),
+        ("train step timing in s: 2.5", "seconds", 2.5),
+        ("tokens per second: 12.5", "tokens_per_second", 12.5),
+        ("throughput per GPU (TFLOP/s/GPU): 3.5", "tflops_logged", 3.5),
+        ("approx flops per GPU: 3.5", "tflops_logged", 3.5),
+        ("total grad norm: 0.5", "grad_norm", 0.5),
+        ("params norm: 0.5", "params_norm", 0.5),
+        ("actual seqlen: 1024", "actual_seq_len", 1024),
+        ("number of nan iterations: 3", "nan_iterations", 3),
+        ("pipeline bubble: 0.25", "bubble", 0.25),
+        ("hidden communication: 0.75", "hidden_communication", 0.75),
+    ],
+)
+def test_a_figure_has_the_unit_of_the_record(written: str, key: str, value: float) -> None:
+    line = f" iteration        2/   10 | {written} | lm loss: 1.5 |\n"
+    assert read_log(line).iterations[0][key] == value

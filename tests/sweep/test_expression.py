@@ -41,6 +41,8 @@ def holds(text: str) -> bool:
         ("1 + 2 * 3 == 7 and (1 + 2) * 3 == 9 and 7 - 2 - 1 == 4 and 8 / 4 / 2 == 1", True),
         ("-layout.dp == -4 and - -2 == +2 and 7 % 4 == 3 and 1/2 == 0.5", True),
         ("1 <= layout.tp < layout.dp < 5", True),
+        ("layout.tp not   in (3, 4)", True),
+        ("'a  b' != 'a b'", True),  # blanks count within a text
         ("1 <= layout.tp > layout.dp", False),
         ("layout.tp in (1, 2, 4) and layout.tp not in [3] and layout.tp not in ()", True),
         ("layout.tp in (2,)", True),

@@ -115,7 +115,7 @@ class _Scanner:
         self.enclosed_lines: Set[int] = set()
         self.loops = 0
         self.parens = 0
-        self.open: List[Tuple[int, bool]] = []  # start of the list around each open compound command; is it a branch?
+        self.open: List[Tuple[int, bool]] = []  # of each open compound command: start of the list around, in branch?
         self.list_start = 0  # position in `commands` of the first command of the present list or pipeline
         self.next_function = ""  # the name, after ``NAME()``
         self.functions: List[str] = []  # for each open compound command, the function that it is in
@@ -270,7 +270,8 @@ class _Scanner:
     def _open_compound(self, is_branch: bool) -> None:
         outer = self.functions[-1] if self.functions else ""
         self.functions.append(self.next_function or outer)
-        self.open.append((self.list_start, is_branch or bool(self.next_function)))
+        in_branch = bool(self.open) and self.open[-1][1]
+        self.open.append((self.list_start, is_branch or bool(self.next_function) or in_branch))
         self.list_start = len(self.commands)
         self.next_function = ""
 
@@ -293,7 +294,7 @@ class _Scanner:
         self._end_word()
         if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
-            in_branch = self.after_condition or any(is_branch for _, is_branch in self.open)
+            in_branch = self.after_condition or (bool(self.open) and self.open[-1][1])
             self.commands.append(
                 Command(
                     line,

@@ -10,6 +10,7 @@ import pytest
 from fugaku_gpt.pjm.groups import fugaku_limits
 from fugaku_gpt.pjm.lint.engine import Linter, LintFinding
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, WARNING, all_rules, find_rule
+from fugaku_gpt.pjm.lint.rules.elapse import _as_time
 from fugaku_gpt.pjm.lint.undecided import NOT_DECIDED, UNDECIDED
 from tests.pjm.lint.cases import ANY, CASES, FT, LOWERED, SURE
 
@@ -204,3 +205,13 @@ def test_lines_that_are_off_on_purpose_are_one_finding() -> None:
 )
 def test_a_line_that_is_off_beside_another_value_is_off_on_purpose(lines: str, severity: str) -> None:
     assert [finding.severity for finding in findings("PJM002", FT + lines)] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (119, "119 s"), (120, "2 minutes"), (121, "0:02:01"), (3540, "59 minutes"), (3600, "1 hour"),
+     (3660, "61 minutes"), (5400, "90 minutes"), (7140, "119 minutes"), (7200, "2 hours"), (7260, "2:01:00"),
+     (86400, "24 hours"), (3601, "1:00:01")],
+)  # fmt: skip
+def test_a_limit_is_in_the_unit_that_reads_best(seconds: int, text: str) -> None:
+    assert _as_time(seconds).lstrip("0") == text.lstrip("0")

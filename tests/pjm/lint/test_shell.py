@@ -151,3 +151,9 @@ def test_shells_in_shells_end_at_some_level() -> None:
     for _ in range(9):
         text = f"sh -c {shlex.quote(text)}"
     assert [command.name for command in with_inner_commands(scan_commands(text).commands)] == ["sh"] * 5
+
+
+def test_a_command_is_in_a_branch_if_something_around_it_is() -> None:
+    text = "a\nif b; then\n(c; { d; })\nfi\n(e)\nf && g\nh() { i; }\nwhile j; do k; if l; then m; fi; n; done\no\n"
+    in_branch = {command.argv[-1].text: command.in_branch for command in scan_commands(text).commands if command.argv}
+    assert "".join(name for name in "abcdefghijklmno" if in_branch.get(name)) == "bcdgilm"

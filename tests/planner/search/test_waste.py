@@ -66,3 +66,27 @@ def test_tiles_and_tensor_cores_of_a_gpu() -> None:
     assert "hidden/heads 122 is no multiple of 8" in _only_finding(findings, "hidden/heads")
     assert "in waves of 108" in _only_finding(findings, "layers' products")
     assert not [finding for finding in findings if "nodes" in finding]
+
+
+def test_each_width_that_does_not_fill_vectors_has_a_line() -> None:
+    """Vectors of 16: 18 are 32, 72 are 80, and of 100 / 4 = 25 columns of the vocabulary 32."""
+    shape = [
+        "model.hidden=288",
+        "model.heads=16",
+        "model.ffn_hidden=400",
+        "model.vocab_size=100",
+        "model.vocab_multiple=1",
+    ]
+    lines = [line for line in _waste("a64fx", *EVEN, *shape) if "512-bit vectors" in line]
+    assert [line.partition(" is no multiple of 16 (512-bit vectors): ")[::2] for line in lines] == [
+        ("hidden/heads 18", "77.8% of them empty"),
+        ("hidden/TP 72", "11.1% of them empty"),
+        ("4*hidden/TP 100", "12.0% of them empty"),
+        ("vocab/TP 25", "28.0% of them empty"),
+    ]
+
+
+def test_each_width_that_misses_the_tensor_cores_has_a_line() -> None:
+    shape = ["model.hidden=240", "model.heads=20", "model.vocab_size=100", "model.vocab_multiple=1", "layout.tp=4"]
+    lines = [line.partition(" is no multiple of 8")[0] for line in _waste("a100", *shape) if "tensor cores" in line]
+    assert lines == ["hidden/heads 12", "hidden/TP 60", "vocab/TP 25"]

@@ -53,3 +53,13 @@ def test_a_table_without_a_required_column_is_refused(tmp_path: Path) -> None:
         read_table(file)
     with pytest.raises(UsageError, match="cannot be read"):
         read_table(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("True", True), ("yes", True), ("1", True), ("1.0", True), ("FALSE", False), ("no", False), ("0", False),
+     ("0.0", False)],
+)  # fmt: skip
+def test_flags_are_written_in_several_ways(text: str, value: bool) -> None:
+    assert row(recompute=text).recompute is value
+    assert row(tcmalloc=text).tcmalloc is value

@@ -44,6 +44,7 @@ def test_a_costly_toggle_is_named_where_it_costs_and_only_there() -> None:
         config = load_run_config(None, "124m", [*overrides, f"job.nodes={nodes}", f"layout.dp={nodes}"], check=False)
         costly = costly_toggles(machine, run_to_row(config, machine))
         assert costly_toggles(machine, replace(run_to_row(config, machine), tcmalloc=False)) == []
+        assert costly_toggles(machine, replace(run_to_row(config, machine), hardware="another")) == []
         return costly
 
     assert row(16) == []
