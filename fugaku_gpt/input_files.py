@@ -36,20 +36,36 @@ def read_stream(stream: BinaryIO, limit: Limit, name: str) -> bytes:
     Raises:
         OSError: it is longer than its limit, which the error states with this name.
     """
-    content = b"".join(blocks_of(stream, limit.value + 1))
+    content = b"".join(blocks_of(stream, limit.value + 1, _size_of(stream) + 1))
     if len(content) > limit.value:
         raise OSError(errno.EFBIG, f"it is longer than {limit}, the limit of {limit.of}", name)
     return content
 
 
-def blocks_of(stream: BinaryIO, most: int) -> Iterator[bytes]:
-    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file."""
+def blocks_of(stream: BinaryIO, most: int, size: int = _BLOCK) -> Iterator[bytes]:
+    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file.
+
+    Args:
+        size: bytes of the first block, if it is less than that of others.
+    """
+    size = min(size, _BLOCK)
     while most > 0:
-        block = stream.read(min(most, _BLOCK))
+        block = stream.read(min(most, size))
+        size = _BLOCK
         if not block:
             return
         most -= len(block)
         yield block
+
+
+def _size_of(stream: BinaryIO) -> int:
+    """The size of a file in bytes; that of a large block for a stream that is none. To read a small file in a large
+    block takes longer than all else, since the memory of the block is requested anew each time."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # a stream in memory
+        return _BLOCK
+    return status.st_size if stat.S_ISREG(status.st_mode) and status.st_size else _BLOCK
 
 
 def read_text(path: Union[str, Path], limit: Limit, errors: str = "strict", encoding: str = "utf-8") -> str:
