@@ -28,7 +28,7 @@ def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path
     """
     folder = Path(file).parent
     resolved: Dict[str, Tree] = dict(settings)
-    if folder in (Path("."), base) or _is_record(Path(file)):
+    if folder in (Path("."), base) or is_record(Path(file)):
         return resolved
     for key in PATH_KEYS:
         value = settings.get(key)
@@ -39,9 +39,15 @@ def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path
     return resolved
 
 
-def _is_record(file: Path) -> bool:
+def is_record(file: Path) -> bool:
     """True for the configuration in a run directory: its paths are as the run had them, from the present folder."""
-    return file.name == "config.yaml" and any(file.parent.glob(".claim.*"))
+    if file.name != "config.yaml":
+        return False
+    try:
+        with os.scandir(file.parent) as children:
+            return any(child.name.startswith(".claim.") for child in children)
+    except OSError:
+        return False
 
 
 def _from(folder: Path, path: Scalar, base: Optional[Path]) -> Scalar:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from fugaku_gpt.config import changed_settings, load_run_config, readable_settings
+from fugaku_gpt.config import readable_settings
+from fugaku_gpt.config.recorded import load_recorded
 from fugaku_gpt.config.tree import flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
@@ -154,8 +155,8 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     settings: Dict[str, Any] = {}
     size = ""
     try:
-        config = load_run_config(directory.config_file)
-        settings, size = changed_settings(config), size_name(config.model)
+        recorded = load_recorded(directory.config_file)
+        settings, size = recorded.settings, size_name(recorded.config.model)
     except ConfigError as error:
         if not directory.path.is_dir():
             return None
@@ -167,7 +168,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     environment = _read_or_report(directory.environment, problems) or {}
     entry = _read_or_report(lambda: read_sweep_entry(directory.path), problems)
     history = _read_or_report(lambda: read_history(directory.path), problems)
-    last = last_line(directory.metrics_file, "iteration") or {}
+    last = (last_line(directory.metrics_file, "iteration") if result is None else None) or {}
     status, reason = UNFINISHED, ""
     if result is not None:
         status, reason = result.status, result.reason
