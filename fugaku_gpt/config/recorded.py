@@ -20,9 +20,9 @@ from fugaku_gpt.config.load import (
     section_values,
     valid_keys,
 )
-from fugaku_gpt.config.paths import PATH_KEYS, is_record
+from fugaku_gpt.config.paths import PATH_KEYS, has_relative_paths, is_record
 from fugaku_gpt.config.schema import RunConfig
-from fugaku_gpt.config.tree import parse_sections, read_yaml_text
+from fugaku_gpt.config.tree import flatten, parse_sections, parse_yaml, read_yaml_text
 from fugaku_gpt.config.values import BadValue
 
 _LONGEST_TEXT = 16_384  # characters of a text that is remembered; the trainer's have 2,500
@@ -57,7 +57,8 @@ def load_recorded(file: Path) -> Recorded:
     if recorded is not None and (recorded.is_portable or is_record(file)):
         return recorded._replace(is_portable=True)
     config = load_run_config(file)
-    return Recorded(config, changed_settings(config), not _has_relative_paths(config) or is_record(file))
+    is_portable = is_record(file) or not has_relative_paths(dict(flatten(parse_yaml(text, str(file)))))
+    return Recorded(config, changed_settings(config), is_portable)
 
 
 @lru_cache(maxsize=_TEXTS)
@@ -75,7 +76,7 @@ def _of_text(text: str) -> Optional[Recorded]:
     changed: Dict[str, Any] = {}
     for name in _section_types():  # in the order of the schema
         changed.update(sections[name].changed if name in sections else {})
-    return Recorded(config, changed, not _has_relative_paths(config))
+    return Recorded(config, changed, not _names_relative_paths(config))
 
 
 def _section_texts(text: str) -> List[str]:
@@ -112,7 +113,7 @@ def _section_types() -> Dict[str, Any]:
     return get_type_hints(RunConfig)
 
 
-def _has_relative_paths(config: RunConfig) -> bool:
+def _names_relative_paths(config: RunConfig) -> bool:
     for key in PATH_KEYS:
         section, _, leaf = key.partition(".")
         value = getattr(getattr(config, section), leaf)
