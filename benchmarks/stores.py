@@ -208,7 +208,7 @@ def metric_lines(row: int, repeat: int) -> List[Dict[str, Any]]:
 
 
 def environment_of(ranks: int) -> Dict[str, Any]:
-    """What rank 0 records of the environment."""
+    """The environment as rank 0 records it."""
     affinity = list(range(12))
     return {
         "version": 1,

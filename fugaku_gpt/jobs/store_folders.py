@@ -98,7 +98,7 @@ def _is_unchanged(folder: str, entry: Entry) -> bool:
 
 @lru_cache(maxsize=1024)
 def _names_of(files: int) -> Optional[Tuple[str, ...]]:
-    """Endings that make a run's path that of its folder and of each of its files; None if these bits do not name them."""
+    """Endings that make a run's path that of its folder and of each of its files; None if the bits are no files."""
     if not 0 <= files < _HAS_BELOW:
         return None
     return ("", *(f"/{name}" for name in FILES if _BITS[name] & files))

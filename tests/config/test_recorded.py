@@ -29,7 +29,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def outcome(load: "object", file: Path) -> object:
-    """What a loader returns: a configuration, or the message of its error."""
+    """Return the configuration that a loader returns, or the message of its error."""
     try:
         return load(file)  # type: ignore[operator]
     except ConfigError as error:
