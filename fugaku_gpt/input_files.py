@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import stat
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO, Iterator, Union, cast
 from fugaku_gpt.limits import WAIT_FOR_PIPE, Limit
 
 _BLOCK = 2**20  # bytes of the rest of a long line that are read at once
+_LINE_END = re.compile(rb"\n|\r(?!\n)")
 _LONGEST_NAME = 255  # bytes, in every file system of a cluster
 
 
@@ -100,6 +102,32 @@ def lines_of_file(path: Union[str, Path], limit: Limit) -> Iterator[str]:
                 is_cut = len(rest) == _BLOCK and not rest.endswith("\n")
 
 
+def start_of_last_lines(stream: BinaryIO, lines: int, block: int = 2**16) -> int:
+    """Return the position at which the last lines of a file begin; ends of lines are those of :meth:`bytes.splitlines`.
+
+    The file is read from its end, a block at a time, and no further than these lines.
+
+    Raises:
+        OSError: it cannot be read, or is no file but a pipe.
+    """
+    if not stream.seekable():
+        raise OSError(errno.ESPIPE, "it is a pipe, which has no end to begin at", str(stream.name))
+    size = end = stream.seek(0, os.SEEK_END)
+    if lines <= 0:
+        return size
+    while end > 0:
+        start = max(0, end - block)
+        stream.seek(start)
+        content = stream.read(end - start + 1)  # one byte more: a return before a newline ends no line
+        ends = [match.end() for match in _LINE_END.finditer(content) if match.start() < end - start]
+        starts = [start + position for position in ends if start + position < size]
+        if len(starts) >= lines:
+            return starts[-lines]
+        lines -= len(starts)
+        end = start
+    return 0
+
+
 def open_file(path: Union[str, Path]) -> BinaryIO:
     """Open a file to read it.
 
@@ -147,7 +175,7 @@ class _Pipe(io.RawIOBase):
     """The bytes that another process writes into a pipe; waits for them, but not for ever."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        self._descriptor, self._name, self._is_empty = descriptor, name, True
+        self._descriptor, self.name, self._is_empty = descriptor, name, True
 
     def readable(self) -> bool:
         """Whether it can be read: always."""
@@ -165,11 +193,11 @@ class _Pipe(io.RawIOBase):
             except BlockingIOError:
                 if not select.select([self._descriptor], [], [], WAIT_FOR_PIPE.value)[0]:
                     raise OSError(
-                        errno.ETIMEDOUT, f"it is a pipe that was silent for {WAIT_FOR_PIPE}", self._name
+                        errno.ETIMEDOUT, f"it is a pipe that was silent for {WAIT_FOR_PIPE}", self.name
                     ) from None
                 continue
             if count == 0 and self._is_empty:
-                raise OSError(errno.EINVAL, "it is a pipe that nobody writes, not a file", self._name)
+                raise OSError(errno.EINVAL, "it is a pipe that nobody writes, not a file", self.name)
             self._is_empty = False
             return count
 
