@@ -266,10 +266,11 @@ class _Scanner:
         ]
 
     def _end_command(self) -> None:
-        self._end_word()
+        if self.word_at is not None:
+            self._end_word()
         if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
-            in_branch = self.after_and_or or any(is_branch for _, is_branch in self.open)
+            in_branch = self.after_and_or or (bool(self.open) and any(is_branch for _, is_branch in self.open))
             self.commands.append(
                 Command(
                     line,
@@ -286,8 +287,9 @@ class _Scanner:
                     self.functions[-1] if self.functions else "",
                 )  # fmt: skip
             )
+            self._new_command()
         self.after_and_or = False
-        self._new_command()
+        self.redirect, self.command_at = "", None
 
     def _scan_operator(self, raw: str) -> None:
         if raw in _REDIRECTIONS:
