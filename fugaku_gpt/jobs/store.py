@@ -9,13 +9,12 @@ the run's ``problem`` reports it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from fugaku_gpt import __version__
 from fugaku_gpt.config import RunConfig, config_values, readable_settings
@@ -24,6 +23,7 @@ from fugaku_gpt.config.tree import flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.store_folders import FILES, find_run_folders
+from fugaku_gpt.machine.garbage_collection import gc_suspended
 from fugaku_gpt.records.files import leftovers
 from fugaku_gpt.records.index import FILE, LineWriter, file_system_time_ns, read_index, write_index
 from fugaku_gpt.records.job import read_history
@@ -100,7 +100,7 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
     """
     if not store.is_dir():
         raise UsageError(f"{store}: no such folder; give a folder of run directories")
-    with _without_collections():
+    with gc_suspended():
         started = file_system_time_ns(store)
         schema = _schema()
         indexed = read_index(store, schema, _record_of_line, started) if use_index else {}
@@ -126,18 +126,6 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
             with contextlib.suppress(OSError):  # a read-only store is listed as well
                 write_index(store, schema, started, lines)
         return Listing(runs, read)
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Keep the garbage collector from going through hundreds of thousands of records, all of which stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def reindex(store: Path) -> Tuple[Listing, int]:

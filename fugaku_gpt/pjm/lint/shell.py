@@ -21,6 +21,9 @@ _TOKEN = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
+# a line of plain words, the first of which assigns nothing: most lines of long scripts, scanned without their tokens
+_PLAIN_LINE = re.compile(r"[ \t]*([^\s'\"\\$`|&;()<>#=]+)(?:[ \t]+[^\s'\"\\$`|&;()<>#]+)*[ \t]*\n")
+_PLAIN_WORD = re.compile(r"[^\s]+")
 _IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
 _BRACKET_MARKS = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
@@ -30,6 +33,7 @@ _OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 _LOOPS = {"for", "while", "until", "select"}
 _CLOSERS = {"fi", "done", "esac", "}"}
 _LEADERS = {"if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "fi", "done", "esac", "}"}
+_KEYWORDS = {"function", *_OPENERS, *_CLOSERS, *_LEADERS}
 _MAX_FAILURES = 8  # searches for closing brackets up to the end of the file; the limit keeps the scan linear
 
 
@@ -127,6 +131,8 @@ class _Scanner:
     def run(self) -> Body:
         text, match, size = self.text, _TOKEN.match, len(self.text)
         while self.position < size:
+            if self.position == self.line_start and self._scan_plain_line():
+                continue
             token = match(text, self.position)
             assert token is not None  # `other` takes any character
             kind, raw = token.lastgroup, token.group()
@@ -170,6 +176,26 @@ class _Scanner:
                 self._add_piece(raw, raw)
         self._end_command()
         return Body(tuple(self.commands), self.enclosed_lines)
+
+    def _scan_plain_line(self) -> bool:
+        """Scan a line of plain words at its start as one command; returns whether it is one."""
+        if self.word_at is not None or self.argv or self.settings or self.redirections or self.redirect:
+            return False
+        match = _PLAIN_LINE.match(self.text, self.position)
+        if match is None or match[1] in _KEYWORDS or self.heredocs or self.command_at is not None:
+            return False
+        start = self.line_start - 1
+        words = _PLAIN_WORD.finditer(self.text, self.position, match.end())
+        self.argv = [Word(word[0], word[0], self.line, word.start() - start) for word in words]
+        self.command_at = (self.line, self.argv[0].column)
+        self._end_command()
+        self.list_start = len(self.commands)
+        self.line += 1
+        self.position = self.line_start = match.end()
+        idle = _IDLE_LINES.match(self.text, self.position)
+        if idle:
+            self._advance(idle.group())
+        return True
 
     def _advance(self, raw: str) -> None:
         breaks = raw.count("\n")
