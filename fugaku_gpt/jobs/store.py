@@ -25,7 +25,7 @@ from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.store_folders import FILES, find_run_folders
 from fugaku_gpt.machine.garbage_collection import gc_suspended
 from fugaku_gpt.records.files import leftovers
-from fugaku_gpt.records.index import FILE, LineWriter, file_system_time_ns, read_index, write_index
+from fugaku_gpt.records.index import FILE, LineWriter, file_system_time_ns, is_settled, read_index, write_index
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import REFUSED, RunDirectory, last_line
 from fugaku_gpt.records.sweep import ATTEMPTS, read_sweep_entry
@@ -119,7 +119,7 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
             if record is None:  # moved away in the meantime
                 continue
             runs.append(record)
-            if started is not None and is_portable and _is_final(record) and folder.is_settled(started):
+            if started is not None and is_portable and _is_final(record) and is_settled(folder.newest_ns, started):
                 values = _values_of(record)
                 lines.append(writer.line(record.run, folder.files, folder.fingerprint, values, record.settings))
         if started is not None and lines != [entry.line for entry in indexed.values()]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from fugaku_gpt.records.index import Entry, fingerprint_of, is_settled
+from fugaku_gpt.records.index import Entry, fingerprint_of, newest_change_ns
 from fugaku_gpt.records.job import EXIT_DIR, JOB_FILE
 from fugaku_gpt.records.sweep import ATTEMPTS
 
@@ -29,17 +29,13 @@ class RunFolder(NamedTuple):
         path: below the store.
         files: bits of the present ones of ``FILES``, and of runs below it.
         fingerprint: of the folder and these files.
-        stats: of the same; empty if the fingerprint is that of the index.
+        newest_ns: time of the last change of any of these; 0 if the fingerprint is that of the index.
     """
 
     path: str
     files: int
     fingerprint: str
-    stats: Tuple[os.stat_result, ...]
-
-    def is_settled(self, since_ns: int) -> bool:
-        """Whether the files were last changed well before that time."""
-        return is_settled(self.stats, since_ns)
+    newest_ns: int
 
 
 def find_run_folders(store: Path, indexed: Mapping[str, Entry]) -> List[RunFolder]:
@@ -73,7 +69,7 @@ def _walk(store: str, path: str, depth: int, indexed: Mapping[str, Entry]) -> It
         path_below = f"{path}/{name}" if path else name
         entry_of_run = indexed.get(path_below)
         if entry_of_run is not None and _is_unchanged(f"{store}/{path_below}", entry_of_run):
-            yield RunFolder(path_below, entry_of_run.files, entry_of_run.fingerprint, ())
+            yield RunFolder(path_below, entry_of_run.files, entry_of_run.fingerprint, 0)
         else:
             yield from _walk(store, path_below, depth - 1, indexed)
 
@@ -82,7 +78,7 @@ def _run_folder(path: str, own: os.stat_result, stats: Dict[str, os.stat_result]
     # a store that is itself a run: the index is in its folder, and changes the folder's time
     in_order = ([own] if path else []) + [stats[name] for name in FILES if name in stats]
     files = sum(_BITS[name] for name in stats) + (_HAS_BELOW if has_below else 0)
-    return RunFolder(path or ".", files, fingerprint_of(in_order), tuple(in_order))
+    return RunFolder(path or ".", files, fingerprint_of(in_order), newest_change_ns(in_order))
 
 
 def _is_unchanged(folder: str, entry: Entry) -> bool:

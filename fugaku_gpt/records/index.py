@@ -62,9 +62,14 @@ def fingerprint_of(stats: Iterable[os.stat_result]) -> str:
     return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
 
 
-def is_settled(stats: Iterable[os.stat_result], since_ns: int) -> bool:
-    """True if all were last changed well before ``since_ns``, so that a later change shows in the fingerprint."""
-    return all(max(one.st_mtime_ns, one.st_ctime_ns) < since_ns - TICK_NS for one in stats)
+def newest_change_ns(stats: Iterable[os.stat_result]) -> int:
+    """The time of the last change of any of a run's folder and files, or of their status."""
+    return max(max(one.st_mtime_ns, one.st_ctime_ns) for one in stats)
+
+
+def is_settled(newest_ns: int, since_ns: int) -> bool:
+    """True if the last change was well before ``since_ns``, so that a later one shows in the fingerprint."""
+    return newest_ns < since_ns - TICK_NS
 
 
 def file_system_time_ns(folder: Path) -> Optional[int]:
