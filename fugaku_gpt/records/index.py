@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import os
+import struct
 import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
@@ -35,6 +36,9 @@ VERSION = 2
 TICK_NS = 2_000_000_000
 
 Record = Any
+_STAMP = struct.Struct(
+    "<QqqQ"
+).pack  # size, time of change, time of change of the status (they may be before 1970), inode
 
 
 class Entry(NamedTuple):
@@ -58,8 +62,8 @@ MakeRecord = Callable[[str, List[Any], Dict[str, Any]], Record]
 
 def fingerprint_of(stats: Iterable[os.stat_result]) -> str:
     """Compute the fingerprint of a run's folder and files, in a fixed order."""
-    text = ";".join([f"{one.st_size},{one.st_mtime_ns},{one.st_ctime_ns},{one.st_ino}" for one in stats])
-    return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+    packed = b"".join([_STAMP(one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for one in stats])
+    return hashlib.blake2b(packed, digest_size=16).hexdigest()
 
 
 def newest_change_ns(stats: Iterable[os.stat_result]) -> int:
