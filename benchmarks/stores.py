@@ -61,15 +61,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--store", type=Path, help="keep the store here; one that is there is used as it is")
-    parser.add_argument("--only", help="names of calls, such as find,ls")
+    parser.add_argument("--store", type=Path, help="Keep the store here; one that is there is used as it is.")
+    parser.add_argument("--only", help="Names of calls, such as find,ls.")
     parser.add_argument("--samples", type=Path)
     options = parser.parse_args(argv)
     if options.runs < 1 or options.turns < 1:
         parser.error("--runs and --turns are at least 1")
     scratch = tempfile.mkdtemp(prefix="stores-")
     try:
-        store = options.store if options.store is not None else Path(scratch) / "runs"
+        store = options.store.absolute() if options.store is not None else Path(scratch) / "runs"
         if not store.exists():
             make_store(store, options.runs)
             time.sleep(SETTLED_SECONDS)
@@ -126,7 +126,7 @@ def timed(command: Sequence[str]) -> Sample:
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=ROOT)  # as `-m` finds it
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
     if process.returncode != 0:
