@@ -207,8 +207,9 @@ def make(lock: Lock, made: Mapping[str, Sequence[LockedPackage]]) -> Dict[str, s
     base = [package for package in packages if package not in cuda]
     pins = " and ".join(f"{pin}.txt" for pin in lock.pins)
     besides = "".join(f", beside {other}.lock" for other in lock.beside)
+    needed = " with what they need" if lock.has_dependencies else ""
     heading = (
-        f"All packages of {pins}{' with what they need' * lock.has_dependencies}{besides}, by hashes: CPython {', '.join(lock.pythons)} on Linux,\n"
+        f"All packages of {pins}{needed}{besides}, by hashes: CPython {', '.join(lock.pythons)} on Linux,\n"
         f"{' and '.join(lock.machines)}. Made by `make locks`; installed by env/install_locked.sh."
     )
     texts = {f"{lock.name}.lock": format_lock(base, heading)}

@@ -15,9 +15,13 @@ def harmless(text: str) -> str:
     """Escape what a terminal or an editor would obey instead of showing: control characters except ends of lines and
     tabs, marks that turn the direction of writing, and bytes that are no text. Spaces of every script, and the joiners
     that scripts and emoji are written with, stay."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
+    if text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable():
         return text
-    return "".join(mark if mark.isprintable() or _is_plain(mark) else repr(mark)[1:-1] for mark in text)
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+
+
+def _escaped(line: str) -> str:
+    return "".join(mark if mark.isprintable() or _is_plain(mark) else repr(mark)[1:-1] for mark in line)
 
 
 def _is_plain(mark: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import stat
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO, Iterator, Union, cast
 from fugaku_gpt.limits import WAIT_FOR_PIPE, Limit
 
 _BLOCK = 2**20  # bytes of the rest of a long line that are read at once
+_LINE_END = re.compile(rb"\n|\r(?!\n)")
 _LONGEST_NAME = 255  # bytes, in every file system of a cluster
 
 
@@ -36,20 +38,36 @@ def read_stream(stream: BinaryIO, limit: Limit, name: str) -> bytes:
     Raises:
         OSError: it is longer than its limit, which the error states with this name.
     """
-    content = b"".join(blocks_of(stream, limit.value + 1))
+    content = b"".join(blocks_of(stream, limit.value + 1, _size_of(stream) + 1))
     if len(content) > limit.value:
         raise OSError(errno.EFBIG, f"it is longer than {limit}, the limit of {limit.of}", name)
     return content
 
 
-def blocks_of(stream: BinaryIO, most: int) -> Iterator[bytes]:
-    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file."""
+def blocks_of(stream: BinaryIO, most: int, size: int = _BLOCK) -> Iterator[bytes]:
+    """Yield the next bytes of a stream, ``most`` at most: a single read would take that much memory for any file.
+
+    Args:
+        size: bytes of the first block, if it is less than that of others.
+    """
+    size = min(size, _BLOCK)
     while most > 0:
-        block = stream.read(min(most, _BLOCK))
+        block = stream.read(min(most, size))
+        size = _BLOCK
         if not block:
             return
         most -= len(block)
         yield block
+
+
+def _size_of(stream: BinaryIO) -> int:
+    """The size of a file in bytes; that of a large block for a stream that is none. To read a small file in a large
+    block takes longer than all else, since the memory of the block is requested anew each time."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # a stream in memory
+        return _BLOCK
+    return status.st_size if stat.S_ISREG(status.st_mode) and status.st_size else _BLOCK
 
 
 def read_text(path: Union[str, Path], limit: Limit, errors: str = "strict", encoding: str = "utf-8") -> str:
@@ -82,6 +100,32 @@ def lines_of_file(path: Union[str, Path], limit: Limit) -> Iterator[str]:
             while is_cut:
                 rest = stream.readline(_BLOCK)
                 is_cut = len(rest) == _BLOCK and not rest.endswith("\n")
+
+
+def start_of_last_lines(stream: BinaryIO, lines: int, block: int = 2**16) -> int:
+    """Return the position at which the last lines of a file begin; ends of lines are those of :meth:`bytes.splitlines`.
+
+    The file is read from its end, a block at a time, and no further than these lines.
+
+    Raises:
+        OSError: it cannot be read, or is no file but a pipe.
+    """
+    if not stream.seekable():
+        raise OSError(errno.ESPIPE, "it is a pipe, which has no end to begin at", str(stream.name))
+    size = end = stream.seek(0, os.SEEK_END)
+    if lines <= 0:
+        return size
+    while end > 0:
+        start = max(0, end - block)
+        stream.seek(start)
+        content = stream.read(end - start + 1)  # one byte more: a return before a newline ends no line
+        ends = [match.end() for match in _LINE_END.finditer(content) if match.start() < end - start]
+        starts = [start + position for position in ends if start + position < size]
+        if len(starts) >= lines:
+            return starts[-lines]
+        lines -= len(starts)
+        end = start
+    return 0
 
 
 def open_file(path: Union[str, Path]) -> BinaryIO:
@@ -131,7 +175,7 @@ class _Pipe(io.RawIOBase):
     """The bytes that another process writes into a pipe; waits for them, but not for ever."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        self._descriptor, self._name, self._is_empty = descriptor, name, True
+        self._descriptor, self.name, self._is_empty = descriptor, name, True
 
     def readable(self) -> bool:
         """Whether it can be read: always."""
@@ -149,11 +193,11 @@ class _Pipe(io.RawIOBase):
             except BlockingIOError:
                 if not select.select([self._descriptor], [], [], WAIT_FOR_PIPE.value)[0]:
                     raise OSError(
-                        errno.ETIMEDOUT, f"it is a pipe that was silent for {WAIT_FOR_PIPE}", self._name
+                        errno.ETIMEDOUT, f"it is a pipe that was silent for {WAIT_FOR_PIPE}", self.name
                     ) from None
                 continue
             if count == 0 and self._is_empty:
-                raise OSError(errno.EINVAL, "it is a pipe that nobody writes, not a file", self._name)
+                raise OSError(errno.EINVAL, "it is a pipe that nobody writes, not a file", self.name)
             self._is_empty = False
             return count
 

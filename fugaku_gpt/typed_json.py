@@ -6,7 +6,7 @@ import math
 from collections import abc
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
-from typing import Any, Dict, Mapping, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Callable, Dict, Mapping, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fugaku_gpt.limits import cut
 
@@ -28,13 +28,12 @@ def record_of(kind: Type[T], values: Mapping[str, Any]) -> T:
     """
     if not isinstance(values, abc.Mapping):
         raise TypeError("not a JSON object")
-    hints = _hints(kind)  # type: ignore[arg-type]
     arguments: Dict[str, Any] = {}
-    for spec in fields(kind):  # type: ignore[arg-type]
-        if spec.name in values:
-            arguments[spec.name] = value_of(hints[spec.name], values[spec.name], spec.name)
-        elif spec.default is MISSING and spec.default_factory is MISSING:
-            raise KeyError(spec.name)
+    for name, is_required, convert in _fields(kind):  # type: ignore[arg-type]
+        if name in values:
+            arguments[name] = convert(values[name], name)
+        elif is_required:
+            raise KeyError(name)
     return kind(**arguments)
 
 
@@ -44,28 +43,7 @@ def value_of(hint: Any, value: Any, name: str) -> Any:
     Raises:
         ValueError: it is not of this type, or is a number that nothing has; the message begins with ``name``.
     """
-    origin, parameters = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin is Union:
-        others = [parameter for parameter in parameters if parameter is not type(None)]
-        return None if value is None and len(others) < len(parameters) else value_of(others[0], value, name)
-    if origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(value_of(parameters[0], item, name) for item in value)
-    if origin in (dict, abc.Mapping) and isinstance(value, dict):
-        return {key: value_of(parameters[1], item, f"{name}.{key}") for key, item in value.items()}
-    if is_dataclass(hint) and isinstance(value, dict):
-        return record_of(hint, value)  # type: ignore[arg-type]
-    if hint is str and isinstance(value, str):
-        return value
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is int and is_number(value) and isinstance(value, int):
-        return value
-    if hint is float and is_number(value):
-        return value
-    expected = _NAMES.get(hint) or ("a list" if origin is tuple else "an object")
-    raise ValueError(f"{name} is {cut(repr(value))}, not {expected}")
+    return _converter(hint)(value, name)
 
 
 def is_number(value: Any) -> bool:
@@ -88,6 +66,76 @@ def check_times(**times: Any) -> None:
             raise ValueError(f"{name} is {seconds:g}, not a time in seconds since 1970")
 
 
+Convert = Callable[[Any, str], Any]
+
+
 @lru_cache(maxsize=None)
-def _hints(kind: type) -> Dict[str, Any]:
-    return get_type_hints(kind)
+def _fields(kind: type) -> Tuple[Tuple[str, bool, Convert], ...]:
+    """Name of each field of a dataclass, whether it has no default, and the function that converts its value."""
+    hints = get_type_hints(kind)
+    return tuple(
+        (spec.name, spec.default is MISSING and spec.default_factory is MISSING, _converter(hints[spec.name]))
+        for spec in fields(kind)
+    )
+
+
+@lru_cache(maxsize=None)
+def _converter(hint: Any) -> Convert:
+    """The function that converts values of a type, as :func:`value_of`: types are analysed once, not for each value."""
+    origin, parameters = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value, name: value
+    if origin is Union:
+        others = [parameter for parameter in parameters if parameter is not type(None)]
+        of_value = _converter(others[0])
+        if len(others) == len(parameters):
+            return of_value
+        return lambda value, name: None if value is None else of_value(value, name)
+    if origin is tuple:
+        return _sequence_converter(parameters[0])
+    if origin in (dict, abc.Mapping):
+        return _mapping_converter(parameters[1])
+    if is_dataclass(hint):
+        return _only(dict, "an object", lambda value, name: record_of(hint, value))  # type: ignore[arg-type]
+    return _scalar_converter(hint)
+
+
+def _only(kinds: Any, expected: str, convert: Convert) -> Convert:
+    """A function that converts values of these types of JSON, and refuses others."""
+
+    def checked(value: Any, name: str) -> Any:
+        if not isinstance(value, kinds):
+            raise _unlike(value, name, expected)
+        return convert(value, name)
+
+    return checked
+
+
+def _sequence_converter(item: Any) -> Convert:
+    of_item = _converter(item)
+    return _only((list, tuple), "a list", lambda value, name: tuple([of_item(entry, name) for entry in value]))
+
+
+def _mapping_converter(item: Any) -> Convert:
+    if item is Any:
+        return _only(dict, "an object", lambda value, name: dict(value))
+    of_item = _converter(item)
+    return _only(
+        dict, "an object", lambda value, name: {key: of_item(entry, f"{name}.{key}") for key, entry in value.items()}
+    )
+
+
+def _scalar_converter(hint: Any) -> Convert:
+    expected = _NAMES.get(hint, "an object")
+
+    def scalar(value: Any, name: str) -> Any:
+        is_of_type = isinstance(value, hint) if hint in (str, bool) else is_number(value) and hint in (int, float)
+        if not is_of_type or (hint is int and not isinstance(value, int)):
+            raise _unlike(value, name, expected)
+        return value
+
+    return scalar
+
+
+def _unlike(value: Any, name: str, expected: str) -> ValueError:
+    return ValueError(f"{name} is {cut(repr(value))}, not {expected}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import pytest
 
 from fugaku_gpt import input_files, limits
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.input_files import lines_of_file, open_file, read_bytes, read_text
+from fugaku_gpt.input_files import lines_of_file, open_file, read_bytes, read_text, start_of_last_lines
 from fugaku_gpt.limits import Limit, cut
 from fugaku_gpt.typed_json import check_times, is_number, record_of
 from fugaku_gpt.versioned_json import read_versioned_json
@@ -177,3 +178,20 @@ def test_a_number_that_no_float_holds_is_no_traceback(tmp_path: Path, number: st
 
     with pytest.raises(UsageError, match=r"a\.json: not a record: .*; remove it"):
         read_versioned_json(tmp_path / "a.json", "a record", (1,), parse, mend="remove it")
+
+
+def test_the_last_lines_of_a_file_begin_where_its_lines_do(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    for _ in range(300):
+        content = b"".join(chance.choice([b"a", b"bc", b"\n", b"\r", b"\r\n", b""]) for _ in range(12))
+        (tmp_path / "a").write_bytes(content)
+        for lines in range(6):
+            with open_file(tmp_path / "a") as stream:
+                start = start_of_last_lines(stream, lines, block=chance.randint(1, 7))
+            assert content[start:] == b"".join(content.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+def test_a_pipe_has_no_last_lines(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with open_file(tmp_path / "pipe") as stream, pytest.raises(OSError, match="it is a pipe"):
+        start_of_last_lines(stream, 2)

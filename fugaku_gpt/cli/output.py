@@ -7,7 +7,7 @@ import io
 import json
 import math
 import sys
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import click
 
@@ -15,7 +15,7 @@ from fugaku_gpt.harmless import csv_cell, harmless, markdown_cell
 from fugaku_gpt.records.text import aligned
 
 
-def render_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
+def render_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], form: str) -> str:
     """Render rows in one of ``options.FORMATS``; the text ends in a newline.
 
     A missing or None value is ``-`` in tables, empty in CSV, null in JSON.
@@ -57,7 +57,10 @@ def _finite(value: Any) -> Any:
 
 
 def _joined_lines(value: Any) -> str:
-    return harmless(" ".join(str(value).splitlines())).replace("\t", " ")
+    text = str(value)
+    if text.isprintable():  # most are, in tables of millions of cells
+        return text
+    return harmless(" ".join(text.splitlines())).replace("\t", " ")
 
 
 def echo(message: Any = "", nl: bool = True, err: bool = False) -> None:

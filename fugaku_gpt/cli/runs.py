@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import click
 
@@ -73,13 +75,14 @@ def list_(
     if conclude_lost_runs(store / record.run for record in listing.runs if record.status == UNFINISHED):
         listing = list_runs(store)
     records = [record for record in listing.runs if attempts or record.attempt == 0]
-    notes = _notes_of(records, shown)
+    values = _Values(records, shown)
     if expression is not None:
-        records = [record for record in records if expression.holds(_Lookup(record, notes), record.run)]
-        notes = _notes_of(records, shown)
+        records = [record for record in records if expression.holds(values.lookup(record), record.run)]
+        values = _Values(records, shown)
     for key in reversed(ordering):
-        records = _sorted(records, key, notes)
-    rows = [{name: _cell(name, _Lookup(record, notes)(name), form) for name in shown} for record in records]
+        records = _sorted(records, key, values)
+    cells = [list(map(_cell_of(name, form), map(values.of(name), records))) for name in shown]
+    rows = (dict(zip(shown, row)) for row in (zip(*cells) if cells else [()] * len(records)))
     echo(render_rows(shown, rows, form), nl=False)
     for record in records:
         if record.problem:
@@ -139,40 +142,60 @@ def _notes_of(records: List["RunRecord"], shown: List[str]) -> Dict[str, str]:
         models.setdefault(record.size or size_of_sweep.get(record.sweep, ""), []).append(record)
     notes: Dict[str, str] = {}
     for members in models.values():
-        named = differing_settings([record.settings for record in members], {*shown, "model.name"})
-        notes.update((record.run, ", ".join(settings)) for record, settings in zip(members, named))
+        distinct = {id(record.settings): record.settings for record in members}  # runs of one configuration share them
+        named = differing_settings(list(distinct.values()), {*shown, "model.name"})
+        text_of = dict(zip(distinct, map(", ".join, named)))
+        notes.update((record.run, text_of[id(record.settings)]) for record in members)
     return notes
 
 
-class _Lookup:
-    """Maps names of expressions and columns to values of one run.
+class _Values:
+    """Values of runs by the names of expressions and columns; the notes are made if they are asked for."""
 
-    ``notes`` has the notes of each run by its path.
-    """
+    def __init__(self, records: List["RunRecord"], shown: List[str]) -> None:
+        self._records = records
+        self._shown = shown
+        self._notes: Optional[Dict[str, str]] = None
+        self._functions: Dict[str, Callable[["RunRecord"], "Value"]] = {}
 
-    def __init__(self, record: "RunRecord", notes: Dict[str, str]) -> None:
-        self._record = record
-        self._notes = notes
+    def lookup(self, record: "RunRecord") -> Callable[[str], "Value"]:
+        """The function that returns the value of a name for one run."""
+        return lambda name: self.of(name)(record)
 
-    def __call__(self, name: str) -> "Value":
+    def of(self, name: str) -> Callable[["RunRecord"], "Value"]:
+        """The function that returns the value of one name for a run."""
+        if name not in self._functions:
+            self._functions[name] = self._function(name)
+        return self._functions[name]
+
+    def _function(self, name: str) -> Callable[["RunRecord"], "Value"]:
         if name == _RANKS:
-            sizes = [self(f"layout.{axis}") for axis in ("dp", "tp", "pp")]
-            ranks = 1
-            for size in sizes:
-                ranks *= size if isinstance(size, int) else 1
-            return ranks
+            axes = [self.of(f"layout.{axis}") for axis in ("dp", "tp", "pp")]
+            return lambda record: math.prod(size for size in (of(record) for of in axes) if isinstance(size, int))
         if name == _NOTES:
-            return self._notes.get(self._record.run, "")
+            return self._note
         if name in FIGURES:
-            value: Any = self._record.figures.get(name)
-        elif "." not in name:
-            value = getattr(self._record, name)
-        else:
-            section, _, leaf = name.partition(".")
-            value = self._record.settings.get(name, getattr(getattr(_DEFAULTS, section), leaf))
-            if name in _DURATIONS and isinstance(value, str):
-                value = _seconds(value)
-        return tuple(value) if isinstance(value, list) else value
+            return lambda record: record.figures.get(name)
+        if "." not in name:
+            return attrgetter(name)
+        section, _, leaf = name.partition(".")
+        default = getattr(getattr(_DEFAULTS, section), leaf)
+        if name in _DURATIONS:
+            return lambda record: _duration(record.settings.get(name, default))
+        return lambda record: _hashable(record.settings.get(name, default))
+
+    def _note(self, record: "RunRecord") -> str:
+        if self._notes is None:
+            self._notes = _notes_of(self._records, self._shown)
+        return self._notes.get(record.run, "")
+
+
+def _hashable(value: Any) -> "Value":
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _duration(value: Any) -> "Value":
+    return _seconds(value) if isinstance(value, str) else value
 
 
 _DEFAULTS = RunConfig()
@@ -195,26 +218,34 @@ def _names(text: str, option: str, valid_names: List[str]) -> List[str]:
     return names
 
 
-def _sorted(records: List["RunRecord"], key: str, notes: Dict[str, str]) -> List["RunRecord"]:
+def _sorted(records: List["RunRecord"], key: str, values_of: _Values) -> List["RunRecord"]:
     """Sort runs by one name, stably; runs without a value come last."""
     name = key.lstrip("-")
-    values = [(_Lookup(record, notes)(name), record) for record in records]
+    of_name = values_of.of(name)
+    values = [(of_name(record), record) for record in records]
     with_value = [(value, record) for value, record in values if value is not None and value != ""]
     numbers = all(isinstance(value, (int, float)) for value, _ in with_value)
     with_value.sort(key=lambda item: item[0] if numbers else str(item[0]), reverse=key.startswith("-"))
     return [record for _, record in with_value] + [record for value, record in values if value is None or value == ""]
 
 
-def _cell(name: str, value: "Value", form: str) -> Any:
-    if value is None or value == "" or value == ():
-        return None
-    if form in ("csv", "json"):
-        return list(value) if isinstance(value, tuple) else value
-    if name in ("started", "ended") and isinstance(value, (int, float)):
-        return _clock(value)
-    if isinstance(value, float):
-        return f"{value:.4g}" if name != "last_loss" else f"{value:.4f}"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+def _cell_of(name: str, form: str) -> Callable[["Value"], Any]:
+    """The function that makes a cell of a column's value."""
+    is_raw, is_time = form in ("csv", "json"), name in ("started", "ended")
+    pattern = "{:.4f}" if name == "last_loss" else "{:.4g}"
+
+    def cell(value: "Value") -> Any:
+        if value is None or value == "" or value == ():
+            return None
+        if isinstance(value, tuple):
+            return list(value) if is_raw else ", ".join(map(str, value))
+        if is_raw or isinstance(value, str):
+            return value
+        if is_time:
+            return _clock(value)
+        return pattern.format(value) if isinstance(value, float) else value
+
+    return cell
 
 
 def _clock(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import AbstractSet, Any, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.config.paths import PATH_KEYS
@@ -49,6 +50,7 @@ def _absolute_paths(values: Sequence[Any]) -> List[List[str]]:
     lists = [[value] if isinstance(value, str) else list(value or ()) for value in values]
     absolute = sorted({path for paths in lists for path in paths if path.startswith("/")})
 
+    @lru_cache(maxsize=None)
     def absolute_form(path: str) -> str:
         candidates = [candidate for candidate in absolute if candidate.endswith(f"/{path}")]
         return candidates[0] if len(candidates) == 1 else path

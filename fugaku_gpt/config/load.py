@@ -165,16 +165,20 @@ def dump_run_config(config: RunConfig) -> str:
 
 def config_values(config: RunConfig) -> Dict[str, Dict[str, Any]]:
     """All fields of a run, section → key → value that YAML and JSON can represent (durations as H:MM:SS)."""
-    tree: Dict[str, Dict[str, Any]] = {name: dict(vars(section)) for name, section in vars(config).items()}
-    for section in tree.values():
-        for key, value in section.items():
-            if isinstance(value, tuple):
-                section[key] = list(value)
-    for key in ("elapse", "elapse_min", "stop_margin"):
-        seconds = tree["job"][key]
-        if seconds is not None and seconds == int(seconds):
-            tree["job"][key] = format_duration(seconds)
-    return tree
+    return {name: section_values(name, section) for name, section in vars(config).items()}
+
+
+def section_values(name: str, section: Any) -> Dict[str, Any]:
+    """The fields of one section of a run as :func:`config_values` has them."""
+    values: Dict[str, Any] = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in vars(section).items()
+    }
+    if name == "job":
+        for key in ("elapse", "elapse_min", "stop_margin"):
+            seconds = values[key]
+            if seconds is not None and seconds == int(seconds):
+                values[key] = format_duration(seconds)
+    return values
 
 
 def changed_settings(config: RunConfig) -> Dict[str, Any]:
@@ -182,8 +186,13 @@ def changed_settings(config: RunConfig) -> Dict[str, Any]:
 
     These settings identify a run, so that a field which is added to the schema later does not change older runs.
     """
+    return changed_of_sections(config_values(config))
+
+
+def changed_of_sections(sections: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
+    """:func:`changed_settings` of sections as :func:`config_values` has them."""
     defaults = _default_settings()
-    return {key: value for key, value in dotted_settings(config_values(config)).items() if value != defaults[key]}
+    return {key: value for key, value in dotted_settings(sections).items() if value != defaults[key]}
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,7 @@ def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path
     """
     folder = Path(file).parent
     resolved: Dict[str, Tree] = dict(settings)
-    if folder in (Path("."), base) or _is_record(Path(file)):
+    if folder in (Path("."), base) or is_record(Path(file)):
         return resolved
     for key in PATH_KEYS:
         value = settings.get(key)
@@ -39,15 +39,35 @@ def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path
     return resolved
 
 
-def _is_record(file: Path) -> bool:
+def has_relative_paths(settings: Mapping[str, Tree]) -> bool:
+    """Whether a path among settings as written depends on the folder from which it is looked up."""
+    for key in PATH_KEYS:
+        value = settings.get(key)
+        items = [value] if isinstance(value, Scalar) else value if isinstance(value, list) else []
+        if any(isinstance(item, Scalar) and not _is_fixed(item) for item in items):
+            return True
+    return False
+
+
+def is_record(file: Path) -> bool:
     """True for the configuration in a run directory: its paths are as the run had them, from the present folder."""
-    return file.name == "config.yaml" and any(file.parent.glob(".claim.*"))
+    if file.name != "config.yaml":
+        return False
+    try:
+        with os.scandir(file.parent) as children:
+            return any(child.name.startswith(".claim.") for child in children)
+    except OSError:
+        return False
 
 
 def _from(folder: Path, path: Scalar, base: Optional[Path]) -> Scalar:
-    if not path.text or is_null_text(path.text, path.is_quoted) or Path(path.text).is_absolute():
+    if _is_fixed(path):
         return path
     beside = folder / path.text
     start = base if base is not None else Path()
     is_there = any(os.path.exists(f"{start / beside}{end}") for end in ("", *_CORPUS_ENDS))
     return replace(path, text=str(beside), is_quoted=True) if is_there else path
+
+
+def _is_fixed(path: Scalar) -> bool:
+    return not path.text or is_null_text(path.text, path.is_quoted) or Path(path.text).is_absolute()

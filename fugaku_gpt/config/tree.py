@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
@@ -24,6 +25,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _INDENTED = re.compile(r"^[ \t?:-]*", re.MULTILINE)
 _WORD = r"-?[A-Za-z0-9/](?:[A-Za-z0-9_.+/,:-]*[A-Za-z0-9_.+/,-])?"
 _SECTION_LINE = re.compile(rf"([a-z_]{{1,64}}):|  ([a-z_0-9]{{1,64}}):(?: ({_WORD}|''|\[\]))?|  - ({_WORD})")
+_LONGEST_LINE = 1024  # characters of a line that is remembered
+Groups = Tuple[str, str, str, str]
+_NO_GROUPS: Groups = ("", "", "", "")
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same grammar; the C loader is 10 times faster
 
 
@@ -54,20 +58,28 @@ def read_yaml_file(path: Path) -> Dict[str, Tree]:
     Raises:
         ConfigError: the file is missing, unreadable, not UTF-8, not YAML, or not a mapping.
     """
+    return parse_yaml(read_yaml_text(path), str(path))
+
+
+def read_yaml_text(path: Path) -> str:
+    """Read the text of a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, or not UTF-8.
+    """
     try:
-        text = read_text(path, YAML_TEXT)
+        return read_text(path, YAML_TEXT)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, origin: str) -> Dict[str, Tree]:
     """Parse YAML text to a mapping; an empty text is an empty mapping. ``origin`` names the text in messages."""
-    sections = _parse_sections(text, origin)
+    sections = parse_sections(text, origin)
     if sections is not None:
         return sections
     tree = _compose(text, origin)
@@ -78,7 +90,7 @@ def parse_yaml(text: str, origin: str) -> Dict[str, Tree]:
     return tree
 
 
-def _parse_sections(text: str, origin: str) -> Optional[Dict[str, Tree]]:
+def parse_sections(text: str, origin: str) -> Optional[Dict[str, Tree]]:
     """Parse the file of a run as the trainer writes it: sections of one level, plain values, lists of these.
 
     A store has thousands of such files, on which YAML's own parser spends most of the time of a listing. None for a
@@ -90,11 +102,10 @@ def _parse_sections(text: str, origin: str) -> Optional[Dict[str, Tree]]:
     values: Dict[str, Tree] = {}
     items: Optional[List[Tree]] = None  # of the value before this line, if that was none: a list may follow
     for number, line in enumerate(text[:-1].split("\n"), start=1):
-        match = _SECTION_LINE.fullmatch(line)
-        if match is None:
+        section, key, value, item = _groups_of(line) if len(line) <= _LONGEST_LINE else _NO_GROUPS
+        if not (section or key or item):
             return None
-        section, key, value, item = match.groups()
-        if item is not None:
+        if item:
             if items is None:
                 return None
             items.append(Scalar(item, False, f"{origin}:{number}"))
@@ -113,6 +124,13 @@ def _parse_sections(text: str, origin: str) -> Optional[Dict[str, Tree]]:
         else:
             items = values[key] = []
     return None if items == [] or not all(sections.values()) else sections
+
+
+@lru_cache(maxsize=4096)
+def _groups_of(line: str) -> Groups:
+    """Section, key, value and item of a line, each empty if it has none; a store's files have most lines in common."""
+    match = _SECTION_LINE.fullmatch(line)
+    return (match[1] or "", match[2] or "", match[3] or "", match[4] or "") if match is not None else _NO_GROUPS
 
 
 def parse_override(text: str) -> Tuple[str, Tree]:

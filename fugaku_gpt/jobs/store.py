@@ -9,43 +9,37 @@ the run's ``problem`` reports it.
 from __future__ import annotations
 
 import contextlib
-import os
-from dataclasses import dataclass, field, fields
+import hashlib
+import json
+import sys
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from fugaku_gpt.config import changed_settings, load_run_config, readable_settings
+from fugaku_gpt import __version__
+from fugaku_gpt.config import RunConfig, config_values, readable_settings
+from fugaku_gpt.config.recorded import load_recorded
 from fugaku_gpt.config.tree import flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.jobs.outcome import job_outcome
+from fugaku_gpt.jobs.store_folders import FILES, find_run_folders
+from fugaku_gpt.machine.garbage_collection import gc_suspended
 from fugaku_gpt.records.files import leftovers
-from fugaku_gpt.records.index import (
-    FILE,
-    Entries,
-    Fingerprint,
-    file_system_time_ns,
-    fingerprint_of,
-    is_settled,
-    read_index,
-    write_index,
-)
-from fugaku_gpt.records.job import EXIT_DIR, JOB_FILE, read_history
+from fugaku_gpt.records.index import FILE, LineWriter, file_system_time_ns, is_settled, read_index, write_index
+from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import REFUSED, RunDirectory, last_line
 from fugaku_gpt.records.sweep import ATTEMPTS, read_sweep_entry
+from fugaku_gpt.typed_json import LATEST
 
 UNFINISHED = "unfinished"  # neither a result nor a job: still running, or killed
-MAX_DEPTH = 4  # levels of folders below a store that are searched: a folder of stores, a sweep, attempts, a run
-_FILES = ("config.yaml", "sweep.json", "environment.json", "metrics.jsonl", "result.json", JOB_FILE, EXIT_DIR)
 FIGURES = (
     "seconds_per_iteration", "tokens_per_second", "tflops_notes", "tflops_exact", "node_used_bytes", "rss_max_bytes",
     "first_loss", "last_loss", "first_validation_loss", "last_validation_loss",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """A summary of one run directory.
+class RunRecord(NamedTuple):
+    """A summary of one run directory, which nobody may change: runs share their settings.
 
     Attributes:
         run: path below the store.
@@ -70,10 +64,10 @@ class RunRecord:
     repeat: int = 0
     attempt: int = 0
     digest: str = ""
-    settings: Dict[str, Any] = field(default_factory=dict)
+    settings: Dict[str, Any] = {}
     size: str = ""
     iterations: int = 0
-    figures: Dict[str, Any] = field(default_factory=dict)
+    figures: Dict[str, Any] = {}
     started: Optional[float] = None
     ended: Optional[float] = None
     scheduler: str = ""
@@ -83,8 +77,7 @@ class RunRecord:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The contents of a store.
 
     Attributes:
@@ -107,25 +100,32 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
     """
     if not store.is_dir():
         raise UsageError(f"{store}: no such folder; give a folder of run directories")
-    started = file_system_time_ns(store)
-    indexed = read_index(store) if use_index else {}
-    entries: Entries = {}
-    runs: List[RunRecord] = []
-    read = 0
-    for path, fingerprint in sorted(_walk(store, "", MAX_DEPTH)):
-        record = _indexed_record(indexed, path, fingerprint)
-        if record is None:
-            record = read_record(store, path)
+    with gc_suspended():
+        started = file_system_time_ns(store)
+        schema = _schema()
+        indexed = read_index(store, schema, _record_of_line, started) if use_index else {}
+        lines: List[bytes] = []
+        runs: List[RunRecord] = []
+        read = 0
+        writer = LineWriter()
+        for folder in find_run_folders(store, indexed):
+            entry = indexed.get(folder.path)
+            if entry is not None and entry.fingerprint == folder.fingerprint and entry.files == folder.files:
+                runs.append(entry.record)
+                lines.append(entry.line)
+                continue
+            record, is_portable = _read(store, folder.path)
             read += 1
-        if record is None:  # moved away in the meantime
-            continue
-        runs.append(record)
-        if started is not None and _is_final(record) and is_settled(fingerprint, started):
-            entries[path] = (fingerprint, vars(record))
-    if started is not None and entries != indexed:
-        with contextlib.suppress(OSError):  # a read-only store is listed as well
-            write_index(store, entries)
-    return Listing(runs, read)
+            if record is None:  # moved away in the meantime
+                continue
+            runs.append(record)
+            if started is not None and is_portable and _is_final(record) and is_settled(folder.newest_ns, started):
+                values = _values_of(record)
+                lines.append(writer.line(record.run, folder.files, folder.fingerprint, values, record.settings))
+        if started is not None and lines != [entry.line for entry in indexed.values()]:
+            with contextlib.suppress(OSError):  # a read-only store is listed as well
+                write_index(store, schema, started, lines)
+        return Listing(runs, read)
 
 
 def reindex(store: Path) -> Tuple[Listing, int]:
@@ -149,16 +149,21 @@ def reindex(store: Path) -> Tuple[Listing, int]:
 
 def read_record(store: Path, path: str) -> Optional[RunRecord]:
     """Read the summary of one run directory; None if it does not exist (any more)."""
+    return _read(store, path)[0]
+
+
+def _read(store: Path, path: str) -> Tuple[Optional[RunRecord], bool]:
+    """Read a summary; returns too whether it would be the same if the store was elsewhere."""
     directory = RunDirectory(store / path)
     problems: List[str] = []
     settings: Dict[str, Any] = {}
-    size = ""
+    size, is_portable = "", True
     try:
-        config = load_run_config(directory.config_file)
-        settings, size = changed_settings(config), size_name(config.model)
+        recorded = load_recorded(directory.config_file)
+        settings, size, is_portable = recorded.settings, size_name(recorded.config.model), recorded.is_portable
     except ConfigError as error:
         if not directory.path.is_dir():
-            return None
+            return None, False
         problems.append(str(error).splitlines()[0])
         settings = _settings_of_refused(directory.config_file)
     result = _read_or_report(directory.result, problems)
@@ -167,18 +172,20 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
     environment = _read_or_report(directory.environment, problems) or {}
     entry = _read_or_report(lambda: read_sweep_entry(directory.path), problems)
     history = _read_or_report(lambda: read_history(directory.path), problems)
-    last = last_line(directory.metrics_file, "iteration") or {}
+    last = (last_line(directory.metrics_file, "iteration") if result is None else None) or {}
     status, reason = UNFINISHED, ""
     if result is not None:
         status, reason = result.status, result.reason
     elif history is not None and (history.jobs or history.open):
+        from fugaku_gpt.jobs.outcome import job_outcome  # here: most runs have ended, and it imports much
+
         outcome = _read_or_report(lambda: job_outcome(directory.path), problems)
         if outcome is not None:
             status, reason = outcome.status or outcome.state or UNFINISHED, outcome.cause
     summary = result.summary if result is not None else {"seconds_per_iteration": last.get("seconds")}
     build = environment.get("build")
     job = history.jobs[-1] if history is not None and history.jobs else None
-    return RunRecord(
+    record = RunRecord(
         run=path,
         status=status,
         reason=reason,
@@ -200,6 +207,7 @@ def read_record(store: Path, path: str) -> Optional[RunRecord]:
         git_commit=str(environment.get("git_commit") or ""),
         problem="; ".join(problems),
     )
+    return record, is_portable
 
 
 def _settings_of_refused(file: Path) -> Dict[str, Any]:
@@ -210,39 +218,48 @@ def _settings_of_refused(file: Path) -> Dict[str, Any]:
         return {}
 
 
-def _walk(folder: Path, path: str, depth: int) -> Iterator[Tuple[str, Fingerprint]]:
-    """Yield (path below the store, fingerprint) of every run; links are not followed."""
-    stats: Dict[str, os.stat_result] = {}
-    below: List[str] = []
-    try:
-        with os.scandir(folder / path if path else folder) as children:
-            for entry in children:
-                if entry.name in _FILES:
-                    with contextlib.suppress(FileNotFoundError):  # moved in the meantime
-                        stats[entry.name] = entry.stat(follow_symlinks=False)
-                elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                    below.append(entry.name)
-    except OSError:  # moved in the meantime, or not readable
-        return
-    is_run = "config.yaml" in stats
-    if is_run:
-        yield path or ".", fingerprint_of(stats)
-    if depth == 0:
-        return
-    for name in below:
-        # inside a run: earlier attempts of its job, and the sub-jobs of a bulk job
-        if not is_run or name == ATTEMPTS or name.startswith("repeat-"):
-            yield from _walk(folder, f"{path}/{name}" if path else name, depth - 1)
+@lru_cache(maxsize=1)
+def _schema() -> str:
+    """Digest of what records are made of: one of another program may have other settings that are not the default."""
+    schema = [__version__, RunRecord._fields, FIGURES, FILES, config_values(RunConfig())]
+    return hashlib.sha256(json.dumps(schema).encode("utf-8")).hexdigest()[:32]
 
 
-def _indexed_record(indexed: Entries, path: str, fingerprint: Fingerprint) -> Optional[RunRecord]:
-    before, record = indexed.get(path, ({}, {}))
-    if before != fingerprint or set(record) != _FIELD_NAMES:
-        return None
-    return RunRecord(**record)
+# the fields of a record in a line of the index, and after them its figures; settings are apart, since runs share them
+_IN_LINE = tuple(name for name in RunRecord._fields if name not in ("run", "settings", "figures"))
+_TEXT, _NUMBER, _FIGURE = (str,), (int, float), (int, float, type(None))
+_TYPES = tuple(
+    (int,) if name in ("repeat", "attempt", "iterations") else _NUMBER if name in ("started", "ended") else _TEXT
+    for name in _IN_LINE
+)
 
 
-_FIELD_NAMES = {record_field.name for record_field in fields(RunRecord)}
+def _values_of(record: RunRecord) -> List[Any]:
+    return [*(getattr(record, name) for name in _IN_LINE), [record.figures.get(name) for name in FIGURES]]
+
+
+def _record_of_line(run: str, values: List[Any], settings: Dict[str, Any]) -> RunRecord:
+    """The record of a line of the index.
+
+    Raises:
+        ValueError: the values are not those of a record.
+    """
+    *simple, figures = values
+    _check_types(tuple(map(type, simple)), tuple(map(type, figures)))
+    (status, reason, sweep, row, variant, repeat, attempt, digest, size, iterations, started, ended) = simple[:12]
+    if not (0 <= started < LATEST and 0 <= ended < LATEST):
+        raise ValueError("times that no calendar has")
+    shown = {name: value for name, value in zip(FIGURES, figures) if value is not None}
+    of_sweep = map(sys.intern, (sweep, row, variant))
+    fields = (run, status, reason, *of_sweep, repeat, attempt, sys.intern(digest), settings, sys.intern(size))
+    return RunRecord._make((*fields, iterations, shown, started, ended, *map(sys.intern, simple[12:])))
+
+
+@lru_cache(maxsize=1024)
+def _check_types(simple: Tuple[type, ...], figures: Tuple[type, ...]) -> None:
+    fits = len(simple) == len(_TYPES) and all(kind in valid for kind, valid in zip(simple, _TYPES))
+    if not fits or len(figures) != len(FIGURES) or not all(kind in _FIGURE for kind in figures):
+        raise ValueError("values of other types")
 
 
 def _is_final(record: RunRecord) -> bool:

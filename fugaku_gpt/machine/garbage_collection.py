@@ -1,4 +1,4 @@
-"""Python's garbage collector while a process starts."""
+"""Python's garbage collector, where it only costs time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
         gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def gc_suspended() -> Iterator[None]:
+    """Suspends the garbage collector while many objects are made, all of which stay, and which form no cycles: it would
+    traverse them again and again, for a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if was_enabled:
             gc.enable()

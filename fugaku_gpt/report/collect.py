@@ -16,12 +16,11 @@ from fugaku_gpt.config import (
     RunConfig,
     SettingsLayer,
     build_run_config,
-    changed_settings,
-    load_run_config,
     readable_settings,
 )
 from fugaku_gpt.config.differences import differing_settings
 from fugaku_gpt.config.knobs import is_requested
+from fugaku_gpt.config.recorded import load_recorded
 from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -145,9 +144,8 @@ def read_run(path: Path) -> ResultRow:
     config: Optional[RunConfig] = None
     file = directory.config_file if directory.config_file.exists() else locate_job(path)[0] / "config.yaml"
     try:
-        config = load_run_config(file)
+        config, changed, _ = load_recorded(file)
         settings = _row_settings(config)
-        changed = changed_settings(config)
     except ConfigError:  # a refused row: its settings as they were written
         written = dict(flatten(read_yaml_file(file)))
         settings, changed = _settings_as_written(written), readable_settings(written)

@@ -18,10 +18,10 @@ from fugaku_gpt.config.tree import (
     Tree,
     _compose,
     _may_exceed_limits,
-    _parse_sections,
     check_structure,
     flatten,
     parse_override,
+    parse_sections,
     parse_yaml,
 )
 from fugaku_gpt.errors import ConfigError
@@ -138,14 +138,14 @@ _LINES = st.one_of(
 @example(lines=["model:", "  dp:", "layout:", "  dp: 1"])
 def test_reading_lines_of_a_run_file_equals_reading_yaml(lines: List[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
-    sections = _parse_sections(text, "x.yaml")
+    sections = parse_sections(text, "x.yaml")
     if sections:
         assert sections == _compose(text, "x.yaml")
 
 
 def test_the_file_of_a_run_is_read_in_the_short_way() -> None:
     text = dump_run_config(load_run_config(preset="tiny", overrides=["data.paths=[/corpora/a, b]", "model.name=x"]))
-    assert _parse_sections(text, "config.yaml") == _compose(text, "config.yaml") != {}
+    assert parse_sections(text, "config.yaml") == _compose(text, "config.yaml") != {}
 
 
 @given(prefixes=st.lists(st.text(" -?:[{", max_size=8), min_size=1, max_size=60))

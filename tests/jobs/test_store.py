@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.jobs import store
 from fugaku_gpt.jobs.store import RunRecord, list_runs, read_record, reindex
 from fugaku_gpt.records import index
 from fugaku_gpt.records.job import append_event
@@ -35,6 +36,22 @@ def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_path(store: Path) -> Dict[str, RunRecord]:
     return {record.run: record for record in list_runs(store).runs}
+
+
+def indexed_runs(store: Path) -> List[str]:
+    """The runs in the index of a store."""
+    if not (store / index.FILE).exists():
+        return []
+    lines = (store / index.FILE).read_bytes().split(b"\n")[1:]
+    return [json.loads(line.partition(b"\t")[0])[0] for line in lines if line]
+
+
+def tick(folder: Path) -> None:
+    """Return when the clock of the file system has moved."""
+    before = index.file_system_time_ns(folder)
+    assert before is not None
+    while index.file_system_time_ns(folder) == before:
+        pass
 
 
 def make(path: Path, status: str = OK) -> RunDirectory:
@@ -94,7 +111,7 @@ def test_only_changed_runs_are_read_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "b")
     (tmp_path / "a").rename(tmp_path / "c")
     assert [record.run for record in list_runs(tmp_path).runs] == ["c"]
-    assert list(index.read_index(tmp_path)) == ["c"]
+    assert indexed_runs(tmp_path) == ["c"]
 
 
 def test_a_run_that_has_not_ended_is_never_taken_from_the_index(tmp_path: Path) -> None:
@@ -109,10 +126,10 @@ def test_a_run_that_has_not_ended_is_never_taken_from_the_index(tmp_path: Path) 
     append_event(run.path, "status", 2.0, job_id="12", state="running", raw="RUN")
     record = by_path(tmp_path)["a"]
     assert (record.status, record.scheduler, record.job) == ("running", "pjm", "12")
-    assert index.read_index(tmp_path) == {}
+    assert indexed_runs(tmp_path) == []
 
 
-@pytest.mark.parametrize("spoil", ["cut", "flip", "other version", "not JSON", "a folder", "nested", "empty"])
+@pytest.mark.parametrize("spoil", ["cut", "flip", "other version", "not JSON", "a folder", "nested", "empty", "first"])
 def test_a_damaged_index_is_no_error_and_is_ignored(tmp_path: Path, spoil: str) -> None:
     make(tmp_path / "a")
     expected = list_runs(tmp_path).runs
@@ -121,13 +138,17 @@ def test_a_damaged_index_is_no_error_and_is_ignored(tmp_path: Path, spoil: str) 
     if spoil == "cut":
         file.write_bytes(content[: len(content) // 2])
     elif spoil == "flip":
-        file.write_bytes(content.replace(b'"status": "ok"', b'"status": "oom"'))
+        file.write_bytes(content.replace(b'"ok"', b'"oom"'))
     elif spoil == "other version":
-        file.write_bytes(content.replace(b'"version": 1', b'"version": 2', 1))
+        file.write_bytes(content.replace(b'"version": 2', b'"version": 3', 1))
     elif spoil == "not JSON":
         file.write_bytes(b"\xff\x00\n\x01")
     elif spoil == "nested":
         file.write_bytes(b"[" * 100_000)
+    elif spoil == "first":  # as the first version wrote it
+        body = json.dumps({"a": [{"config.yaml": [1, 2, 3]}, {"run": "a", "status": "oom"}]})
+        head = {"kind": "index of runs", "version": 1, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+        file.write_text(f"{json.dumps(head)}\n{body}")
     elif spoil == "empty":
         file.write_bytes(b"")
     else:
@@ -139,25 +160,160 @@ def test_a_damaged_index_is_no_error_and_is_ignored(tmp_path: Path, spoil: str) 
         assert list_runs(tmp_path).read == 0
 
 
-def test_an_index_of_another_program_version_is_read_anew(tmp_path: Path) -> None:
+def test_an_index_of_another_program_version_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a")
     expected = list_runs(tmp_path).runs
-    entries = index.read_index(tmp_path)
-    fingerprint, record = entries["a"]
-    del record["torch"]
-    index.write_index(tmp_path, {"a": (fingerprint, record)})
-    assert list_runs(tmp_path).runs == expected
+    with monkeypatch.context() as other:
+        other.setattr(store, "_schema", lambda: "a digest of other defaults")
+        assert list_runs(tmp_path) == (expected, 1) and list_runs(tmp_path) == (expected, 0)
+    assert list_runs(tmp_path) == (expected, 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({3: 5}, id="status"),
+        pytest.param({13: "many"}, id="iterations"),
+        pytest.param({14: 1e300}, id="started"),
+        pytest.param({14: None}, id="no start"),
+        pytest.param({-1: [1.0]}, id="too few figures"),
+        pytest.param({-1: [["x"]] * 10}, id="figures"),
+        pytest.param({-1: None}, id="no figures"),
+        pytest.param({0: 7}, id="path"),
+        pytest.param({1: "x"}, id="files"),
+        pytest.param({1: -1}, id="other files"),
+        pytest.param({2: 5}, id="fingerprint"),
+    ],
+)
+def test_a_forged_line_with_a_right_checksum_is_ignored(tmp_path: Path, values: Dict[int, Any]) -> None:
+    make(tmp_path / "a")
+    expected = list_runs(tmp_path).runs
+    head, _, body = (tmp_path / index.FILE).read_bytes().partition(b"\n")
+    fields = json.loads(body.partition(b"\t")[0])
+    for position, value in values.items():
+        fields[position] = value
+    forged = json.dumps(fields).encode() + b"\t" + body.partition(b"\t")[2]
+    first = {**json.loads(head), "sha256": hashlib.sha256(forged).hexdigest()}
+    (tmp_path / index.FILE).write_bytes(json.dumps(first).encode() + b"\n" + forged)
+    assert list_runs(tmp_path) == (expected, 1)
+    assert list_runs(tmp_path) == (expected, 0)
+
+
+def changed_in_place(run: Path) -> None:
+    """Change the result without a change of its size, inode or time."""
+    stat = (run / "result.json").stat()
+    text = (run / "result.json").read_text()
+    with open(run / "result.json", "r+") as stream:
+        stream.write(text.replace('"iterations": 4', '"iterations": 5'))
+    os.utime(run / "result.json", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def replaced(run: Path) -> None:
+    """Replace the result by another file of its size and time."""
+    stat = (run / "result.json").stat()
+    text = (run / "result.json").read_text()
+    (run / "new").write_text(text.replace('"iterations": 4', '"iterations": 5'))
+    os.utime(run / "new", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.replace(run / "new", run / "result.json")
+
+
+def folder_replaced(run: Path) -> None:
+    """Move the run away, and a changed copy of it, with all its times, to where it was."""
+    shutil.copytree(run, run.parent / ".copy")
+    for path in (run, *run.iterdir()):
+        copy = run.parent / ".copy" / path.relative_to(run)
+        if path.name == "result.json":
+            copy.write_text(path.read_text().replace('"iterations": 4', '"iterations": 5'))
+        os.utime(copy, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    run.rename(run.parent / ".before")
+    (run.parent / ".copy").rename(run)
+
+
+def swapped(run: Path) -> None:
+    """Swap the names of two runs."""
+    run.rename(run.parent / ".first")
+    (run.parent / "b").rename(run)
+    (run.parent / ".first").rename(run.parent / "b")
+
+
+@pytest.mark.parametrize("change", [changed_in_place, replaced, folder_replaced, swapped])
+def test_a_change_that_keeps_sizes_and_times_is_seen(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "b", "oom")
+    assert list_runs(tmp_path).read == 2
+    tick(tmp_path)
+    assert list_runs(tmp_path).read == 0
+    change(tmp_path / "a")
+    listing = list_runs(tmp_path)
+    assert listing.runs == list_runs(tmp_path, use_index=False).runs and listing.read > 0
+    assert (listing.runs[0].iterations, listing.runs[0].status) != (4, OK)
+
+
+def test_files_that_come_and_go_are_seen(tmp_path: Path) -> None:
+    run = make(tmp_path / "a")
+    assert list_runs(tmp_path).read == 1
+    write_sweep_entry(run.path, SweepEntry("demo", "a-r1", "a", 0, 1, "0123", "2.2GHz"))
+    assert by_path(tmp_path)["a"].sweep == "demo"
+    (run.path / "sweep.json").unlink()
+    assert by_path(tmp_path)["a"].sweep == ""
+    make(run.path / "attempts" / "1")
+    assert list(by_path(tmp_path)) == ["a", "a/attempts/1"]
+    make(run.path / "attempts" / "2", "oom")
+    assert [record.status for record in list_runs(tmp_path).runs] == [OK, OK, "oom"]
+    assert list_runs(tmp_path).read == 0
+    (run.path / "result.json").unlink()
+    assert by_path(tmp_path)["a"].status == "unfinished"
+    run.config_file.unlink()  # then it is a folder like others
+    assert list(by_path(tmp_path)) == ["a/attempts/1", "a/attempts/2"]
+
+
+def test_a_clock_that_was_set_back_makes_the_index_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a")
+    expected = list_runs(tmp_path).runs
+    assert list_runs(tmp_path) == (expected, 0)
+    present = index.file_system_time_ns(tmp_path)
+    assert present is not None
+    monkeypatch.setattr(store, "file_system_time_ns", lambda folder: present - 3600 * 10**9)
+    assert list_runs(tmp_path) == (expected, 1)
+
+
+def test_files_of_the_future_are_not_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "TICK_NS", 0)
+    run = make(tmp_path / "a")
+    os.utime(run.path / "result.json", (4e9, 4e9))
+    tick(tmp_path)
+    assert list_runs(tmp_path).read == 1 and list_runs(tmp_path).read == 1
+
+
+def test_paths_that_depend_on_where_the_store_is_are_not_indexed(tmp_path: Path) -> None:
+    config = load_run_config(preset="tiny", overrides=["data.paths=[corpus]"])
+    for name in ("begun", "written"):
+        leave_run(tmp_path / "runs" / name, config)
+        (tmp_path / "runs" / name / "corpus").mkdir()
+    for claim in (tmp_path / "runs" / "written").glob(".claim.*"):
+        claim.unlink()
+    assert list_runs(tmp_path / "runs").read == 2 and indexed_runs(tmp_path / "runs") == ["begun"]
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    listing = list_runs(tmp_path / "moved")
+    assert listing.runs == list_runs(tmp_path / "moved", use_index=False).runs
+    assert listing.runs[1].settings["data.paths"] == [str(tmp_path / "moved" / "written" / "corpus")]
+
+
+def test_runs_share_settings_and_each_line_of_the_index_is_complete(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        make(tmp_path / name)
+    assert list_runs(tmp_path).read == 3
+    runs = list_runs(tmp_path).runs
+    assert runs[0].settings is runs[1].settings is runs[2].settings and runs[0].settings["layout.dp"] == 2
+    shutil.rmtree(tmp_path / "a")
+    assert list_runs(tmp_path) == (runs[1:], 0) == list_runs(tmp_path)
 
 
 def test_a_change_within_a_tick_of_the_clock_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "TICK_NS", 10**12)  # nothing of this test is ever old enough
     run = make(tmp_path / "a")
-    stat = (run.path / "result.json").stat()
     assert list_runs(tmp_path).read == 1 and list_runs(tmp_path).read == 1
-    text = (run.path / "result.json").read_text().replace('"ok"', '"no"')
-    with open(run.path / "result.json", "r+") as stream:  # same size, same inode, and the clock has not moved
-        stream.write(text.replace('"no"', '"ok"').replace('"iterations": 4', '"iterations": 5'))
-    os.utime(run.path / "result.json", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    changed_in_place(run.path)
     assert by_path(tmp_path)["a"].iterations == 5
 
 
@@ -175,7 +331,7 @@ def test_damage_in_a_run_is_reported_and_hides_no_other_run(tmp_path: Path) -> N
         and records["a"].status == "unfinished"
     )
     assert "config.yaml:2: not valid YAML" in records["b"].problem and records["b"].status == OK
-    assert records["e"].problem == "" and set(index.read_index(tmp_path)) == {"e"}
+    assert records["e"].problem == "" and indexed_runs(tmp_path) == ["e"]
 
 
 def test_a_refused_run_shows_the_readable_settings(tmp_path: Path) -> None:
@@ -216,4 +372,5 @@ def test_links_are_not_followed_and_a_vanished_run_is_none(tmp_path: Path) -> No
 def test_a_store_may_be_a_single_run(tmp_path: Path) -> None:
     make(tmp_path)
     records: List[RunRecord] = list_runs(tmp_path).runs
-    assert [record.run for record in records] == ["."] and asdict(records[0])["status"] == OK
+    assert [record.run for record in records] == ["."] and records[0].status == OK
+    assert list_runs(tmp_path).read == 0

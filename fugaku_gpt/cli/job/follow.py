@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option, scheduler_option
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.input_files import open_file
+from fugaku_gpt.input_files import blocks_of, open_file, start_of_last_lines
 
 if TYPE_CHECKING:
     from fugaku_gpt.jobs.poll import PolledRun
@@ -273,31 +274,32 @@ def _no_output_message(run: PolledRun, rank: Optional[int], files: Sequence[Path
 
 
 def _print_file(path: Path, named: bool, lines: Optional[int]) -> int:
-    """Print a file; returns the position of its end."""
+    """Print a file, or its last lines; returns the position of its end."""
     with open_file(path) as stream:
-        shown = content = stream.read()
-    if lines is not None:
-        shown = b"".join(content.splitlines(keepends=True)[-lines:]) if lines else b""
-    if named:
-        echo(f"==> {path} <==")
-    _print(shown)
-    return len(content)
+        start = start_of_last_lines(stream, lines) if lines is not None else 0
+        if named:
+            echo(f"==> {path} <==")
+        return _print_from(stream, start)
 
 
 def _print_new_output(ends: Dict[Path, int]) -> None:
     for path, end in ends.items():
         try:
             with open_file(path) as stream:
-                stream.seek(end)
-                new_output = stream.read()
+                ends[path] = _print_from(stream, end)
         except FileNotFoundError:  # moved away as an earlier attempt
             continue
-        if new_output:
-            _print(new_output)
-            ends[path] = end + len(new_output)
 
 
-def _print(content: bytes) -> None:
-    """Print a job's output as text; control characters, which could steer the terminal, are made visible."""
-    echo(content.decode("utf-8", "replace"), nl=False)
+def _print_from(stream: BinaryIO, position: int) -> int:
+    """Print a file from a position to its end, a block at a time, as text; returns the position of its end. Control
+    characters, which could steer the terminal, are made visible."""
+    if position:
+        stream.seek(position)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for block in blocks_of(stream, sys.maxsize):
+        position += len(block)
+        echo(decoder.decode(block), nl=False)
+    echo(decoder.decode(b"", final=True), nl=False)
     sys.stdout.flush()
+    return position

@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.input_files import read_bytes, read_stream
 from fugaku_gpt.limits import SCRIPT_IN_FOLDER, SCRIPT_TEXT
+from fugaku_gpt.machine.garbage_collection import gc_suspended
 from fugaku_gpt.pjm.groups import SiteLimits, fugaku_limits, other_sites
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.pjm.lint.facts import Facts
@@ -90,6 +91,10 @@ class Linter:
 
     def check(self, text: str, path: str = "") -> FileReport:
         """Check a script. Never raises, whatever the text."""
+        with gc_suspended():  # a long script has hundreds of thousands of words
+            return self._check(text, path)
+
+    def _check(self, text: str, path: str) -> FileReport:
         script = read_script(text, skips_template_tags=True)
         if self.site == AUTO:
             choice = choose_site(script, self.limits, self.others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from fugaku_gpt.pjm.groups import GroupLimits, SiteLimits
 from fugaku_gpt.pjm.lexer import TEMPLATE_TAG
@@ -26,6 +26,7 @@ from fugaku_gpt.pjm.values import Elapse, NodeShape, has_placeholder
 
 _SHELLS = re.compile(r"#!.*\b(ba|da|k|z|c|tc)?sh\b")
 # placeholders that the parser does not know: Python's {name}, %(name)s, __NAME__, %NAME%, ***, ???, ...
+_FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+([\w.-]+)|([\w.-]+)[ \t]*\(\))", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 _TEMPLATE_SUFFIXES = (".tmpl", ".tpl", ".template", ".j2", ".jinja", ".jinja2", ".mustache", ".erb", ".in")
@@ -188,6 +189,11 @@ class Facts:
     def body(self) -> Body:
         """The parsed body of the script."""
         return scan_commands(self.body_text, self.script.body_line)
+
+    @cached_property
+    def functions(self) -> FrozenSet[str]:
+        """Names of the functions that the body defines."""
+        return frozenset(match[1] or match[2] for match in _FUNCTION.finditer(self.body_text))
 
     @cached_property
     def commands(self) -> Tuple[Command, ...]:

@@ -23,6 +23,9 @@ _TOKEN = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
+# a line of plain words, the first of which assigns nothing: most lines of long scripts, scanned without their tokens
+_PLAIN_LINE = re.compile(r"[ \t]*([^\s'\"\\$`|&;()<>#=]+)(?:[ \t]+[^\s'\"\\$`|&;()<>#]+)*[ \t]*\n")
+_PLAIN_WORD = re.compile(r"[^\s]+")
 _IDLE_LINES = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=")
 _REDIRECTIONS = ("<", ">", ">>", ">|", "<>", ">&", "<&", "&>", "&>>", "<<<", "<<", "<<-")
@@ -35,6 +38,7 @@ _PREPARATIONS = frozenset({
     "cd", "pushd", "popd", "mkdir", "cp", "mv", "ln", "rm", "touch", "export", "source", ".", "module", "ulimit", "set",
     "unset", "date", "echo", "printf",
 })  # fmt: skip
+_KEYWORDS = {"function", *_OPENERS, *_CLOSERS, *_LEADERS}
 _MAX_FAILURES = 8  # searches for closing brackets up to the end of the file; the limit keeps the scan linear
 
 
@@ -146,6 +150,8 @@ class _Scanner:
     def run(self) -> Body:
         text, match, size = self.text, _TOKEN.match, len(self.text)
         while self.position < size:
+            if self.position == self.line_start and self._scan_plain_line():
+                continue
             token = match(text, self.position)
             assert token is not None  # `other` takes any character
             kind, raw = token.lastgroup, token.group()
@@ -189,6 +195,27 @@ class _Scanner:
                 self._add_piece(raw, raw)
         self._end_command()
         return Body(tuple(self.commands), self.enclosed_lines, self.documents)
+
+    def _scan_plain_line(self) -> bool:
+        """Scan a line of plain words at its start as one command; returns whether it is one."""
+        if self.word_at is not None or self.argv or self.settings or self.redirections or self.redirect:
+            return False
+        match = _PLAIN_LINE.match(self.text, self.position)
+        if match is None or match[1] in _KEYWORDS or self.heredocs or self.command_at is not None:
+            return False
+        start = self.line_start - 1
+        words = _PLAIN_WORD.finditer(self.text, self.position, match.end())
+        self.argv = [Word(word[0], word[0], self.line, word.start() - start) for word in words]
+        self.command_at = (self.line, self.argv[0].column)
+        self._end_command()
+        self.after_condition = False
+        self.list_start = len(self.commands)
+        self.line += 1
+        self.position = self.line_start = match.end()
+        idle = _IDLE_LINES.match(self.text, self.position)
+        if idle:
+            self._advance(idle.group())
+        return True
 
     def _advance(self, raw: str) -> None:
         breaks = raw.count("\n")
@@ -291,7 +318,8 @@ class _Scanner:
         ]
 
     def _end_command(self) -> None:
-        self._end_word()
+        if self.word_at is not None:
+            self._end_word()
         if self.argv or self.settings or self.redirections:
             line, column = self.command_at or (self.line, 1)
             in_branch = self.after_condition or (bool(self.open) and self.open[-1][1])
@@ -312,8 +340,9 @@ class _Scanner:
                     self.shells[-1],
                 )  # fmt: skip
             )
+            self._new_command()
         self.after_and_or = False
-        self._new_command()
+        self.redirect, self.command_at = "", None
 
     def _scan_operator(self, raw: str) -> None:
         if raw in _REDIRECTIONS:

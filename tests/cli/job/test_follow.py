@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any, Iterator, List
 
@@ -261,6 +262,23 @@ def test_logs_escape_control_characters_of_the_script_s_output(capsys: Capture) 
     assert capsys.readouterr().out == "two\n\\x1b[31mred\n"
     assert run(["job", "logs", str(directory), "--rank", "3"]) == 2
     assert "rank 3 has printed nothing" in capsys.readouterr().err
+
+
+def test_logs_of_any_length_take_little_memory(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = prepare_run_directory("long", "end 0")
+    run(["job", "submit", str(directory)])
+    run(["job", "watch", str(directory)])
+    output = next(path for path in directory.iterdir() if path.suffix == ".out")
+    with open(output, "r+b") as stream:
+        stream.truncate(2**30)  # one line of a GiB that takes no room on the disk
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"\nlast but one \xe3\x81\x82\nlast")
+    capsys.readouterr()
+    tracemalloc.start()
+    assert run(["job", "logs", str(directory), "--lines", "2"]) == 0
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert capsys.readouterr().out == "last but one あ\nlast" and peak < 16 * 2**20
 
 
 @pytest.mark.slow

@@ -157,3 +157,8 @@ def test_a_command_is_in_a_branch_if_something_around_it_is() -> None:
     text = "a\nif b; then\n(c; { d; })\nfi\n(e)\nf && g\nh() { i; }\nwhile j; do k; if l; then m; fi; n; done\no\n"
     in_branch = {command.argv[-1].text: command.in_branch for command in scan_commands(text).commands if command.argv}
     assert "".join(name for name in "abcdefghijklmno" if in_branch.get(name)) == "bcdgilm"
+
+
+def test_a_plain_line_after_a_condition_ends_the_branch() -> None:
+    in_branch = {command.name: command.in_branch for command in scan_commands("test a &&\nb c\nd e\n").commands}
+    assert in_branch == {"test": False, "b": True, "d": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Iterator, Optional, Sequence, Tuple
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
@@ -119,13 +120,15 @@ def concurrent_launches(facts: Facts) -> Iterator[Hit]:
 
 def _launcher_of_many(command: Command) -> Optional[Word]:
     """The word with which ``xargs -P`` or GNU parallel start ``mpiexec`` several times at once; None if they do not."""
+    if command.name not in ("xargs", "parallel"):
+        return None
     texts = [word.text for word in command.argv]
     at = next((index for index, text in enumerate(texts) if _LAUNCH_IN_TEXT.search(text)), None)
     if at is None or any(_PLACEMENT.fullmatch(word) for text in texts for word in text.split()):
         return None
     options = " ".join(texts[1:at])
     is_serial = command.name == "xargs" and not re.search(r"(?:-P|--max-procs[= ]) ?(?!1\b)\S", options)
-    if command.name not in ("xargs", "parallel") or is_serial or re.search(r"-j ?1\b", options):
+    if is_serial or re.search(r"-j ?1\b", options):
         return None
     return command.argv[at]
 
@@ -235,11 +238,10 @@ def misspelt_command(facts: Facts) -> Iterator[Hit]:
             continue
         folder = next((folder for folder in _SITE_FOLDERS if word.text.startswith(folder)), "")
         text = word.text[len(folder) :]
-        if "/" in text or text in (*_SITE_COMMANDS, *LAUNCHERS):
+        if "/" in text or text in _VALID_COMMANDS:
             continue
-        meant = next((name for name in _SITE_COMMANDS if _is_misspelling(text, name)), None)
-        name = re.escape(text)
-        if meant and not re.search(rf"^\s*(?:function\s+{name}\b|{name}\s*\(\))", facts.body_text, re.MULTILINE):
+        meant = _site_command_meant(text)
+        if meant and text not in facts.functions:
             yield Hit(
                 word.line,
                 f"no site has a command {printable(word.text)}",
@@ -248,9 +250,20 @@ def misspelt_command(facts: Facts) -> Iterator[Hit]:
             )
 
 
+_VALID_COMMANDS = frozenset((*_SITE_COMMANDS, *LAUNCHERS))
+
+
+@lru_cache(maxsize=4096)
+def _site_command_meant(text: str) -> Optional[str]:
+    """The command of the site that a word is a misspelling of; scripts repeat few commands often."""
+    return next((name for name in _SITE_COMMANDS if _is_misspelling(text, name)), None)
+
+
 def _is_misspelling(text: str, name: str) -> bool:
     """Whether one letter of ``name`` is missing, added or another, or two neighbours have changed places; in long names
     also hyphens for underscores; or capitals are written."""
+    if abs(len(text) - len(name)) > 1 and text.isascii():
+        return False
     if text.replace("-", "_").casefold() == name and (len(name) > 8 or "-" not in text):
         return text != name
     if abs(len(text) - len(name)) > 1:
