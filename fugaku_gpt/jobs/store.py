@@ -27,7 +27,8 @@ from fugaku_gpt.machine.garbage_collection import gc_suspended
 from fugaku_gpt.records.files import leftovers
 from fugaku_gpt.records.index import FILE, LineWriter, file_system_time_ns, is_settled, read_index, write_index
 from fugaku_gpt.records.job import read_history
-from fugaku_gpt.records.run import REFUSED, RunDirectory, last_line
+from fugaku_gpt.records.metrics import last_line
+from fugaku_gpt.records.run import REFUSED, RunDirectory
 from fugaku_gpt.records.sweep import ATTEMPTS, read_sweep_entry
 from fugaku_gpt.typed_json import LATEST
 

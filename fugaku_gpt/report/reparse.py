@@ -16,7 +16,8 @@ from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.layout.batch import iteration_sizes
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import read_history
-from fugaku_gpt.records.run import CUT, RESUMED, Result, RunDirectory, without_superseded
+from fugaku_gpt.records.metrics import CUT, RESUMED, without_superseded
+from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import locate_job, run_job_id, sub_runs
 from fugaku_gpt.report.imported import import_logs, is_imported, read_imported

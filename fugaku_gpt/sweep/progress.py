@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import IO, Any, Dict, Optional
 
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.records.run import OK, Result, RunDirectory, last_line
+from fugaku_gpt.records.metrics import last_line
+from fugaku_gpt.records.run import OK, Result, RunDirectory
 from fugaku_gpt.sweep.expand import Run
 
 _REFRESH_SECONDS = 0.5

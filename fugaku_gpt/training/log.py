@@ -10,7 +10,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.communications import plan_of, predicted_bubble
 from fugaku_gpt.layout.schedule_times import ideal_bubble
-from fugaku_gpt.records.run import MetricsWriter
+from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.training.log_lines import Pace, megatron_line, short_line
 from fugaku_gpt.training.trainer import Step
 

@@ -24,8 +24,9 @@ from fugaku_gpt.machine.job_limit import job_limits
 from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.model import recompute_of
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
+from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.operators import write_operators
-from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, STOPPED, MetricsWriter, RunDirectory
+from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, STOPPED, RunDirectory
 from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.closing import closing_lines, resume_command, starts_ranks

@@ -20,7 +20,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from fugaku_gpt.jobs.store import list_runs, reindex
 from fugaku_gpt.records import index
 from fugaku_gpt.records.job import append_event, read_events
-from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 WRITERS, READERS = 3, 2
 MOST_STEPS = 20  # acknowledged by a writer before it is killed, so that a busy machine kills no less than an idle one

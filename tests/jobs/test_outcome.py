@@ -11,7 +11,8 @@ from fugaku_gpt.jobs.outcome import NEVER, RESUME, RETRY, WAIT, Outcome, decidin
 from fugaku_gpt.records import job as jobs
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import JobStatus, append_event, append_status, exit_records, read_history
-from fugaku_gpt.records.run import MetricsWriter, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import RunDirectory
 from tests.jobs.records import submitted_run, write_result
 from tests.support.job_records import SUBMITTED, write_exit_record
 

@@ -19,7 +19,8 @@ from fugaku_gpt.jobs import store
 from fugaku_gpt.jobs.store import RunRecord, list_runs, read_record, reindex
 from fugaku_gpt.records import index
 from fugaku_gpt.records.job import append_event
-from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import OK, Result, RunDirectory
 from fugaku_gpt.records.sweep import SweepEntry, write_sweep_entry
 from tests.support.job_records import record_submission
 from tests.sweep.fake import leave_run

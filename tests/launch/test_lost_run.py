@@ -18,7 +18,8 @@ from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.launch.lost_run import conclude_lost_run, conclude_lost_runs
 from fugaku_gpt.launch.processes import MARK
 from fugaku_gpt.records.claim import Holder, claim_folder
-from fugaku_gpt.records.run import CLAIM, INTERRUPTED, LOST, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import CLAIM, INTERRUPTED, LOST, Result, RunDirectory
 
 DEAD = Holder("a mark of this test", socket.gethostname(), 2**22 - 3, 1.0)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.records.run import MetricsWriter, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training.health import NOT_FINITE, SPIKE
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.meter import Meter

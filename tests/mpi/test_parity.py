@@ -24,7 +24,8 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import LayoutConfig
 from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.parallel import cross_entropy
-from fugaku_gpt.records.run import MetricsWriter, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training.health import NOT_FINITE, SPIKE
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.run import run_loop

@@ -17,16 +17,8 @@ import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.claim import HOLDER_VARIABLE, Holder, claim_folder, current_process, newest_claim, release_claim
-from fugaku_gpt.records.run import (
-    CLAIM,
-    FAILED,
-    OK,
-    MetricsWriter,
-    Result,
-    RunDirectory,
-    last_line,
-    resumes_in_same_folder,
-)
+from fugaku_gpt.records.metrics import MetricsWriter, last_line
+from fugaku_gpt.records.run import CLAIM, FAILED, OK, Result, RunDirectory, resumes_in_same_folder
 
 
 def test_a_round_trip(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.run import MetricsWriter
+from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.report.trainer_logs import MEGATRON, NEMO, NEOX, OURS, read_log, read_log_files
 from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
 from fugaku_gpt.training.trainer import Step

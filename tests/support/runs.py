@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional, Sequence
 
-from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import Result, RunDirectory
 
 
 def write_run(

@@ -16,7 +16,8 @@ import pytest
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.job import ENDED, RUNNING, JobStatus, append_event, read_history
-from fugaku_gpt.records.run import FAILED, MetricsWriter, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import FAILED, RunDirectory
 from fugaku_gpt.records.sweep import read_sweep_entry
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.plan import SweepPlan, plan_of, read_plan

@@ -18,7 +18,8 @@ from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.records.run import MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.log import TrainingLog

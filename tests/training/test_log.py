@@ -15,7 +15,7 @@ import pytest
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops
 from fugaku_gpt.layout.communications import chunk_times, plan_of, schedule_of
 from fugaku_gpt.layout.schedule_times import simulate
-from fugaku_gpt.records.run import MetricsWriter
+from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
 from fugaku_gpt.training.log_lines import Pace, short_line
 from fugaku_gpt.training.meter import pack_time_and_rank, unpack_time_and_rank

@@ -30,7 +30,8 @@ from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, machine_f
 from fugaku_gpt.planner.trainer.rates import ProbeRates
 from fugaku_gpt.planner.trainer.seconds import TIME_COMPONENTS, RunCost, predict_run, prior_constants
 from fugaku_gpt.planner.trainer.work import Tally, count_chunk_work, count_stage_work, message_bytes
-from fugaku_gpt.records.run import OK, MetricsWriter, Result, RunDirectory
+from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import OK, Result, RunDirectory
 from fugaku_gpt.training.trainer import Trainer
 from tests.planner.probes import FLOPS, LAYER_SECONDS, MESSAGE_SECONDS, PASS_SECONDS, even_machine
 from tests.support.text import ByteSamples
