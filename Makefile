@@ -55,6 +55,7 @@ TESTS ?=
 ## WORKERS: processes that run tests (4, since many wait for ranks or for a queue)
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+quick: WORKERS = $(shell nproc) # its tests wait for nothing
 
 quick: dev ## run lint without types, and tests without ranks, PyTorch or long programs: a minute on two cores
 	@$(BIN)/ruff check .

@@ -4,9 +4,9 @@
 # is not in a lock. In the environment of this script:
 #   UNCHECKED   packages that are installed without hashes, with all that they need, such as "torch", where another index
 #               has other builds of them; or all
-#   WITHOUT     packages of the locks that are not installed
-#   ONLY        packages of the locks that alone are installed
-#   COMMAND     of pip: install, or download
+#   LOCKED_WITHOUT     packages of the locks that are not installed
+#   LOCKED_ONLY        packages of the locks that alone are installed
+#   LOCKED_COMMAND     of pip: install, or download
 # Used by env/make_environment.sh, env/make_aarch64.sh and the Makefile; `make locks` makes locks.
 set -u
 python=$1 locks=$2
@@ -23,7 +23,7 @@ for lock in $locks; do
     [ -r "$lock" ] || { echo "$lock: cannot be read" >&2; exit 2; }
 done
 # Installs by hashes; pip's warnings and errors come at its end, so that a file that was refused is explained after them.
-install() { "$python" -m pip "${COMMAND:-install}" --disable-pip-version-check "$@"; }
+install() { "$python" -m pip "${LOCKED_COMMAND:-install}" --disable-pip-version-check "$@"; }
 install_checked() { install "$@" --require-hashes --no-deps 2> "$work/errors.txt"; }
 failed() {
     cat "$work/errors.txt" >&2
@@ -36,17 +36,17 @@ fugaku-gpt env create, --unchecked PACKAGE" >&2
 # A build of PyTorch for processors alone is taken where the index has it, as its version is the higher one to pip.
 for lock in $locks; do
     cpu=${lock%.lock}-cpu.lock
-    [ -r "$cpu" ] && [ -z "${ONLY:-}" ] || continue
-    case " $unchecked ${WITHOUT:-} " in *" torch "* | " all "*) continue ;; esac
+    [ -r "$cpu" ] && [ -z "${LOCKED_ONLY:-}" ] || continue
+    case " $unchecked ${LOCKED_WITHOUT:-} " in *" torch "* | " all "*) continue ;; esac
     if install_checked "$@" -r "$cpu"; then
-        WITHOUT="${WITHOUT:-} torch"
+        LOCKED_WITHOUT="${LOCKED_WITHOUT:-} torch"
     elif ! grep -q "No matching distribution found for torch" "$work/errors.txt"; then
         failed "$cpu"
     fi
 done
 
 # shellcheck disable=SC2086  # they are several
-awk -v unchecked="$unchecked" -v without="${WITHOUT:-}" -v only="${ONLY:-}" -v work="$work" '
+awk -v unchecked="$unchecked" -v without="${LOCKED_WITHOUT:-}" -v only="${LOCKED_ONLY:-}" -v work="$work" '
     function is_in(names, name) { return index(" " names " ", " " name " ") > 0 }
     /^#/ || /^$/ { next }
     /^[^ ]/ {

@@ -191,7 +191,7 @@ make_kernels() {
     make_gcc 12
     if ! is_made numpy; then
         rm -rf "$root/numpy"
-        ONLY=numpy pip_for_arm --no-compile --target "$root/numpy"
+        LOCKED_ONLY=numpy pip_for_arm --no-compile --target "$root/numpy"
         made numpy
     fi
     mkdir -p "$root/bin"
@@ -207,9 +207,9 @@ make_training() {
     rm -rf "$root/wheels"
     mkdir -p "$root/wheels"
     # pip leaves the libraries of mpich's wheel out of a --target
-    WITHOUT=mpich pip_for_arm --no-compile --target "$root/wheels"
+    LOCKED_WITHOUT=mpich pip_for_arm --no-compile --target "$root/wheels"
     rm -rf "$root/mpich"
-    ONLY=mpich COMMAND=download pip_for_arm --dest "$root/mpich"
+    LOCKED_ONLY=mpich LOCKED_COMMAND=download pip_for_arm --dest "$root/mpich"
     "$python" -m zipfile -e "$root"/mpich/mpich-*.whl "$root/mpich" > "$log" 2>&1 || fail "MPICH's wheel cannot be unpacked"
     mkdir -p "$root/lib"
     cp -r "$root"/mpich/mpich-*.data/data/lib/. "$root/lib/" || fail "MPICH's libraries cannot be copied"

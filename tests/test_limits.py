@@ -180,6 +180,7 @@ def test_a_number_that_no_float_holds_is_no_traceback(tmp_path: Path, number: st
         read_versioned_json(tmp_path / "a.json", "a record", (1,), parse, mend="remove it")
 
 
+@pytest.mark.slow
 def test_the_last_lines_of_a_file_begin_where_its_lines_do(tmp_path: Path) -> None:
     chance = random.Random(3)
     for _ in range(300):

@@ -48,7 +48,8 @@ def _check_sizes(config: RunConfig, report_problem: ReportProblem) -> None:
     if layout.ranks > RANKS.value:
         report_problem("layout.dp", layout.dp, f"layout.dp * tp * pp is {layout.ranks}; valid: at most {RANKS.value}")
     if config.ranks_per_node > RANKS_OF_NODE.value:
-        rule = f"{layout.ranks} ranks are {config.ranks_per_node} on each; valid: at most {RANKS_OF_NODE.value} on each"
+        ranks = f"{layout.ranks} ranks (layout.dp * layout.tp * layout.pp)"
+        rule = f"{ranks} are {config.ranks_per_node} on each; valid: at most {RANKS_OF_NODE.value} on each"
         report_problem("job.nodes", config.job.nodes, rule)
     micro_batches = training.global_batch // (training.micro_batch * layout.dp)
     if micro_batches > MICRO_BATCHES.value:

@@ -7,6 +7,7 @@ The next command that reads the run records that.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +33,8 @@ def conclude_lost_run(path: Path, marks: Callable[[], Set[str]] = living_marks) 
     """Record that a run is lost, if it has no result, and no process of it lives on this machine, where it was started.
 
     Returns the result that was recorded, or None: the run has a result or a job, may still run, has processes on other
-    machines, or its folder cannot be read or written, which is no reason not to show it.
+    machines or nobody knows where, is another user's, whose processes may be hidden from this one, or its folder cannot
+    be read or written, which is no reason not to show it.
 
     Args:
         marks: returns the marks of all living processes.
@@ -41,13 +43,17 @@ def conclude_lost_run(path: Path, marks: Callable[[], Set[str]] = living_marks) 
     with contextlib.suppress(OSError, UsageError):
         if (path / JOB_FILE).exists() or directory.result() is not None:
             return None
-        _, holder = newest_claim(path, CLAIM)
-        if holder is None or holder.host != host or holder.job or is_holder_alive(holder):
+        number, holder = newest_claim(path, CLAIM)
+        if holder is None or (path / f"{CLAIM}.{number}").stat().st_uid != os.getuid():
+            return None
+        if holder.host != host or holder.job or is_holder_alive(holder):
             return None
         heads = [flight.head for flight in read_flights(directory.flight_dir)]
-        environment = directory.environment() or {}
-        hosts = {host, *(head.host for head in heads), *environment.get("hosts", [])}
+        ranks = (directory.environment() or {}).get("ranks") or ()
+        hosts = {*(head.host for head in heads), *(rank.get("host") for rank in ranks)}
         if hosts != {host} or any(map(has_process, heads)) or holder.name in marks():
+            return None
+        if newest_claim(path, CLAIM)[0] != number:  # it was resumed meanwhile
             return None
         result = _lost(directory, f"process {holder.process} on {host}")
         return result if directory.write_result(result, replace=False) else None

@@ -154,8 +154,8 @@ def time_products(
     try:
         torch.set_num_threads(threads)
         with torch.no_grad(), _restored_choices():
-            rows = _affordable_rows(kind, ways, times)
             measuring, waited = clock(), local.seconds_without_core()
+            rows = _affordable_rows(kind, ways, times)
             turns = [] if rows is None else _turns(_products(kind, rows, _LAYERS), kind, ways, times)
             wait_share = _wait_share(waited, threads * (clock() - measuring))
     finally:

@@ -136,7 +136,7 @@ class Pipeline:
             else:
                 # dropping finished sends frees their memory
                 sends = [pending for pending in sends if not pending.done()]
-                while len(sends) >= _SENDS_PER_STAGE * self._pp.size:
+                while sends and len(sends) + len(action.sends) > _SENDS_PER_STAGE * self._pp.size:
                     self._wait([sends.pop(0)])
                 sends += self._exchange(action, with_gradients, outgoing)
         self._wait(sends)

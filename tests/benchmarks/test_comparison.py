@@ -27,6 +27,7 @@ def test_looking_after_each_pair_misleads_no_more_than_a_single_look() -> None:
     assert looks.covered >= 0.88 and looks.detected >= 0.75 and looks.missed <= 0.03 and 4 <= looks.pairs <= 10
 
 
+@pytest.mark.slow
 def test_the_table_is_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--trials", "5", "--noise", "log-normal 1 %"]
     assert comparison.main(arguments) == 0

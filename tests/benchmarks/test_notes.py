@@ -10,6 +10,7 @@ import pytest
 from benchmarks import notes
 
 
+@pytest.mark.slow
 def test_conclusions_are_checked_against_the_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def two_cuts(draw: st.DrawFn) -> Any:
     return arrays, saved, draw(st.integers(1, 4)), read
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(two_cuts())
 def test_a_checkpoint_is_read_back_in_another_cut(case: Any) -> None:

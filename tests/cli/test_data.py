@@ -71,6 +71,7 @@ def test_mistakes_are_reported_and_write_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_small_vocabulary_and_skipped_files_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -82,6 +83,7 @@ def test_a_small_vocabulary_and_skipped_files_are_reported(tmp_path: Path, capsy
     assert "tokens, not 900" in err
 
 
+@pytest.mark.slow
 def test_files_and_records_that_are_left_out_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -103,6 +105,7 @@ def test_files_and_records_that_are_left_out_are_reported(tmp_path: Path, capsys
     assert "already prepared" in again.out and again.err == captured.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "marks"), [("a.csv", "commas"), ("a.tsv", "tabs"), ("a.html", "tags")])
 def test_a_table_that_is_read_as_prose_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, marks: str

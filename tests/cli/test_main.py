@@ -83,6 +83,7 @@ def test_a_closed_output_pipe_is_no_failure(arguments: List[str]) -> None:
     assert completed.returncode == 0 and completed.stderr == b""
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands_and_options() -> None:
     environment = {**os.environ, "_FUGAKU_GPT_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
     for command_line, completion in (("fugaku-gpt job su", "submit"), ("fugaku-gpt train --res", "--resume")):

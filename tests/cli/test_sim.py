@@ -83,6 +83,7 @@ def test_a_shell_with_the_commands(folder: Path) -> None:
     assert Spool(folder).daemon_pid() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["start"], ["stop"], ["status"], ["env"], ["fault"]])
 def test_help_says_that_pjm_is_simulated(arguments: "list[str]") -> None:
     completed = sim(*arguments, "--help")

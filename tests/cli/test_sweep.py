@@ -194,6 +194,7 @@ def test_a_dry_run_prints_every_job_with_script_and_node_hours(
     assert "total: 4 jobs, 0 node-hours and 4 without a time limit (job.elapse), 1 refused" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_jobs_are_submitted_followed_and_resumed(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +231,7 @@ def test_jobs_are_submitted_followed_and_resumed(
     assert "running" in capsys.readouterr().out and len(queue.polls) == polls
 
 
+@pytest.mark.slow
 def test_waiting_submits_the_next_runs_as_jobs_end(
     tmp_path: Path, queue: FakeScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +326,7 @@ def test_mistakes_are_exit_code_2_and_write_nothing(
     assert os.listdir(tmp_path) == ["s.yaml"]
 
 
+@pytest.mark.slow
 def test_commands_for_the_login_node_import_neither_pytorch_nor_mpi() -> None:
     program = (
         "import sys; import fugaku_gpt.cli.sweep, fugaku_gpt.cli.report, fugaku_gpt.cli.doctor; "

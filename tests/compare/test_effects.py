@@ -198,6 +198,7 @@ LEVEL = st.sampled_from((-1, 1))
 SETS = st.lists(st.tuples(LEVEL, LEVEL, LEVEL, st.integers(0, 2), st.floats(0.5, 2.0)), min_size=2, max_size=14)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SETS)
 def test_an_effect_stands_alone_if_and_only_if_no_null_vector_touches_it(rows) -> None:  # type: ignore[no-untyped-def]
@@ -218,6 +219,7 @@ def test_an_effect_stands_alone_if_and_only_if_no_null_vector_touches_it(rows) -
         assert (name in alone) == identified == (name not in estimates.not_identified)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(SETS, st.floats(0.1, 10.0), st.randoms(use_true_random=False))
 def test_units_order_and_names_of_levels_do_not_matter(rows, factor, random) -> None:  # type: ignore[no-untyped-def]

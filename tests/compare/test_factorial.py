@@ -91,6 +91,7 @@ def test_ranks_that_the_cores_do_not_divide_by_are_refused() -> None:
         parse_factors("ranks=1|2,threads=1|2", base("node.threads_per_rank=2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "resolution"), RESOLUTIONS.items())
 def test_fractions_have_the_published_resolution(size: Any, resolution: int) -> None:
     k, p = size

@@ -38,6 +38,7 @@ def effects_of(observed: ToggleObservations) -> Dict[str, Effect]:
     return {effect.name: effect for effect in estimates.effects}
 
 
+@pytest.mark.slow
 def test_the_sweep_of_a_design_is_read_back_with_levels_and_blocks(tmp_path: Path) -> None:
     base = tiny("node.threads_per_rank=2")
     design = plan_design(parse_factors("tcmalloc,ranks=1|2,recompute", base), repeats=2)
@@ -75,6 +76,7 @@ def test_a_design_s_failed_runs_are_named_and_another_folder_s_are_left_out(tmp_
     assert observe_runs(tmp_path, "tcmalloc", warm_up=2).failures == ()
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_design_gives_the_varied_toggles_and_blocks(tmp_path: Path) -> None:
     for number in range(3):
         for settings, seconds in (

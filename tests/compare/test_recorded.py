@@ -34,6 +34,7 @@ def row(name: str, torch: str, seconds: float, nodes: int = 1, status: str = "ok
     return f"{name},A64FX,12,768,12,50304,1024,{nodes},1,{nodes},1,1,1,64,{torch},False,100,MiB,{seconds},{status}"
 
 
+@pytest.mark.slow
 def test_the_notes_leave_1_10_against_1_7_undecided() -> None:
     recorded = compare_recorded(side(f"{MEASUREMENTS}:torch=1.7"), side(f"{MEASUREMENTS}:pytorch=1.10"), 2, 0.02)
     report = report_recorded("A", "B", recorded, 0.02)

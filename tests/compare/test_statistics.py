@@ -201,6 +201,7 @@ def test_verdicts_hold_the_tolerance_in_both_directions() -> None:
     assert verdict_of(-0.001, 1.1 * bound, 0.02) == "undecided"
 
 
+@pytest.mark.slow
 def test_the_estimated_number_of_further_pairs_decides_at_the_stated_rate() -> None:
     first = compare_pairs(noisy(4, 0.03), noisy(4, 0.03, 1.04, seed=7))
     assert first.verdict == "undecided" and first.more is not None
@@ -231,6 +232,7 @@ def test_looking_ends_by_the_width_or_by_a_very_clear_verdict() -> None:
     assert stop_reason(slower, max_pairs=None) == ""
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.floats(-0.05, 0.05), st.floats(0.0005, 0.02), st.integers(4, 8))
 def test_a_narrow_interval_always_decides(mean: float, noise: float, n: int) -> None:

@@ -175,7 +175,10 @@ def test_values_at_the_edge_of_a_rule_are_accepted(setting: str) -> None:
             ["layout.dp=65536", "layout.pp=32", "model.layers=32"],
             "layout.dp * tp * pp is 2097152; valid: at most 1048576",
         ),
-        (["layout.dp=4096", "training.global_batch=4096"], "4096 ranks are 4096 on each; valid: at most 1024 on each"),
+        (
+            ["layout.dp=4096", "training.global_batch=4096"],
+            "4096 ranks (layout.dp * layout.tp * layout.pp) are 4096 on each; valid: at most 1024 on each",
+        ),
         (["training.global_batch=16777216"], "makes 4194304 micro-batches for each replica; valid: at most 65536"),
         (
             ["training.ramp_start=4", "training.ramp_increment=4", "training.ramp_samples=4000004"],

@@ -109,6 +109,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             load_run_config(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_an_alias_bomb_is_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]

@@ -36,6 +36,7 @@ def outcome(load: "object", file: Path) -> object:
         return str(error)
 
 
+@pytest.mark.slow
 def test_equal_to_the_loader_of_run_files_for_every_preset(tmp_path: Path) -> None:
     for name in preset_names():
         for number, overrides in enumerate(OVERRIDES):

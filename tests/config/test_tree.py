@@ -90,6 +90,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_text_nested_without_end_is_refused_and_does_not_end_the_process(opening: str) -> None:
     program = DEEP if opening != "- " else DEEP.replace('"data.paths="', '"data.paths=\\n"')
@@ -131,6 +132,7 @@ _LINES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(lines=st.lists(_LINES, max_size=8))
 @example(lines=["model:", "  paths:", "  - a", "  dp: 2", "layout:", "  order: tp,pp,dp"])
 @example(lines=["model:", "  dp: 2", "  dp: 3"])
@@ -148,6 +150,7 @@ def test_the_file_of_a_run_is_read_in_the_short_way() -> None:
     assert parse_sections(text, "config.yaml") == _compose(text, "config.yaml") != {}
 
 
+@pytest.mark.slow
 @given(prefixes=st.lists(st.text(" -?:[{", max_size=8), min_size=1, max_size=60))
 @example(prefixes=["- " * number for number in range(30)])
 @example(prefixes=[" " * number for number in range(60)])

@@ -13,6 +13,7 @@ from fugaku_gpt.data.blend import Blend
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(WEIGHTS)
 def test_shares_hold_at_every_moment(weights: List[float]) -> None:
@@ -26,6 +27,7 @@ def test_shares_hold_at_every_moment(weights: List[float]) -> None:
             assert abs(count - (number + 1) * weight / sum(weights)) < len(weights)
 
 
+@pytest.mark.slow
 @given(WEIGHTS, st.integers(0, 10**15))
 def test_any_number_is_located_at_once(weights: List[float], number: int) -> None:
     corpus, own = Blend(weights).locate(number)

@@ -36,6 +36,7 @@ def test_documents_of_several_sequences_and_modes(tmp_path: Path) -> None:
     assert [corpus.document(number).tolist() for number in range(3)] == [[5, 6, 7, 8], [], [9, 10, 100, 12]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["corpus.idx", "corpus.bin"])
 def test_every_truncation_is_refused(tmp_path: Path, name: str) -> None:
     write_megatron(tmp_path / "corpus", SEQUENCES)
@@ -109,6 +110,7 @@ def test_a_corpus_whose_documents_never_ended_is_refused(tmp_path: Path, entries
         IndexedCorpus(tmp_path / "corpus")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 65535), max_size=20), min_size=1, max_size=10), st.sampled_from(["u2", "i4"]))
 def test_written_documents_are_read_back(sequences: List[List[int]], dtype: str) -> None:

@@ -37,6 +37,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     return {kind: make_tokenizer(kind, folder / f"{number}.json") for number, kind in enumerate(KINDS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet="ab \n\t1'.\u3000éxt\u0301東", max_size=60), size=st.integers(1, 10))

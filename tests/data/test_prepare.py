@@ -80,6 +80,7 @@ def test_text_becomes_samples(tmp_path: Path, texts: Path) -> None:
     assert open_samples(config, "train").batch(0, 4).shape == (4, 65)
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_a_byte(tmp_path: Path, texts: Path) -> None:
     prepare(request(tmp_path / "one", texts))
     prepare(request(tmp_path / "three", texts, workers=3))
@@ -93,6 +94,7 @@ def test_the_standard_library_is_prepared(tmp_path: Path) -> None:
     assert manifest["sources"]["stdlib"] == "Python {}.{}.{}".format(*sys.version_info[:3])
 
 
+@pytest.mark.slow
 def test_a_given_tokenizer_is_used(tmp_path: Path, texts: Path) -> None:
     prepare(request(tmp_path / "a", texts))
     given = tmp_path / "a" / "tokenizer.json"
@@ -101,6 +103,7 @@ def test_a_given_tokenizer_is_used(tmp_path: Path, texts: Path) -> None:
     assert manifest["options"]["tokenizer"]["sha256"] == manifest["tokenizer_sha256"]
 
 
+@pytest.mark.slow
 def test_documents_end_with_the_named_token(tmp_path: Path, texts: Path) -> None:
     (texts / "g.jsonl").write_text('{"text": "He said <s>old</s> new. end"}\n{"text": "second"}\n')
     given = make_tokenizer(LLAMA, tmp_path / "given.json", ["<s>", "</s>", "<eos>"])
@@ -120,6 +123,7 @@ def test_documents_end_with_the_named_token(tmp_path: Path, texts: Path) -> None
         prepare(request(tmp_path / "out1", texts / "g.jsonl", tokenizer=given, end_token="<eos>"))
 
 
+@pytest.mark.slow
 def test_an_existing_corpus_is_reused_or_refused(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     first, _ = prepare(request(out, texts))
@@ -150,6 +154,7 @@ def test_a_corpus_of_an_older_version_is_not_prepared_again(tmp_path: Path, text
         prepare(request(out, texts, skip_bad=True))
 
 
+@pytest.mark.slow
 def test_a_damaged_corpus_is_replaced_by_force(tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     prepare(request(out, texts))
@@ -175,6 +180,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path, texts: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
 
 
+@pytest.mark.slow
 def test_a_link_and_the_current_folder_are_accepted(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def endless(documents: List[List[int]], key: int) -> Iterator[List[int]]:
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(lambda lengths: sum(lengths) >= 12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(LENGTHS, st.integers(1, 11), st.randoms(use_true_random=False))
 def test_windows_are_megatrons(

@@ -56,6 +56,7 @@ def test_training_is_deterministic(tokenizer: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_bytes() == tokenizer.read_bytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="ab \n\t1'\u3000é", max_size=60), st.integers(1, 10))
 def test_cuts_change_no_token(tokenizer: Path, text: str, size: int) -> None:
@@ -106,6 +107,7 @@ def _pids() -> List[int]:
     return process_ids
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_worker_that_dies_is_an_error(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BATCH_BYTES", 100)
@@ -122,6 +124,7 @@ def test_a_worker_that_dies_is_an_error(tokenizer: Path, monkeypatch: pytest.Mon
     assert _pids() == []
 
 
+@pytest.mark.slow
 def test_a_document_that_a_worker_cannot_encode_is_an_error(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BATCH_BYTES", 100)
     documents = [b"some text " * 20] * 30
@@ -130,6 +133,7 @@ def test_a_document_that_a_worker_cannot_encode_is_an_error(tokenizer: Path, mon
         list(workers.encode_documents(documents, tokenizer, 2))
 
 
+@pytest.mark.slow
 def test_no_more_batches_are_read_ahead_than_can_be_pending(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BATCH_BYTES", 1)  # a batch for each document
     read = 0

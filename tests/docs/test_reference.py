@@ -20,6 +20,7 @@ def test_no_page_is_stale() -> None:
     assert generate_reference.stale() == []  # else: python -m docs.generate_reference
 
 
+@pytest.mark.slow
 def test_a_changed_a_missing_and_an_extra_page_are_detected(tmp_path: Path) -> None:
     generate_reference.write(tmp_path)
     assert generate_reference.stale(tmp_path) == []

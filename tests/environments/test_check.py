@@ -173,6 +173,7 @@ def test_an_environment_is_checked_by_the_profile_s_python(tmp_path: Path) -> No
     assert "AVX" not in rows["instruction set"].actual.replace("NO AVX", "")
 
 
+@pytest.mark.slow
 def test_an_environment_without_packages_names_the_missing_packages(tmp_path: Path) -> None:
     bare = tmp_path / "bin" / "python"
     bare.parent.mkdir()
@@ -183,6 +184,7 @@ def test_an_environment_without_packages_names_the_missing_packages(tmp_path: Pa
     assert rows["MPI library"].status == MISSING and rows["fugaku_gpt"].status in (MISSING, OK)
 
 
+@pytest.mark.slow
 def test_packages_of_the_caller_s_path_are_not_the_environment_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_what_was_measured_of_products_is_reported_and_not_judged() -> None:
     assert not row.is_wrong
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_read_does_not_hide_the_build(tmp_path: Path) -> None:
     library_file(tmp_path).mkdir(parents=True)  # not even root can read a folder as a file
     program = f"import sys; sys.prefix = '{tmp_path}'; program = sys.argv[2]; del sys.argv[1:3]; exec(program)"

@@ -151,5 +151,6 @@ def test_an_environment_that_cannot_be_created_is_refused_before_anything_is_wri
     assert not (tmp_path / "venv").exists() and (taken / "thesis.tex").exists()
 
 
+@pytest.mark.slow
 def test_a_python_is_looked_up_by_version() -> None:
     assert PYTHON_VERSION in find_python(PYTHON_VERSION)

@@ -43,6 +43,7 @@ RESULT, ENVIRONMENT, METRICS, IMPORTED = (
 MANIFEST = "checkpoint: manifest with its checksum"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -137,6 +138,7 @@ def test_the_work_for_a_long_line_of_prose_is_linear(tmp_path: Path, line: str) 
     assert time.process_time() - began < 2.0, "seconds: the limit of a reader, of which this takes a thousandth"
 
 
+@pytest.mark.slow
 def test_slips_are_searched_for_in_a_hundred_rows(tmp_path: Path) -> None:
     from fugaku_gpt.report.check import check_tables
 

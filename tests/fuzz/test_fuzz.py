@@ -62,6 +62,7 @@ def test_a_reader_is_fuzzed_by_atheris_until_its_time_is_over(tmp_path: Path) ->
     assert calls >= len(reader.seeds) and not kinds
 
 
+@pytest.mark.slow
 def test_a_process_of_atheris_that_ends_early_is_a_finding(tmp_path: Path) -> None:
     nobody = Reader("no such reader", "x.txt", TEXT, _read_numbers, (b"1",))
     calls, kinds = fuzz_guided(nobody, tmp_path, seed=1, seconds=1.0)

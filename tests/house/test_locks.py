@@ -78,6 +78,7 @@ def test_cpu_and_arm_builds_agree_with_the_default_build() -> None:
     assert {name for name in {**x86, **arm} if x86.get(name) != arm.get(name)} == {"torch"}
 
 
+@pytest.mark.slow
 def test_the_locks_have_all_that_the_packages_of_this_environment_require() -> None:
     """On every Python and machine: the metadata of the installed packages is read with the values of each."""
     locked = versions("torch-2.13", "tests", "dev")
@@ -291,8 +292,10 @@ def test_packages_are_left_out_and_selected(folder: Path) -> None:
     locks = [lock_of(folder, "a.lock", numpy=DIGEST, mpich=DIGEST), lock_of(folder, "b.lock", pytest=DIGEST)]
     numpy, mpich, tests = (f"install {name} 1.2 hashed: yes" for name in ("numpy", "mpich", "pytest"))
     assert asked_of_pip(folder, locks) == {numpy, mpich, tests}
-    assert asked_of_pip(folder, locks, WITHOUT="mpich") == {numpy, tests}
-    assert asked_of_pip(folder, locks, ONLY="mpich", COMMAND="download") == {"download mpich 1.2 hashed: yes"}
+    assert asked_of_pip(folder, locks, LOCKED_WITHOUT="mpich") == {numpy, tests}
+    assert asked_of_pip(folder, locks, LOCKED_ONLY="mpich", LOCKED_COMMAND="download") == {
+        "download mpich 1.2 hashed: yes"
+    }
     unchecked = {line.replace("yes", "no") for line in (numpy, mpich, tests)}
     assert asked_of_pip(folder, locks, UNCHECKED="all") == unchecked
     assert asked_of_pip(folder, locks, UNCHECKED="numpy,PyTest") == {

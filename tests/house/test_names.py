@@ -245,6 +245,7 @@ def test_phrases_that_only_resemble_banned_phrases_pass() -> None:
     assert not prose.banned_phrases("goes hand in hand; a cargo onboard; told it; beforehand in time; ego on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", EVERY_FOLDER)
 def test_dialect_names_are_rare(folder: str) -> None:
     bound = [binding.name for module in names.modules_below(folder) for binding in names.bindings(names.parse(module))]
@@ -252,11 +253,13 @@ def test_dialect_names_are_rare(folder: str) -> None:
     assert 1000 * len(dialect) / len(bound) < LIMIT, f"see: python -m tests.house.names --list {folder}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", EVERY_FOLDER)
 def test_docstrings_and_help_texts_are_sentences(folder: str) -> None:
     assert not list(names.prose_list(folder)), f"see: python -m tests.house.names --prose {folder}"
 
 
+@pytest.mark.slow
 def test_no_document_or_template_says_a_banned_phrase() -> None:
     tracked = [path for path in tracked_files() if not path.relative_to(ROOT).as_posix().startswith(OLD_RUNS)]
     files = [path for path in tracked if path.suffix in PROSE_SUFFIXES or path.name == "Makefile"]

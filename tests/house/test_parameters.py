@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Iterator, Tuple
 
+import pytest
+
 from tests.house import names
 
 MOST = 8
@@ -21,5 +23,6 @@ def crowded_functions() -> Iterator[Tuple[str, str]]:
                 yield str(path.relative_to(names.PACKAGE)), function.name
 
 
+@pytest.mark.slow
 def test_no_function_has_more_parameters_than_can_be_read() -> None:
     assert set(crowded_functions()) == FORCED

@@ -37,6 +37,7 @@ def tracked_files() -> List[Path]:
     return [path for path in paths if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", UNWANTED)
 def test_no_file_contains(rule: str) -> None:
     violations = []
@@ -124,6 +125,7 @@ def violations() -> Dict[str, List[str]]:
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_python_keeps_the_rule(rule: str) -> None:
     assert not violations()[rule], f"{rule}:\n" + "\n".join(violations()[rule])

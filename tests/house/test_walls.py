@@ -44,6 +44,7 @@ RANK = (
 )
 
 
+@pytest.mark.slow
 def test_top_level_help_stays_behind_the_login_node_wall() -> None:
     output = _python(LOGIN_NODE, _RUN.format(arguments=["--help"]))
     assert "Train GPT models" in output
@@ -76,11 +77,13 @@ for name in sorted(COMMANDS):
     return dict(zip(texts[::2], texts[1::2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_of_every_verb_stays_behind_the_login_node_wall(name: str, help_texts: Dict[str, str]) -> None:
     assert f"Usage: fugaku-gpt {name}" in help_texts[name]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_expanded_behind_the_login_node_wall() -> None:
     sweep_file = str(ROOT / "benchmarks" / "sweeps" / "demo.yaml")
     assert _python(LOGIN_NODE, _RUN.format(arguments=["sweep", "expand", sweep_file]))
@@ -92,6 +95,7 @@ def test_training_stays_behind_the_compute_node_wall_and_imports_no_launcher() -
     _python([*COMPUTE_NODE, *starts_ranks, "fugaku_gpt.environments"], RANK)
 
 
+@pytest.mark.slow
 def test_no_library_has_begun_threads_when_a_rank_forks_from_the_supervisor() -> None:
     _python(
         [*COMPUTE_NODE, "torch", "mpi4py", "numpy"], "import fugaku_gpt.cli.train, fugaku_gpt.launch.rank_supervisor"
@@ -103,6 +107,7 @@ def test_the_package_itself_imports_nothing() -> None:
     assert loaded.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_wall_of_this_test_stops_an_import() -> None:
     with pytest.raises(AssertionError, match="imports (torch|mpi4py)"):
         _python(LOGIN_NODE, "import fugaku_gpt.comm")

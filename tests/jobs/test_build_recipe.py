@@ -23,6 +23,7 @@ SETTINGS = ["job.group=hp000000", "job.resource_group=small", "job.volumes=[/vol
 SHELLCHECK = str(Path(sys.executable).parent / "shellcheck")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", A64FX)
 def test_the_job_of_a_shipped_build_is_clean(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = resolve(name)

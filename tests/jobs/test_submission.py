@@ -99,6 +99,7 @@ def test_a_directory_that_is_not_prepared_is_refused(tmp_path: Path, missing: st
         submit(tmp_path, FakeScheduler())
 
 
+@pytest.mark.slow
 def test_a_script_older_than_the_settings_is_refused_and_mended_by_the_suggested_command(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     prepare_job(config(), directory)
@@ -244,6 +245,7 @@ def test_many_processes_submit_a_single_job(tmp_path: Path) -> None:
     assert output.split() == ["101"]
 
 
+@pytest.mark.slow
 def test_a_killed_submitter_leaves_an_intent(tmp_path: Path) -> None:
     prepare_job(config(), tmp_path / "run")
     program = (

@@ -108,6 +108,7 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
     assert library.refused == tuple(f"{tmp_path / 'mycc'} {target}: what processor" for target in refused)
 
 
+@pytest.mark.slow
 def test_what_is_compiled_last_is_what_can_be_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler whose library fails its trials gives way to the next; if all fail, nothing is replaced."""
     if shutil.which("cc") is None:

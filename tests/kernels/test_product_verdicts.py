@@ -80,6 +80,7 @@ def test_a_verdict_says_what_was_measured() -> None:
     assert ways == {"our own kernels", "oneDNN", "PyTorch"}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["float32", "bfloat16"]), st.integers(1, 256), st.integers(0, 99), RATIOS, RATIOS)
 def test_a_verdict_that_is_written_is_read(
     tmp_path_factory: Any, dtype: str, threads: int, turns: int, compiled: float, onednn: float
@@ -165,6 +166,7 @@ def _add_slowly(file: Path, threads: int, start: Any) -> None:
     assert not problem and ("float32", threads) in in_force
 
 
+@pytest.mark.slow
 def test_no_verdict_is_lost_where_processes_add_to_the_same_file(tmp_path: Path) -> None:
     file = write(tmp_path / "products.json", verdict(threads=99))
     context = multiprocessing.get_context("fork")

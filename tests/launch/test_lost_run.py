@@ -30,6 +30,7 @@ def a_killed_run(path: Path, holder: Holder = DEAD) -> RunDirectory:
     directory = RunDirectory(path)
     directory.config_file.write_text(dump_run_config(load_run_config(preset="tiny")), encoding="utf-8")
     claim_folder(path, CLAIM, holder)
+    directory.write_environment({"ranks": [{"host": holder.host}]})
     writer = MetricsWriter(directory.metrics_file)
     for number in range(1, 4):
         writer.write("iteration", {"iteration": number, "seconds": 0.5, "loss": 7.0 - number, "tokens": 128})
@@ -48,7 +49,9 @@ def test_the_end_of_a_run_of_which_nobody_is_left_is_recorded(tmp_path: Path) ->
     assert directory.write_result(Result(INTERRUPTED, "stopped: x", 1.0, 2.0), replace=False), "by a rank that knows"
 
 
-def test_nothing_is_concluded_about_a_run_that_may_have_processes(tmp_path: Path) -> None:
+def test_nothing_is_concluded_about_a_run_that_may_have_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     me = psutil.Process()
     holders = {
         "alive": replace(DEAD, process=me.pid, born=me.create_time()),
@@ -58,12 +61,19 @@ def test_nothing_is_concluded_about_a_run_that_may_have_processes(tmp_path: Path
     for name, holder in holders.items():
         assert conclude_lost_run(a_killed_run(tmp_path / name, holder).path) is None, name
     many_hosts = a_killed_run(tmp_path / "hosts")
-    many_hosts.write_environment({"hosts": [DEAD.host, "another"]})
+    many_hosts.write_environment({"ranks": [{"host": DEAD.host}, {"host": "another"}]})
+    unknown_hosts = a_killed_run(tmp_path / "unknown")
+    (unknown_hosts.path / "environment.json").unlink()
+    of_another_user = a_killed_run(tmp_path / "user")
+    claims = list(of_another_user.path.glob(f"{CLAIM}.*"))
+    monkeypatch.setattr("os.getuid", lambda: claims[0].stat().st_uid + 1)
+    assert conclude_lost_run(of_another_user.path) is None
+    monkeypatch.undo()
     of_a_job = a_killed_run(tmp_path / "submitted")
     (of_a_job.path / "job.jsonl").write_text("")
     damaged = a_killed_run(tmp_path / "damaged")
     (damaged.path / "result.json").write_text("{")
-    for directory in (many_hosts, of_a_job, damaged):
+    for directory in (many_hosts, unknown_hosts, of_a_job, damaged):
         assert conclude_lost_run(directory.path) is None
     assert conclude_lost_run(tmp_path / "no run") is None
 

@@ -94,6 +94,7 @@ def test_ranks_that_a_launcher_starts_slowly_are_waited_for(ranks: Ranks) -> Non
     assert ranks.after(watch, 60) == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_never_seen_may_not_have_been_started_yet(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_an_invalid_range_is_refused(text: str) -> None:
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=6)
 
 
+@pytest.mark.slow
 @given(ranges)
 def test_skipped_samples_are_those_in_the_ranges(pairs: "List[tuple[int, int]]") -> None:
     skipped = SkippedSamples([f"{first}-{first + more}" if more else str(first) for first, more in pairs])

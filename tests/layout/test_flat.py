@@ -19,6 +19,7 @@ def test_without_gaps_the_elements_are_the_parameters() -> None:
     assert flat_layout(model_tensors(MODEL, 1), 1, 1, 64, 64, 2**20).elements == parameter_count(MODEL)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 7), st.sampled_from([2, 4, 8]), st.integers(1, 2**16))
 def test_buckets_cover_all_and_divide_by_the_shards(tp: int, shards: int, item: int, bucket_bytes: int) -> None:
     layout = flat_layout(model_tensors(MODEL, tp), tp, shards, item, max(4, item), bucket_bytes)

@@ -29,6 +29,7 @@ def test_ranks_map_to_distinct_coordinates_in_every_order(layout: LayoutConfig, 
     assert [rank_of(coordinates, layout, order) for coordinates in coordinates_of_ranks] == list(range(layout.ranks))
 
 
+@pytest.mark.slow
 @given(layouts, orders)
 def test_ranks_along_the_fastest_axis_are_consecutive(layout: LayoutConfig, order: str) -> None:
     fastest = order.split(",")[0]
@@ -38,6 +39,7 @@ def test_ranks_along_the_fastest_axis_are_consecutive(layout: LayoutConfig, orde
         assert ranks == list(range(ranks[0], ranks[0] + getattr(layout, fastest)))
 
 
+@pytest.mark.slow
 @given(layouts, orders)
 def test_groups_partition_the_ranks_in_order_of_their_coordinates(layout: LayoutConfig, order: str) -> None:
     for axis, group_of in (("tp", tp_group), ("pp", pp_group), ("dp", dp_group)):
@@ -50,6 +52,7 @@ def test_groups_partition_the_ranks_in_order_of_their_coordinates(layout: Layout
         assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
 
 
+@pytest.mark.slow
 @given(layouts, orders)
 def test_the_embedding_is_shared_by_the_ends_of_each_pipeline(layout: LayoutConfig, order: str) -> None:
     for rank in range(layout.ranks):

@@ -18,6 +18,7 @@ from fugaku_gpt.layout.tensors import model_tensors
 layouts = st.builds(LayoutConfig, dp=st.integers(1, 6), tp=st.integers(1, 6), pp=st.integers(1, 6))
 
 
+@pytest.mark.slow
 @given(layouts)
 def test_ranks_map_to_distinct_coordinates(layout: LayoutConfig) -> None:
     coordinates_of_ranks = [coordinates_of(rank, layout) for rank in range(layout.ranks)]
@@ -25,6 +26,7 @@ def test_ranks_map_to_distinct_coordinates(layout: LayoutConfig) -> None:
     assert [rank_of(coordinates, layout) for coordinates in coordinates_of_ranks] == list(range(layout.ranks))
 
 
+@pytest.mark.slow
 @given(layouts)
 def test_tensor_parallel_ranks_are_neighbours_and_groups_partition_the_ranks(layout: LayoutConfig) -> None:
     for group_of in (tp_group, dp_group):
@@ -40,6 +42,7 @@ def test_a_rank_outside_the_layout_is_refused(rank: int) -> None:
         coordinates_of(rank, LayoutConfig(dp=2, tp=2))
 
 
+@pytest.mark.slow
 @given(
     dp=st.sampled_from([1, 2, 3]), micro=st.sampled_from([1, 2, 4]), steps=st.integers(1, 3), done=st.integers(0, 99)
 )

@@ -40,6 +40,7 @@ def partitions(draw: st.DrawFn) -> Tuple[Tuple[int, ...], List[Region]]:
     return shape, regions
 
 
+@pytest.mark.slow
 @given(slices(), st.data())
 def test_rectangles_make_up_a_flat_range_in_order(cut: Tuple[Tuple[int, ...], Region], data: st.DataObject) -> None:
     shape, region = cut
@@ -53,6 +54,7 @@ def test_rectangles_make_up_a_flat_range_in_order(cut: Tuple[Tuple[int, ...], Re
     assert np.concatenate([*seen, np.empty(0, int)]).tolist() == local[first:stop].tolist()
 
 
+@pytest.mark.slow
 @given(partitions())
 def test_the_rectangles_of_all_ranks_make_up_the_tensor_once(cut: Tuple[Tuple[int, ...], List[Region]]) -> None:
     shape, regions = cut
@@ -62,6 +64,7 @@ def test_the_rectangles_of_all_ranks_make_up_the_tensor_once(cut: Tuple[Tuple[in
     assert (times == 1).all() and tiles(regions, shape)
 
 
+@pytest.mark.slow
 @given(partitions(), st.data())
 def test_tiles_agrees_with_counting(cut: Tuple[Tuple[int, ...], List[Region]], data: st.DataObject) -> None:
     shape, regions = cut
@@ -72,6 +75,7 @@ def test_tiles_agrees_with_counting(cut: Tuple[Tuple[int, ...], List[Region]], d
     assert tiles(drawn, shape) == bool((times == 1).all())
 
 
+@pytest.mark.slow
 @given(slices(), st.data())
 def test_an_intersection_holds_the_elements_of_both_regions(
     cut: Tuple[Tuple[int, ...], Region], data: st.DataObject

@@ -53,6 +53,7 @@ def test_every_schedule_is_complete_and_free_of_deadlock(shape: Shape) -> None:
     assert report.messages == 2 * micro_batches * (stages * chunks - 1) * (stages > 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(shapes())
 def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> None:
@@ -62,6 +63,7 @@ def test_chunks_see_micro_batches_in_order_whatever_the_kind(shape: Shape) -> No
             assert sorted(seen) == sorted(seen, key=lambda pair: pair[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(shapes(), st.sampled_from([1.0, 2.0, 3.0]))
 def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> None:
@@ -78,6 +80,7 @@ def test_the_bubble_is_that_of_the_formula(shape: Shape, backward: float) -> Non
     assert times.idle_share[0] == pytest.approx(1 - 1 / (1 + times.bubble[0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(shapes())
 def test_waiting_at_once_costs_nothing_where_stages_run_in_lockstep(shape: Shape) -> None:
@@ -87,6 +90,7 @@ def test_waiting_at_once_costs_nothing_where_stages_run_in_lockstep(shape: Shape
     assert times.bubble == pytest.approx([ideal_bubble(*shape)] * stages)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(shapes(), st.floats(0.1, 4), st.floats(0.1, 4), st.floats(0, 1))
 def test_waiting_on_use_is_never_slower(shape: Shape, forward: float, backward: float, latency: float) -> None:
@@ -96,6 +100,7 @@ def test_waiting_on_use_is_never_slower(shape: Shape, forward: float, backward: 
     assert on_use >= max(simulate(schedules, timing).busy) - 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.integers(1, 8), st.integers(0, 16), st.floats(0.2, 4), st.floats(0.2, 4), st.floats(0.1, 0.9))
 def test_deferring_weight_gradients_shortens_the_bubble_by_their_time(
@@ -112,6 +117,7 @@ def test_deferring_weight_gradients_shortens_the_bubble_by_their_time(
         assert times.makespan == pytest.approx(times.busy[0] + idle)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_no_stage_of_zero_bubble_holds_more_than_the_first_of_1f1b(stages: int, micro_batches: int) -> None:
@@ -138,6 +144,7 @@ def test_the_makespan_follows_the_slowest_stage_and_the_latency_of_hops() -> Non
     assert simulate(all_stages(("gpipe", 3, 1, 1)), Timing(1, 2, latency=0.5)).makespan == 3 * 3 + 4 * 0.5
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_in_flight_micro_batches_of_gpipe_and_1f1b(stages: int, micro_batches: int) -> None:
@@ -147,6 +154,7 @@ def test_in_flight_micro_batches_of_gpipe_and_1f1b(stages: int, micro_batches: i
     assert report_1f1b.peak_in_flight == tuple(min(micro_batches, stages - stage) for stage in range(stages))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(2, 3))
 def test_in_flight_chunks_of_interleaving(stages: int, groups: int, chunks: int) -> None:
@@ -193,6 +201,7 @@ def test_invalid_values_are_refused(arguments: Tuple[Any, ...], message: str) ->
         schedule(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 4), ("zero_bubble", 1)])
 def test_32_stages_of_64_micro_batches(kind: str, chunks: int) -> None:
     shape = (kind, 32, 64, chunks)
@@ -305,6 +314,7 @@ def test_two_swapped_actions_are_detected_or_harmless(shape: Shape, data: Any) -
         assert simulate(schedules, waits_on_use=waits_on_use).busy == simulate(all_stages(shape)).busy
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(shapes(least_stages=2), st.data())
 def test_the_checker_agrees_with_a_plain_search_for_deadlock(shape: Shape, data: Any) -> None:

@@ -46,6 +46,7 @@ def cut(start: "tuple[int, ...]", shape: "tuple[int, ...]") -> "tuple[slice, ...
     return tuple(slice(first, first + size) for first, size in zip(start, shape))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(configs())
 def test_each_element_of_the_model_is_written_once(config: RunConfig) -> None:
@@ -58,6 +59,7 @@ def test_each_element_of_the_model_is_written_once(config: RunConfig) -> None:
     assert all((count == 1).all() for count in write_counts.values())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(configs(), st.data())
 def test_local_regions_make_up_the_flat_tensors_of_a_rank(config: RunConfig, data: st.DataObject) -> None:

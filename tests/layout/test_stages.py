@@ -25,6 +25,7 @@ def stage_works(chunks: Sequence[Chunk], stages: int, work: Work) -> List[float]
     return totals
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 3), works)
 def test_chunks_tile_the_layers_in_the_interleaved_order(layers: int, stages: int, chunks: int, work: Work) -> None:
     if stages * chunks > layers:
@@ -41,6 +42,7 @@ def test_chunks_tile_the_layers_in_the_interleaved_order(layers: int, stages: in
     assert [chunk.index for chunk in model_chunks if chunk.has_head] == [stages * chunks - 1]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), works)
 def test_no_split_has_less_work_on_the_busiest_stages(layers: int, stages: int, work: Work) -> None:
@@ -56,6 +58,7 @@ def test_no_split_has_less_work_on_the_busiest_stages(layers: int, stages: int, 
     assert ours == pytest.approx(best, abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9), st.sampled_from([(1, 2), (2, 2), (1, 3), (2, 1), (3, 2)]), works)
 def test_chunks_of_a_stage_are_even_too(layers: int, shape: Sequence[int], work: Work) -> None:

@@ -23,6 +23,7 @@ def test_the_hardware_of_a_row_picks_the_machine() -> None:
     assert not any(load_machine(name).has_hardware("TPU") for name in machine_names())
 
 
+@pytest.mark.slow
 def test_unknown_machines_and_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"machine abacus: unknown; valid: a100, a64fx.*, v100"):
         load_machine("abacus")

@@ -82,6 +82,7 @@ def test_every_other_toggle_is_checked_against_the_process(monkeypatch: pytest.M
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_preloaded_library_is_seen_in_the_process(tmp_path: object) -> None:
     """Any shared object under the allocator's name will do: what counts is that it is mapped."""
     folder = str(tmp_path)

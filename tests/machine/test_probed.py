@@ -15,6 +15,7 @@ from fugaku_gpt.planner.trainer.fitting import machine_from_probe
 from tests.planner.probes import even_machine
 
 
+@pytest.mark.slow
 def test_a_probed_machine_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     probed = even_machine().merged_with(even_machine())
     step = StepTiming("tiny", ("model.layers=2", "layout.split=[1, 1]", "layout.pp=2"), 0.5, 0.01)
@@ -31,6 +32,7 @@ def test_a_probed_machine_s_file_is_read_as_it_was_written(tmp_path: Path) -> No
     assert reloaded.probed == probed and machine_yaml(reloaded) == path.read_text()
 
 
+@pytest.mark.slow
 def test_damaged_sections_are_refused_and_the_error_for_a_missing_file_says_how_to_make_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def leftover(folder: Path) -> List[str]:
     return [path.name for path in leftover_segments(folder).dead]
 
 
+@pytest.mark.slow
 def test_only_files_of_mpi_that_nobody_uses_are_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_is_in_container", lambda: False)  # as these tests may be
     dead, other = segment(tmp_path, "mpich_shm_a1b2_0", 8192), segment(tmp_path, "vader_segment.node.0.1.2", 4096)

@@ -6,6 +6,8 @@ import ast
 from pathlib import Path
 from typing import Iterator
 
+import pytest
+
 import fugaku_gpt
 from fugaku_gpt.machine.system import System, this_system, use_system
 
@@ -27,6 +29,7 @@ def test_another_system_is_seen_while_its_context_is_open(tmp_path: Path) -> Non
     assert this_system() is former
 
 
+@pytest.mark.slow
 def test_nothing_else_reads_the_files_of_the_kernel_or_asks_it() -> None:
     users = {
         use

@@ -106,6 +106,7 @@ def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
         Equivalents(tmp_path / "bad.yaml")
 
 
+@pytest.mark.slow
 def test_every_entry_of_our_list_is_a_change_of_a_line_that_is_there() -> None:
     assert Equivalents(Path(__file__).with_name("equivalents.yaml")).stale(ROOT) == []
 
@@ -143,6 +144,7 @@ def test_blank_lines_that_go_with_a_decorator_are_not_counted(toy: Path) -> None
     assert (mutant.line, mutant.before, mutant.after) == (4, "@a.b", "")
 
 
+@pytest.mark.slow
 def test_modules_take_turns(toy: Path) -> None:
     (toy / "fugaku_gpt/config/other.py").write_text("A = 1 + 2 + 3 + 4\n", encoding="utf-8")
     for seed in range(5):

@@ -150,6 +150,7 @@ def test_a_line_that_is_too_long_is_reported_and_read() -> None:
     assert script.options["join"] is True
 
 
+@pytest.mark.slow
 def test_a_line_of_ten_megabytes_is_read() -> None:
     for filling in ("-L a=1,", "'", '"\\"', "$(", "${", "{{", "`", "((", "\\", "-j "):
         line = "#PJM " + filling * (10_000_000 // len(filling))
@@ -220,6 +221,7 @@ any_text = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(any_text)
 def test_any_text_is_read_and_printed(text: str) -> None:
     script = read_script(text)
@@ -230,6 +232,7 @@ def test_any_text_is_read_and_printed(text: str) -> None:
 _PLAIN_WORD = st.text("abcXYZ019._/%:=-\u00e9", min_size=1, max_size=8).filter(lambda word: word != "-")
 
 
+@pytest.mark.slow
 @given(st.lists(_PLAIN_WORD, max_size=12))
 def test_no_argument_of_a_directive_line_is_lost(arguments: List[str]) -> None:
     script = read_script("#PJM " + " ".join(arguments))

@@ -177,6 +177,7 @@ def test_an_invalid_id_is_refused(text: str) -> None:
         expand_job_ids(text)
 
 
+@pytest.mark.slow
 @given(st.from_regex(ID_PATTERN, fullmatch=True))
 def test_ids_are_printed_as_they_are_written(text: str) -> None:
     assert str(parse_job_id(text)) == re.sub(r"(^|[\[_])0+(?=\d)", r"\1", text)
@@ -249,6 +250,7 @@ _LINES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(), st.lists(st.one_of(_LINES, st.text()), max_size=8).map("\n".join)), st.text(max_size=2))
 def test_any_text_can_be_parsed(text: str, delimiter: str) -> None:
     for job_id in submitted_ids(text):

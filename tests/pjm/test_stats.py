@@ -121,6 +121,7 @@ def test_no_signal_is_none_and_success_has_codes_of_zero() -> None:
     assert (job.exit_code, job.signal, job.code) == (0, None, 0)
 
 
+@pytest.mark.slow
 @given(st.randoms())
 def test_the_order_of_keys_does_not_matter(shuffled: random.Random) -> None:
     lines = [line for line in JOB.splitlines() if " :" in line]
@@ -155,6 +156,7 @@ def pairs(text: str) -> Set[Tuple[str, Optional[str]]]:
     return {pair for values in records for pair in values.items()}
 
 
+@pytest.mark.slow
 @given(st.integers(0, len(JOB + NODES)), st.integers(0, len(JOB + NODES)))
 def test_a_hole_in_a_file_costs_only_that_line(start: int, end: int) -> None:
     text = (JOB + NODES)[:start] + (JOB + NODES)[end:]
@@ -167,6 +169,7 @@ def test_a_hole_in_a_file_costs_only_that_line(start: int, end: int) -> None:
     assert set(last_values.items()) <= pairs(text)
 
 
+@pytest.mark.slow
 @given(
     st.one_of(st.text(), st.lists(st.sampled_from((JOB + NODES).splitlines()) | st.text(), max_size=20).map("\n".join))
 )

@@ -233,6 +233,7 @@ _PARSERS: Tuple[Callable[[str], Any], ...] = (
 _ALMOST_VALID = st.text("0123456789:-xhmsGiTorustic=,;()ecpnd!<>_./unlmedvjJab% \u0663\u00b2", max_size=30)
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(), _ALMOST_VALID, st.text("19", min_size=900)))
 def test_any_text_is_parsed_or_refused_with_a_reason(text: str) -> None:
     for parser in (*_PARSERS, lambda text: parse_flags(text, "bes"), lambda text: parse_axes(text, 3)):

@@ -78,6 +78,7 @@ def test_intervals_widen_with_the_distance(name: str) -> None:
         assert (distance > 0) == (width(prediction.seconds) > width(plain.seconds)) == (prediction.row is not row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a64fx", "a100"])
 def test_intervals_hold_rows_of_tables_that_no_fit_has_seen(name: str) -> None:
     machine = load_machine(name)

@@ -104,6 +104,7 @@ def _race(path: Path, number: int, barrier: Any, won: Any) -> None:
         won.put(number)
 
 
+@pytest.mark.slow
 def test_only_a_single_process_of_many_creates_the_file(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(10):

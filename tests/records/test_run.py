@@ -142,6 +142,7 @@ def test_a_folder_claimed_by_a_living_process_is_refused_and_a_dead_ones_is_not(
     assert newest_claim(out, CLAIM)[0] == 2
 
 
+@pytest.mark.slow
 def test_a_starter_and_a_rank_of_the_same_run_share_a_claim(tmp_path: Path, start: Callable[..., Starter]) -> None:
     out = tmp_path / "run"
     starter = start(out, "mark")

@@ -25,6 +25,7 @@ def rules(text: str) -> List[str]:
     return [finding.rule for finding in check_text(text)[1]]
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(rows(), min_size=1, max_size=4, unique_by=lambda row: (row.size, row.nodes, row.dp, row.tp, row.pp)))
 def test_correct_rows_give_no_finding(correct_rows: List[ResultRow]) -> None:
@@ -33,6 +34,7 @@ def test_correct_rows_give_no_finding(correct_rows: List[ResultRow]) -> None:
     assert count == len(correct_rows) and findings == []
 
 
+@pytest.mark.slow
 @few
 @given(rows(failed=True))
 def test_only_failures_without_a_cause_are_reported(row: ResultRow) -> None:
@@ -41,6 +43,7 @@ def test_only_failures_without_a_cause_are_reported(row: ResultRow) -> None:
     assert rules(notes_tables([replace(row, status="ok")])) == ["no-cause"]
 
 
+@pytest.mark.slow
 @few
 @given(rows())
 def test_swapped_seconds_and_tflops(row: ResultRow) -> None:
@@ -69,6 +72,7 @@ def test_any_two_cells_swapped(row: ResultRow, places: "tuple[int, int]") -> Non
     assert rules(table_of(row, own))
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.integers(2, 6))
 def test_a_tensor_split_that_the_heads_do_not_have(row: ResultRow, factor: int) -> None:
@@ -81,6 +85,7 @@ def test_a_tensor_split_that_the_heads_do_not_have(row: ResultRow, factor: int) 
     assert "swapped" in rules(table_of(wide, own)) or "layout" in rules(table_of(wide, own))
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.integers(0, len(COLUMNS) - 2), st.sampled_from(["", "-"]))
 def test_a_cell_too_many(row: ResultRow, position: int, blank: str) -> None:
@@ -89,6 +94,7 @@ def test_a_cell_too_many(row: ResultRow, position: int, blank: str) -> None:
     assert rules(table_of(row, [*own[:position], blank, *own[position:]]))
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.integers(0, len(COLUMNS) - 2))
 def test_a_cell_too_few(row: ResultRow, position: int) -> None:
@@ -98,6 +104,7 @@ def test_a_cell_too_few(row: ResultRow, position: int) -> None:
     assert rules(table_of(row, own[:position] + own[position + 1 :]))
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.sampled_from([("MiB", "GiB"), ("MiB", ""), ("MiB", "KiB")]))
 def test_another_unit_of_memory(row: ResultRow, units: "tuple[str, str]") -> None:
@@ -106,6 +113,7 @@ def test_another_unit_of_memory(row: ResultRow, units: "tuple[str, str]") -> Non
     assert rules(table_of(row, own))
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.sampled_from(["2.2Hz", "2.0Hz", "2200GHz", "2.2MHz"]))
 def test_another_unit_of_the_clock(row: ResultRow, clock: str) -> None:
@@ -116,6 +124,7 @@ def test_another_unit_of_the_clock(row: ResultRow, clock: str) -> None:
     assert rules(table_of(row, own)) == ["unit"]
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.sampled_from([1000.0, 60.0, 0.001]))
 def test_another_unit_of_time(row: ResultRow, factor: float) -> None:
@@ -125,6 +134,7 @@ def test_another_unit_of_time(row: ResultRow, factor: float) -> None:
     assert set(rules(notes_tables([replace(row, seconds_per_iteration=seconds)]))) & {"tflops", "swapped"}
 
 
+@pytest.mark.slow
 @few
 @given(rows())
 def test_the_speed_of_a_single_rank(row: ResultRow) -> None:
@@ -134,6 +144,7 @@ def test_the_speed_of_a_single_rank(row: ResultRow) -> None:
     assert [finding.rule for finding in findings] == ["tflops"]
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.integers(2, 40))
 def test_another_global_batch(row: ResultRow, factor: int) -> None:
@@ -142,6 +153,7 @@ def test_another_global_batch(row: ResultRow, factor: int) -> None:
     assert set(rules(notes_tables([replace(row, global_batch=row.global_batch * factor)]))) & {"tflops", "swapped"}
 
 
+@pytest.mark.slow
 @few
 @given(rows(), st.floats(1.1, 5.0))
 def test_an_aggregate_of_another_row(row: ResultRow, factor: float) -> None:
@@ -155,6 +167,7 @@ def test_an_aggregate_of_another_row(row: ResultRow, factor: float) -> None:
     assert rule in {"aggregate", "swapped"}  # it may be right for a row whose nodes and another cell are swapped
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(rows(), min_size=1, max_size=3), st.data())
 def test_a_row_copied(correct_rows: List[ResultRow], data: st.DataObject) -> None:

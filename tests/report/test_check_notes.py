@@ -59,6 +59,7 @@ def test_the_measured_rows_of_the_notes_on_a100_are_no_findings() -> None:
     assert rule_of_row == WRONG_ON_A100
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_row_of_a100_is_a_finding() -> None:
     """Each row with another global batch, and with TFLOPs of all GPUs of a node."""
     for text, names in a100_tables().items():

@@ -81,6 +81,7 @@ def test_the_row_of_repeats_fails_only_if_all_of_them_failed() -> None:
     assert merge_repeats([row(FAILED), row(OK)]).status == OK
 
 
+@pytest.mark.slow
 def test_rows_of_a_sweep_are_in_order_with_refusals_and_attempts(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("preset: tiny\nrepeats: 2\nmatrix:\n  layout.tp: [4, 3, 1]\n", encoding="utf-8")

@@ -151,6 +151,7 @@ ENDED = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @quick
 @given(
     st.lists(rows(), min_size=1, max_size=4), ENDED, st.sampled_from([(), ("2.2GHz",), ("2.2GHz", "retention_state=0")])

@@ -206,6 +206,7 @@ def test_a_validation_loss_has_a_column_where_a_run_has_it() -> None:
     assert notes_tables(again) == text
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9999))
 def test_clocks_are_read_back(mhz: int) -> None:
     clock = toggle_text("freq_mhz", mhz)

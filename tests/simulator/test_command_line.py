@@ -43,6 +43,7 @@ def test_any_command_line_is_read_or_refused(arguments: "list[str]") -> None:
         assert 0 < refusal.code < 100
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(TEXT, st.sampled_from(["-H", "day=3", "--choose", "jid,st", "--filter", "-vE"])), max_size=6))
 def test_any_pjstat_is_read_or_refused(arguments: "list[str]") -> None:
@@ -55,6 +56,7 @@ def test_any_pjstat_is_read_or_refused(arguments: "list[str]") -> None:
 VALUE = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, blacklist_characters=",()${}`"), min_size=1)
 
 
+@pytest.mark.slow
 @given(VALUE, VALUE)
 def test_arguments_come_through_whatever_quotes_they_have(comment: str, name: str) -> None:
     # an option of pjsub is no argument, alone or with its own argument behind it (-m0)

@@ -308,6 +308,7 @@ def test_background_ranks_end_with_a_script_that_does_not_wait(
     assert not alive(tmp_path / "pid.0") and not alive(tmp_path / "pid.1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "directives", "is_refused"),
     [

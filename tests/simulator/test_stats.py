@@ -76,6 +76,7 @@ def test_a_job_that_never_ran_has_dashes(site: Simulator, write: Write, tmp_path
     assert " freq (ALLOC)              : \n" in text
 
 
+@pytest.mark.slow
 def test_statistics_of_pjstat_name_the_same_rows(site: Simulator, write: Write, tmp_path: Path) -> None:
     job_id = site.submit("--at", "20991231", write("true"), cwd=tmp_path)
     out = site.run("pjstat", "-s", job_id).stdout

@@ -136,6 +136,7 @@ def test_mistakes_are_reported_with_their_position(text: str, message: str) -> N
         holds(text)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.text("()[]+-*/%<>=!., 0123456789'andortilyu_e", max_size=60))
 def test_any_text_is_an_expression_or_a_named_mistake(text: str) -> None:
     try:
@@ -162,6 +163,7 @@ _PIECES = [
 ]
 
 
+@pytest.mark.slow
 @given(
     st.text(max_size=EXPRESSION.value) | st.lists(st.sampled_from(_PIECES), max_size=EXPRESSION.value // 8).map("".join)
 )
@@ -192,6 +194,7 @@ def test_expressions_just_below_a_limit_are_evaluated(text: str, value: int) -> 
 _NUMBERS = st.integers(0, 50)
 
 
+@pytest.mark.slow
 @given(_NUMBERS, _NUMBERS, _NUMBERS, st.sampled_from(["+", "-", "*"]), st.sampled_from(["+", "-", "*"]))
 def test_arithmetic_binds_as_in_mathematics(a: int, b: int, c: int, first: str, second: str) -> None:
     apply = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}

@@ -129,6 +129,7 @@ def test_mistakes_are_reported_with_line_and_remedy(text: str, message: str) -> 
         expand(text)
 
 
+@pytest.mark.slow
 def test_a_product_that_is_too_large_is_refused_before_it_is_made() -> None:
     axes = "".join(f"  training.{key}: {list(range(1, 1001))}\n" for key in ("seed", "iterations", "log_interval"))
     with pytest.raises(ConfigError, match="1000000000 combinations; at most 10,000 runs"):

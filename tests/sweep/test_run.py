@@ -65,6 +65,7 @@ def test_every_row_is_run_even_if_another_row_fails(sweep: Sweep, tmp_path: Path
     assert entry is not None and (entry.row, entry.order, entry.repeat) == ("last", 3, 1)
 
 
+@pytest.mark.slow
 def test_the_same_command_runs_only_missing_runs(sweep: Sweep, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -196,6 +197,7 @@ def test_two_sweeps_do_not_share_a_directory(sweep: Sweep, tmp_path: Path) -> No
     run_sweep(sweep, tmp_path, FakeLaunch(), QuietProgress())
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_leaves_no_lock_and_leftover_ranks_are_ended(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys, time; from pathlib import Path; from fugaku_gpt.sweep.lock import SweepLock\n"
@@ -236,6 +238,7 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str], sweep: Sweep, tmp_pa
     assert lines[1] == "[1/4] dp1-tp1-seed1-r1: ok, 2.0 s, 0.5 s/it, loss 7.000 to 4.000, validation 8.000 to 4.500"
 
 
+@pytest.mark.slow
 def test_the_live_display_follows_the_run_and_leaves_result_lines(
     capfd: pytest.CaptureFixture[str], sweep: Sweep, tmp_path: Path
 ) -> None:

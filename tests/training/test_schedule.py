@@ -29,6 +29,7 @@ def test_the_cosine_is_that_of_the_paper_but_for_the_last_iteration() -> None:
     assert learning_rate(training, 99) == 6e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LR_SCHEDULES)
 @given(warmup=st.integers(0, 20), after=st.integers(2, 60), fraction=st.floats(0.01, 1))
 def test_each_schedule_ends_exactly_where_it_should_and_never_rises_after_the_warm_up(
@@ -76,6 +77,7 @@ def test_the_length_of_the_schedule_may_differ_from_the_run_s() -> None:
     assert learning_rate(training, 9) > 0.99
 
 
+@pytest.mark.slow
 @given(
     warmup=st.integers(0, 50), length=st.integers(51, 500), iteration=st.integers(0, 600), low=st.floats(0, 1, width=32)
 )

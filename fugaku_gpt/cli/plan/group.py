@@ -72,9 +72,9 @@ def check(
 
     Exit codes: 0 everything fits, 1 something does not (the first mismatch is named), 2 usage or config error.
     """
-    started = time.monotonic()
     from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
 
+    started = time.monotonic()
     config = load_with_vocabulary(source)
     try:
         plans = _plans(config, _replicas(config, ranks, dp), micro_batches)

@@ -68,12 +68,18 @@ def _inner_text(command: Command, document: Optional[Tuple[str, int]]) -> Option
     at = next((index for index, word in enumerate(argv) if word.text.rpartition("/")[2] in _SHELLS), None)
     if at is None or (at > 0 and command.name not in PREFIX_COMMANDS):
         return None
-    index, has_text = at + 1, False
+    index, has_text, reads_input = at + 1, False, False
     while index < len(argv) and argv[index].text[:1] in ("-", "+"):
         option = argv[index].text
-        has_text = has_text or (option.startswith("-") and not option.startswith("--") and "c" in option)
-        index += 2 if option in _OPTIONS_WITH_VALUE else 1
-    if index == len(argv) and not has_text and document is not None:
+        index += 1
+        if option == "--":
+            break
+        is_short = option.startswith("-") and not option.startswith("--")
+        has_text = has_text or (is_short and "c" in option)
+        reads_input = reads_input or (is_short and "s" in option)
+        if option in _OPTIONS_WITH_VALUE or (is_short and option[-1] in "oO"):  # as `-euo pipefail`
+            index += 1
+    if (index >= len(argv) or reads_input) and not has_text and document is not None:
         return Word(document[0], document[0], document[1], 0)
     return argv[index] if has_text and index < len(argv) else None
 

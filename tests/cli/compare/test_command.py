@@ -79,6 +79,7 @@ def test_plots_of_a_comparison_are_reproducible(finished: Path, tmp_path: Path) 
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_recorded_rows_and_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(f"{MEASUREMENTS}:torch=1.7", f"{MEASUREMENTS}:torch=1.10", "--format", "md") == EXIT_OK
     text = capsys.readouterr().out
@@ -92,6 +93,7 @@ def test_recorded_rows_and_runs_are_compared(tmp_path: Path, capsys: pytest.Capt
     assert compare(*sides, "--fail-on", "slower") == EXIT_FINDINGS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["pjm", "slurm"])
 def test_the_script_of_a_job_that_runs_both_sides_is_clean(
     scheduler: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -80,6 +80,7 @@ def test_the_report_of_recorded_rows_names_effects_that_are_not_identified(capsy
     assert "effect" in text and "not identified:" in text and "noise between jobs" in text
 
 
+@pytest.mark.slow
 def test_a_submitted_design_asks_first_and_prints_commands_that_can_be_pasted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

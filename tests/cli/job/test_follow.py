@@ -145,6 +145,7 @@ def test_cancel_hold_and_release_report_the_accepted_jobs(capsys: Capture) -> No
     assert "no job is waiting or running" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_cancel_finds_a_job_whose_submission_was_killed(capsys: Capture) -> None:
     directory = prepare_run_directory("killed", "sleep 900")
     scheduler = LocalScheduler()
@@ -246,11 +247,13 @@ def test_resume_leaves_a_lost_job_alone_that_cannot_be_cancelled(
     assert not LocalScheduler().store.root.exists()
 
 
+@pytest.mark.slow
 def test_resume_submits_a_lost_job_of_which_the_scheduler_knows_nothing(capsys: Capture) -> None:
     assert run(["job", "resume", str(lose_job("lost"))]) == 0
     assert capsys.readouterr().out == "local-1\n"
 
 
+@pytest.mark.slow
 def test_logs_escape_control_characters_of_the_script_s_output(capsys: Capture) -> None:
     directory = prepare_run_directory("loud", "printf 'one\\ntwo\\n\\033[31mred\\n'; end 0")
     run(["job", "submit", str(directory)])
@@ -264,6 +267,7 @@ def test_logs_escape_control_characters_of_the_script_s_output(capsys: Capture) 
     assert "rank 3 has printed nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_logs_of_any_length_take_little_memory(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = prepare_run_directory("long", "end 0")
     run(["job", "submit", str(directory)])

@@ -156,6 +156,7 @@ def test_a_bad_limits_file_or_pjacl_output_is_refused(
     assert "write GROUP=FILE" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from fugaku_gpt.cli.main import run; run(['job', 'lint', '--help']); "

@@ -180,6 +180,7 @@ def test_an_eco_state_that_follows_from_the_clock_is_extrapolated(capsys: pytest
     assert "eco_state" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "note"),
     [

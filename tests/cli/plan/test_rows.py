@@ -45,6 +45,7 @@ def test_every_row_is_predicted_or_refused(capsys: pytest.CaptureFixture[str]) -
     assert too_large == ids_out_of_memory | {"fsweep.t1.L9", "fsweep.t3.L38", "fsweep.t1.L6"}
 
 
+@pytest.mark.slow
 def test_predictions_do_not_read_measured_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = reference()[:40]
     run(["plan", "predict", "--rows", _write(tmp_path / "a.csv", lines), "--format", "csv"])
@@ -64,6 +65,7 @@ def test_unknown_hardware_is_refused_by_row(tmp_path: Path, capsys: pytest.Captu
     assert second["refused"].startswith("hardware Abacus: no machine file is for it; known: A100-80GB, A64FX")
 
 
+@pytest.mark.slow
 def test_a_fit_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in reference() if line["hardware"].startswith("V100")]
     rows, out = _write(tmp_path / "rows.csv", lines), tmp_path / "mine.yaml"
@@ -128,6 +130,7 @@ def test_a_single_row_has_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [error["baseline_median"] for error in json.loads(capsys.readouterr().out)] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["no/such/folder/m.yaml", "m.txt"])
 def test_a_machine_file_that_cannot_be_written_is_refused_before_the_work(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

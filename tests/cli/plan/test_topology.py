@@ -64,6 +64,7 @@ def test_measured_keeps_only_layouts_without_extrapolation(capsys: pytest.Captur
     assert layouts and all(not layout["extrapolated"] for layout in layouts)
 
 
+@pytest.mark.slow
 def test_max_nodes_and_a_range_of_global_batches(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--max-nodes", "12", "--global-batch", "90-130", "--constraint", "GBS % 32 == 0"]
     layouts = json_of(capsys, "plan", "topology", "--model", "124m", *sizes, "--top", "40")

@@ -92,6 +92,7 @@ def test_an_unclosed_quote_is_an_ordinary_character() -> None:
     assert argument_lists("echo it's\nmpiexec ./a")[-1] == ["mpiexec", "./a"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join) | st.text(max_size=200))
 def test_any_text_can_be_scanned(text: str) -> None:
     lines = text.count("\n") + 1
@@ -104,6 +105,7 @@ def test_any_text_can_be_scanned(text: str) -> None:
 MANY = 20000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("piece", "expected"),
     [
@@ -162,3 +164,22 @@ def test_a_command_is_in_a_branch_if_something_around_it_is() -> None:
 def test_a_plain_line_after_a_condition_ends_the_branch() -> None:
     in_branch = {command.name: command.in_branch for command in scan_commands("test a &&\nb c\nd e\n").commands}
     assert in_branch == {"test": False, "b": True, "d": False}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bash -euo pipefail -c 'mpiexec ./a'",
+        "bash -o pipefail -c 'mpiexec ./a'",
+        "bash -s -- x <<END\nmpiexec ./a\nEND\n",
+        "bash -s x <<END\nmpiexec ./a\nEND\n",
+    ],
+)
+def test_an_inner_shell_is_found_behind_options(text: str) -> None:
+    body = scan_commands(text)
+    assert [command.name for command in with_inner_commands(body.commands, body.documents)] == ["bash", "mpiexec"]
+
+
+def test_a_script_file_is_no_inner_shell() -> None:
+    body = scan_commands("bash -eu -- ./a <<END\nmpiexec ./a\nEND\n")
+    assert [command.name for command in with_inner_commands(body.commands, body.documents)] == ["bash"]

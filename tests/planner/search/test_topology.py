@@ -111,6 +111,7 @@ def _search_on_512_nodes() -> Tuple[SearchSpace, CostedLayouts]:
     return space, search_layouts(space)
 
 
+@pytest.mark.slow
 def test_only_layouts_that_fit_are_ranked_and_by_time() -> None:
     space, costed = _search_on_512_nodes()
     assert 0 < len(costed.ranking) < len(costed.seconds)
@@ -214,6 +215,7 @@ def test_layouts_that_do_not_fit_this_trainer_are_replaced_by_the_next() -> None
     assert dropped == fitting_indices[2] - 2 > 0
 
 
+@pytest.mark.slow
 def test_a_slower_variant_represents_a_shape_where_the_fastest_does_not_fit() -> None:
     space, costed = _search_on_512_nodes()
     (fastest,), _ = best_layouts(space, costed, 1)

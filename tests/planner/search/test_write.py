@@ -35,6 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tuple[List[RankedLayout
     return best, write_layouts(best, tmp_path_factory.mktemp("best"), "measure", 7)
 
 
+@pytest.mark.slow
 def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(
     written: Tuple[List[RankedLayout], List[Path]],
 ) -> None:
@@ -50,6 +51,7 @@ def test_run_files_read_back_as_the_layouts_and_name_their_rank_maps(
         assert file.read_text().startswith(f"# predicted: {layout.prediction.seconds.value:.4g} s per iteration")
 
 
+@pytest.mark.slow
 def test_plan_check_proves_every_layout(
     written: Tuple[List[RankedLayout], List[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def test_contradicting_rows_widen_the_uncertainty() -> None:
     assert width(0.5) > 3 * width(0.0)
 
 
+@pytest.mark.slow
 def test_left_out_rows_are_not_in_their_fit() -> None:
     """Changing a row's measurement changes no prediction of that row."""
     machine, rows = load_machine("v100"), of_hardware("V100")
@@ -96,6 +97,7 @@ def test_out_of_memory_rows_pull_the_peak_over_the_capacity() -> None:
     assert list(peak > problem.capacity) == list(problem.out_of_memory)
 
 
+@pytest.mark.slow
 def test_the_reference_rows_of_v100_are_predicted_when_left_out() -> None:
     refitted = refit(load_machine("v100"), of_hardware("V100"), ("configuration",))
     score = score_figures(refitted, "configuration")

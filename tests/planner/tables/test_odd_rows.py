@@ -55,6 +55,7 @@ _CHANGED = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_CHANGED, min_size=10, max_size=20))
 def test_any_cells_give_a_prediction_or_a_reason(changes: List[Tuple[int, Dict[str, str]]]) -> None:
@@ -65,6 +66,7 @@ def test_any_cells_give_a_prediction_or_a_reason(changes: List[Tuple[int, Dict[s
         _assert_finite_or_refused(outcome)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_any_shape_that_can_run_is_predicted_and_extrapolation_is_named(data: st.DataObject) -> None:
@@ -199,6 +201,7 @@ def test_shifted_and_short_lines_are_refused_alone(tmp_path: Path) -> None:
     assert isinstance(empty, RefusedRow) and empty.id == "" and empty.reason == "layers is not given"
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shuffling or removing the measured columns of the reference changes no prediction."""
     lines = reference()

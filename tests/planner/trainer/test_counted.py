@@ -35,6 +35,7 @@ def _predict(*settings: str, preset: str = "124m") -> CountedPrediction:
     return predict_counted(_run(*settings, preset=preset), MACHINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [(), ("layout.zero=1",), ("layout.dp=1", "layout.pp=4"), ("layout.dp=2", "layout.tp=2")]
 )
@@ -50,11 +51,13 @@ def test_the_components_add_up_to_the_iteration(settings: "tuple[str, ...]") -> 
     assert 0 < prediction.share_of_peak(total.not_overlapped) <= prediction.share_of_peak(total.overlapped) < 1
 
 
+@pytest.mark.slow
 def test_rounded_gradients_are_counted_where_no_replicas_sum_them() -> None:
     settings = ("layout.dp=1", "layout.pp=4")
     assert _predict(*settings, "training.gradient_dtype=bfloat16").total == _predict(*settings).total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["1f1b", "zero_bubble"])
 def test_a_pipeline_idles_for_as_long_as_passes_take(kind: str) -> None:
     prediction = _predict("layout.dp=1", "layout.pp=4", f"layout.schedule={kind}")
@@ -86,6 +89,7 @@ def test_a_faster_clock_speeds_up_the_cores_alone() -> None:
     assert fast.components[ELEMENTWISE].memory == pytest.approx(slow.components[ELEMENTWISE].memory)
 
 
+@pytest.mark.slow
 def test_the_figures_of_the_components_add_up_to_those_of_the_iteration() -> None:
     prediction = _predict("layout.dp=1", "layout.pp=4")
     *components, iteration = prediction.figures()
