@@ -127,6 +127,17 @@ def test_a_lock_beside_the_pins_is_installed_by_hashes(tmp_path: Path) -> None:
     rows = {row.subject: row for row in check_environment(profile, "")}
     assert [rows[subject].status for subject in ("packages", "fugaku_gpt")] == [OK] * 2
 
+    # what is there without a check is installed again by the next call that checks all
+    with pytest.raises(RunFailed) as caught:
+        create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append)
+    assert "DO NOT MATCH THE HASHES" in str(caught.value)
+
+    # a pin that was changed after the lock was made is not ignored
+    (tmp_path / "pins.txt").write_text("tiny==1.3\n", encoding="utf-8")
+    with pytest.raises(RunFailed) as caught:
+        create(profile, tmp_path / "venv", sys.executable, pip_arguments, lines.append)
+    assert "has what its lock has not: tiny==1.3" in str(caught.value)
+
 
 def test_an_environment_that_cannot_be_created_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     profile = resolve(str(_profile(tmp_path, "tiny==1.2\n")))
