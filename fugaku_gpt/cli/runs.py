@@ -39,7 +39,11 @@ _store_argument = click.argument("store", metavar="[STORE]", required=False, def
 
 @click.group()
 def runs() -> None:
-    """List and show the runs in STORE (default: runs), in the folders of sweeps below it, and their attempts."""
+    """List and show the runs in STORE (default: runs), in the folders of sweeps below it, and their attempts.
+
+    The end of a run of yours whose processes on this machine are all gone, and which has no result, is recorded in it
+    as `lost`.
+    """
 
 
 @runs.command("ls")

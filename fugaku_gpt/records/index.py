@@ -36,9 +36,8 @@ VERSION = 2
 TICK_NS = 2_000_000_000
 
 Record = Any
-_STAMP = struct.Struct(
-    "<QqqQ"
-).pack  # size, time of change, time of change of the status (they may be before 1970), inode
+# size, time of change, time of change of the status (they may be before 1970), inode
+_STAMP = struct.Struct("<QqqQ").pack
 
 
 class Entry(NamedTuple):
