@@ -59,6 +59,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> List[MeasuredProducts]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("measured")
+@pytest.mark.long
 def test_kernels_are_compiled_and_tried_once_and_again_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

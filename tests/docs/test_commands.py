@@ -156,6 +156,7 @@ SHORTER = {"iterations: 60": "iterations: 6", "eval_interval: 30": "eval_interva
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_s_commands_work_in_sequence(folder: Path) -> None:
     program = folder / "bin" / "fugaku-gpt"
     program.parent.mkdir()

@@ -61,6 +61,7 @@ def test_an_incomplete_environment_is_marked_and_finished_by_the_same_command(tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mpi4py_is_compiled_anew_for_another_mpi_on_path(tmp_path: Path) -> None:
     """Though pip has kept what it compiled for the first: its cache is looked up by the version alone."""
     wheels = tmp_path / "wheels"

@@ -146,11 +146,10 @@ NARROW: List[str] = [
 
 
 def is_long(case: str, dtype: str) -> bool:
-    """Whether a case is a long test: eight ranks in float32, whose kernels fewer ranks try, or with many features at
-    once in 16 bits. Each takes several seconds where the ranks share two cores."""
-    if config_of(case).layout.ranks < 8:
-        return False
-    return dtype == "float32" or (dtype in ("bfloat16", "float16") and len(case.split()) > 8)
+    """Whether a case is a long test: four or more ranks in float32, whose kernels one and two ranks try, and eight
+    with more than eight words. Each takes several seconds where the ranks share two cores."""
+    ranks = config_of(case).layout.ranks
+    return (ranks >= 4 and dtype == "float32") or (ranks == 8 and len(case.split()) > 8)
 
 
 def config_of(case: str, *more: str) -> RunConfig:

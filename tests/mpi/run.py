@@ -2,7 +2,7 @@
 
     mpirun -n 4 python -m tests.mpi.run [options of pytest]    # the tests for four ranks
     mpirun -n 8 python -m tests.mpi.run --all [options]        # one suite after the other, on 8, 4, 2 and 1 ranks
-    mpirun -n 8 python -m tests.mpi.run --long [options]       # the long tests, on 8, 6 and 3 ranks
+    mpirun -n 8 python -m tests.mpi.run --long [options]       # the long tests, on 8, 6, 4 and 3 ranks
 
 Starting a rank takes as long as many tests. So with ``--all`` and ``--long`` the first ranks of eight run the suites of
 fewer ranks, too, while the others wait, and references that one rank has trained serve all suites. At the end of

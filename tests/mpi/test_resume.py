@@ -139,11 +139,21 @@ def test_damage_that_a_single_rank_reads_is_reported_on_all(world: Communicator,
     assert problem is not None and problem.startswith("rank 1: ") and "data-000001.safetensors: damaged: " in problem
 
 
+def test_a_checkpoint_of_a_layout_resumes_in_another(world: Communicator, folder: Path) -> None:
+    """The pairs of two ranks; those of four take long."""
+    _check_pairs(world, folder, ranks=2)
+
+
+@pytest.mark.long
 def test_a_checkpoint_of_each_layout_resumes_in_each_other(world: Communicator, folder: Path) -> None:
+    _check_pairs(world, folder, ranks=4)  # all pairs of eight ranks: `make soak`
+
+
+def _check_pairs(world: Communicator, folder: Path, ranks: int) -> None:
     from tests.mpi.reshard import LAYOUTS, TOLERANCE, reshard
 
-    if world.size != 4:  # the pairs that fit on two ranks are among them
-        pytest.skip("four ranks; all pairs of eight ranks take long: `make soak`")
+    if world.size != ranks:
+        pytest.skip("another number of ranks")
     fitting = sum(ranks <= world.size for ranks, _ in LAYOUTS)
     pairs, worst = reshard(world, folder, steps=2)
     assert pairs == fitting**2 and worst <= TOLERANCE

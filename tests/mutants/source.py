@@ -85,6 +85,8 @@ def mutants_of_lines(root: Path, file: str, lines: Sequence[str]) -> Iterator[Mu
     text = (root / file).read_text(encoding="utf-8")
     source = [single_spaced(line) for line in text.split("\n")]
     for number, node in enumerate(ast_nodes(get_ast(text))):
+        if not any(line in lines for line in source[node.start_pos[0] - 1 : node.end_pos[0]]):
+            continue
         for name, index in _changes(node):
             position = list(OPERATORS[name].mutation_positions(node))[index]
             if any(source[line - 1] in lines for line in range(position[0][0], position[1][0] + 1)):
