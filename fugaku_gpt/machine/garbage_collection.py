@@ -14,14 +14,9 @@ def gc_paused() -> Iterator[None]:
     That leaves hardly any garbage, but each full collection traverses all objects of PyTorch (together a tenth of a
     second and more of a start). Objects that exist at the end are never traversed again.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with gc_suspended():
         yield
         gc.freeze()
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

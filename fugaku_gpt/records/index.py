@@ -105,7 +105,7 @@ def read_index(folder: Path, schema: str, make_record: MakeRecord, present_ns: O
         written_ns = head["time_ns"]
         if head != _head(schema, written_ns, memoryview(content)[start:]):
             return {}
-        if present_ns is not None and written_ns > present_ns + max(TICK_NS, 0):
+        if present_ns is not None and written_ns > present_ns + TICK_NS:
             return {}
         lines = content[start:].splitlines()
         del content

@@ -153,6 +153,30 @@ def run_directory(path: Path) -> object:
     return _rendered(rows)
 
 
+def store_index(path: Path) -> object:
+    """The index of a store as `runs ls` reads and prints it; its entries count as those of unchanged runs."""
+    from fugaku_gpt.cli.runs import _COLUMNS, _RANKS, _cell_of, _sorted, _Values
+    from fugaku_gpt.jobs.store import _record_of_line, _schema
+    from fugaku_gpt.records.index import read_index
+
+    records = [entry.record for entry in read_index(path.parent, _schema(), _record_of_line, None).values()]
+    shown = [*_COLUMNS, _RANKS, "layout.dp", "data.paths", "job.elapse"]
+    values = _Values(records, shown)
+    return [
+        [_cell_of(name, form)(values.of(name)(record)) for record in _sorted(records, name, values)]
+        for name in shown
+        for form in ("table", "json")
+    ]
+
+
+def sealed_index(content: bytes) -> bytes:
+    from fugaku_gpt.jobs.store import _schema
+    from fugaku_gpt.records.index import _head
+
+    body = content.partition(b"\n")[2]
+    return json.dumps(_head(_schema(), 0, body)).encode("ascii") + b"\n" + body
+
+
 def job(path: Path) -> object:
     from fugaku_gpt.jobs.outcome import job_outcome
     from fugaku_gpt.records.job import exit_records, read_history

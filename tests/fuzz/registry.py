@@ -187,6 +187,19 @@ def _in_comparison(file: str, form: str) -> Reader:
     )
 
 
+def _index() -> bytes:
+    """An index of two runs with the same settings, and one with others."""
+    from fugaku_gpt.jobs.store import _values_of, read_record
+    from fugaku_gpt.records.index import LineWriter
+
+    record, writer = read_record(RUN, "."), LineWriter()
+    assert record is not None
+    runs = [("a", record.settings), ("b/c", record.settings), ("d", {"layout.dp": 2, "data.paths": ["x"]})]
+    lines = [writer.line(run, 31, f"{number:032x}", _values_of(record), settings)
+             for number, (run, settings) in enumerate(runs)]  # fmt: skip
+    return readers.sealed_index(b"\n" + b"\n".join(lines))
+
+
 def all_readers() -> Tuple[Reader, ...]:
     """Every reader."""
     presets = sorted((ROOT / "fugaku_gpt" / "config" / "presets").glob("*.yaml"))
@@ -227,6 +240,7 @@ def all_readers() -> Tuple[Reader, ...]:
         _in_comparison("pair-002/b/environment.json", JSON),
         _in_comparison("pair-002/b/metrics.jsonl", LINES),
         _in_comparison("pair-002/b/operators.json", JSON),
+        Reader("index of runs", ".runs-index.json", LINES, readers.store_index, (_index(),), seal=readers.sealed_index),
         Reader("jobs of a run", "job.jsonl", LINES, readers.job, (JOBS,), _folder(RUN), cost=8),
         Reader("exit record", "exit/9.json", JSON, readers.job, _json(EXIT), {"job.jsonl": JOBS}, cost=4),
         Reader("checkpoint: manifest", "manifest.json", JSON, readers.manifest, manifest, checkpoint, cost=8),

@@ -32,7 +32,7 @@ CONFIG = load_run_config(preset="tiny", overrides=["layout.dp=2"])
 @pytest.fixture(autouse=True)
 def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled at once; a coarse clock has a separate test."""
-    monkeypatch.setattr(index, "TICK_NS", -(10**12))
+    monkeypatch.setattr(store, "is_settled", lambda newest_ns, since_ns: True)
 
 
 def by_path(store: Path) -> Dict[str, RunRecord]:
@@ -280,6 +280,7 @@ def test_a_clock_that_was_set_back_makes_the_index_void(tmp_path: Path, monkeypa
 
 
 def test_files_of_the_future_are_not_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "is_settled", index.is_settled)
     monkeypatch.setattr(index, "TICK_NS", 0)
     run = make(tmp_path / "a")
     os.utime(run.path / "result.json", (4e9, 4e9))
@@ -312,6 +313,7 @@ def test_runs_share_settings_and_each_line_of_the_index_is_complete(tmp_path: Pa
 
 
 def test_a_change_within_a_tick_of_the_clock_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "is_settled", index.is_settled)
     monkeypatch.setattr(index, "TICK_NS", 10**12)  # nothing of this test is ever old enough
     run = make(tmp_path / "a")
     assert list_runs(tmp_path).read == 1 and list_runs(tmp_path).read == 1
