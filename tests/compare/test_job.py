@@ -20,6 +20,7 @@ from tests.support.waiting import until_state
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 def test_both_sides_take_turns_inside_a_single_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def _profile(tmp_path: Path, pins: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_incomplete_environment_is_marked_and_finished_by_the_same_command(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
@@ -100,6 +101,7 @@ def test_mpi4py_is_compiled_anew_for_another_mpi_on_path(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_lock_beside_the_pins_is_installed_by_hashes(tmp_path: Path) -> None:
     """With all that it lists; fugaku_gpt itself is built by its setuptools."""
     wheels = tmp_path / "wheels"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ("torch-1.7", "torch-1.10", "torch-1.13", "torch-2.13", "a64fx-torch-1.10")
 DEPENDENCIES = Path(click.__file__).parents[1]  # the folder of the packages that the tests use
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -200,8 +200,11 @@ def start_with_a_broken_rank(tmp_path: Path, behaviour: str) -> "subprocess.Pope
 @pytest.mark.parametrize(
     ("behaviour", "ending"),
     [
-        ("sys.modules['mpi4py'] = None", "ended (exit code 1) before it joined MPI"),
-        ("os._exit(0)", "before it joined MPI"),  # Open MPI's launcher does not tell the code
+        pytest.param(
+            "sys.modules['mpi4py'] = None", "ended (exit code 1) before it joined MPI", marks=pytest.mark.long
+        ),
+        # Open MPI's launcher does not tell the code
+        pytest.param("os._exit(0)", "before it joined MPI", marks=pytest.mark.long),
         (
             "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))",
             "ended (exit code 1) before it joined MPI",

@@ -192,7 +192,14 @@ print(heap() - before)
 
 @needs_frombuffer
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype, products", [("float32", "ours"), ("bfloat16", "ours"), ("float32", "PyTorch's")])
+@pytest.mark.parametrize(
+    "dtype, products",
+    [
+        ("float32", "ours"),
+        pytest.param("bfloat16", "ours", marks=pytest.mark.long),
+        pytest.param("float32", "PyTorch's", marks=pytest.mark.long),
+    ],
+)
 def test_passes_leave_no_holes_in_the_heap(dtype: str, products: str) -> None:
     """A heap that got large tensors between small ones grew with each micro-batch, to twice its contents: by more
     than 98 MB in these few."""

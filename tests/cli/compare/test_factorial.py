@@ -30,6 +30,7 @@ def test_a_design_is_printed_and_nothing_is_run(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 def test_a_design_is_run_locally_and_reports_effects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--preset", "tiny", "--data", write_byte_corpus(tmp_path / "bytes"), "--iterations", 2, "--warm-up", 1]
     for setting in ("model.layers=1", "model.hidden=16", "model.seq_len=16", "model.vocab_size=256"):
