@@ -1,21 +1,23 @@
-"""Exports a checkpoint as a GPT-2 folder of Hugging Face's ``transformers``, and imports such a folder.
+"""Exports a checkpoint as a folder of Hugging Face's ``transformers``, and imports such a folder.
 
 A folder holds ``config.json`` and ``model.safetensors`` (or several files and their index), and an exported one the
 tokenizer's files (:mod:`fugaku_gpt.checkpoint.hugging_face_tokenizer`). Both directions need NumPy, and neither PyTorch
-nor transformers.
+nor transformers. Which models these are, and how their tensors are called: see
+:mod:`fugaku_gpt.checkpoint.hugging_face_models`.
 
-Their linear layers hold [inputs, outputs], ours [outputs, inputs]; query, key and value are one matrix in both. The
-logits share the weights of the token embedding. Padding of the vocabulary is not converted: checkpoints hold none.
+GPT-2's linear layers hold [inputs, outputs], ours [outputs, inputs]; Llama's are several of our one. Padding of the
+vocabulary is not converted: checkpoints hold none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,10 +31,22 @@ from fugaku_gpt.checkpoint.directory import (
     require_room,
     update_tracker,
 )
+from fugaku_gpt.checkpoint.hugging_face_models import (
+    TensorPair,
+    embedding_pair,
+    model_type_of,
+    our_settings,
+    prefix_of,
+    tensor_pairs,
+    their_settings,
+)
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, tokenizer_files
 from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
-from fugaku_gpt.checkpoint.reader import open_checkpoint
+from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.safetensors import (
+    BFLOAT16,
+    ITEM_BYTES,
+    Header,
     NotSafetensors,
     TensorInfo,
     make_header,
@@ -40,12 +54,11 @@ from fugaku_gpt.checkpoint.safetensors import (
     read_tensor,
     write_tensor,
 )
-from fugaku_gpt.config import ModelConfig, load_run_config
-from fugaku_gpt.errors import CheckpointError, ConfigError, UsageError
+from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.input_files import is_possible_name
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.layout.regions import full_region
-from fugaku_gpt.layout.tensors import model_tensors
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -53,91 +66,51 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_PREFIX = "transformer."  # of GPT2LMHeadModel; GPT2Model has none
-_GELU = {"erf": "gelu", "tanh": "gelu_new"}
-_GELU_FROM = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
-_LAYER = (
-    ("attention_norm", "ln_1"),
-    ("attention.qkv", "attn.c_attn"),
-    ("attention.out", "attn.c_proj"),
-    ("mlp_norm", "ln_2"),
-    ("mlp.up", "mlp.c_fc"),
-    ("mlp.down", "mlp.c_proj"),
-)
-
-
-class TensorPair(NamedTuple):
-    """One tensor in both formats.
-
-    Attributes:
-        ours, shape: our name and shape, without the vocabulary's padding.
-        theirs: their name, without the prefix.
-        linear: whether it is the weight or bias of a linear layer.
-    """
-
-    ours: str
-    shape: Tuple[int, ...]
-    theirs: str
-    linear: bool
-
-    @property
-    def their_shape(self) -> Tuple[int, ...]:
-        """Shape of the tensor in their file."""
-        if not self.linear:
-            return self.shape
-        if self.ours.endswith(".bias"):
-            return (int(np.prod(self.shape)),)
-        return (self.shape[-1], int(np.prod(self.shape[:-1])))
-
-    def to_theirs(self, array: "Array") -> "Array":
-        """Convert our tensor to their shape."""
-        return array.reshape(self.their_shape[::-1]).T if self.linear else array
-
-    def to_ours(self, array: "Array") -> "Array":
-        """Convert their tensor to our shape."""
-        return array.T.reshape(self.shape) if self.linear else array
+_LOGITS = "lm_head.weight"
+_DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+SHARD_MIB = 4096  # of data in one file of an export
+_IMPORTED_DTYPE = "imported_dtype"  # in an imported checkpoint's `build`: the type in which the weights were
+DTYPES = {"float32": "F32", "bfloat16": BFLOAT16, "float16": "F16"}  # of exported weights
 
 
 class ImportedCheckpoint(NamedTuple):
-    """Result of :func:`import_gpt2`: the checkpoint, the model's settings, and notes for the user."""
+    """Result of :func:`import_model`: the checkpoint, the model's settings, and notes for the user."""
 
     checkpoint: Path
     model: ModelConfig
     notes: List[str]
 
 
-def tensor_pairs(model: ModelConfig) -> List[TensorPair]:
-    """List every tensor of a model in both formats.
+class ExportOptions(NamedTuple):
+    """Choices of an export.
 
-    Raises:
-        UsageError: the model has a layer that GPT-2 has not.
+    Attributes:
+        tokenizer: of the corpus; None: the folder has none.
+        dtype: a key of ``DTYPES``; None: the type in which the weights were imported, else float32.
+        shard_mib: data of one file at most, unless a tensor alone is larger.
     """
-    if model.embedding_layernorm:
-        raise UsageError("a GPT-2 has no LayerNorm after the embedding (model.embedding_layernorm): it cannot be one")
-    names = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
-    for layer in range(model.layers):
-        names.update({f"blocks.{layer}.{ours}": f"h.{layer}.{theirs}" for ours, theirs in _LAYER})
-    pairs = []
-    for spec in model_tensors(model, 1):
-        part, _, last = spec.name.rpartition(".")
-        shape = spec.shape if spec.rows is None else (spec.rows, *spec.shape[1:])
-        linear = ".c_" in names[part]
-        pairs.append(TensorPair(spec.name, shape, f"{names[part]}.{last}", linear))
-    return pairs
+
+    tokenizer: Optional[CorpusTokenizer] = None
+    dtype: Optional[str] = None
+    shard_mib: int = SHARD_MIB
 
 
-def export_gpt2(checkpoint: Path, out: Path, tokenizer: Optional[CorpusTokenizer] = None) -> ModelConfig:
-    """Write a checkpoint's weights as a folder for ``AutoModelForCausalLM.from_pretrained``, in float32.
+_USUAL = ExportOptions()
+
+
+def export_model(checkpoint: Path, out: Path, options: ExportOptions = _USUAL) -> Tuple[ModelConfig, str]:
+    """Write a checkpoint's weights as a folder for ``AutoModelForCausalLM.from_pretrained``; return the model and its
+    ``model_type``.
 
     With the tokenizer of its corpus, ``AutoTokenizer`` loads the folder as well, and generation ends with a document.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no model of ours.
-        UsageError: the folder already exists or cannot be written, or the model is not a GPT-2.
+        UsageError: the folder already exists or cannot be written, or ``transformers`` has no such model.
     """
     if file_system.exists(out) and not (file_system.is_folder(out) and not file_system.names_in(out)):
         raise UsageError(f"{out}: already exists; choose another folder")
-    out = out.absolute()
+    out, tokenizer = out.absolute(), options.tokenizer
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
     with open_checkpoint(checkpoint) as source:
         model = _model_of_run(checkpoint, source.manifest)
@@ -147,19 +120,18 @@ def export_gpt2(checkpoint: Path, out: Path, tokenizer: Optional[CorpusTokenizer
                 "it is not the tokenizer of this checkpoint"
             )
         files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else {}
-        pairs = tensor_pairs(model)
-        header = make_header([(_PREFIX + pair.theirs, "F32", pair.their_shape) for pair in pairs], {"format": "pt"})
+        model_type = model_type_of(model)
+        dtype = options.dtype or str(source.manifest.build.get(_IMPORTED_DTYPE, "float32"))
+        shards = _shards(tensor_pairs(model, model_type), prefix_of(model_type), DTYPES[dtype], options.shard_mib)
+        end = tokenizer.end if tokenizer is not None else None
+        files.update({CONFIG: _json_bytes(their_settings(model, model_type, dtype, end)), **_index_file(shards)})
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            require_room(out, header.length)
+            require_room(out, sum(shard.header.length for shard in shards))
             file_system.make_folder(temporary)
-            with file_system.synced_file(temporary / WEIGHTS) as descriptor:
-                file_system.write_all(descriptor, memoryview(header.content), 0)
-                for pair, info in zip(pairs, header.tensors):
-                    write_tensor(descriptor, info, pair.to_theirs(source.tensor("weights", pair.ours)))
-            end = tokenizer.end if tokenizer is not None else None
-            text = json.dumps(_their_settings(model, end), indent=2, allow_nan=False) + "\n"
-            for name, content in {**files, CONFIG: text.encode("utf-8")}.items():
+            for shard in shards:
+                _write_shard(temporary, shard, source)
+            for name, content in files.items():
                 file_system.write_file(temporary / name, content)
             file_system.rename(temporary, out)
             file_system.sync_folder(out.parent)
@@ -167,10 +139,68 @@ def export_gpt2(checkpoint: Path, out: Path, tokenizer: Optional[CorpusTokenizer
             raise UsageError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
         finally:
             discard_temporary(temporary)
-    return model
+    return model, model_type
 
 
-def import_gpt2(folder: Path, directory: Path) -> ImportedCheckpoint:
+class _Shard(NamedTuple):
+    """A file of an export, and the pairs whose tensors it holds in the order of its header."""
+
+    name: str
+    pairs: List[TensorPair]
+    header: Header
+
+
+def _shards(pairs: List[TensorPair], prefix: str, dtype: str, shard_mib: int) -> List[_Shard]:
+    """Distribute tensors over files; all sections of one of ours are in the same."""
+    groups: List[List[TensorPair]] = []
+    room = 0
+    for pair in pairs:
+        size = len(pair.theirs) * math.prod(pair.their_shape) * ITEM_BYTES[dtype]
+        if not groups or size > room:
+            groups.append([])
+            room = shard_mib * 2**20
+        groups[-1].append(pair)
+        room -= size
+    count = len(groups)
+    shards = []
+    for number, group in enumerate(groups, 1):
+        name = WEIGHTS if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+        entries = [(_full_name(prefix, theirs), dtype, pair.their_shape) for pair in group for theirs in pair.theirs]
+        shards.append(_Shard(name, group, make_header(entries, {"format": "pt"})))
+    return shards
+
+
+def _full_name(prefix: str, theirs: str) -> str:
+    """A name as in a model with a head, whose output weights have no prefix."""
+    return theirs if theirs == _LOGITS else prefix + theirs
+
+
+def _write_shard(folder: Path, shard: _Shard, source: Checkpoint) -> None:
+    with file_system.synced_file(folder / shard.name) as descriptor:
+        file_system.write_all(descriptor, memoryview(shard.header.content), 0)
+        infos = iter(shard.header.tensors)
+        for pair in shard.pairs:
+            for array in pair.to_theirs(source.tensor("weights", pair.ours)):
+                write_tensor(descriptor, next(infos), array)
+
+
+def _index_file(shards: List[_Shard]) -> Dict[str, bytes]:
+    """The index of several files; a single one needs none."""
+    if len(shards) == 1:
+        return {}
+    infos = [(info, shard.name) for shard in shards for info in shard.header.tensors]
+    index = {
+        "metadata": {"total_size": sum(info.length for info, _ in infos)},
+        "weight_map": {info.name: name for info, name in infos},
+    }
+    return {INDEX: _json_bytes(index)}
+
+
+def _json_bytes(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode("utf-8")
+
+
+def import_model(folder: Path, directory: Path) -> ImportedCheckpoint:
     """Make a checkpoint at iteration 0 from a Hugging Face folder: only weights, so that the optimiser starts afresh.
 
     Args:
@@ -178,21 +208,25 @@ def import_gpt2(folder: Path, directory: Path) -> ImportedCheckpoint:
         directory: folder of checkpoints, such as that of a run that is to start from it; must hold no checkpoint yet.
 
     Raises:
-        UsageError: the folder is not a GPT-2, or one without a counterpart of ours; or the directory cannot be used.
+        UsageError: the folder holds no model with a counterpart of ours; or the directory cannot be used.
     """
     if list_checkpoints(directory):
         raise UsageError(f"{directory}: holds checkpoints already; choose another folder")
     settings = _read_json(folder / CONFIG)
-    model, notes = _our_settings(folder / CONFIG, settings)
+    model, model_type, notes = our_settings(folder / CONFIG, settings)
     with contextlib.ExitStack() as stack:
-        theirs = _open_weights(folder, stack)
-        pairs = tensor_pairs(model)
-        if "wte.weight" not in theirs and "lm_head.weight" in theirs:  # tied weights under the name of the other layer
-            theirs["wte.weight"] = theirs.pop("lm_head.weight")
-        _check_names(folder, pairs, theirs)
-        logits = theirs.pop("lm_head.weight", None)
-        if logits is not None and not np.array_equal(logits.read(), theirs["wte.weight"].read()):
-            raise UsageError(f"{folder}: its logits have weights of their own; ours are the token embedding's")
+        theirs = _open_weights(folder, prefix_of(model_type), stack)
+        pairs = tensor_pairs(model, model_type)
+        (embedding,) = embedding_pair(pairs).theirs
+        if model.tied_embeddings and embedding not in theirs and _LOGITS in theirs:  # the name of the other layer
+            theirs[embedding] = theirs.pop(_LOGITS)
+        _check_names(folder, pairs, theirs, model_type)
+        if model.tied_embeddings:
+            logits = theirs.pop(_LOGITS, None)
+            if logits is not None and not np.array_equal(logits.read(), theirs[embedding].read()):
+                raise UsageError(
+                    f"{folder}: its logits have weights of their own, and {CONFIG} says that they have not"
+                )
         checkpoint = _write_checkpoint(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}")
     return ImportedCheckpoint(checkpoint, model, notes)
 
@@ -216,7 +250,8 @@ class _ForeignTensor(NamedTuple):
 def _write_checkpoint(
     directory: Path, model: ModelConfig, pairs: List[TensorPair], theirs: Mapping[str, _ForeignTensor], origin: str
 ) -> Path:
-    dtypes = {pair.ours: "F64" if theirs[pair.theirs].info.dtype == "F64" else "F32" for pair in pairs}
+    sources = {pair.ours: [theirs[name] for name in pair.theirs] for pair in pairs}
+    dtypes = {ours: "F64" if tensors[0].info.dtype == "F64" else "F32" for ours, tensors in sources.items()}
     plan = plan_file([Entry("weights", pair.ours, full_region(pair.shape), dtypes[pair.ours]) for pair in pairs])
     require_room(directory, plan.length)
     try:
@@ -226,12 +261,12 @@ def _write_checkpoint(
             with file_system.synced_file(temporary / file_name(0)) as descriptor:
                 file_system.write_all(descriptor, memoryview(plan.header.content), 0)
                 checksums = [
-                    write_tensor(descriptor, info, pair.to_ours(theirs[pair.theirs].read()))
+                    write_tensor(descriptor, info, pair.to_ours([tensor.read() for tensor in sources[pair.ours]]))
                     for pair, info in zip(pairs, plan.tensors)
                 ]
             logical = {pair.ours: LogicalTensor(pair.shape, {"weights": dtypes[pair.ours]}) for pair in pairs}
             file = describe_file(file_name(0), plan, checksums, sorted(logical))
-            config, build = {"model": asdict(model)}, {"imported_from": origin}
+            config, build = {"model": asdict(model)}, {"imported_from": origin, **_imported_dtype(sources)}
             path = commit_checkpoint(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
             update_tracker(path)
             return path
@@ -241,78 +276,18 @@ def _write_checkpoint(
         raise UsageError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
 
 
+def _imported_dtype(sources: Mapping[str, Sequence[_ForeignTensor]]) -> Dict[str, str]:
+    """The type of imported weights, if all have the same one that can be exported; in float32 nothing of it is lost."""
+    kinds = {tensor.info.dtype for tensors in sources.values() for tensor in tensors}
+    name = next((name for name, kind in DTYPES.items() if kinds == {kind}), None)
+    return {_IMPORTED_DTYPE: name} if name is not None else {}
+
+
 def _model_of_run(checkpoint: Path, manifest: Manifest) -> ModelConfig:
     try:
         return ModelConfig(**manifest.config["model"])
     except (KeyError, TypeError):
         raise CheckpointError(f"{checkpoint}: does not say which model it holds (config.model)") from None
-
-
-def _their_settings(model: ModelConfig, end: Optional[int]) -> Dict[str, Any]:
-    """Their config.json; ``end`` is the id of the end-of-document token, if the tokenizer is exported as well."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": model.vocab_size,
-        "n_positions": model.seq_len,
-        "n_ctx": model.seq_len,
-        "n_embd": model.hidden,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "n_inner": model.ffn_hidden,
-        "activation_function": _GELU[model.gelu],
-        "layer_norm_epsilon": model.layernorm_eps,
-        "initializer_range": model.init_std,
-        "embd_pdrop": model.dropout,
-        "resid_pdrop": model.dropout,
-        "attn_pdrop": model.attention_dropout,
-        "scale_attn_weights": True,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-        # documents follow one another, so the token that ends one is also before the next
-        "bos_token_id": end,
-        "eos_token_id": end,
-    }
-
-
-def _our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig, List[str]]:
-    """Convert their config.json to (model, notes); missing values default to those of transformers' GPT2Config."""
-    if settings.get("model_type") != "gpt2":
-        raise UsageError(f"{path}: model_type is {settings.get('model_type')!r}; only 'gpt2' can be imported")
-    fixed = {
-        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
-        "tie_word_embeddings": True,
-    }  # fmt: skip
-    for key, needed in fixed.items():
-        if settings.get(key, needed) != needed:
-            raise UsageError(f"{path}: {key} is {settings[key]!r}; we have no such model, only {needed!r}")
-    activation = settings.get("activation_function", "gelu_new")
-    if not isinstance(activation, str) or activation not in _GELU_FROM:
-        raise UsageError(f"{path}: activation_function is {activation!r}; known are {', '.join(_GELU_FROM)}")
-    dropout, after_embedding = settings.get("resid_pdrop", 0.1), settings.get("embd_pdrop", 0.1)
-    notes = []
-    if dropout != after_embedding:
-        notes.append(
-            f"embd_pdrop {after_embedding} is not resid_pdrop {dropout}; model.dropout, one for both, is the latter"
-        )
-    values = {
-        "layers": settings.get("n_layer", 12),
-        "hidden": settings.get("n_embd", 768),
-        "heads": settings.get("n_head", 12),
-        "ffn_hidden": settings.get("n_inner"),
-        "seq_len": settings.get("n_positions", 1024),
-        "vocab_size": settings.get("vocab_size", 50257),
-        "dropout": dropout,
-        "attention_dropout": settings.get("attn_pdrop", 0.1),
-        "layernorm_eps": settings.get("layer_norm_epsilon", 1e-5),
-        "init_std": settings.get("initializer_range", 0.02),
-        "gelu": _GELU_FROM[activation],
-    }
-    overrides = [f"model.{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-    try:
-        return load_run_config(overrides=overrides).model, notes
-    except ConfigError as error:
-        raise UsageError(f"{path}: no model that we can have:\n{error}") from None
 
 
 def _read_json(path: Path) -> Dict[str, Any]:
@@ -329,7 +304,7 @@ def _read_json(path: Path) -> Dict[str, Any]:
     return values
 
 
-def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _ForeignTensor]:
+def _open_weights(folder: Path, prefix: str, stack: contextlib.ExitStack) -> Dict[str, _ForeignTensor]:
     """Open every tensor of the folder: name without prefix → tensor; the files stay open as long as the stack."""
     files = [WEIGHTS]
     if not file_system.exists(folder / WEIGHTS) and file_system.exists(folder / INDEX):
@@ -349,7 +324,7 @@ def _open_weights(folder: Path, stack: contextlib.ExitStack) -> Dict[str, _Forei
         except NotSafetensors as error:
             raise UsageError(f"{path}: {error}") from None
         for info in header.tensors:
-            short = info.name[len(_PREFIX) :] if info.name.startswith(_PREFIX) else info.name
+            short = info.name[len(prefix) :] if info.name.startswith(prefix) else info.name
             tensors[short] = _ForeignTensor(path, descriptor, info)
     return tensors
 
@@ -363,18 +338,17 @@ def _files_of_index(path: Path) -> List[str]:
     return sorted(set(names))
 
 
-def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor]) -> None:
-    """Compare names and shapes; drops the causal masks of older files from ``theirs``."""
-    for name in [name for name in theirs if name.endswith((".attn.bias", ".attn.masked_bias"))]:
+def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor], model_type: str) -> None:
+    """Compare names and shapes; drops masks and rotary frequencies of older files, which follow from the settings, from
+    ``theirs``."""
+    for name in [name for name in theirs if name.endswith(_DERIVED)]:
         del theirs[name]
-    for pair in pairs:
-        if pair.theirs not in theirs:
-            raise UsageError(f"{folder}: holds no {pair.theirs}")
-        shape = theirs[pair.theirs].info.shape
-        if shape != pair.their_shape:
-            raise UsageError(
-                f"{theirs[pair.theirs].path}: {pair.theirs} is {shape}, and by {CONFIG} {pair.their_shape}"
-            )
-    unknown = sorted(set(theirs) - {pair.theirs for pair in pairs} - {"lm_head.weight"})
+    needed = {name: pair.their_shape for pair in pairs for name in pair.theirs}
+    for name, shape in needed.items():
+        if name not in theirs:
+            raise UsageError(f"{folder}: holds no {name}")
+        if theirs[name].info.shape != shape:
+            raise UsageError(f"{theirs[name].path}: {name} is {theirs[name].info.shape}, and by {CONFIG} {shape}")
+    unknown = sorted(set(theirs) - set(needed) - {_LOGITS})
     if unknown:
-        raise UsageError(f"{folder}: holds {unknown[0]}, which a GPT-2 language model has not (GPT2LMHeadModel)")
+        raise UsageError(f"{folder}: holds {unknown[0]}, which a language model of type {model_type} has not")

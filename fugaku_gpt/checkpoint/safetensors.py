@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DTYPES: Dict[str, "np.dtype[Any]"] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 BFLOAT16 = "BF16"  # NumPy has no such type: it is the upper half of a float32
+ITEM_BYTES = {**{name: dtype.itemsize for name, dtype in DTYPES.items()}, BFLOAT16: 2}
 
 _METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")
@@ -66,11 +67,11 @@ class Header(NamedTuple):
 def make_header(
     tensors: Sequence[Tuple[str, str, Tuple[int, ...]]], metadata: Optional[Mapping[str, str]] = None
 ) -> Header:
-    """Lay out a file of tensors, each given as (name, key of ``DTYPES``, shape)."""
+    """Lay out a file of tensors, each given as (name, key of ``ITEM_BYTES``, shape)."""
     table: Dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     ends = [0]
     for name, dtype, shape in tensors:
-        ends.append(ends[-1] + math.prod(shape) * DTYPES[dtype].itemsize)
+        ends.append(ends[-1] + math.prod(shape) * ITEM_BYTES[dtype])
         table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": ends[-2:]}
     text = json.dumps(table, separators=(",", ":")).encode("ascii")
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
@@ -130,7 +131,8 @@ def _tensor_info(name: str, begin: int, values: Mapping[str, Any]) -> TensorInfo
 def write_tensor(descriptor: int, info: TensorInfo, array: "Array") -> int:
     """Write a tensor's data at its offset; returns their CRC-32.
 
-    No copy is made if the array is contiguous and of the file's dtype. The interpreter's lock is released meanwhile.
+    No copy is made if the array is contiguous and of the file's dtype; to bfloat16 float32 is rounded, to even where it
+    lies between two. The interpreter's lock is released meanwhile.
 
     Raises:
         OSError: as reported by the file system.
@@ -138,7 +140,10 @@ def write_tensor(descriptor: int, info: TensorInfo, array: "Array") -> int:
     """
     if array.shape != info.shape:
         raise ValueError(f"{info.name}: data of shape {array.shape}, not {info.shape}")
-    content = _as_bytes(np.ascontiguousarray(array, dtype=DTYPES[info.dtype]))
+    if info.dtype == BFLOAT16:
+        content = _as_bytes(_upper_halves(array))
+    else:
+        content = _as_bytes(np.ascontiguousarray(array, dtype=DTYPES[info.dtype]))
     crc = 0
     for first in range(0, len(content), _CHUNK_BYTES):
         chunk = content[first : first + _CHUNK_BYTES]
@@ -187,6 +192,16 @@ def checksum(descriptor: int, info: TensorInfo) -> int:
     for first in range(0, info.length, _CHUNK_BYTES):
         crc = _fill(descriptor, info.offset + first, chunk[: min(_CHUNK_BYTES, info.length - first)], crc)
     return crc
+
+
+def _upper_halves(array: "Array") -> "Array":
+    """The bits of float32 numbers as bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(array, dtype="<f4").view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    halves: Array = np.where(is_nan, quiet, rounded).astype("<u2")
+    return halves
 
 
 def _as_bytes(array: "Array") -> memoryview:

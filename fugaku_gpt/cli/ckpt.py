@@ -121,13 +121,27 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 @click.option(
     "--data", metavar="DIR", help="Folder made by `data prepare` whose tokenizer is exported; default: the run's."
 )
-def export(path: Path, out: Path, data: Optional[str]) -> None:
-    """Export the weights of a checkpoint as a Hugging Face GPT-2 folder OUT, with the tokenizer of its corpus.
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Type of the exported weights; default: that in which they were imported, else float32.",
+)
+@click.option(
+    "--max-shard-mib",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Largest file of weights, in MiB; a larger tensor has one of its own.",
+)
+def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max_shard_mib: int) -> None:
+    """Export the weights of a checkpoint as a Hugging Face folder OUT, with the tokenizer of its corpus.
 
-    If there are several checkpoints, the newest valid one is exported. OUT holds config.json, float32
-    model.safetensors, tokenizer.json and tokenizer_config.json: `AutoModelForCausalLM` and `AutoTokenizer` load it.
+    If there are several checkpoints, the newest valid one is exported. OUT holds config.json, model.safetensors or
+    several files and their index, tokenizer.json and tokenizer_config.json: `AutoModelForCausalLM` and `AutoTokenizer`
+    load it, as GPT-2, Llama (a Mistral too), Qwen 2 or Qwen 3, by the model's settings.
     """
-    from fugaku_gpt.checkpoint.hugging_face import export_gpt2
+    from fugaku_gpt.checkpoint.hugging_face import ExportOptions, export_model
+    from fugaku_gpt.checkpoint.hugging_face_models import MODEL_NAMES, export_notes
     from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
     from fugaku_gpt.formulas.parameters import size_name
 
@@ -137,9 +151,11 @@ def export(path: Path, out: Path, data: Optional[str]) -> None:
     if checkpoint is None:
         raise CheckpointError(f"{path}: none of its checkpoints is complete")
     tokenizer = _tokenizer_to_export(checkpoint, data)
-    model = export_gpt2(checkpoint, out, tokenizer)
+    model, model_type = export_model(checkpoint, out, ExportOptions(tokenizer, dtype, max_shard_mib))
+    for note in export_notes(model, model_type):
+        echo(f"fugaku-gpt: note: {note}", err=True)
     end = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text" if tokenizer is not None else ""
-    echo(f"{out}: GPT-2 of {size_name(model)} parameters from {checkpoint}{end}")
+    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {checkpoint}{end}")
 
 
 def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[CorpusTokenizer]":
@@ -164,14 +180,16 @@ def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[Cor
 @click.argument("folder", metavar="FOLDER", type=PATH)
 @click.argument("out", metavar="OUT", type=PATH)
 def import_(folder: Path, out: Path) -> None:
-    """Import a Hugging Face GPT-2 FOLDER as a checkpoint at iteration 0, with a fresh optimiser state.
+    """Import a Hugging Face FOLDER as a checkpoint at iteration 0, with a fresh optimiser state.
+
+    Its model is a GPT-2, Llama, Mistral without a sliding window, Qwen 2 or Qwen 3.
 
     OUT is the folder of checkpoints to write, such as RUN_DIR/checkpoints of a run that will start from it. The
     settings that such a run needs are printed.
     """
-    from fugaku_gpt.checkpoint.hugging_face import import_gpt2
+    from fugaku_gpt.checkpoint.hugging_face import import_model
 
-    checkpoint, model, notes = import_gpt2(folder, out)
+    checkpoint, model, notes = import_model(folder, out)
     for note in notes:
         echo(f"fugaku-gpt: note: {note}", err=True)
     echo(f"# {checkpoint}: start from it with --resume, and with this model:")

@@ -217,7 +217,9 @@ def config_of(
 def work_per_iteration(config: RunConfig) -> Dict[str, object]:
     """Settings that determine the work of an iteration: model, sequence length, batch."""
     names = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
-    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in names}
+    more = ("norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings")
+    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in (*names, *more)}
+    work.update({"model.kv_heads": config.model.kv_head_count, "model.head_dim": config.model.head_size})
     work["training.global_batch"] = config.training.global_batch
     return work
 

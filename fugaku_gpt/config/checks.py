@@ -62,12 +62,21 @@ def _check_sizes(config: RunConfig, report_problem: ReportProblem) -> None:
 
 def _check_model(config: RunConfig, report_problem: ReportProblem) -> None:
     model, tp = config.model, config.layout.tp
-    if model.hidden % model.heads:
+    if model.head_dim is None and model.hidden % model.heads:
         report_problem(
-            "model.heads", model.heads, f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}"
+            "model.heads",
+            model.heads,
+            f"must divide model.hidden {model.hidden}; valid: {_divisors(model.hidden)}, or give model.head_dim",
         )
+    if model.heads % model.kv_head_count:
+        rule = f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}"
+        report_problem("model.kv_heads", model.kv_head_count, rule)
     if model.heads % tp:
         report_problem("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
+    elif model.kv_head_count % tp:
+        valid = _divisors(model.kv_head_count)
+        report_problem("layout.tp", tp, f"must divide model.kv_heads {model.kv_head_count}; valid: {valid}")
+    _check_rotary(config, report_problem)
     if model.ffn_size % tp:
         valid = _divisors(model.ffn_size)
         report_problem("layout.tp", tp, f"must divide model.ffn_hidden {model.ffn_size}; valid: {valid}")
@@ -81,6 +90,27 @@ def _check_model(config: RunConfig, report_problem: ReportProblem) -> None:
         report_problem(
             "model.padded_vocab_size", padded, f"must be at least model.vocab_size {model.vocab_size}, or leave it out"
         )
+
+
+def _check_rotary(config: RunConfig, report_problem: ReportProblem) -> None:
+    model = config.model
+    if model.positions == "rope" and model.head_size % 2:
+        report_problem("model.positions", "rope", f"needs heads of an even width, not {model.head_size}")
+    if (model.rope_factor > 1) != (model.rope_scaling != "none"):
+        rule = f"needs a value above 1 with model.rope_scaling {model.rope_scaling}"
+        if model.rope_scaling == "none":
+            rule = "needs model.rope_scaling; valid with none: 1"
+        report_problem("model.rope_factor", model.rope_factor, rule)
+    if model.rope_scaling == "none":
+        return
+    if model.positions != "rope":
+        report_problem("model.rope_scaling", model.rope_scaling, "needs model.positions rope; valid: none")
+    if model.rope_scaling == "llama3":
+        low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+        if model.rope_original_seq_len is None:
+            report_problem("model.rope_scaling", "llama3", "needs model.rope_original_seq_len")
+        if low >= high:
+            report_problem("model.rope_low_freq_factor", low, f"must be less than model.rope_high_freq_factor {high:g}")
 
 
 def _check_dropout(config: RunConfig, report_problem: ReportProblem) -> None:

@@ -21,6 +21,11 @@ SCHEDULERS = ("pjm", "slurm", "local")
 LOG_FORMATS = ("short", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
+NORMS = ("layernorm", "rmsnorm")
+MLPS = ("gelu", "swiglu")
+POSITIONS = ("learned", "rope")
+ROPE_SCALINGS = ("none", "linear", "llama3")
+BIASES = ("all", "qkv", "none")
 
 # Forms of texts that job scripts contain. Quoting makes any text harmless there; these forms catch mistakes.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
@@ -33,12 +38,23 @@ _AXES = "XY|YX|XYZ|XZY|YXZ|YZX|ZXY|ZYX"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model: a GPT with pre-LayerNorm, learned positions, GELU, and output weights tied to the embedding."""
+    """The model: a decoder with a norm before each layer. The defaults make a GPT-2: LayerNorm, learned positions,
+    GELU,
+    and output weights tied to the embedding; a Llama has RMSNorm, rotary positions, SwiGLU and no biases."""
 
     name: str = option("", "size in tables, such as 124M; default: derived from the parameter count")
     layers: int = option(4, "transformer layers", at_least=1, at_most=LAYERS.value)
     hidden: int = option(128, "hidden size h", at_least=1, at_most=2**20)
     heads: int = option(4, "attention heads", at_least=1, at_most=2**16)
+    kv_heads: Optional[int] = option(
+        None,
+        "heads of keys and values, each of which equally many query heads share; default: heads",
+        at_least=1,
+        at_most=2**16,
+    )
+    head_dim: Optional[int] = option(
+        None, "width of one attention head; default: hidden / heads", at_least=1, at_most=2**16
+    )
     ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1, at_most=2**22)
     seq_len: int = option(128, "sequence length s", unit="tokens", at_least=1, at_most=2**24)
     vocab_size: int = option(
@@ -56,11 +72,39 @@ class ModelConfig:
     )
     dropout: float = option(0.0, "dropout after the embedding and on both residual branches", at_least=0, below=1)
     attention_dropout: float = option(0.0, "dropout on attention probabilities", at_least=0, below=1)
-    embedding_layernorm: bool = option(False, "one more LayerNorm after the embedding")
-    layernorm_eps: float = option(1e-5, "epsilon of LayerNorm", above=0)
+    embedding_layernorm: bool = option(False, "one more norm after the embedding")
+    norm: str = option("layernorm", "normalisation before each layer; RMSNorm has no bias", choices=NORMS)
+    layernorm_eps: float = option(1e-5, "epsilon of LayerNorm or RMSNorm", above=0)
+    qk_norm: bool = option(False, "one more RMSNorm on the queries and keys of each head")
+    positions: str = option(
+        "learned", "positions: a learned embedding of each, or rotary embeddings of queries and keys", choices=POSITIONS
+    )
+    rope_theta: float = option(10000.0, "base of the wavelengths of rotary embeddings", above=1)
+    rope_scaling: str = option(
+        "none",
+        "stretching of rotary wavelengths for longer sequences: of all (linear), or of the long ones (llama3)",
+        choices=ROPE_SCALINGS,
+    )
+    rope_factor: float = option(1.0, "factor of rope_scaling", at_least=1)
+    rope_low_freq_factor: float = option(
+        1.0, "llama3: wavelengths above rope_original_seq_len divided by this are stretched in full", above=0
+    )
+    rope_high_freq_factor: float = option(
+        4.0, "llama3: wavelengths below rope_original_seq_len divided by this are left as they are", above=0
+    )
+    rope_original_seq_len: Optional[int] = option(
+        None, "llama3: sequence length before the stretching", unit="tokens", at_least=1, at_most=2**24
+    )
+    mlp: str = option(
+        "gelu", "MLP: one product and GELU, or SwiGLU, two products of which one gates the other", choices=MLPS
+    )
     gelu: str = option(
         "erf", "form of GELU; GPT-2's published weights need tanh, erf is faster", choices=("erf", "tanh")
     )
+    biases: str = option(
+        "all", "biases of the products: of all, of queries, keys and values alone, or none", choices=BIASES
+    )
+    tied_embeddings: bool = option(True, "the output weights are the token embedding; false: a matrix of their own")
     init_std: float = option(0.02, "standard deviation of initial weights", above=0)
 
     @property
@@ -71,7 +115,42 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.hidden // self.heads
+        return self.head_dim if self.head_dim is not None else self.hidden // self.heads
+
+    @property
+    def kv_head_count(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads if self.kv_heads is not None else self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries of all heads, and of the attention's output."""
+        return self.heads * self.head_size
+
+    @property
+    def qkv_width(self) -> int:
+        """Width of queries, keys and values of all heads."""
+        return (self.heads + 2 * self.kv_head_count) * self.head_size
+
+    @property
+    def up_width(self) -> int:
+        """Width of what the first product of the MLP makes: SwiGLU's has two parts."""
+        return self.ffn_size * (2 if self.mlp == "swiglu" else 1)
+
+    @property
+    def settings_unlike_gpt2(self) -> Tuple[str, ...]:
+        """The fields, with their values, that make it another model than a GPT-2."""
+        usual = ModelConfig()
+        names = ["norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings"]
+        differing = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        differing += ["kv_heads"] if self.kv_head_count != self.heads else []
+        differing += ["head_dim"] if self.query_width != self.hidden else []
+        return tuple(f"model.{name} {getattr(self, name)}" for name in differing)
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the weight matrices of one layer: multiply-adds of their products for each token."""
+        return self.hidden * (self.qkv_width + self.query_width + self.up_width + self.ffn_size)
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding when it is split over ``tp`` ranks."""
@@ -186,7 +265,7 @@ class TrainingConfig:
         None, "length of the schedule, warm-up included; default: iterations", unit="iterations", at_least=1
     )
     decay_fraction: float = option(0.1, "share of the wsd schedule's length that decays", above=0)
-    weight_decay: float = option(0.1, "AdamW weight decay of matrices; biases and LayerNorm have none", at_least=0)
+    weight_decay: float = option(0.1, "AdamW weight decay of matrices; biases and norms have none", at_least=0)
     beta1: float = option(0.9, "beta1 of AdamW", at_least=0, below=1)
     beta2: float = option(0.95, "beta2 of AdamW", at_least=0, below=1)
     eps: float = option(1e-8, "epsilon of AdamW", above=0)

@@ -12,6 +12,8 @@ from fugaku_gpt.config.schema import ModelConfig
 # text of the formulas, which records store beside the figures
 NOTES_FORMULA = "24 f B s l h^2 (1 + s/6h + V/16lh), f = 4 with recompute, else 3"
 EXACT_FORMULA = "6 B s (l (4 h^2 + 2 h ffn) + V h + 2 s l h)"
+# with q the width of all query heads, k that of all heads of keys, and m parts of the MLP: 2, or 3 with SwiGLU
+EXACT_DECODER_FORMULA = "6 B s (l (2 h q + 2 h k + m h ffn) + V h + 2 s l q)"
 
 
 def notes_flops(model: ModelConfig, global_batch: int, padded_vocab: int, recompute: bool = False) -> float:
@@ -19,8 +21,10 @@ def notes_flops(model: ModelConfig, global_batch: int, padded_vocab: int, recomp
     else 3.
 
     Without recompute this counts the logits 3/4 and so reads low (6.8 % on 124M); it is kept because years of tables
-    use it.
+    use it. It is a GPT-2's: another model has the exact count.
     """
+    if not _has_gpt2_products(model):
+        return exact_flops(model, global_batch, padded_vocab)
     s, l, h = model.seq_len, model.layers, model.hidden  # noqa: E741  # the formula's own letters
     factor = 4 if recompute else 3
     return 24.0 * factor * global_batch * s * l * h * h * (1 + s / (6 * h) + padded_vocab / (16 * l * h))
@@ -33,9 +37,23 @@ def exact_flops(model: ModelConfig, global_batch: int, padded_vocab: int) -> flo
     custom.
     """
     s, l, h = model.seq_len, model.layers, model.hidden  # noqa: E741
-    weights = l * (4.0 * h * h + 2.0 * h * model.ffn_size) + padded_vocab * h
-    attention = 2.0 * s * h * l  # scores and values, per token: 2 products of s*h multiply-adds
+    weights = float(l * model.layer_weights + padded_vocab * h)
+    attention = 2.0 * s * model.query_width * l  # scores and values, per token: 2 products of s * width multiply-adds
     return 3 * 2.0 * global_batch * s * (weights + attention)
+
+
+def exact_formula(model: ModelConfig) -> str:
+    """The text of the formula of :func:`exact_flops` for a model."""
+    return EXACT_FORMULA if _has_gpt2_products(model) else EXACT_DECODER_FORMULA
+
+
+def notes_formula(model: ModelConfig) -> str:
+    """The text of the formula of :func:`notes_flops` for a model."""
+    return NOTES_FORMULA if _has_gpt2_products(model) else EXACT_DECODER_FORMULA
+
+
+def _has_gpt2_products(model: ModelConfig) -> bool:
+    return model.qkv_width == 3 * model.hidden == 3 * model.query_width and model.mlp == "gelu"
 
 
 def tflops_per_node(flops: float, seconds_per_iteration: float, nodes: int) -> float:

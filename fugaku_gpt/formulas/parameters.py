@@ -7,12 +7,15 @@ from fugaku_gpt.config.schema import ModelConfig
 
 def parameter_count(model: ModelConfig) -> int:
     """Number of trained parameters with the unpadded vocabulary; tied output weights are counted once."""
-    h, f = model.hidden, model.ffn_size
-    attention = 3 * h * h + 3 * h + h * h + h
-    mlp = h * f + f + f * h + h
-    layer_norms = 2 * 2 * h
-    outside = model.vocab_size * h + model.seq_len * h + 2 * h + (2 * h if model.embedding_layernorm else 0)
-    return model.layers * (attention + mlp + layer_norms) + outside
+    h = model.hidden
+    norm = 2 * h if model.norm == "layernorm" else h
+    biases = model.qkv_width if model.biases != "none" else 0
+    biases += h + model.up_width + h if model.biases == "all" else 0
+    head_norms = 2 * model.head_size if model.qk_norm else 0
+    embeddings = model.vocab_size * h * (1 if model.tied_embeddings else 2)
+    positions = model.seq_len * h if model.positions == "learned" else 0
+    outside = embeddings + positions + norm + (norm if model.embedding_layernorm else 0)
+    return model.layers * (model.layer_weights + biases + head_norms + 2 * norm) + outside
 
 
 def size_name(model: ModelConfig) -> str:

@@ -123,7 +123,13 @@ class CommunicationPlan:
             ValueError: a value that is not valid, and what would be.
         """
         model, layout = self.model, self.layout
-        for name, size in (("heads", model.heads), ("MLP width", model.ffn_size), ("padded vocabulary", self.vocab)):
+        sizes = {
+            "heads": model.heads,
+            "heads of keys": model.kv_head_count,
+            "MLP width": model.ffn_size,
+            "padded vocabulary": self.vocab,
+        }
+        for name, size in sizes.items():
             if size % layout.tp:
                 raise ValueError(f"tp {layout.tp} must divide the {name}, {size}")
         if self.sequence_parallel and self.tokens % layout.tp:
@@ -240,10 +246,10 @@ def chunk_times(plan: CommunicationPlan) -> Timing:
     The loss makes its gradients along with the logits, so all of its work is in the forward pass. Attention has no
     weights.
     """
-    h = plan.model.hidden
-    weights = 4.0 * h * h + 2.0 * h * plan.model.ffn_size
-    layer = weights + 2.0 * plan.tokens * h
-    forward = [len(chunk.layers) + 3.0 * plan.vocab * h / layer * chunk.has_head for chunk in plan.model_chunks]
+    weights = float(plan.model.layer_weights)
+    layer = weights + 2.0 * plan.tokens * plan.model.query_width
+    logits = 3.0 * plan.vocab * plan.model.hidden
+    forward = [len(chunk.layers) + logits / layer * chunk.has_head for chunk in plan.model_chunks]
     backward = [
         sum(2.0 + (plan.recompute_of(number) == "full") for number in chunk.layers) for chunk in plan.model_chunks
     ]
@@ -313,8 +319,9 @@ def _after_backward(plan: CommunicationPlan, stage: int, on_node: int, is_calibr
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
-    if plan.sequence_parallel and tp > 1:  # replicated tensors have gradients of this rank's share of the sequence only
-        yield Collective("tp", ALL_REDUCE, flat.tp_replicated.stop - flat.tp_replicated.start)
+    summed = flat.summed_over_tp(plan.sequence_parallel)
+    if summed.stop > summed.start and tp > 1:
+        yield Collective("tp", ALL_REDUCE, summed.stop - summed.start)
     buckets = bucket_elements(plan, stage)
     if layout.dp > 1:
         if is_calibration:

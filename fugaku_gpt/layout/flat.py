@@ -2,10 +2,10 @@
 
 Order: first the tensors that are split over tensor-parallel ranks, in reverse order of their use in the forward pass,
 which is the order in which the backward pass finishes their gradients; then the replicated tensors, whose gradients are
-summed over tensor-parallel ranks before replicas under sequence parallelism; last the token embedding, whose gradient
-the last pipeline stage shares with the first. The embedding has its own buckets, which both stages cut alike. Both
-stages add the results of the sums over replicas: two terms, whose sum is bit-identical on both, in whatever order the
-MPI library reduced each stage's replicas.
+summed over tensor-parallel ranks before replicas: the norms of queries and keys always, the others under sequence
+parallelism; last a tied token embedding, whose gradient the last pipeline stage shares with the first. The embedding
+has its own buckets, which both stages cut alike. Both stages add the results of the sums over replicas: two terms,
+whose sum is bit-identical on both, in whatever order the MPI library reduced each stage's replicas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fugaku_gpt.config.schema import ModelConfig, RunConfig
 from fugaku_gpt.layout.memory import ITEM_BYTES
 from fugaku_gpt.layout.operations import MAX_ELEMENTS
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, chunks_of, stage_tensors
-from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
+from fugaku_gpt.layout.tensors import TensorSpec
 
 ALIGNMENT_BYTES = 64  # a cache line, and a full 512-bit vector
 
@@ -57,14 +57,21 @@ class FlatLayout:
         elements: in all; divides by the shards.
         buckets: consecutive ranges that are summed in one message each; each divides by the shards.
         tp_replicated: range of the tensors that every tensor-parallel rank holds whole.
-        embedding: range of the token embedding; empty where this stage has none.
+        tp_partial: range of those of them whose gradients tensor-parallel ranks have in parts (``TensorSpec``).
+        embedding: range of the token embedding that two stages hold; empty where this stage has none.
     """
 
     placed: Tuple[PlacedTensor, ...]
     elements: int
     buckets: Tuple[slice, ...]
     tp_replicated: slice
+    tp_partial: slice
     embedding: slice
+
+    def summed_over_tp(self, sequence_parallel: bool) -> slice:
+        """Range of the tensors whose gradients tensor-parallel ranks add up: each has that of its own tokens under
+        sequence parallelism, and of its own heads otherwise."""
+        return self.tp_replicated if sequence_parallel else self.tp_partial
 
     def owned(self, shard: int, shards: int) -> List[OptimizerShard]:
         """The range that one of ``shards`` ranks owns in every bucket; with one shard, everything."""
@@ -134,7 +141,7 @@ def flat_layout(
     end, embedding_start = 0, None
     last_used_first = list(reversed(specs))
     for spec in sorted(last_used_first, key=_section_of):  # stable: within a kind the order stays
-        if spec.name == TOKEN_EMBEDDING:
+        if spec.is_tied:
             end = embedding_start = -(-end // unit) * unit
         size = math.prod(spec.local_shape(tp))
         placed.append(PlacedTensor(spec, end, size))
@@ -147,15 +154,15 @@ def flat_layout(
         for first, stop in ((0, cut), (cut, end))
         for start in range(first, stop, width)
     ]
-    replicated_tensors = [tensor for tensor in placed if tensor.spec.tp_dim is None]
-    tp_replicated = (
-        slice(replicated_tensors[0].start, replicated_tensors[-1].start + replicated_tensors[-1].size)
-        if replicated_tensors
-        else slice(0, 0)
-    )
-    last = placed[-1]
-    embedding = slice(last.start, last.start + last.size) if embedding_start is not None else slice(0, 0)
-    return FlatLayout(tuple(placed), end, tuple(buckets), tp_replicated, embedding)
+    tp_replicated = _span_of([tensor for tensor in placed if tensor.spec.tp_dim is None])
+    tp_partial = _span_of([tensor for tensor in placed if tensor.spec.is_partial])
+    embedding = _span_of([tensor for tensor in placed if tensor.spec.is_tied])
+    return FlatLayout(tuple(placed), end, tuple(buckets), tp_replicated, tp_partial, embedding)
+
+
+def _span_of(tensors: Sequence[PlacedTensor]) -> slice:
+    """The range of tensors that follow one another; empty without any."""
+    return slice(tensors[0].start, tensors[-1].start + tensors[-1].size) if tensors else slice(0, 0)
 
 
 def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:
@@ -174,17 +181,17 @@ def flat_elements(config: RunConfig, chunks: Sequence[Chunk]) -> int:
 
 @lru_cache(maxsize=256)
 def _aligned_elements(model: ModelConfig, tp: int, step: int) -> Tuple[int, int, int, int]:
-    """Elements, with alignment gaps, of a layer, of the token embedding, of the other tensors at the start of the first
-    chunk, and of the last LayerNorm."""
+    """Elements, with alignment gaps, of a layer, of the tied token embedding, of the other tensors at the start of the
+    first chunk, and of the last norm with output weights of their own."""
     single_layer = Chunk(0, 0, range(1), True, True)
     layer = table = other_embeddings = head = 0
     for spec in chunk_tensors(replace(model, layers=1), tp, single_layer):
         size = -(-math.prod(spec.local_shape(tp)) // step) * step
-        if spec.name == TOKEN_EMBEDDING:
+        if spec.is_tied:
             table += size
         elif spec.name.startswith("blocks."):
             layer += size
-        elif spec.name.startswith("final_norm."):
+        elif spec.name.startswith(("final_norm.", "output.")):
             head += size
         else:
             other_embeddings += size
@@ -192,6 +199,8 @@ def _aligned_elements(model: ModelConfig, tp: int, step: int) -> Tuple[int, int,
 
 
 def _section_of(spec: TensorSpec) -> int:
-    if spec.name == TOKEN_EMBEDDING:
-        return 2
-    return 0 if spec.tp_dim is not None else 1
+    if spec.is_tied:
+        return 3
+    if spec.tp_dim is not None:
+        return 0
+    return 1 if spec.is_partial else 2

@@ -3,9 +3,10 @@ recompute to fit.
 
 The formulas count what this implementation keeps, tensor by tensor, as Korthikanti et al. 2022 ("Reducing Activation
 Recomputation in Large Transformer Models", section 4) do for theirs; a test holds them equal to the tensors that
-PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, a heads, t tensor-parallel
-ranks; with sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s.
-An operator that this PyTorch computes in float32 for lack of a good kernel in 16 bits (``compat``) keeps no copies.
+PyTorch really saves. b sequences of s tokens in a micro-batch, h hidden, q width of all query heads (h of a GPT-2), f
+width of the MLP, u of what its first product makes (f, or 2 f with SwiGLU), a heads, t tensor-parallel ranks; with
+sequence parallelism r = s / t tokens of each sequence are here between the cut layers, otherwise r = s. An operator
+that this PyTorch computes in float32 for lack of a good kernel in 16 bits (``compat``) keeps no copies.
 
 What an operation needs while it runs is not counted here: see ``planner/trainer/run_memory.py``.
 """
@@ -51,8 +52,10 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
 
     * between the cut layers, b r h each: the layer's input, the residual after attention, and the masks of the two
       dropouts where there is dropout;
-    * in the cut layers: query, key, value and the attention's output, b s h / t each; the MLP's inner activations
-      before GELU, b s f / t. LayerNorms and GELU are done again;
+    * in the cut layers: query, key, value and the attention's output, b s q / t each, keys and values repeated for the
+      query heads that share them; the MLP's inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU
+      are done again;
+    * what the norms of queries and keys keep (:func:`_head_norm_bytes`);
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
       alone;
     * where compiled kernels may compute attention, the logarithms of its sums: 4 bytes for each token and head.
@@ -67,19 +70,33 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
     if kind == "full":
         return item * b * r * model.hidden
     between = b * r * model.hidden * (4 if model.dropout else 2)
-    inside = b * s * (4 * model.hidden + model.ffn_size) // t
+    inside = b * s * (4 * model.query_width + model.up_width) // t
     log_sums = 4 * b * s * model.heads // t if may_use_native_kernels(config) else 0
-    return item * (between + inside) + log_sums + (core_bytes(config) if kind == "none" else 0)
+    kept = item * (between + inside) + _head_norm_bytes(config) + log_sums
+    return kept + (core_bytes(config) if kind == "none" else 0)
+
+
+def _head_norm_bytes(config: RunConfig) -> int:
+    """Bytes that the norms of queries and keys keep: what the product has made, values included; a number for each
+    token and head; in 16 bits their weights in float32."""
+    model, t = config.model, config.layout.tp
+    if not model.qk_norm:
+        return 0
+    tokens, item = config.training.micro_batch * model.seq_len, ITEM_BYTES[config.training.dtype]
+    numbers = max(item, 4) * tokens * (model.heads + model.kv_head_count) // t
+    return item * tokens * model.qkv_width // t + numbers + (2 * 4 * model.head_size if item == 2 else 0)
 
 
 def _norm_bytes(config: RunConfig) -> int:
-    """Bytes that a LayerNorm keeps besides its input: mean and deviation of each token; in 16 bits, where it recomputes
-    them, its weight and bias in float32. Native kernels for 16 bits keep the statistics and the weight; the larger size
-    counts."""
+    """Bytes that a norm keeps besides its input. A LayerNorm: mean and deviation of each token; in 16 bits, where it
+    recomputes them, its weight and bias in float32. Native kernels for 16 bits keep the statistics and the weight; the
+    larger size counts. An RMSNorm: a number for each token, and in 16 bits its weight in float32."""
     model, t = config.model, config.layout.tp
     item = ITEM_BYTES[config.training.dtype]
     r = model.seq_len // t if config.layout.sequence_parallel else model.seq_len
     of_tokens = 2 * max(item, 4) * config.training.micro_batch * r
+    if model.norm == "rmsnorm":
+        return of_tokens // 2 + (4 * model.hidden if item == 2 else 0)
     if item > 2:
         return of_tokens
     return max(2 * 4 * model.hidden, 4 * model.hidden + of_tokens if may_use_native_kernels(config) else 0)
@@ -103,7 +120,7 @@ def freed_before_core(config: RunConfig, compiled: bool) -> int:
     b, s = config.training.micro_batch, model.seq_len
     r = s // t if config.layout.sequence_parallel else s
     between = b * r * model.hidden * (3 if model.dropout else 1)
-    inside = b * s * ((0 if compiled else model.hidden) + model.ffn_size) // t
+    inside = b * s * ((0 if compiled else model.query_width) + model.up_width) // t
     return ITEM_BYTES[config.training.dtype] * (between + inside)
 
 
@@ -116,7 +133,7 @@ def deferred_weight_grad_bytes(config: RunConfig) -> int:
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
     return _deferred_before_core(config) + ITEM_BYTES[config.training.dtype] * tokens * (
-        model.hidden + 3 * model.hidden // t
+        model.hidden + model.qkv_width // t
     )
 
 
@@ -125,17 +142,17 @@ def _deferred_before_core(config: RunConfig) -> int:
     that of all tensor-parallel layers but the first."""
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
-    inside = (model.hidden + 2 * model.ffn_size) // t
+    inside = (model.query_width + model.up_width + model.ffn_size) // t
     return ITEM_BYTES[config.training.dtype] * tokens * (3 * model.hidden + inside)
 
 
 def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
     """Bytes that a chunk keeps of one micro-batch besides its layers.
 
-    * Output, b r h, until its backward pass; of the last chunk the input of the last LayerNorm.
+    * Output, b r h, until its backward pass; of the last chunk the input of the last norm.
     * Embedding: the token ids, and b s flags where the table is cut; the mask of dropout; and where there is a
       LayerNorm, its input and what :func:`_norm_bytes` says.
-    * Head: of the LayerNorm what :func:`_norm_bytes` says, and the gradient of the hidden states, which the
+    * Head: of the norm what :func:`_norm_bytes` says, and the gradient of the hidden states, which the
       cross-entropy has made already; that of the embedding it has added to the sums of gradients.
     """
     model, t = config.model, config.layout.tp

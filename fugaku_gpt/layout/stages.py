@@ -51,7 +51,8 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     A multiply and an add count as one here; the layer and the logits are those of ``formulas.flops.EXACT_FORMULA``
     (Narayanan et al. 2021, appendix), where a backward pass costs two forward passes:
 
-    * layer: a = 4 h² + 2 h ffn + 2 s h, times 3; times 4 where it is recomputed in full. ``selective`` makes flags of
+    * layer: a = its weights (4 h² + 2 h ffn of a GPT-2) + 2 s q with the width q of all query heads, times 3; times 4
+      where it is recomputed in full. ``selective`` makes flags of
       dropout again, which is no product, and every backward pass the scores of attention, which no formula counts;
     * logits and loss: V h, times 3, and never recomputed;
     * embedding: no product. Forward adds the position to the token's row, backward adds one row to each of two tables:
@@ -64,7 +65,7 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute {recompute!r}: valid: {', '.join(RECOMPUTE)}")
     h = model.hidden
-    forward = 4.0 * h * h + 2.0 * h * model.ffn_size + 2.0 * model.seq_len * h
+    forward = float(model.layer_weights) + 2.0 * model.seq_len * model.query_width
     layer = (4.0 if recompute == "full" else 3.0) * forward
     return Work(embedding=1.5 * h / layer, head=3.0 * padded_vocab * h / layer)
 
@@ -134,14 +135,14 @@ def chunks_by_stage(chunks: Sequence[Chunk], stages: int) -> List[List[Chunk]]:
 def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]:
     """The tensors of one chunk, in order of first use.
 
-    The token embedding is in the first chunk and, tied, in the last: where two stages hold it, each has a whole copy of
-    its slice and their gradients are summed (``grid.embedding_group``).
+    A tied token embedding is in the first chunk and in the last: where two stages hold it, each has a whole copy of its
+    slice and their gradients are summed (``grid.embedding_group``).
     """
     prefixes = tuple(f"blocks.{layer}." for layer in chunk.layers)
     if chunk.has_embedding:
         prefixes += ("token_embedding.", "position_embedding.", "embedding_norm.")
     if chunk.has_head:
-        prefixes += ("token_embedding.", "final_norm.")
+        prefixes += ("token_embedding." if model.tied_embeddings else "output.", "final_norm.")
     return [spec for spec in model_tensors(model, tp) if spec.name.startswith(prefixes)]
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a GPT by name, and which slice of each a tensor-parallel rank holds.
+"""The tensors of a model by name, and which slice of each a tensor-parallel rank holds.
 
 The model builds its parameters from this table; initial values, gradient norms and checkpoints go by it, so
 they cannot disagree about what a name means. Names follow the module tree of ``model/gpt.py``.
@@ -13,6 +13,7 @@ from typing import List, Optional, Tuple
 from fugaku_gpt.config.schema import ModelConfig
 
 TOKEN_EMBEDDING = "token_embedding.weight"
+OUTPUT_WEIGHTS = "output.weight"  # where they are not the token embedding
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class TensorSpec:
         init: ``normal``, ``zeros`` or ``ones``.
         std: standard deviation where init is normal.
         rows: rows of dimension 0 that are ever used; the rest is vocabulary padding and stays zero.
+        is_tied: the first and the last pipeline stage hold it both.
+        is_partial: every tensor-parallel rank holds the whole tensor, and the gradient of its own heads.
     """
 
     name: str
@@ -34,10 +37,12 @@ class TensorSpec:
     init: str = "zeros"
     std: float = 0.0
     rows: Optional[int] = None
+    is_tied: bool = False
+    is_partial: bool = False
 
     @property
     def decays(self) -> bool:
-        """Whether AdamW's weight decay applies: to matrices, not to biases and LayerNorm."""
+        """Whether AdamW's weight decay applies: to matrices, not to biases and norms."""
         return self.init == "normal"
 
     def slice_of(self, tp_rank: int, tp: int) -> Tuple[slice, ...]:
@@ -57,42 +62,76 @@ class TensorSpec:
 def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
     """Every tensor of the model, in order of first use in the forward pass.
 
-    ``tp`` matters only for the padding of the vocabulary. The query, key and value weights are one tensor
-    [3, hidden, hidden], cut along the middle dimension, which is the heads.
+    ``tp`` matters only for the padding of the vocabulary.
     """
-    h, f, std = model.hidden, model.ffn_size, model.init_std
-    # the two layers that write to the residual stream start smaller, by the depth (GPT-2, Radford et al. 2019, section
-    # 2.3)
-    residual_std = std / math.sqrt(2 * model.layers)
+    h, std = model.hidden, model.init_std
+    vocabulary = (model.padded_vocab(tp), h)
     tensors = [
         TensorSpec(
             TOKEN_EMBEDDING,
-            (model.padded_vocab(tp), h),
+            vocabulary,
             tp_dim=0,
             init="normal",
             std=std,
             rows=model.vocab_size,
-        ),
-        TensorSpec("position_embedding.weight", (model.seq_len, h), init="normal", std=std),
+            is_tied=model.tied_embeddings,
+        )
     ]
+    if model.positions == "learned":
+        tensors.append(TensorSpec("position_embedding.weight", (model.seq_len, h), init="normal", std=std))
     if model.embedding_layernorm:
-        tensors += _layer_norm("embedding_norm", h)
+        tensors += _norm("embedding_norm", model)
     for layer in range(model.layers):
         prefix = f"blocks.{layer}"
         tensors += [
-            *_layer_norm(f"{prefix}.attention_norm", h),
-            TensorSpec(f"{prefix}.attention.qkv.weight", (3, h, h), tp_dim=1, init="normal", std=std),
-            TensorSpec(f"{prefix}.attention.qkv.bias", (3, h), tp_dim=1),
-            TensorSpec(f"{prefix}.attention.out.weight", (h, h), tp_dim=1, init="normal", std=residual_std),
-            TensorSpec(f"{prefix}.attention.out.bias", (h,)),
-            *_layer_norm(f"{prefix}.mlp_norm", h),
-            TensorSpec(f"{prefix}.mlp.up.weight", (f, h), tp_dim=0, init="normal", std=std),
-            TensorSpec(f"{prefix}.mlp.up.bias", (f,), tp_dim=0),
-            TensorSpec(f"{prefix}.mlp.down.weight", (h, f), tp_dim=1, init="normal", std=residual_std),
-            TensorSpec(f"{prefix}.mlp.down.bias", (h,)),
+            *_norm(f"{prefix}.attention_norm", model),
+            *_attention(f"{prefix}.attention", model),
+            *_norm(f"{prefix}.mlp_norm", model),
+            *_mlp(f"{prefix}.mlp", model),
         ]
-    return tensors + _layer_norm("final_norm", h)
+    tensors += _norm("final_norm", model)
+    if not model.tied_embeddings:
+        tensors.append(TensorSpec(OUTPUT_WEIGHTS, vocabulary, tp_dim=0, init="normal", std=std, rows=model.vocab_size))
+    return tensors
 
 
-def _layer_norm(name: str, hidden: int) -> List[TensorSpec]:
-    return [TensorSpec(f"{name}.weight", (hidden,), init="ones"), TensorSpec(f"{name}.bias", (hidden,))]
+def _norm(name: str, model: ModelConfig) -> List[TensorSpec]:
+    tensors = [TensorSpec(f"{name}.weight", (model.hidden,), init="ones")]
+    return tensors + ([TensorSpec(f"{name}.bias", (model.hidden,))] if model.norm == "layernorm" else [])
+
+
+def _attention(name: str, model: ModelConfig) -> List[TensorSpec]:
+    """The tensors of an attention layer. Query, key and value weights are one tensor [3, heads * d, h], or where there
+    are fewer heads of keys, [heads * d, h] and [2, kv heads * d, h]; they are cut along the heads."""
+    width = model.query_width
+    kv_width = model.kv_head_count * model.head_size
+    if model.kv_head_count == model.heads:
+        tensors = _column_parallel(f"{name}.qkv", (3, width), model, model.biases != "none")
+    else:
+        tensors = _column_parallel(f"{name}.q", (width,), model, model.biases != "none")
+        tensors += _column_parallel(f"{name}.kv", (2, kv_width), model, model.biases != "none")
+    if model.qk_norm:
+        shape = (model.head_size,)
+        tensors += [TensorSpec(f"{name}.{of}_norm.weight", shape, init="ones", is_partial=True) for of in ("q", "k")]
+    return tensors + _row_parallel(f"{name}.out", width, model)
+
+
+def _mlp(name: str, model: ModelConfig) -> List[TensorSpec]:
+    """The tensors of an MLP. SwiGLU's first weight has two parts, [2, f, h]: of the gate, and of what it gates."""
+    f = model.ffn_size
+    up = _column_parallel(f"{name}.up", (2, f) if model.mlp == "swiglu" else (f,), model, model.biases == "all")
+    return up + _row_parallel(f"{name}.down", f, model)
+
+
+def _column_parallel(name: str, rows: Tuple[int, ...], model: ModelConfig, has_bias: bool) -> List[TensorSpec]:
+    cut = len(rows) - 1
+    tensors = [TensorSpec(f"{name}.weight", (*rows, model.hidden), tp_dim=cut, init="normal", std=model.init_std)]
+    return tensors + ([TensorSpec(f"{name}.bias", rows, tp_dim=cut)] if has_bias else [])
+
+
+def _row_parallel(name: str, inputs: int, model: ModelConfig) -> List[TensorSpec]:
+    # the two layers that write to the residual stream start smaller, by the depth (GPT-2, Radford et al. 2019, section
+    # 2.3)
+    std = model.init_std / math.sqrt(2 * model.layers)
+    tensors = [TensorSpec(f"{name}.weight", (model.hidden, inputs), tp_dim=1, init="normal", std=std)]
+    return tensors + ([TensorSpec(f"{name}.bias", (model.hidden,))] if model.biases == "all" else [])

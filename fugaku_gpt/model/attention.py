@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.model.causal_attention import DropoutMaskFn, causal_attention
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
-from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear
+from fugaku_gpt.model.norms import RMSNorm
+from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear, column_parallel_pair
 
 
 def attend_naively(
@@ -32,8 +34,26 @@ def attend_naively(
     return y.view(b, heads, shards, tokens, d).permute(2, 0, 3, 1, 4)
 
 
+def pack_naively(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[ops.Rotation] = None
+) -> torch.Tensor:
+    """Do what :func:`fugaku_gpt.ops.pack_heads` does, by the definition of a rotation."""
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        if rotary is None:
+            return x
+        cosines, sines = rotary
+        left, right = x.chunk(2, -1)
+        return torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1).to(x.dtype)
+
+    repeats = q.shape[3] // k.shape[3]
+    keys, values = (x.unsqueeze(4).expand(-1, -1, -1, -1, repeats, -1).flatten(3, 4) for x in (rotated(k), v))
+    return torch.stack([rotated(q), keys, values], 3)
+
+
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention: [b, s, h] → [b, s, h]; each of the ``tp`` ranks has heads / tp heads.
+    """Multi-head attention: [b, s, h] → [b, s, h]; each of the ``tp`` ranks has heads / tp heads, and the heads of keys
+    and values that these share (Ainslie et al. 2023, "GQA").
 
     Scores and probabilities ([s, s] for each head) are never saved for the backward pass; with ``recompute_core`` the
     flags of their dropout are not saved either (Korthikanti et al. 2022, section 5).
@@ -52,8 +72,17 @@ class CausalSelfAttention(nn.Module):
     ) -> None:
         """Create the layer. With ``reference``, attention is computed by its definition, to check faster ways."""
         super().__init__()
-        self.qkv = ColumnParallelLinear(model.hidden, model.hidden, tp, dtype, 3, sequence_parallel)
-        self.out = RowParallelLinear(model.hidden, model.hidden, tp, dtype, sequence_parallel)
+        has_bias, width = model.biases != "none", model.query_width
+        if model.kv_head_count == model.heads:
+            self.qkv = ColumnParallelLinear(model.hidden, width, tp, dtype, 3, sequence_parallel, has_bias=has_bias)
+        else:
+            kv_width = model.kv_head_count * model.head_size
+            self.q = ColumnParallelLinear(model.hidden, width, tp, dtype, 1, sequence_parallel, has_bias=has_bias)
+            self.kv = ColumnParallelLinear(model.hidden, kv_width, tp, dtype, 2, sequence_parallel, has_bias=has_bias)
+        if model.qk_norm:
+            self.q_norm = RMSNorm(model.head_size, model.layernorm_eps).to(dtype)
+            self.k_norm = RMSNorm(model.head_size, model.layernorm_eps).to(dtype)
+        self.out = RowParallelLinear(width, model.hidden, tp, dtype, sequence_parallel, has_bias=model.biases == "all")
         self._local_heads = model.heads // tp.size
         self._first_head = tp.rank * self._local_heads
         self._model = model
@@ -67,7 +96,7 @@ class CausalSelfAttention(nn.Module):
         pass."""
         b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
         heads, d = self._local_heads, self._model.head_size
-        qkv = self.qkv(x, norm).view(-1, b, tokens, 3, heads, d)  # the first dimension is shards, or 1
+        qkv = self._queries_keys_values(x, norm)
         shards = qkv.shape[0]
         probability, keep_flags = 0.0, None
         if self.training and self._model.attention_dropout > 0.0:
@@ -79,6 +108,24 @@ class CausalSelfAttention(nn.Module):
         attend = attend_naively if self._reference else causal_attention
         y = attend(qkv, keep_flags, probability, self._save_flags)
         return self.out(y.reshape(shards * b, tokens, heads * d))
+
+    def _queries_keys_values(self, x: torch.Tensor, norm: Optional[Prepare]) -> torch.Tensor:
+        """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, 3, heads, d]."""
+        (b, tokens, _), model = x.shape, self._model
+        heads, d = self._local_heads, model.head_size
+        if model.kv_head_count == model.heads:
+            qkv: torch.Tensor = self.qkv(x, norm).view(-1, b, tokens, 3, heads, d)
+            if model.positions == "learned" and not model.qk_norm:
+                return qkv
+            q, k, v = qkv.unbind(3)
+        else:
+            queries, keys_values = column_parallel_pair(self.q, self.kv, x, norm)
+            q = queries.view(-1, b, tokens, heads, d)
+            k, v = keys_values.view(*q.shape[:3], 2, -1, d).unbind(3)
+        if model.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        rotary = ops.rotation(model, q.shape[0], tokens, x.dtype) if model.positions == "rope" else None
+        return (pack_naively if self._reference else ops.pack_heads)(q, k, v, rotary)
 
     def _keep_flags(self, b: int, s: int, first_sample: int) -> torch.Tensor:
         """Return the flags of dropout [b, local heads, s, s], keyed by (sample, head of the whole model, position)."""

@@ -1,4 +1,7 @@
-"""GPT-2 (Radford et al. 2019): pre-LayerNorm blocks, learned positions, output weights tied to the token embedding.
+"""The decoder: blocks of attention and an MLP, each after a norm, between the token embedding and the output weights.
+
+By the fields of ``model.*`` it is GPT-2 (Radford et al. 2019): LayerNorm, learned positions, GELU, output weights tied
+to the embedding; or of Llama's kind (Touvron et al. 2023): RMSNorm, rotary positions, SwiGLU, no biases.
 
 Shapes: b sequences, s tokens, h hidden, V vocabulary. ``tp`` is only passed down to the layers that tensor parallelism
 cuts. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]: this rank's part of each sequence.
@@ -19,7 +22,7 @@ from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
 from fugaku_gpt.model.attention import CausalSelfAttention
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
-from fugaku_gpt.model.layer_norm import LayerNorm
+from fugaku_gpt.model.norms import Norm, make_norm
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.sequence import Shard, gather
@@ -29,17 +32,22 @@ _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output
 
 
 class MLP(nn.Module):
-    """The MLP of a layer: [b, s, h] → [b, s, h] through ffn_size; GELU is computed again in the backward pass."""
+    """The MLP of a layer: [b, s, h] → [b, s, h] through ffn_size; GELU or SwiGLU is computed again in the backward
+    pass."""
 
     def __init__(self, model: ModelConfig, tp: Communicator, dtype: torch.dtype, sequence_parallel: bool) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(model.hidden, model.ffn_size, tp, dtype, 1, sequence_parallel)
-        self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype, sequence_parallel)
-        self._gelu = ops.gelu_tanh if model.gelu == "tanh" else ops.gelu
+        has_bias, sections = model.biases == "all", 2 if model.mlp == "swiglu" else 1  # of two, the first is the gate
+        self.up = ColumnParallelLinear(
+            model.hidden, model.ffn_size, tp, dtype, sections, sequence_parallel, has_bias=has_bias
+        )
+        self.down = RowParallelLinear(model.ffn_size, model.hidden, tp, dtype, sequence_parallel, has_bias=has_bias)
+        gelu = ops.gelu_tanh if model.gelu == "tanh" else ops.gelu
+        self._activation = ops.swiglu if model.mlp == "swiglu" else gelu
 
-    def forward(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Apply the MLP to ``norm(x)``; ``norm`` is computed again in the backward pass."""
-        return self.down(self.up(x, norm), self._gelu)
+        return self.down(self.up(x, norm), self._activation)
 
 
 class TransformerBlock(nn.Module):
@@ -63,12 +71,12 @@ class TransformerBlock(nn.Module):
         super().__init__()
         site = 1 + _SITES_PER_BLOCK * layer
         shard = Shard.of(tp, sequence_parallel)
-        self.attention_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        self.attention_norm = make_norm(model, dtype)
         self.attention = CausalSelfAttention(
             model, tp, dtype, seed, site, sequence_parallel, recompute == "selective", reference_attention
         )
         self.attention_dropout = KeyedDropout(model.dropout, seed, site + 1, shard)
-        self.mlp_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+        self.mlp_norm = make_norm(model, dtype)
         self.mlp = MLP(model, tp, dtype, sequence_parallel)
         self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2, shard)
         self._recompute_all = recompute == "full"
@@ -83,12 +91,20 @@ class TransformerBlock(nn.Module):
         return self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample).add_(x)
 
 
+class OutputWeights(nn.Module):
+    """Output weights of their own, [V / tp, h]: the weights of the logits where they are not the token embedding."""
+
+    def __init__(self, rows: int, width: int, tp: Communicator, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows // tp.size, width, dtype=dtype))
+
+
 class GPT(nn.Module):
     """A chunk of consecutive layers of the model, or the whole model.
 
     The first chunk takes token ids [b, s], later ones the hidden states [b, s, h] of the chunk before; the last returns
-    the sum of the tokens' losses, earlier ones hidden states. A last chunk without the embeddings still has the token
-    embedding, as the weights of its logits: ``shared`` if this rank has it already, its own otherwise.
+    the sum of the tokens' losses, earlier ones hidden states. A last chunk without the embeddings still has a tied
+    token embedding, as the weights of its logits: ``shared`` if this rank has it already, its own otherwise.
 
     Attributes:
         gradient_scale: factor of the loss for the last chunk's gradients (float16 loses small ones).
@@ -115,17 +131,14 @@ class GPT(nn.Module):
         self._sequence_parallel = sequence_parallel
         self._shard = Shard.of(tp, sequence_parallel)
         kinds = recompute or ("none",) * model.layers
-        if chunk.has_embedding or chunk.has_head:
+        if chunk.has_embedding or (chunk.has_head and model.tied_embeddings):
             self.token_embedding = shared or VocabParallelEmbedding(
                 model.padded_vocab(tp.size), model.hidden, tp, dtype, sequence_parallel
             )
         if chunk.has_embedding:
-            self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
-            self.embedding_norm = (
-                LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
-                if model.embedding_layernorm
-                else nn.Identity()
-            )
+            if model.positions == "learned":
+                self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
+            self.embedding_norm = make_norm(model, dtype) if model.embedding_layernorm else nn.Identity()
             self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
         self.blocks = nn.ModuleDict(
             {
@@ -136,13 +149,22 @@ class GPT(nn.Module):
             }
         )
         if chunk.has_head:
-            self.final_norm = LayerNorm(model.hidden, eps=model.layernorm_eps).to(dtype)
+            self.final_norm = make_norm(model, dtype)
+            if not model.tied_embeddings:
+                self.output = OutputWeights(model.padded_vocab(tp.size), model.hidden, tp, dtype)
+
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """The weights of the logits, [V / tp, h], of the last chunk."""
+        return self.token_embedding.weight if self.config.tied_embeddings else self.output.weight
 
     def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
         """Return [b, s, h] of [b, s] int64 or [b, s, h], equal on every rank of ``tp`` unless sequence-parallel."""
         if self.chunk.has_embedding:
-            positions = self.position_embedding.weight[self._shard.positions(x.shape[1])]
-            x = self.token_embedding(self._shard.to_rank_order(x)) + positions
+            positions = self._shard.positions(x.shape[1])
+            x = self.token_embedding(self._shard.to_rank_order(x))
+            if self.config.positions == "learned":
+                x = x + self.position_embedding.weight[positions]
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
         for block in self.blocks.values():
             x = block(x, first_sample)
@@ -156,7 +178,7 @@ class GPT(nn.Module):
             return x
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]),
-            self.token_embedding.weight,
+            self.output_weight,
             self._shard.to_rank_order(targets).reshape(-1),
             self._tp,
             self.config.vocab_size,
@@ -170,7 +192,7 @@ class GPT(nn.Module):
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
             x = self._shard.to_sample_order(gather(x, self._tp))
-        return ops.linear(x, self.token_embedding.weight)
+        return ops.linear(x, self.output_weight)
 
 
 def build_model(config: RunConfig, tp: Communicator, reference_attention: bool = False) -> GPT:
@@ -204,7 +226,8 @@ def build_stage(
     """
     models: List[GPT] = []
     for chunk in chunks:
-        shared = models[0].token_embedding if models and models[0].chunk.has_embedding and chunk.has_head else None
+        is_shared = bool(models) and models[0].chunk.has_embedding and chunk.has_head and config.model.tied_embeddings
+        shared = models[0].token_embedding if is_shared else None
         models.append(GPT(config, tp, chunk, shared, recompute, reference_attention))
     parameters = named_parameters(models)
     specs = {spec.name: spec for chunk in chunks for spec in chunk_tensors(config.model, tp.size, chunk)}

@@ -1,14 +1,15 @@
 """The operators of layers, losses and the optimiser: native kernels where they are better, otherwise PyTorch's.
 
-This file names what the rest of the package calls. Each module is one operator: matrix products (``gemm``), GELU
-(``activation``), LayerNorm (``normalization``), attention's softmax (``softmax``), sums of squares (``reductions``).
-``native`` calls the native kernels (``fugaku_gpt/kernels``), ``tensor_pool`` provides memory for large tensors, and
-``in_float32`` computes what a 16-bit type has no good kernel for.
+This file names what the rest of the package calls. Each module is one operator: matrix products (``gemm``), GELU and
+SwiGLU (``activation``), LayerNorm and RMSNorm (``normalization``), rotary positions (``rotary``), attention's softmax
+(``softmax``), sums of squares (``reductions``). ``native`` calls the native kernels (``fugaku_gpt/kernels``),
+``tensor_pool`` provides memory for large tensors, and ``in_float32`` computes what a 16-bit type has no good kernel
+for.
 """
 
 from __future__ import annotations
 
-from fugaku_gpt.ops.activation import choose_gelu_by_erf, gelu, gelu_tanh, uses_gelu_by_erf
+from fugaku_gpt.ops.activation import choose_gelu_by_erf, gelu, gelu_tanh, swiglu, uses_gelu_by_erf
 from fugaku_gpt.ops.gemm import (
     add_product,
     choose_onednn_matmul,
@@ -39,13 +40,19 @@ from fugaku_gpt.ops.native import (
     uses_native_kernels,
     uses_native_matmul,
 )
-from fugaku_gpt.ops.normalization import layer_norm, sum_of_rows
+from fugaku_gpt.ops.normalization import layer_norm, rms_norm, sum_of_rows
 from fugaku_gpt.ops.reductions import sum_of_squares
+from fugaku_gpt.ops.rotary import Rotation, pack_heads, rotation
 from fugaku_gpt.ops.softmax import attention_dtype, softmax_, softmax_gradient_
 from fugaku_gpt.ops.tensor_pool import pooled_empty, use_tensor_pool
 
 __all__ = [
     "AdamWStep",
+    "Rotation",
+    "pack_heads",
+    "rms_norm",
+    "rotation",
+    "swiglu",
     "add_product",
     "has_native_attention",
     "attention",

@@ -1,4 +1,4 @@
-"""GELU, exact and by its tanh approximation."""
+"""GELU, exact and by its tanh approximation, and SwiGLU."""
 
 from __future__ import annotations
 
@@ -104,3 +104,38 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     builtin = probes.builtin_gelu_tanh  # looked up here: the profiler may have replaced it
     y: torch.Tensor = builtin(x) if has_kernel("gelu_tanh", x.dtype) else InFloat32.apply(builtin, x)
     return y
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"): silu(a) * b of [..., 2 f], which is a beside b, as
+    [..., f], computed in float32 at least."""
+    y: torch.Tensor = _SwiGlu.apply(x)
+    return y
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        gate, gated = _halves(x)
+        return torch.sigmoid(gate).mul_(gate).mul_(gated).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, y_grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        gate, gated = _halves(x)
+        wide_grad = y_grad if y_grad.dtype in WIDE_DTYPES else y_grad.float()
+        share = torch.sigmoid(gate)
+        x_grad = torch.empty_like(x, memory_format=torch.contiguous_format)
+        gate_grad, gated_grad = x_grad.chunk(2, -1)
+        gated_grad.copy_((share * gate).mul_(wide_grad))
+        # of silu: σ(a) (1 + a (1 - σ(a)))
+        slope = (1.0 - share).mul_(gate).add_(1.0).mul_(share)
+        gate_grad.copy_(slope.mul_(gated).mul_(wide_grad))
+        return x_grad
+
+
+def _halves(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The two halves of the last dimension, in float32 at least."""
+    return (x if x.dtype in WIDE_DTYPES else x.float()).chunk(2, -1)

@@ -1,4 +1,4 @@
-"""LayerNorm, and sums over tokens, for which 16 bits are too few."""
+"""LayerNorm and RMSNorm, and sums over tokens, for which 16 bits are too few."""
 
 from __future__ import annotations
 
@@ -44,6 +44,38 @@ class _NativeLayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         return (*native.layer_norm_gradient(y_grad, *ctx.saved_tensors), None)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, x / √(mean of x² + eps) * weight, computed in float32
+    at least. ``weight`` may be float32 beside a 16-bit ``x``: its gradient, a sum over tokens, is then not rounded."""
+    y: torch.Tensor = _RmsNorm.apply(x, weight, eps)
+    return y
+
+
+class _RmsNorm(torch.autograd.Function):
+    """RMSNorm that saves its input and a number for each token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = _widened(x)
+        scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(_widened(weight)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normalized, grad = _widened(x) * scale, _widened(y_grad)
+        weight_grad = (grad * normalized).view(-1, x.shape[-1]).sum(0).to(weight.dtype)
+        grad = grad * _widened(weight)
+        along = (grad * normalized).mean(-1, keepdim=True)  # the part that only changes the length
+        return grad.sub_(normalized.mul_(along)).mul_(scale).to(x.dtype), weight_grad, None
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype in WIDE_DTYPES else x.float()
 
 
 def sum_of_rows(x: torch.Tensor) -> torch.Tensor:

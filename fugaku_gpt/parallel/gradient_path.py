@@ -19,8 +19,8 @@ A step's gradients travel in this order; every function named here is in this fi
    itself is called by ``ProcessGrid.replicas`` (``comm/communicator.py``, or ``comm/hierarchical.py`` above it). In
    calibration steps, whose sums are timed alone, no bucket starts before the next point.
 7. The trainer calls :meth:`GradientReducer.finish`: parameters that tensor-parallel ranks hold alike are summed over
-   these first (under sequence parallelism), the remaining buckets start, all are waited for, and last the two ends of
-   the pipeline add up the tied token embedding.
+   these first (norms of heads, and under sequence parallelism all), the remaining buckets start, all are waited for,
+   and last the two ends of the pipeline add up the tied token embedding.
 
 With ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1) a bucket's sum is a reduce-scatter: each replica gets its own
 shard, steps it, and ``parameter_gather.py`` brings the parameters back.
@@ -213,13 +213,13 @@ class GradientReducer:
         self._grid = grid
         self._sharded = sharded
         layout = buffers.layout
-        self._tp_replicated = layout.tp_replicated if sequence_parallel and grid.tp.size > 1 else slice(0, 0)
+        self._tp_summed = layout.summed_over_tp(sequence_parallel) if grid.tp.size > 1 else slice(0, 0)
         self._tied = layout.tied(grid.dp.size if sharded else 1) if grid.embedding.size > 1 else []
         self.deferrals = DeferredWeightGrads()
         self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
         self._slots = self._attach(chunks, accumulate_in_layers)
         members = [sum(index in slot.buckets for slot in self._slots) for index in range(len(buffers.buckets))]
-        for index in buffers.buckets_of(self._tp_replicated):  # is summed over another group first, by finish()
+        for index in buffers.buckets_of(self._tp_summed):  # is summed over another group first, by finish()
             members[index] += 1
         self._members = members
         # [elements] of another type than the gradients, in which they travel
@@ -345,9 +345,9 @@ class GradientReducer:
 
     def finish(self) -> None:
         """Start the reduction of what is not started yet, and wait for all of it."""
-        if self._tp_replicated.stop > self._tp_replicated.start:
-            # under sequence parallelism each rank has seen its tokens only
-            self._grid.tp.all_reduce(self._buffers.gradients[self._tp_replicated])
+        if self._tp_summed.stop > self._tp_summed.start:
+            # each rank has seen its own heads only, or under sequence parallelism its own tokens
+            self._grid.tp.all_reduce(self._buffers.gradients[self._tp_summed])
         if self._grid.dp.size > 1:
             self._finish_replicas()
         embedding = self._grid.embedding

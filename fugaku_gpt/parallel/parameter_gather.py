@@ -11,12 +11,12 @@ from torch import nn
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.comm.hierarchical import ChainedRequest, HierarchicalComm
 from fugaku_gpt.comm.pending import Pending
-from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING
+from fugaku_gpt.layout.tensors import OUTPUT_WEIGHTS, TOKEN_EMBEDDING
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.overlap import Overlap
 
 # tensors that a chunk reads directly, right after it has called this module; no forward hook of their own runs then
-_READ_AFTER = {"token_embedding": "position_embedding.weight", "final_norm": TOKEN_EMBEDDING}
+_READ_AFTER = {"token_embedding": ("position_embedding.weight",), "final_norm": (TOKEN_EMBEDDING, OUTPUT_WEIGHTS)}
 
 
 class ParameterGather:
@@ -41,7 +41,7 @@ class ParameterGather:
         for chunk in chunks:
             for prefix, module in _modules_in_order(chunk):
                 names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
-                names += [name for read_by, name in _READ_AFTER.items() if read_by == prefix and name in spans]
+                names += [name for name in _READ_AFTER.get(prefix, ()) if name in spans]
                 buckets = buffers.buckets_of(*(spans[name] for name in names))
                 module.register_forward_pre_hook(functools.partial(self._on_forward, buckets))
 

@@ -18,7 +18,7 @@ of 16 tensors of b s h elements.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Optional, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -51,20 +51,29 @@ class ColumnParallelLinear(nn.Module):
         sections: int = 1,
         sequence_parallel: bool = False,
         recompute_input: bool = True,
+        has_bias: bool = True,
     ) -> None:
         """Create the layer. ``recompute_input``: the backward pass prepares the input again; False: the prepared input
         is saved."""
         super().__init__()
         rows: Tuple[int, ...] = (outputs // tp.size,) if sections == 1 else (sections, outputs // tp.size)
         self.weight = nn.Parameter(torch.empty(*rows, inputs, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(*rows, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(*rows, dtype=dtype)) if has_bias else None
         self._tp = tp
         self._sequence_parallel = sequence_parallel
         self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
         """Apply the layer to ``prepare(x)``, or to ``x`` without ``prepare``."""
-        return _apply(_ColumnParallel, self, x, prepare)
+        (y,) = _apply(_ColumnParallel, [self], x, prepare)
+        return y
+
+
+def column_parallel_pair(
+    first: ColumnParallelLinear, second: ColumnParallelLinear, x: torch.Tensor, prepare: Optional[Prepare] = None
+) -> Tuple[torch.Tensor, ...]:
+    """Apply two column-parallel layers to ``prepare(x)``, which is prepared, and communicated, once for both."""
+    return _apply(_ColumnParallel, [first, second], x, prepare)
 
 
 class RowParallelLinear(nn.Module):
@@ -82,19 +91,21 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype,
         sequence_parallel: bool = False,
         recompute_input: bool = True,
+        has_bias: bool = True,
     ) -> None:
         """Create the layer. ``recompute_input``: the backward pass prepares the input again; False: the prepared input
         is saved."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs // tp.size, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if has_bias else None
         self._tp = tp
         self._sequence_parallel = sequence_parallel
         self._recompute_input = recompute_input
 
     def forward(self, x: torch.Tensor, prepare: Optional[Prepare] = None) -> torch.Tensor:
         """Apply the layer to ``prepare(x)``, or to ``x`` without ``prepare``."""
-        return _apply(_RowParallel, self, x, prepare)
+        (y,) = _apply(_RowParallel, [self], x, prepare)
+        return y
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -122,19 +133,25 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def _apply(
-    function: Any, layer: Union[ColumnParallelLinear, RowParallelLinear], x: torch.Tensor, prepare: Optional[Prepare]
-) -> torch.Tensor:
+    function: Any,
+    layers: Sequence[Union[ColumnParallelLinear, RowParallelLinear]],
+    x: torch.Tensor,
+    prepare: Optional[Prepare],
+) -> Tuple[torch.Tensor, ...]:
+    first = layers[0]
     # the backward pass, which prepares again, is reached through x
-    if prepare is not None and not (layer._recompute_input and x.requires_grad):
+    if prepare is not None and not (first._recompute_input and x.requires_grad):
         x, prepare = prepare(x), None
-    y: torch.Tensor = function.apply(
-        x, layer.weight, layer.bias, layer._tp, prepare, layer._sequence_parallel, function is _ColumnParallel
+    parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    y: Tuple[torch.Tensor, ...] = function.apply(
+        x, first._tp, prepare, first._sequence_parallel, function is _ColumnParallel, *parameters
     )
     return y
 
 
 class _CutLinear(torch.autograd.Function):
-    """A linear layer that is cut over ``tp``, and its communication: weight [..., inputs], bias [...].
+    """A linear layer that is cut over ``tp``, and its communication: weight [..., inputs], bias [...] or None; or
+    several column-parallel layers of the same input.
 
     Column-parallel: the backward pass sums the gradient of x over ``tp``. Row-parallel: the forward pass sums y. With
     ``sequence_parallel`` these sums are reduce-scatters, and what the other pass starts from (x, and the gradient of y)
@@ -145,59 +162,72 @@ class _CutLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
         tp: Communicator,
         prepare: Optional[Prepare],
         sequence_parallel: bool,
         is_column: bool,
-    ) -> torch.Tensor:
+        *parameters: Any,  # of each layer its weight, and its bias or None
+    ) -> Tuple[torch.Tensor, ...]:
+        weights: Sequence[torch.Tensor] = parameters[::2]
+        biases: Sequence[Optional[torch.Tensor]] = parameters[1::2]
         # only this rank's shard of a gathered x is saved: the backward pass gathers again
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, *weights)
         # the parameters themselves: what is saved comes back without their main_grad in old versions of PyTorch
-        ctx.weight, ctx.bias = weight, bias
+        ctx.weights, ctx.biases = weights, biases
         ctx.tp, ctx.prepare, ctx.sequence_parallel, ctx.is_column = tp, prepare, sequence_parallel, is_column
         if prepare is not None:
             x = prepare(x)
         if is_column:
-            return ops.linear(gather(x, tp) if sequence_parallel else x, _rows(weight), bias.view(-1))
-        if sequence_parallel:
-            return scatter(ops.linear(x, weight), tp) + bias  # a tensor of its own, so that the full one is freed
+            inputs = gather(x, tp) if sequence_parallel else x
+            return tuple(
+                ops.linear(inputs, _rows(weight), bias.view(-1) if bias is not None else None)
+                for weight, bias in zip(weights, biases)
+            )
+        (weight,), (bias,) = weights, biases
+        if sequence_parallel:  # a tensor of its own, so that the full one is freed
+            y = scatter(ops.linear(x, weight), tp)
+            return (y + bias if bias is not None else y.clone(),)
         # PyTorch's result may be a view, to which the residual could not be added in place
         y = ops.linear(x, weight, bias if tp.size == 1 else None).data
         if tp.size > 1:
             tp.all_reduce(y)
-            y.add_(bias)
-        return y
+            if bias is not None:
+                y.add_(bias)
+        return (y,)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
-        saved, weight = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        saved, *weights = ctx.saved_tensors
         x = saved
         if ctx.prepare is not None:
             saved = saved.detach().requires_grad_()
             with torch.enable_grad():
                 x = ctx.prepare(saved)
-        inputs, outputs_grad = x.detach(), grad  # both end up with all tokens that the product needs
+        inputs, output_grads = x.detach(), grads  # both end up with all tokens that the product needs
         gathering: Optional[Pending] = None
         scattering: Optional[Pending] = None
         if ctx.sequence_parallel and ctx.is_column:
             inputs, gathering = start_gather(inputs, ctx.tp)
         elif ctx.sequence_parallel:
-            outputs_grad = gather(grad, ctx.tp)
-        grad_x = ops.matmul(outputs_grad, _rows(weight))  # if column-parallel, from this rank's outputs only
+            output_grads = (gather(grads[0], ctx.tp),)
+        grad_x = ops.matmul(output_grads[0], _rows(weights[0]))  # if column-parallel, from this rank's outputs only
+        for grad, weight in zip(output_grads[1:], weights[1:]):
+            grad_x.add_(ops.matmul(grad, _rows(weight)))
         if gathering is not None:
             gathering.wait()
             grad_x, scattering = start_scatter(grad_x, ctx.tp)
         elif ctx.is_column:
             ctx.tp.all_reduce(grad_x)
-        grad_weight, grad_bias = _weight_gradient(ctx.weight, outputs_grad, inputs), _bias_gradient(ctx.bias, grad)
+        parameter_grads: List[Optional[torch.Tensor]] = []
+        for weight, bias, output_grad, grad in zip(ctx.weights, ctx.biases, output_grads, grads):
+            parameter_grads.append(_weight_gradient(weight, output_grad, inputs))
+            parameter_grads.append(_bias_gradient(bias, grad) if bias is not None else None)
         if scattering is not None:
             scattering.wait()
         if ctx.prepare is not None:  # gradients of the preparation's own parameters go to their main_grad
             compat.backward(x, grad_x)
             grad_x = saved.grad
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        return (grad_x, None, None, None, None, *parameter_grads)
 
 
 class _ColumnParallel(_CutLinear):

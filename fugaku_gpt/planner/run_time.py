@@ -94,6 +94,7 @@ def unmodelled_settings(config: RunConfig) -> List[ExtrapolatedInput]:
         )
     if config.model.ffn_size != 4 * config.model.hidden:
         texts.append(f"model.ffn_hidden {config.model.ffn_size}: counted as 4 * hidden")
+    texts += [f"{setting}: counted as a GPT-2's" for setting in config.model.settings_unlike_gpt2]
     return [ExtrapolatedInput(text, SETTING_DISTANCE) for text in texts]
 
 
@@ -113,12 +114,17 @@ def local_run_figures(
     batch = config.training.global_batch
     flops_by_notes = notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full")
     exact = exact_flops(config.model, batch, config.padded_vocab)
-    return list(prediction.extrapolated), [
+    return [*prediction.extrapolated, *_settings_without_times(config)], [
         Figure("iteration", prediction.seconds, "s"),
         *(Figure(name, guess, "s") for name, guess in prediction.components.items()),
         *_speeds(config, prediction.seconds, flops_by_notes, exact, machine.facts["peak_flops"]),
         *_energy(config, machine, prediction.seconds, watts),
     ]
+
+
+def _settings_without_times(config: RunConfig) -> List[str]:
+    """The settings of a model whose operations no probe has timed; similar ones stand for them."""
+    return [f"{setting}: timed as a GPT-2's" for setting in config.model.settings_unlike_gpt2]
 
 
 def predicted_seconds(
@@ -131,7 +137,7 @@ def predicted_seconds(
     """
     if machine.probed is not None:
         local = predict_run(config, machine)
-        return local.seconds, list(local.extrapolated)
+        return local.seconds, [*local.extrapolated, *_settings_without_times(config)]
     (prediction,) = predict_rows(machine, [run_to_row(config, machine, hardware, torch)], [unmodelled_settings(config)])
     return prediction.seconds, list(prediction.extrapolated)
 

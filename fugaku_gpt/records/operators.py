@@ -5,7 +5,8 @@ Written by runs with ``training.profile_operators``. The classes are disjoint an
 * ``matrix product``: products of two matrices, in layers and for the logits;
 * ``batched product``: products of attention, batched over heads; with compiled kernels all of attention;
 * ``softmax``: softmax of attention, with the scaling, masking and dropout around it; with compiled kernels nothing;
-* ``LayerNorm``, ``GELU``: forward and backward, and forward again if the backward pass recomputes them;
+* ``LayerNorm``, ``GELU``: forward and backward, and forward again if the backward pass recomputes them; in another
+  model than a GPT-2 RMSNorm and SwiGLU;
 * ``cross-entropy``: the loss without the matrix products that make logits and their gradients;
 * ``optimiser``: clearing the gradients, their norm, AdamW;
 * ``cast``: copies from one number type to another;

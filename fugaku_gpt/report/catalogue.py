@@ -56,6 +56,8 @@ def _shapes() -> Dict[str, Tuple[ModelConfig, ...]]:
     shapes_of_size: Dict[str, Tuple[ModelConfig, ...]] = {}
     for name in preset_names():
         model = load_run_config(preset=name).model
+        if model.settings_unlike_gpt2:  # tables without settings are of GPT-2s
+            continue
         shapes_of_size[size_name(model)] = (*shapes_of_size.get(size_name(model), ()), model)
     for size, layers, hidden, heads in _OTHER_SHAPES:
         other = ModelConfig(layers=layers, hidden=hidden, heads=heads, vocab_size=_VOCABULARY)

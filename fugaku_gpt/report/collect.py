@@ -24,6 +24,7 @@ from fugaku_gpt.config.recorded import load_recorded
 from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.formulas.flops import exact_formula, notes_formula
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.outcome import deciding_job
@@ -200,6 +201,8 @@ def _row_settings(config: RunConfig) -> Dict[str, Any]:
     layout, training, node = config.layout, config.training, config.node
     return {
         "size": size_name(config.model),
+        "formula_notes": notes_formula(config.model),
+        "formula_exact": exact_formula(config.model),
         "seq_len": config.model.seq_len,
         "nodes": config.job.nodes,
         "dp": layout.dp,

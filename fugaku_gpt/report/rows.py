@@ -66,6 +66,8 @@ class ResultRow:
     tokens_per_second: Optional[float] = None
     tflops_notes: Optional[float] = None
     tflops_exact: Optional[float] = None
+    formula_notes: str = NOTES_FORMULA
+    formula_exact: str = EXACT_FORMULA
     first_loss: Optional[float] = None
     last_loss: Optional[float] = None
     first_validation_loss: Optional[float] = None
@@ -177,8 +179,8 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "tokens_per_second": row.tokens_per_second,
         "tflops_per_node_notes": row.tflops_notes,
         "tflops_per_node_exact": row.tflops_exact,
-        "formula_notes": NOTES_FORMULA,
-        "formula_exact": EXACT_FORMULA,
+        "formula_notes": row.formula_notes,
+        "formula_exact": row.formula_exact,
         "first_loss": row.first_loss,
         "last_loss": row.last_loss,
         "first_validation_loss": row.first_validation_loss,

@@ -93,7 +93,13 @@ _OPERATOR_CLASSES["mkldnn::_linear_pointwise"] = MATMUL
 _CAST_OPERATORS = ("aten::to", "aten::_to_copy")
 # autograd functions, with the class of the operators inside them that have none by name. In attention only operations
 # on scores and probabilities count as softmax; its copies count as they do elsewhere
-_FUNCTION_CLASSES = {"_CausalAttention": SOFTMAX, "_CrossEntropy": CROSS_ENTROPY, "GeluByErf": GELU}
+_FUNCTION_CLASSES = {
+    "_CausalAttention": SOFTMAX,
+    "_CrossEntropy": CROSS_ENTROPY,
+    "GeluByErf": GELU,
+    "_SwiGlu": GELU,
+    "_RmsNorm": LAYER_NORM,
+}
 _SCORE_OPERATORS = ("aten::add_", "aten::mul_", "aten::mul", "aten::sub_", "aten::sum")
 # autograd functions inside whose backward pass autograd runs the backward pass of GELU, which has prepared their input
 _GELU_BACKWARD_FUNCTIONS = ("_RowParallelBackward",)

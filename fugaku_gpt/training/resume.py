@@ -22,7 +22,10 @@ from fugaku_gpt.training.state import KINDS, Storage
 from fugaku_gpt.training.trainer import Trainer
 
 # fields of the model section that decide which tensors exist, and what they mean
-_SHAPE_KEYS = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size", "embedding_layernorm")
+_SHAPE_KEYS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "seq_len", "vocab_size", "embedding_layernorm",
+    "norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings",
+)  # fmt: skip
 _REPORTED_SECTIONS = ("model", "layout", "training", "data")  # sections whose changes are reported
 _BUILD_KEYS = ("torch", "blas", "instruction_set", "threads")
 
@@ -191,14 +194,20 @@ def _check_config(config: RunConfig, path: Path, manifest: Manifest, fingerprint
     saved, current = manifest.config, config_values(config)
     current_shape = _shape_values(current["model"])
     differences = {
-        key: value for key, value in _shape_values(saved.get("model", {})).items() if value != current_shape[key]
+        key: value
+        for key, value in _shape_values(saved.get("model", {})).items()
+        if value != current_shape.get(key, value)
     }
     if differences:
         listed = "; ".join(
             f"model.{key}: {current_shape[key]}, but {value} there" for key, value in differences.items()
         )
         raise UsageError(f"{path}: is of another model: {listed}")
-    for name, shape in logical_shapes(config.model).items():
+    shapes = logical_shapes(config.model)
+    surplus = sorted(set(manifest.tensors) - set(shapes))
+    if surplus:
+        raise UsageError(f"{path}: is of another model: it holds {surplus[0]}, which this one has not")
+    for name, shape in shapes.items():
         tensor = manifest.tensors.get(name)
         if tensor is None or tensor.shape != shape or KINDS[0] not in tensor.kinds:
             raise UsageError(f"{path}: is of another model: it holds no weights {name} of shape {list(shape)}")
@@ -233,10 +242,17 @@ def _check_data(config: RunConfig, path: Path, manifest: Manifest, fingerprint: 
 
 
 def _shape_values(model: Mapping[str, Any]) -> Dict[str, Any]:
-    values = {key: model[key] for key in _SHAPE_KEYS if key in model}
-    if "ffn_hidden" in values and values["ffn_hidden"] is None:
-        values["ffn_hidden"] = 4 * model["hidden"]
-    return values
+    """The values of a recorded model; what an older version has not recorded was as it is by default. Where positions
+    are rotated, no weight depends on the sequence length."""
+    if not model:
+        return {}
+    values = {**config_values(RunConfig())["model"], **model}
+    derived = {
+        "kv_heads": values["heads"], "head_dim": values["hidden"] // values["heads"], "ffn_hidden": 4 * values["hidden"]
+    }  # fmt: skip
+    values.update({key: value for key, value in derived.items() if values[key] is None})
+    keys = [key for key in _SHAPE_KEYS if key != "seq_len" or values["positions"] == "learned"]
+    return {key: values[key] for key in keys}
 
 
 def build_record(environment: Mapping[str, Any]) -> Dict[str, Any]:

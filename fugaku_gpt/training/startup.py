@@ -90,7 +90,7 @@ def agree_on_kernels(
     ops.choose_native_kernels(agreed["compiled"])
     if config.training.dtype in SIXTEEN_BIT_DTYPES:
         compat.choose_float32_operations(agreed["in_float32"], dtype)
-    if config.model.gelu == "erf":
+    if _has_gelu_by_erf(config):
         ops.choose_gelu_by_erf(agreed["gelu_by_erf"])
     with mmap_large_allocations():  # the tensors of a measurement
         agree_on_products(config, world, earlier)
@@ -98,7 +98,11 @@ def agree_on_kernels(
 
 
 def _uses_gelu_by_erf(config: RunConfig) -> bool:
-    return config.model.gelu == "erf" and ops.uses_gelu_by_erf()
+    return _has_gelu_by_erf(config) and ops.uses_gelu_by_erf()
+
+
+def _has_gelu_by_erf(config: RunConfig) -> bool:
+    return config.model.mlp == "gelu" and config.model.gelu == "erf"
 
 
 def _uses_onednn(config: RunConfig) -> bool:
@@ -221,6 +225,7 @@ def collect_environment(config: RunConfig, grid: ProcessGrid, process: Dict[str,
         "numpy": np.__version__,
         "build": compat.build_facts(),
         "precision": kernels_in_use(config),
+        "compiled_operators": _compiled_operators(config),
         "products_reason": RANK_CONSENSUS.products_reason,
         "replica_sums": grid.sum_facts,
         "notes": _notes(config, ranks),
@@ -244,7 +249,7 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
         f"Python {environment['python']}, NumPy {environment['numpy']}",
         f"torch {build['torch']}: BLAS {build['blas']}, kernels for {build['instruction_set']}, "
         f"fused AdamW {_yes_or_no(build['fused_adamw'])}",
-        *_describe_precision(environment["precision"]),
+        *_describe_precision(environment["precision"], environment["compiled_operators"]),
         *describe_products(environment["precision"], environment["products_reason"]),
         *_describe_sums(environment["replica_sums"]),
         *(f"note: {note}" for note in environment["notes"]),
@@ -278,9 +283,15 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
     return lines
 
 
-def _describe_precision(precision: Dict[str, Any]) -> List[str]:
+def _compiled_operators(config: RunConfig) -> List[str]:
+    """Names of the operators of a run for which there are kernels of our own."""
+    norms = ["LayerNorm"] if config.model.norm == "layernorm" else []
+    return ["attention", *norms, *(["GELU"] if config.model.mlp == "gelu" else []), "loss", "AdamW"]
+
+
+def _describe_precision(precision: Dict[str, Any], compiled: Sequence[str]) -> List[str]:
     dtype, operations = precision["dtype"], precision["in_float32"]
-    if precision["compiled"] and dtype == "bfloat16":
+    if "GELU" not in compiled or (precision["compiled"] and dtype == "bfloat16"):
         operations = [operation for operation in operations if not operation.startswith("gelu")]
     lines = []
     if dtype in SIXTEEN_BIT_DTYPES:
@@ -293,7 +304,7 @@ def _describe_precision(precision: Dict[str, Any]) -> List[str]:
             "GELU from the error function, wherever it is computed in float32 or float64: PyTorch's own is slow"
         )
     if precision["compiled"]:
-        lines.append("attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels, but for float64 and float16")
+        lines.append(f"{', '.join(compiled)} by our own compiled kernels, but for float64 and float16")
     return lines
 
 

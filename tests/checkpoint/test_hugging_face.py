@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
-from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, export_gpt2, import_gpt2, tensor_pairs
+from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, ExportOptions, export_model, import_model
+from fugaku_gpt.checkpoint.hugging_face_models import model_type_of, tensor_pairs
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.checkpoint.reader import open_checkpoint
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
@@ -30,7 +31,7 @@ def a_model(*overrides: str) -> ModelConfig:
 
 def a_checkpoint(folder: Path, model: ModelConfig, dtype: str = "F32") -> Path:
     """Save random weights, large enough that every tensor changes the loss, cut over three ranks."""
-    shapes = {pair.ours: pair.shape for pair in tensor_pairs(model)}
+    shapes = {pair.ours: pair.shape for pair in tensor_pairs(model, model_type_of(model))}
     arrays = some_arrays(1, shapes, dtype)
     for key in arrays:
         arrays[key] *= np.asarray(0.3, arrays[key].dtype)
@@ -68,7 +69,7 @@ def _both_models(folder: Path, settings: Any) -> Any:
 
     config = load_run_config(overrides=[*SMALL, *settings])
     checkpoint = a_checkpoint(folder / "checkpoints", config.model)
-    assert export_gpt2(checkpoint, folder / "gpt2") == config.model
+    assert export_model(checkpoint, folder / "gpt2") == (config.model, "gpt2")
     theirs, loading = transformers.GPT2LMHeadModel.from_pretrained(folder / "gpt2", output_loading_info=True)
     assert not any(loading.values()), loading
     ours = build_model(config, Communicator.alone())
@@ -95,7 +96,7 @@ def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(
     theirs = transformers.GPT2LMHeadModel(settings).eval().to(getattr(torch, dtype))
     theirs.save_pretrained(tmp_path / "gpt2", max_shard_size="10KB" if dtype == "float32" else "1GB")
     assert (tmp_path / "gpt2" / INDEX).exists() == (dtype == "float32")
-    checkpoint, model, notes = import_gpt2(tmp_path / "gpt2", tmp_path / "run" / "checkpoints")
+    checkpoint, model, notes = import_model(tmp_path / "gpt2", tmp_path / "run" / "checkpoints")
     assert (
         checkpoint == tmp_path / "run" / "checkpoints" / "step-00000000"
         and verify_checkpoint(checkpoint) == []
@@ -113,9 +114,9 @@ def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(
 def test_weights_are_unchanged_by_export_and_import(tmp_path: Path, dtype: str) -> None:
     model = a_model("model.gelu=tanh", "model.dropout=0.1", "model.ffn_hidden=31")
     checkpoint = a_checkpoint(tmp_path / "one", model, dtype)
-    export_gpt2(checkpoint, tmp_path / "gpt2")
+    export_model(checkpoint, tmp_path / "gpt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "one"]
-    back, same, notes = import_gpt2(tmp_path / "gpt2", tmp_path / "two")
+    back, same, notes = import_model(tmp_path / "gpt2", tmp_path / "two")
     assert same == model and not notes
     with open_checkpoint(checkpoint) as before, open_checkpoint(back) as after:
         assert after.manifest.tensors.keys() == before.manifest.tensors.keys()
@@ -130,18 +131,18 @@ def test_a_model_that_is_no_gpt_2_is_refused(tmp_path: Path) -> None:
     arrays = some_arrays(0)
     with_norm = {"model": {**vars(load_run_config(overrides=["model.embedding_layernorm=true"]).model)}}
     checkpoint = save(tmp_path / "a", 1, arrays, cut_flat(arrays, 1), config=with_norm)
-    with pytest.raises(UsageError, match="no LayerNorm after the embedding"):
-        export_gpt2(checkpoint, tmp_path / "out")
+    with pytest.raises(UsageError, match="a norm after the embedding"):
+        export_model(checkpoint, tmp_path / "out")
     with pytest.raises(CheckpointError, match="does not say which model"):
-        export_gpt2(save(tmp_path / "b", 1, arrays, cut_flat(arrays, 1)), tmp_path / "out")
+        export_model(save(tmp_path / "b", 1, arrays, cut_flat(arrays, 1)), tmp_path / "out")
     config = {"model": {**vars(a_model())}}
     with pytest.raises(CheckpointError, match=r"holds no weights of token_embedding\.weight"):
-        export_gpt2(save(tmp_path / "c", 1, arrays, cut_flat(arrays, 1), config=config), tmp_path / "out")
+        export_model(save(tmp_path / "c", 1, arrays, cut_flat(arrays, 1), config=config), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
     with pytest.raises(UsageError, match="out: already exists"):
-        export_gpt2(checkpoint, tmp_path / "out")
+        export_model(checkpoint, tmp_path / "out")
 
 
 def changed(folder: Path, **values: Any) -> None:
@@ -165,7 +166,10 @@ def rename_a_tensor(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: changed(folder, model_type="llama"), "model_type is 'llama'; only 'gpt2'"),
+        (
+            lambda folder: changed(folder, model_type="bert"),
+            "model_type is 'bert'; those that can be imported are gpt2, ",
+        ),
         (lambda folder: changed(folder, activation_function="relu"), "'relu'; known are gelu, gelu_python, gelu_new"),
         (
             lambda folder: changed(folder, scale_attn_by_inverse_layer_idx=True),
@@ -186,27 +190,27 @@ def rename_a_tensor(folder: Path) -> None:
 def test_an_unsupported_gpt_2_folder_is_refused_and_nothing_is_written(
     tmp_path: Path, spoil: Any, message: str
 ) -> None:
-    export_gpt2(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "gpt2")
+    export_model(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "gpt2")
     spoil(tmp_path / "gpt2")
     with pytest.raises(UsageError, match=message):
-        import_gpt2(tmp_path / "gpt2", tmp_path / "two")
+        import_model(tmp_path / "gpt2", tmp_path / "two")
     assert list_checkpoints(tmp_path / "two") == [] and not (tmp_path / "two").exists()
 
 
 def test_tied_weights_may_have_the_name_of_the_other_layer(tmp_path: Path) -> None:
     model = a_model()
     checkpoint = a_checkpoint(tmp_path / "one", model)
-    export_gpt2(checkpoint, tmp_path / "gpt2")
+    export_model(checkpoint, tmp_path / "gpt2")
     content = (tmp_path / "gpt2" / WEIGHTS).read_bytes()
     renamed = b'lm_head.weight"'  # as long as the old name with the blanks after it, where JSON allows blanks
     old = b'transformer.wte.weight"'
     assert content.count(old) == 1
     (tmp_path / "gpt2" / WEIGHTS).write_bytes(content.replace(old, renamed + b" " * (len(old) - len(renamed))))
-    back = import_gpt2(tmp_path / "gpt2", tmp_path / "two").checkpoint
+    back = import_model(tmp_path / "gpt2", tmp_path / "two").checkpoint
     assert our_loss(model, back) == pytest.approx(our_loss(model, checkpoint), rel=1e-12)
     (tmp_path / "gpt2" / WEIGHTS).write_bytes(content.replace(b"transformer.wte.weight", b"transformer.wtx.weight"))
     with pytest.raises(UsageError, match=r"holds no wte\.weight"):
-        import_gpt2(tmp_path / "gpt2", tmp_path / "three")
+        import_model(tmp_path / "gpt2", tmp_path / "three")
 
 
 def a_tokenizer(folder: Path, post_processor: Any = None) -> CorpusTokenizer:
@@ -241,7 +245,7 @@ BYTE_LEVEL_OFFSETS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offs
 def test_the_tokenizer_of_the_corpus_is_exported(tmp_path: Path, processor: Any, expected: Any) -> None:
     model = a_model("model.vocab_size=330")
     tokenizer = a_tokenizer(tmp_path, processor)
-    export_gpt2(a_checkpoint(tmp_path / "one", model), tmp_path / "gpt2", tokenizer)
+    export_model(a_checkpoint(tmp_path / "one", model), tmp_path / "gpt2", ExportOptions(tokenizer))
     settings = json.loads((tmp_path / "gpt2" / CONFIG).read_text())
     assert (settings["eos_token_id"], settings["bos_token_id"]) == (1, 1)
     declared = json.loads((tmp_path / "gpt2" / "tokenizer_config.json").read_text())
@@ -249,12 +253,12 @@ def test_the_tokenizer_of_the_corpus_is_exported(tmp_path: Path, processor: Any,
     original = json.loads(tokenizer.path.read_text())
     exported = json.loads((tmp_path / "gpt2" / "tokenizer.json").read_text())
     assert exported == {**original, "post_processor": expected, "truncation": None, "padding": None}
-    assert import_gpt2(tmp_path / "gpt2", tmp_path / "two").model == model
+    assert import_model(tmp_path / "gpt2", tmp_path / "two").model == model
     assert sorted(path.name for path in (tmp_path / "gpt2").iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
     with pytest.raises(UsageError, match=r"corpus-tokenizer\.json: has 330 tokens, more than model\.vocab_size 101"):
-        export_gpt2(a_checkpoint(tmp_path / "small", a_model()), tmp_path / "other", tokenizer)
+        export_model(a_checkpoint(tmp_path / "small", a_model()), tmp_path / "other", ExportOptions(tokenizer))
     assert not (tmp_path / "other").exists()
 
 
@@ -263,7 +267,9 @@ def test_transformers_loads_the_folder_and_generates(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: make install")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
     tokenizer = a_tokenizer(tmp_path, TEMPLATE)
-    export_gpt2(a_checkpoint(tmp_path / "one", a_model("model.vocab_size=330")), tmp_path / "gpt2", tokenizer)
+    export_model(
+        a_checkpoint(tmp_path / "one", a_model("model.vocab_size=330")), tmp_path / "gpt2", ExportOptions(tokenizer)
+    )
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")
     text = "It's a text of some words"
     ids = theirs(text)["input_ids"]
@@ -276,8 +282,8 @@ def test_transformers_loads_the_folder_and_generates(tmp_path: Path) -> None:
 
 def test_existing_checkpoints_are_not_overwritten(tmp_path: Path) -> None:
     checkpoint = a_checkpoint(tmp_path / "one", a_model())
-    export_gpt2(checkpoint, tmp_path / "gpt2")
+    export_model(checkpoint, tmp_path / "gpt2")
     with pytest.raises(UsageError, match="holds checkpoints already"):
-        import_gpt2(tmp_path / "gpt2", tmp_path / "one")
+        import_model(tmp_path / "gpt2", tmp_path / "one")
     changed(tmp_path / "gpt2", embd_pdrop=0.2)
-    assert "embd_pdrop 0.2 is not resid_pdrop 0.0" in import_gpt2(tmp_path / "gpt2", tmp_path / "two").notes[0]
+    assert "embd_pdrop 0.2 is not resid_pdrop 0.0" in import_model(tmp_path / "gpt2", tmp_path / "two").notes[0]

@@ -8,7 +8,7 @@ from typing import Any, List
 
 import pytest
 
-from fugaku_gpt.checkpoint.hugging_face import tensor_pairs
+from fugaku_gpt.checkpoint.hugging_face_models import GPT2, tensor_pairs
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from tests.support.checkpoints import cut_flat, save, some_arrays
@@ -86,7 +86,7 @@ def test_a_folder_without_checkpoints_is_exit_code_2(
 
 def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2", "model.gelu=tanh"]).model
-    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model)})
+    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model, GPT2)})
     (tmp_path / "run").mkdir()
     for iteration in (10, 20):
         path = save(
@@ -109,7 +109,7 @@ def test_export_takes_the_tokenizer_of_the_run_or_of_the_named_corpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2"]).model
-    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model)})
+    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model, GPT2)})
     corpus, other = tmp_path / "corpus", tmp_path / "other"
     for folder, digest in ((corpus, "a"), (other, "b")):
         folder.mkdir()

@@ -8,7 +8,7 @@ from typing import List, Optional, Tuple
 
 import pytest
 
-from fugaku_gpt.checkpoint.hugging_face import tensor_pairs
+from fugaku_gpt.checkpoint.hugging_face_models import GPT2, tensor_pairs
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.cli.options import RunSource
 from fugaku_gpt.cli.vocabulary import vocabulary_of_run
@@ -64,7 +64,7 @@ def test_a_stated_vocabulary_stays(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_the_vocabulary_of_the_checkpoint(tmp_path: Path) -> None:
     model = load_run_config(overrides=["model.layers=1", "model.hidden=8", "model.heads=2"]).model
-    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model)})
+    arrays = some_arrays(1, {pair.ours: pair.shape for pair in tensor_pairs(model, GPT2)})
     (tmp_path / "run").mkdir()
     checkpoints = tmp_path / "run" / "checkpoints"
     for size in (2048, 512):

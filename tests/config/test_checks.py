@@ -17,7 +17,41 @@ from fugaku_gpt.errors import ConfigError
     [
         (
             "model:\n  heads: 5",
-            "run.yaml:2: model.heads: 5: must divide model.hidden 128; valid: 1, 2, 4, 8, 16, 32, 64, 128",
+            "run.yaml:2: model.heads: 5: must divide model.hidden 128; valid: 1, 2, 4, 8, 16, 32, 64, 128, "
+            "or give model.head_dim",
+        ),
+        (
+            "model:\n  kv_heads: 3",
+            "run.yaml:2: model.kv_heads: 3: must divide model.heads 4; valid: 1, 2, 4",
+        ),
+        (
+            "layout.tp: 4\nmodel.kv_heads: 2",
+            "run.yaml:1: layout.tp: 4: must divide model.kv_heads 2; valid: 1, 2",
+        ),
+        (
+            "model: {positions: rope, head_dim: 5}",
+            "run.yaml:1: model.positions: rope: needs heads of an even width, not 5",
+        ),
+        (
+            "model: {rope_factor: 2}",
+            "run.yaml:1: model.rope_factor: 2.0: needs model.rope_scaling; valid with none: 1",
+        ),
+        (
+            "model: {positions: rope, rope_scaling: linear}",
+            "model.rope_factor: 1.0: needs a value above 1 with model.rope_scaling linear",
+        ),
+        (
+            "model: {rope_scaling: linear, rope_factor: 2}",
+            "run.yaml:1: model.rope_scaling: linear: needs model.positions rope; valid: none",
+        ),
+        (
+            "model: {positions: rope, rope_scaling: llama3, rope_factor: 8}",
+            "run.yaml:1: model.rope_scaling: llama3: needs model.rope_original_seq_len",
+        ),
+        (
+            "model: {positions: rope, rope_scaling: llama3, rope_factor: 8, rope_original_seq_len: 8, "
+            "rope_low_freq_factor: 4}",
+            "run.yaml:1: model.rope_low_freq_factor: 4.0: must be less than model.rope_high_freq_factor 4",
         ),
         (
             "layout:\n  tp: 3\nmodel.ffn_hidden: 3\nmodel.vocab_multiple: 1",

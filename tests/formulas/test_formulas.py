@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from fugaku_gpt.config import ModelConfig, load_run_config, preset_names
-from fugaku_gpt.formulas.flops import aggregate_petaflops, exact_flops, notes_flops, tflops_per_node
+from fugaku_gpt.formulas.flops import (
+    EXACT_DECODER_FORMULA,
+    EXACT_FORMULA,
+    NOTES_FORMULA,
+    aggregate_petaflops,
+    exact_flops,
+    exact_formula,
+    notes_flops,
+    notes_formula,
+    tflops_per_node,
+)
 from fugaku_gpt.formulas.parameters import parameter_count, size_name
 from fugaku_gpt.layout.tensors import model_tensors
 
@@ -32,9 +45,36 @@ def test_the_count_equals_the_table_of_tensors(preset: str) -> None:
 
 def test_sizes_as_tables_write_them() -> None:
     names = [size_name(load_run_config(preset=preset).model) for preset in preset_names()]
-    assert names == ["1.1M", "124M", "350M", "1.3B", "13B", "13B", "30B"]
+    assert names == ["1.1M", "1.3M", "124M", "135M", "350M", "0.5B", "1.1B", "1.3B", "8B", "13B", "13B", "30B"]
     assert size_name(ModelConfig(name="my model")) == "my model"
     assert size_name(GPT2) == "124M"
+
+
+# counts that the publishers of these models state
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [("124m", 124_439_808), ("smollm2-135m", 134_515_008), ("qwen-0.5b", 494_032_768), ("llama-1.1b", 1_100_048_384),
+     ("llama-8b", 8_030_261_248)],
+)  # fmt: skip
+def test_presets_have_the_published_number_of_parameters(preset: str, count: int) -> None:
+    model = load_run_config(preset=preset).model
+    assert parameter_count(model) == count
+    unpadded = replace(model, vocab_multiple=1)
+    assert sum(math.prod(spec.shape) for spec in model_tensors(unpadded, 1)) == count
+
+
+def test_operations_of_shared_keys_and_swiglu_by_hand() -> None:
+    model = ModelConfig(
+        layers=1, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn_hidden=5, seq_len=3, vocab_size=7, mlp="swiglu",
+        positions="rope",
+    )  # fmt: skip
+    # per token: queries and output 2 * 4 * 6, keys and values 2 * 4 * 3, MLP 3 * 4 * 5, logits 7 * 4, and attention
+    # 2 * 3 * 6
+    per_token = 48 + 24 + 60 + 28 + 36
+    assert exact_flops(model, 7, 7) == 3 * 2 * per_token * 3 * 7
+    assert notes_flops(model, 7, 7, recompute=True) == exact_flops(model, 7, 7)
+    assert exact_formula(model) == notes_formula(model) == EXACT_DECODER_FORMULA
+    assert (exact_formula(GPT2), notes_formula(GPT2)) == (EXACT_FORMULA, NOTES_FORMULA)
 
 
 @pytest.mark.parametrize(

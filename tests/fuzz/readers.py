@@ -226,11 +226,11 @@ def tracker(path: Path) -> object:
 
 
 def hugging_face(path: Path) -> object:
-    from fugaku_gpt.checkpoint.hugging_face import import_gpt2
+    from fugaku_gpt.checkpoint.hugging_face import import_model
 
     out = path.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
-    return import_gpt2(path.parent, out)
+    return import_model(path.parent, out)
 
 
 def flight(path: Path) -> object:

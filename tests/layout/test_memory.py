@@ -30,6 +30,7 @@ from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradient_path import GradientReducer
+from tests.mpi.cases import MEANINGS
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -73,6 +74,11 @@ def saved_bytes(config: RunConfig) -> int:
         ("model.attention_dropout=0",),
         ("model.embedding_layernorm=false", "model.ffn_hidden=80"),
         ("model.dropout=0", "model.attention_dropout=0", "model.seq_len=40", "model.heads=2"),
+        (*MEANINGS["llama"], "model.qk_norm=false"),
+        (*MEANINGS["llama"], "training.micro_batch=2"),
+        (*MEANINGS["llama"], "model.kv_heads=null", "model.biases=all", "training.dtype=float64"),
+        ("model.positions=rope", "model.norm=rmsnorm", "model.tied_embeddings=false"),
+        ("model.mlp=swiglu", "model.qk_norm=true", "model.head_dim=4"),
     ],
     ids=str,
 )
@@ -86,13 +92,14 @@ def test_the_formula_matches_bytes_saved_by_pytorch(kind: str, changes: Sequence
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", [(), MEANINGS["llama"]], ids=["gpt-2", "llama"])
 def test_the_formula_holds_in_16_bits_too(
-    kind: str, forced: bool, compiled: str, monkeypatch: pytest.MonkeyPatch
+    model: Sequence[str], kind: str, forced: bool, compiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Operators in float32 keep no copies, but for the weights of LayerNorms."""
+    """Operators in float32 keep no copies, but for the weights of norms."""
     if forced:
         monkeypatch.setitem(RANK_CONSENSUS.in_float32, torch.bfloat16, frozenset(TRIALS))
-    config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16", compiled)
+    config = tiny_config("model.layers=3", f"training.recompute={kind}", "training.dtype=bfloat16", compiled, *model)
     (chunk,) = split_layers(3, 1)
     formula_bytes = embedding_and_head_bytes(config, chunk) + 3 * layer_bytes(config, kind)
     assert saved_bytes(config) == pytest.approx(formula_bytes, rel=1e-3)

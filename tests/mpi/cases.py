@@ -40,6 +40,18 @@ MEANINGS: Dict[str, Settings] = {
     "wsd": ("training.lr_schedule=wsd", "training.decay_fraction=0.5"),
     "no-attention-dropout": ("model.attention_dropout=0",),
     "two-layers": ("model.layers=2",),
+    # every field by which a Llama differs from a GPT-2, and the norms of queries and keys of Qwen 3
+    "llama": (
+        "model.norm=rmsnorm",
+        "model.mlp=swiglu",
+        "model.positions=rope",
+        "model.kv_heads=2",
+        "model.tied_embeddings=false",
+        "model.biases=none",
+        "model.qk_norm=true",
+        "model.head_dim=10",
+    ),
+    "qkv-biases": ("model.biases=qkv",),  # as Qwen 2 has them, after `llama`
 }
 _PREFIXES = {
     "micro": "training.micro_batch",
@@ -58,6 +70,8 @@ WIDE: List[str] = [
     "",
     "selective interleaved chunks=4",
     "full zero",
+    "llama",
+    "llama qkv-biases full",
     "dp=2",
     "dp=2 zero full two-layers",
     "dp=2 selective constant",
@@ -66,11 +80,16 @@ WIDE: List[str] = [
     "tp=2 sp two-layers",
     "tp=2 sp selective two-layers micro=2",
     "tp=2 sp full layers=1 no-attention-dropout two-layers micro=2",
+    "dp=2 llama zero two-layers micro=2",
+    "tp=2 llama two-layers micro=2",
+    "tp=2 sp llama qkv-biases selective two-layers micro=2",
     "pp=2 full micro=2",
     "pp=2 gpipe split=[3,1] full micro=2",
     "pp=2 interleaved selective",
     "pp=2 interleaved split=[1,2,1,0] full layers=1 micro=2",
     "pp=2 zero-bubble",
+    "pp=2 llama zero-bubble micro=2",
+    "pp=2 llama two-layers micro=2",
     "dp=4 two-layers",
     "dp=4 zero node-first",
     "tp=4 two-layers micro=2",
@@ -82,6 +101,7 @@ WIDE: List[str] = [
     "dp=2 pp=2 zero interleaved selective order=pp,dp,tp",
     "dp=2 pp=2 zero selective batch-ramp rollback linear",
     "tp=2 pp=2 order=dp,pp,tp micro=2",
+    "tp=2 pp=2 sp llama interleaved full micro=2",
     "tp=2 pp=2 sp interleaved full micro=2",
     "tp=2 pp=2 sp gpipe selective micro=2",
     "dp=8 node-first two-layers",
@@ -107,6 +127,12 @@ WIDE: List[str] = [
     "leave-step linear",
     "dp=4 tp=2 order=tp,dp,pp zero sp node-first interleaved split=[3,1] full budget=0.2 batch-ramp leave-samples "
     "leave-step rollback constant",
+    "dp=4 pp=2 order=pp,dp,tp llama zero node-first gpipe split=[3,1] selective layers=1 batch-ramp length-ramp "
+    "leave-samples leave-step rollback linear",
+    "dp=2 tp=2 pp=2 llama zero sp interleaved full budget=0.15 wsd",
+    "dp=2 pp=2 llama qkv-biases interleaved full layers=1 constant micro=2",
+    "dp=4 pp=2 order=pp,tp,dp llama qkv-biases zero node-first gpipe split=[3,1] full budget=0.35 batch-ramp "
+    "length-ramp leave-samples leave-step rollback wsd",
 ]
 # cases that are compared with one rank in the same type, and in float32
 NARROW: List[str] = [
@@ -116,6 +142,8 @@ NARROW: List[str] = [
     "dp=2 zero float16 sums=bfloat16",
     "tp=2 sp bfloat16 two-layers micro=2",
     "tp=2 sp float16 two-layers micro=2",
+    "llama bfloat16",
+    "tp=2 sp llama float16 two-layers micro=2",
     "pp=2 interleaved selective bfloat16",
     "pp=2 interleaved full bfloat16 micro=2",
     "pp=2 interleaved float16 micro=2",
@@ -142,6 +170,9 @@ NARROW: List[str] = [
     "length-ramp rollback constant",
     "dp=4 pp=2 order=pp,dp,tp zero node-first split=[3,1] selective layers=1 bfloat16 sums=bfloat16 batch-ramp "
     "length-ramp leave-samples leave-step rollback linear",
+    "dp=2 pp=2 llama zero-bubble float16 sums=bfloat16 constant",
+    "dp=2 pp=2 llama qkv-biases zero-bubble bfloat16 sums=bfloat16 linear",
+    "tp=2 pp=2 sp llama qkv-biases float16 two-layers micro=2",
 ]
 
 

@@ -10,7 +10,17 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.config.schema import GRID_ORDERS, LR_SCHEDULES, PIPELINE_SCHEDULES, RECOMPUTE, SIXTEEN_BIT_DTYPES
+from fugaku_gpt.config.schema import (
+    BIASES,
+    GRID_ORDERS,
+    LR_SCHEDULES,
+    MLPS,
+    NORMS,
+    PIPELINE_SCHEDULES,
+    POSITIONS,
+    RECOMPUTE,
+    SIXTEEN_BIT_DTYPES,
+)
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.model import recompute_of
@@ -112,6 +122,7 @@ def layouts(draw: st.DrawFn, ranks: int) -> Drawn:
     chosen.update(draw(_batches(grid[0])))
     chosen.update(draw(_recompute()))
     chosen.update(draw(_training(dtype)))
+    chosen.update(draw(_decoder(grid[1])))
     drawn = Drawn(
         tuple(f"{key}={value}" for key, value in chosen.items()),
         draw(st.sampled_from((None, 2, 3, 4))) if chosen["layout.hierarchical_sum"] else None,
@@ -212,3 +223,20 @@ def _training(draw: st.DrawFn, dtype: str) -> Dict[str, object]:
         chosen["training.spike_window"] = 2
         chosen["training.spike_ratio"] = 1.001
     return chosen
+
+
+@st.composite
+def _decoder(draw: st.DrawFn, tp: int) -> Dict[str, object]:
+    """The fields in which a Llama differs from a GPT-2, each by itself; half of all runs are of a GPT-2."""
+    if draw(st.booleans()):
+        return {}
+    return {
+        "model.norm": draw(st.sampled_from(NORMS)),
+        "model.mlp": draw(st.sampled_from(MLPS)),
+        "model.positions": draw(st.sampled_from(POSITIONS)),
+        "model.kv_heads": draw(st.sampled_from([heads for heads in (1, 2, 3, 4, 6, 12) if heads % tp == 0] or [12])),
+        "model.head_dim": draw(st.sampled_from((4, 6))),
+        "model.tied_embeddings": draw(st.booleans()),
+        "model.biases": draw(st.sampled_from(BIASES)),
+        "model.qk_norm": draw(st.booleans()),
+    }

@@ -15,6 +15,7 @@ from fugaku_gpt.layout.communications import Collective, Communication, is_calib
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import RECEIVE, SEND
 from fugaku_gpt.training.trainer import Trainer
+from tests.mpi.cases import MEANINGS
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -33,6 +34,9 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
     (2, 1, 1, "layout.zero=1 training.dtype=bfloat16"),
     (1, 2, 1, "training.recompute=full training.micro_batch=2"),
     (1, 2, 1, "layout.sequence_parallel=true training.recompute=selective training.micro_batch=2"),
+    (1, 2, 1, " ".join(MEANINGS["llama"])),
+    (1, 2, 1, f"layout.sequence_parallel=true {' '.join(MEANINGS['llama'])}"),
+    (1, 1, 2, f"layout.schedule=zero_bubble {' '.join(MEANINGS['llama'])}"),
     (1, 1, 2, "layout.schedule=gpipe layout.split=[3,1]"),
     (1, 1, 2, "layout.schedule=interleaved layout.chunks=2"),
     (4, 1, 1, f"layout.zero=1 {RAMPS}"),

@@ -48,6 +48,9 @@ from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+# Norms of queries and keys make numbers of size 1 of those of size 0.1 that the small initial weights give, and of the
+# roundings ten times larger ones: seen 1.6e-5 in float32 after four steps, and 3e-14 in float64.
+MAGNIFIED = 4
 TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=float32", "training.eps=1e-4")}
 
 
@@ -86,7 +89,7 @@ def test_a_layout_trains_like_a_single_rank(world: Communicator, case: str, dtyp
             f"\nparity {case or 'one rank'}, {dtype}: loss {loss:.1e} norm {norm:.1e} gradients {gradients:.1e} "
             f"weights {weights:.1e} validation {validation:.1e}"
         )
-    assert max(figures) <= TOLERANCE[dtype]
+    assert max(figures) <= TOLERANCE[dtype] * (MAGNIFIED if config.model.qk_norm and dtype == "float32" else 1)
 
 
 @pytest.mark.parametrize("layout", [(1, 2), (2, 2), (1, 4)], ids=lambda layout: f"dp{layout[0]}-tp{layout[1]}")

@@ -23,6 +23,7 @@ from fugaku_gpt.parallel import tensor as tensor_parallel
 from fugaku_gpt.parallel.gradient_path import add_weight_grad
 from fugaku_gpt.planner.trainer.run_memory import memory_of_run
 from fugaku_gpt.training.trainer import Trainer
+from tests.mpi.cases import MEANINGS
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -43,10 +44,12 @@ class Case:
     schedule: str = "1f1b"
     layers: str = "null"
     attention_dropout: float = 0.1
+    is_llama: bool = False
 
     def __str__(self) -> str:
         fields = [f"dp{self.grid[0]}-tp{self.grid[1]}-pp{self.grid[2]}", self.recompute, self.schedule]
         fields += ["sp"] * self.sequence_parallel + [f"zero{self.zero}", self.layers, f"{self.attention_dropout:g}"]
+        fields += ["llama"] * self.is_llama
         return "-".join(fields)
 
     def config(self, *more: str) -> RunConfig:
@@ -65,6 +68,7 @@ class Case:
             f"training.recompute={self.recompute}",
             f"training.recompute_layers={self.layers}",
             f"model.attention_dropout={self.attention_dropout}",
+            *(MEANINGS["llama"] if self.is_llama else ()),
             *more,
         )
 
@@ -85,6 +89,9 @@ CASES = [
     Case((1, 1, 2), "full"),
     Case((1, 1, 2), "selective", schedule="interleaved"),
     Case((1, 1, 2), "full", schedule="gpipe"),
+    Case((1, 2, 1), "none", is_llama=True),
+    Case((1, 2, 1), "selective", sequence_parallel=False, is_llama=True),
+    Case((1, 1, 2), "full", schedule="interleaved", is_llama=True),
     # four
     Case((1, 4, 1), "none"),
     Case((1, 4, 1), "selective"),

@@ -1,4 +1,4 @@
-"""Tests that each kernel of GELU computes its formula."""
+"""Tests that each kernel of GELU, and SwiGLU, computes its formula."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fugaku_gpt import ops
 from fugaku_gpt.compat import probes
 from fugaku_gpt.ops import activation
-from tests.ops.inputs import SIXTEEN_BITS
+from tests.ops.inputs import SIXTEEN_BITS, random
 
 
 @pytest.mark.parametrize("has_approximate", [True, False])
@@ -60,3 +60,26 @@ def test_every_kernel_computes_the_same_gelu(kernel: str, monkeypatch: pytest.Mo
             # a result computed in float32 may lose that type's last digits of 1 + erf(x), and no more
             tolerance = 2 * torch.finfo(dtype).eps * expected.abs() + 8 * torch.finfo(torch.float32).eps
             assert bool(((actual - expected).abs() <= tolerance).all()), dtype
+
+
+def test_swiglu_and_its_gradient_are_those_of_the_definition() -> None:
+    x = (3 * random(7, 16)).double().requires_grad_()
+    assert torch.autograd.gradcheck(ops.swiglu, (x,))
+    gate, gated = x.chunk(2, -1)
+    assert float((ops.swiglu(x) - gate / (1 + torch.exp(-gate)) * gated).detach().abs().max()) <= 1e-14
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_swiglu_in_sixteen_bits_is_rounded_once(dtype: torch.dtype) -> None:
+    x = (3 * random(400, 16)).to(dtype).requires_grad_()
+    y = ops.swiglu(x)
+    y.sum().backward()
+    exact = x.detach().double().requires_grad_()
+    expected = ops.swiglu(exact)
+    expected.sum().backward()
+    for ours, wide in ((y, expected), (x.grad, exact.grad)):
+        assert ours is not None and wide is not None and ours.dtype == dtype
+        assert (
+            float(((ours.detach().double() - wide.detach()).abs() - torch.finfo(dtype).eps * wide.detach().abs()).max())
+            <= 1e-6
+        )

@@ -21,6 +21,7 @@ from fugaku_gpt.parallel.tensor import (
     _ColumnParallel,
     _RowParallel,
     _VocabParallelLookup,
+    column_parallel_pair,
 )
 
 ALONE = Communicator.alone("tp")
@@ -106,7 +107,37 @@ def test_hand_written_gradients_of_a_cut_layer_equal_finite_differences(
 ) -> None:
     more = ALONE, None, sequence_parallel, function is _ColumnParallel
     x, weight, bias = random(2, 3, INPUTS), random(OUTPUTS, INPUTS, seed=1), random(OUTPUTS, seed=2)
-    assert torch.autograd.gradcheck(lambda *tensors: function.apply(*tensors, *more), (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda x, *parameters: function.apply(x, *more, *parameters), (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda x, weight: function.apply(x, *more, weight, None), (x, weight))
+
+
+def test_a_pair_of_layers_equals_both_one_after_the_other() -> None:
+    """But that their input is prepared once in each pass."""
+    first = ColumnParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64)
+    second = ColumnParallelLinear(INPUTS, 3, ALONE, torch.float64, 2, has_bias=False)
+    fill(first)
+    fill(second)
+    prepared: List[int] = []
+
+    def prepare(x: torch.Tensor) -> torch.Tensor:
+        prepared.append(1)
+        return torch.tanh(x)
+
+    results: List[List[torch.Tensor]] = []
+    for apply in (
+        lambda x: column_parallel_pair(first, second, x, prepare),
+        lambda x: (first(x, torch.tanh), second(x, torch.tanh)),
+    ):
+        x = random(ROWS, INPUTS)
+        for parameter in (*first.parameters(), *second.parameters()):
+            parameter.grad = None
+        outputs = apply(x)
+        sum((y * random(*y.shape, seed=y.shape[1]).detach()).sum() for y in outputs).backward()  # type: ignore[union-attr]
+        gradients = [parameter.grad for parameter in (*first.parameters(), *second.parameters())]
+        results.append([*(y.detach() for y in outputs), x.grad, *gradients])  # type: ignore[list-item]
+    assert len(prepared) == 2 and second.bias is None
+    for ours, expected in zip(*results):
+        assert float((ours - expected).abs().max()) <= 1e-14
 
 
 @pytest.mark.parametrize("first_row", [0, 4])

@@ -7,9 +7,10 @@ from typing import List, Optional, Tuple
 
 import pytest
 
+from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops
 from fugaku_gpt.formulas.parameters import parameter_count
-from fugaku_gpt.report.catalogue import shapes_of
+from fugaku_gpt.report.catalogue import named_shape, shapes_of, size_label
 from fugaku_gpt.report.check import check_text
 from fugaku_gpt.report.findings import RowFinding
 
@@ -257,3 +258,8 @@ def test_an_iteration_of_no_time_has_no_speed(text: str) -> None:
     for seconds in (f"{seconds_at(SPEED):.4f}", "10.000"):
         text = text.replace(seconds, "0.0")
     assert check_text(text)[0] == 1 and findings(text, "tflops") == []
+
+
+def test_a_size_of_tables_is_a_gpt2_whatever_presets_there_are() -> None:
+    assert size_label(ModelConfig(layers=32, hidden=4096, heads=32)) == "" and shapes_of("8B") == ()
+    assert named_shape(32, 4096) is None and size_label(ModelConfig(layers=12, hidden=768, heads=12)) == "124M"

@@ -28,6 +28,15 @@ FEATURES: Dict[str, Callable[[RunConfig], bool]] = {
     "samples left out": lambda run: bool(run.training.skip_samples),
     "steps left out": lambda run: run.training.non_finite == "skip",
     "rollback": lambda run: run.training.rollback_every is not None,
+    "rmsnorm": lambda run: run.model.norm == "rmsnorm",
+    "swiglu": lambda run: run.model.mlp == "swiglu",
+    "rope": lambda run: run.model.positions == "rope",
+    "shared keys": lambda run: run.model.kv_head_count < run.model.heads,
+    "own head": lambda run: not run.model.tied_embeddings,
+    "no biases": lambda run: run.model.biases == "none",
+    "biases of qkv": lambda run: run.model.biases == "qkv",
+    "norms of heads": lambda run: run.model.qk_norm,
+    "wide heads": lambda run: run.model.query_width != run.model.hidden,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import os
@@ -23,7 +24,14 @@ from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.log import TrainingLog
-from fugaku_gpt.training.resume import ResumePlan, broadcast_plan, find_checkpoint, load_checkpoint, resume_from
+from fugaku_gpt.training.resume import (
+    ResumePlan,
+    _check_config,
+    broadcast_plan,
+    find_checkpoint,
+    load_checkpoint,
+    resume_from,
+)
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Step, Trainer
 from tests.support.tiny import tiny_config
@@ -310,6 +318,12 @@ def test_a_run_that_has_done_all_iterations_is_finished(tmp_path: Path) -> None:
     ("overrides", "fingerprint", "why"),
     [
         (("model.layers=3", "model.heads=2"), "samples", r"model.layers: 3, but 2 there; model.heads: 2, but 4 there"),
+        (("model.norm=rmsnorm",), "samples", "model.norm: rmsnorm, but layernorm there"),
+        (("model.biases=none",), "samples", "model.biases: none, but all there"),
+        (("model.positions=rope",), "samples", "model.positions: rope, but learned there"),
+        (("model.tied_embeddings=false",), "samples", "model.tied_embeddings: False, but True there"),
+        (("model.kv_heads=2",), "samples", "model.kv_heads: 2, but 4 there"),
+        (("model.seq_len=16",), "samples", "model.seq_len: 16, but 24 there"),
         ((), "others", r"the corpus, data.weights or data.split is not that.* 32 consumed samples .*--force-data"),
         (("training.seed=7",), "samples", r"training.seed 7 gives another order of samples than .* 1234.*--force-data"),
     ],
@@ -319,6 +333,29 @@ def test_a_checkpoint_that_does_not_fit_the_run_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=why):
         saved_once.resume_plan("auto", *overrides, fingerprint=fingerprint)
+
+
+def test_a_model_that_an_older_version_recorded_without_its_later_fields_is_a_gpt2(saved_once: SavedRun) -> None:
+    manifest = read_manifest(saved_once.newest)
+    fields = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size", "embedding_layernorm")
+    old = {"model": {key: manifest.config["model"][key] for key in fields}}
+    older = dataclasses.replace(manifest, config=old)
+    assert _check_config(tiny_config(*saved_once.settings), saved_once.newest, older, "samples", False) == []
+    with pytest.raises(UsageError, match="model.norm: rmsnorm, but layernorm there"):
+        _check_config(tiny_config("model.norm=rmsnorm"), saved_once.newest, older, "samples", False)
+    nothing = dataclasses.replace(manifest, config={})
+    with pytest.raises(UsageError, match=r"it holds blocks\.0\.attention\.out\.bias, which this one has not"):
+        _check_config(tiny_config("model.biases=none"), saved_once.newest, nothing, "samples", False)
+
+
+def test_with_rotary_positions_the_sequence_length_may_change(tmp_path: Path) -> None:
+    settings = (*FAST, "model.positions=rope", "training.iterations=2")
+    run = tiny_trainer(*settings)
+    CheckpointSaver(run, tmp_path).save({}, wait=True)
+    (info,) = list_checkpoints(tmp_path)
+    longer = tiny_config(*settings, "model.seq_len=48")
+    messages = _check_config(longer, info.path, read_manifest(info.path), "", True)
+    assert messages == ["changed since the checkpoint: model.seq_len 24 -> 48"]
 
 
 def test_permitted_changes_are_reported(saved_once: SavedRun) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fugaku_gpt.checkpoint.hugging_face import export_gpt2, import_gpt2
+from fugaku_gpt.checkpoint.hugging_face import export_model, import_model
 from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.training.checkpoint import CheckpointSaver
@@ -39,7 +39,7 @@ def test_losses_after_import_and_after_export_equal_those_of_transformers(transf
         transformers.GPT2Config(**shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, initializer_range=0.2)
     )
     theirs.save_pretrained(tmp_path / "before")
-    checkpoint, model, _ = import_gpt2(tmp_path / "before", tmp_path / "imported")
+    checkpoint, model, _ = import_model(tmp_path / "before", tmp_path / "imported")
     config = tiny_config(
         "model.dropout=0", "model.attention_dropout=0", "model.embedding_layernorm=false", f"model.gelu={model.gelu}"
     )
@@ -53,7 +53,7 @@ def test_losses_after_import_and_after_export_equal_those_of_transformers(transf
         trainer.step()
     (tmp_path / "run").mkdir()
     CheckpointSaver(trainer, tmp_path / "run" / "checkpoints").save({}, wait=True)
-    export_gpt2(tmp_path / "run" / "checkpoints" / "step-00000005", tmp_path / "after")
+    export_model(tmp_path / "run" / "checkpoints" / "step-00000005", tmp_path / "after")
     learned = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "after")
     assert trainer.step().loss == pytest.approx(their_loss(learned, 40, 8), rel=1e-6)
     assert their_loss(learned, 0, 8) < their_loss(theirs, 0, 8)

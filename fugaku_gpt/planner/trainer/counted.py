@@ -133,7 +133,7 @@ def predict_counted(config: RunConfig, machine: Machine) -> CountedPrediction:
     batch = config.training.global_batch
     exact = exact_flops(config.model, batch, config.padded_vocab)
     model = config.model
-    attention = 3 * 2.0 * batch * model.seq_len * 2.0 * model.seq_len * model.hidden * model.layers
+    attention = 3 * 2.0 * batch * model.seq_len * 2.0 * model.seq_len * model.query_width * model.layers
     return CountedPrediction(
         components,
         {**dict.fromkeys(COMPONENTS, 0.0), PRODUCTS: exact - attention, ATTENTION_PART: attention},
@@ -156,6 +156,8 @@ def _checked_run(config: RunConfig, counted: CountedCycles) -> RunConfig:
             f"job.nodes {config.job.nodes}, {layout.ranks} ranks: cycles are counted for one node; for more, `plan "
             "time` with a machine of measured rows"
         )
+    if config.model.settings_unlike_gpt2:
+        raise UsageError(f"{config.model.settings_unlike_gpt2[0]}: cycles are counted of the kernels of a GPT-2 alone")
     if training.dtype != "float32":
         raise UsageError(f"training.dtype {training.dtype}: cycles are counted of float32 kernels")
     if training.gradient_dtype == "bfloat16" and layout.dp > 1:

@@ -176,8 +176,8 @@ def _lasting_bytes(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]
 def _layer_workspace(config: RunConfig, threads: int) -> int:
     """Peak temporary bytes of a layer's backward pass.
 
-    The peak is in the MLP, where GELU is recomputed and its result and the gradients on both sides of it exist, or
-    where the LayerNorm before the MLP is; or in attention, after the MLP's tensors are freed.
+    The peak is in the MLP, where GELU or SwiGLU is recomputed and its result and the gradients on both sides of it
+    exist, or where the norm before the MLP is; or in attention, after the MLP's tensors are freed.
     """
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
@@ -187,18 +187,25 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     stream = b * r * model.hidden
     # for a tensor-parallel layer: its full input or gradient, and a partial sum
     gathered = 2 * b * s * model.hidden if is_split else 0
-    inner = b * s * model.ffn_size // t
-    mlp = max(3 * inner + stream, inner + 3 * stream) + gathered
+    inner, made = b * s * model.ffn_size // t, b * s * model.up_width // t
+    mlp = max(2 * inner + made + stream, made + 3 * stream) + gathered
+    if model.mlp == "swiglu":  # its backward pass makes the two parts in float32, and three more tensors of their size
+        mlp += 5 * inner * max(item, 4) // item
     heads, has_dropout = model.heads // t, model.attention_dropout > 0
     tiling = attention_tiling(s, b, heads, narrow, threads)
     inside = attention_elements(tiling, s, model.head_size, has_dropout) - freed_before_core(config, False) // item
     if may_use_native_kernels(config) and enough_heads_for_threads(b, heads, threads):
         compiled = threads * native_workspace_floats(s, model.head_size) * 4 // item
         inside = max(inside, compiled - freed_before_core(config, True) // item)
-    attention = max(0, inside + 4 * b * s * model.hidden // t + 2 * stream + gathered)
+    attention = max(0, inside + 4 * b * s * model.query_width // t + 2 * stream + gathered)
+    if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
+        # gradients before they were packed, those of keys and values summed; in 16 bits rotated in float32
+        packed = (model.query_width + 3 * model.kv_head_count * model.head_size) * b * s // t
+        attention += packed * (1 + (4 // item if narrow else 0))
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
-    f, h = model.ffn_size // t, model.hidden
-    matrices = ((3 * h // t, h), (h, h // t), (f, h), (h, f))  # weights, whose gradients are added to sums
+    f, h, q = model.ffn_size // t, model.hidden, model.query_width
+    # weights, whose gradients are added to sums
+    matrices = ((model.qkv_width // t, h), (h, q // t), (model.up_width // t, h), (h, f))
     product = max(_accumulation_bytes(rows, columns, item) for rows, columns in matrices) if narrow else 0
     return item * max(mlp, attention) + product + drawn
 
@@ -207,7 +214,7 @@ def _packed_panel_bytes(config: RunConfig, threads: int) -> int:
     """Bytes of packed panels in our compiled kernels; 0 if no product is large enough for them."""
     model, t = config.model, config.layout.tp
     tokens, h = config.training.micro_batch * model.seq_len, model.hidden
-    widest = max(3 * h // t, model.ffn_size // t, config.padded_vocab // t)
+    widest = max(model.qkv_width // t, model.up_width // t, config.padded_vocab // t)
     if config.node.compiled_products == "off" or not may_use_native_kernels(config):
         return 0
     if min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:
@@ -256,7 +263,8 @@ def _communication_bytes(config: RunConfig, chunks: Sequence[Chunk]) -> int:
         if is_sharded(config):
             buckets = max(1, buckets // layout.dp)
         total += min(elements * sum_bytes, buckets * int(training.bucket_mib * MIB))
-    if layout.pp > 1 and any(chunk.has_embedding or chunk.has_head for chunk in chunks):  # the tied gradient's copy
+    has_tied = model.tied_embeddings and any(chunk.has_embedding or chunk.has_head for chunk in chunks)
+    if layout.pp > 1 and has_tied:  # the tied gradient's copy
         total += config.padded_vocab // layout.tp * model.hidden * wide // (layout.dp if is_sharded(config) else 1)
     if layout.pp > 1:
         r = model.seq_len // layout.tp if layout.sequence_parallel else model.seq_len

@@ -167,7 +167,8 @@ def count_stage_work(config: RunConfig, stage: int) -> StageWork:
     if sum_bytes == 2 and layout.dp > 1:
         passes.add_elementwise("round", flat.elements, 2)
     tied = flat.embedding.stop - flat.embedding.start if layout.pp > 1 else 0
-    replicated = flat.tp_replicated.stop - flat.tp_replicated.start if layout.sequence_parallel and layout.tp > 1 else 0
+    summed = flat.summed_over_tp(layout.sequence_parallel)
+    replicated = summed.stop - summed.start if layout.tp > 1 else 0
     wide = max(item, 4)
     return StageWork(tuple(replicas), wide * tied // (layout.dp if sharded else 1), wide * replicated, passes)
 
@@ -205,7 +206,7 @@ def _layer(config: RunConfig, recompute: str, compiled: bool, forward: Tally, ba
 def _layer_forward(config: RunConfig, tally: Tally) -> None:
     """Counts the forward pass of a layer except for attention."""
     model, t = config.model, config.layout.tp
-    h, f = model.hidden, model.ffn_size
+    h = model.hidden
     tokens, elements = config.training.micro_batch * model.seq_len, _tokens_between_layers(config) * h
     tally.layers += 1
     tally.add_elementwise("layer_norm", elements, 2)
@@ -214,7 +215,8 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
         tally.add_elementwise("dropout", elements, 2)
     for inner, outer in _linears(config):
         tally.add_product(LINEAR, tokens, inner, outer)
-    tally.add_elementwise(f"gelu_{model.gelu}", tokens * f // t)
+    _activation(config, tally)
+    _packing(config, tally)
     if t > 1:
         size = ITEM_BYTES[config.training.dtype] * tokens * h
         if config.layout.sequence_parallel:
@@ -227,20 +229,22 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
 def _layer_backward(config: RunConfig, tally: Tally) -> None:
     """Counts the backward pass of a layer except for attention."""
     model, t = config.model, config.layout.tp
-    h, f = model.hidden, model.ffn_size
+    h = model.hidden
     tokens, elements = config.training.micro_batch * model.seq_len, _tokens_between_layers(config) * h
     tally.layers_back += 1
     tally.add_elementwise("layer_norm", elements, 2)  # recomputed like GELU: their results are not saved
-    tally.add_elementwise(f"gelu_{model.gelu}", tokens * f // t)
+    _activation(config, tally)
     tally.add_elementwise("layer_norm_backward", elements, 2)
     tally.add_elementwise("add", elements, 2)  # where the residual's two gradients meet
     if model.dropout:
         tally.add_elementwise("add", elements, 2)  # times the saved mask
     for inner, outer in _linears(config):
         tally.add_product(INPUT, tokens, outer, inner)
+    for outer in _biases(config):
         tally.add_elementwise("sum_of_rows", tokens * outer)
     _weight_products(config, tally)
-    tally.add_elementwise(f"gelu_{model.gelu}_backward", tokens * f // t)
+    _activation(config, tally, "_backward")
+    _packing(config, tally, "_backward")
     if t > 1:
         size = ITEM_BYTES[config.training.dtype] * tokens * h
         if config.layout.sequence_parallel:  # gathered tensors are not saved
@@ -250,10 +254,35 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
             tally.add_message(_all_reduce_name(config), size, 2)
 
 
+def _activation(config: RunConfig, tally: Tally, suffix: str = "") -> None:
+    """Counts GELU. No machine has a time of SwiGLU: it counts as GELU of both parts, as RMSNorm does as LayerNorm."""
+    model = config.model
+    name = f"gelu_{model.gelu}" if model.mlp == "gelu" else "gelu_erf"
+    tokens = config.training.micro_batch * model.seq_len
+    tally.add_elementwise(f"{name}{suffix}", tokens * model.up_width // config.layout.tp)
+
+
+def _packing(config: RunConfig, tally: Tally, suffix: str = "") -> None:
+    """Counts the norms of queries and keys, and the copy of queries, keys and values to the heads, rotated."""
+    model, t = config.model, config.layout.tp
+    tokens, width = config.training.micro_batch * model.seq_len, model.qkv_width
+    if model.qk_norm:
+        tally.add_elementwise(f"layer_norm{suffix}", tokens * (width - model.kv_head_count * model.head_size) // t)
+    if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
+        tally.add_elementwise("copy", tokens * 3 * model.query_width // t)
+
+
 def _linears(config: RunConfig) -> Tuple[Tuple[int, int], ...]:
     """(inputs, outputs) of a rank's shards of the matrices of a layer."""
-    h, f, t = config.model.hidden, config.model.ffn_size, config.layout.tp
-    return (h, 3 * h // t), (h // t, h), (h, f // t), (f // t, h)
+    model, t = config.model, config.layout.tp
+    h, q, f = model.hidden, model.query_width, model.ffn_size
+    return (h, model.qkv_width // t), (q // t, h), (h, model.up_width // t), (f // t, h)
+
+
+def _biases(config: RunConfig) -> Tuple[int, ...]:
+    """Elements of a rank's shards of the biases of a layer."""
+    widths = tuple(outer for _, outer in _linears(config))
+    return {"all": widths, "qkv": widths[:1], "none": ()}[config.model.biases]
 
 
 def _weight_products(config: RunConfig, tally: Tally) -> None:
@@ -289,7 +318,7 @@ def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
 def _attention_forward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
-    elements = config.training.micro_batch * model.seq_len * model.hidden // config.layout.tp
+    elements = config.training.micro_batch * model.seq_len * model.query_width // config.layout.tp
     # query, key and value to their heads, the query scaled, rows of blocks, the result back
     tally.add_elementwise("copy", elements, 6)
     if model.attention_dropout:
@@ -306,7 +335,7 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
 def _attention_backward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
-    elements = config.training.micro_batch * model.seq_len * model.hidden // config.layout.tp
+    elements = config.training.micro_batch * model.seq_len * model.query_width // config.layout.tp
     # as in the forward pass except for the result, whose gradient arrives; the query's is scaled, and three are copied
     # back
     tally.add_elementwise("copy", elements, 10)
@@ -333,9 +362,10 @@ def _embedding(config: RunConfig, forward: Tally, backward: Tally) -> None:
     elements = config.training.micro_batch * model.seq_len * model.hidden
     local_elements = _tokens_between_layers(config) * model.hidden
     forward.add_elementwise("copy", elements)
-    forward.add_elementwise("add", local_elements)
     backward.add_elementwise("add", elements)  # added to rows of the embedding tables
-    backward.add_elementwise("add", local_elements)
+    if model.positions == "learned":
+        forward.add_elementwise("add", local_elements)
+        backward.add_elementwise("add", local_elements)
     if model.embedding_layernorm:
         forward.add_elementwise("layer_norm", local_elements)
         backward.add_elementwise("layer_norm_backward", local_elements)

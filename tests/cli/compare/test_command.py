@@ -153,6 +153,7 @@ def test_settings_of_the_user_are_set_in_the_job(capsys: pytest.CaptureFixture[s
         (["base", "threads=2", "--out", "x"], "give --preset, such as tiny, or --run RUN.yaml"),
         (["base", "thread=2"], "did you mean threads?"),
         (["nothing"], "nothing: no such folder"),
+        (["base", "model.mlp=swiglu", "--preset", "tiny", "--out", "x"], "model.mlp: gelu and swiglu"),
         (["a", "b", "c"], "3 sides"),
         ([f"{MEASUREMENTS}:torch=1.7", "base"], "one is recorded and one would be run now"),
         (["base", "gbs=2"], "gbs: no such setting"),
