@@ -150,22 +150,15 @@ def embedding_pair(pairs: Sequence[TensorPair]) -> TensorPair:
 def their_settings(model: ModelConfig, model_type: str, dtype: str, end: Optional[int]) -> Dict[str, Any]:
     """Their config.json; ``end`` is the id of the end-of-document token, if the tokenizer is exported as well."""
     settings = _gpt2_settings(model) if model_type == GPT2 else _llama_settings(model, model_type)
-    return {
-        **settings,
-        "model_type": model_type,
-        "vocab_size": model.vocab_size,
-        "initializer_range": model.init_std,
-        "tie_word_embeddings": model.tied_embeddings,
-        "torch_dtype": dtype,
-        # documents follow one another, so the token that ends one is also before the next
-        "bos_token_id": end,
-        "eos_token_id": end,
-    }
+    # documents follow one another, so the token that ends one is also before the next
+    return {**settings, "torch_dtype": dtype, "bos_token_id": end, "eos_token_id": end}
 
 
 def _gpt2_settings(model: ModelConfig) -> Dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
+        "model_type": GPT2,
+        "vocab_size": model.vocab_size,
         "n_positions": model.seq_len,
         "n_ctx": model.seq_len,
         "n_embd": model.hidden,
@@ -174,10 +167,12 @@ def _gpt2_settings(model: ModelConfig) -> Dict[str, Any]:
         "n_inner": model.ffn_hidden,
         "activation_function": _GELU[model.gelu],
         "layer_norm_epsilon": model.layernorm_eps,
+        "initializer_range": model.init_std,
         "embd_pdrop": model.dropout,
         "resid_pdrop": model.dropout,
         "attn_pdrop": model.attention_dropout,
         "scale_attn_weights": True,
+        "tie_word_embeddings": True,
     }
 
 
@@ -194,6 +189,8 @@ def _llama_settings(model: ModelConfig, model_type: str) -> Dict[str, Any]:
         }
     settings: Dict[str, Any] = {
         "architectures": [_LLAMAS[model_type][0]],
+        "model_type": model_type,
+        "vocab_size": model.vocab_size,
         "hidden_size": model.hidden,
         "intermediate_size": model.ffn_size,
         "num_hidden_layers": model.layers,
@@ -203,6 +200,8 @@ def _llama_settings(model: ModelConfig, model_type: str) -> Dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": model.seq_len,
         "rms_norm_eps": model.layernorm_eps,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.tied_embeddings,
         "rope_theta": model.rope_theta,
         "rope_scaling": scaling,
         # version 5 of transformers has both in one

@@ -195,7 +195,7 @@ def test_a_run_imports_no_compiler_of_pytorch_and_collects_garbage_from_the_firs
         ),
         (["--set", "layout.tp=3", "--ranks", "3"], "must divide model.heads 2; valid: 1, 2"),
         (["--set", "training.lr=fast"], "training.lr: 'fast': expected a number"),
-        (["--preset", "huge"], "valid: tiny, 124m"),
+        (["--preset", "huge"], "valid: tiny, llama-tiny, 124m"),
         (["--data", "nowhere", "--ranks", "1"], "nowhere: neither a folder made by"),
         (
             ["--set", "training.recompute=full", "--set", "training.recompute_budget_mib=0.001", "--ranks", "1"],

@@ -81,7 +81,7 @@ def test_rows_with_the_same_label_get_names_from_their_settings(tmp_path: Path) 
     ("text", "message"),
     [
         ("matrx: {}", r"sweep.yaml.*: matrx: unknown key of a sweep file; did you mean matrix\?"),
-        ("preset: tinny", r"sweep.yaml:1: preset: 'tinny' is not a preset; valid: tiny, 124m"),
+        ("preset: tinny", r"sweep.yaml:1: preset: 'tinny' is not a preset; valid: tiny, llama-tiny, 124m"),
         ("matrix: {layout.dq: [1]}", r"sweep.yaml:1: layout.dq: unknown key .*did you mean layout.dp\?"),
         ("defaults: {dp: 1}", r"sweep.yaml:1: dp: unknown key .*did you mean layout.dp\?"),
         ("matrix: {layout.dp: 2}", r"sweep.yaml:1: matrix: layout.dp: expected a list of values"),

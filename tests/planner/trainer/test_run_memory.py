@@ -207,8 +207,8 @@ def test_memory_savings_never_take_more_memory(config: RunConfig) -> None:
     assert sharded <= replicated + 16 * 64 * config.layout.dp
     kinds = [rank_bytes(changed(config, "training", recompute=kind)) for kind in ("none", "selective", "full")]
     assert kinds[0] >= kinds[1]  # and full, but for one layer that keeps no more than its own input
-    # inputs of deferred weight gradients are stored in any case
-    few = config.model.layers <= config.layout.pp * config.layout.chunks
+    # inputs of deferred weight gradients are stored in any case; a stage may have a single layer
+    few = config.model.layers < 2 * config.layout.pp * config.layout.chunks
     assert kinds[2] <= kinds[1] or few or config.layout.schedule == "zero_bubble"
     cut = [rank_bytes(changed(config, "layout", sequence_parallel=on)) for on in (False, True)]
     if config.layout.tp == 1:
