@@ -127,6 +127,7 @@ def test_a_model_saved_by_transformers_has_equal_logits_after_import_and_comes_b
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_large_model_is_exported_in_several_files_with_an_index(tmp_path: Path) -> None:
     model = a_model("model.vocab_size=3000", "model.hidden=192", "model.tied_embeddings=false")
     checkpoint = a_checkpoint(tmp_path / "one", model)

@@ -57,6 +57,7 @@ def mirrored(comparison: Comparison) -> Comparison:
     )
 
 
+@pytest.mark.slow
 def test_students_t_is_scipys() -> None:
     t = pytest.importorskip("scipy.stats").t
     for df in (0.8, 1, 2, 4.5, 9, 100, 10_000):
