@@ -122,6 +122,8 @@ def export_model(checkpoint: Path, out: Path, options: ExportOptions = _USUAL) -
         files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else {}
         model_type = model_type_of(model)
         dtype = options.dtype or str(source.manifest.build.get(_IMPORTED_DTYPE, "float32"))
+        if dtype not in DTYPES:
+            raise CheckpointError(f"{checkpoint}: {_IMPORTED_DTYPE} is {dtype!r}; valid: {', '.join(DTYPES)}")
         shards = _shards(tensor_pairs(model, model_type), prefix_of(model_type), DTYPES[dtype], options.shard_mib)
         end = tokenizer.end if tokenizer is not None else None
         files.update({CONFIG: _json_bytes(their_settings(model, model_type, dtype, end)), **_index_file(shards)})

@@ -236,7 +236,8 @@ def our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig, 
         )
     if settings.get("quantization_config") is not None:
         raise UsageError(f"{path}: quantization_config: quantised weights cannot be imported")
-    values, notes = _from_gpt2(path, settings) if model_type == GPT2 else (_from_llama(path, settings, model_type), [])
+    present = {key: value for key, value in settings.items() if value is not None}
+    values, notes = _from_gpt2(path, present) if model_type == GPT2 else (_from_llama(path, settings, model_type), [])
     overrides = [f"model.{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
     try:
         return load_run_config(overrides=overrides).model, model_type, notes

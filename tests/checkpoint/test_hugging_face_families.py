@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, ExportOptions, export_model, import_model
-from fugaku_gpt.checkpoint.hugging_face_models import export_notes, model_type_of, tensor_pairs
+from fugaku_gpt.checkpoint.hugging_face_models import export_notes, model_type_of, our_settings, tensor_pairs
 from fugaku_gpt.checkpoint.reader import open_checkpoint
 from fugaku_gpt.checkpoint.safetensors import make_header, read_tensor, write_tensor
 from fugaku_gpt.config import ModelConfig, load_run_config
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import CheckpointError, UsageError
 from tests.support.checkpoints import cut_flat, save, some_arrays
 
 SMALL = [
@@ -208,6 +208,23 @@ def test_older_files_have_theta_and_scaling_apart(tmp_path: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
     model = import_model(tmp_path / "out", tmp_path / "two").model
     assert (model.rope_theta, model.rope_scaling, model.rope_factor) == (10000.0, "linear", 2.0)
+
+
+def test_a_recorded_type_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
+    model = a_model()
+    shapes = {pair.ours: pair.shape for pair in tensor_pairs(model, model_type_of(model))}
+    arrays = some_arrays(1, shapes, "F32")
+    settings = {"config": {"model": {**vars(model)}}, "build": {"imported_dtype": "int8"}}
+    checkpoint = save(tmp_path / "one", 12, arrays, cut_flat(arrays, 1), **settings)
+    with pytest.raises(CheckpointError, match="imported_dtype is 'int8'; valid: float32, bfloat16, float16"):
+        export_model(checkpoint, tmp_path / "out")
+    assert export_model(checkpoint, tmp_path / "out", ExportOptions(dtype="float32"))[1] == "llama"
+
+
+def test_null_settings_of_a_gpt2_are_those_of_transformers(tmp_path: Path) -> None:
+    settings = {"model_type": "gpt2", "attn_pdrop": None, "resid_pdrop": None, "n_layer": None}
+    model = our_settings(tmp_path, settings)[0]
+    assert (model.attention_dropout, model.dropout, model.layers) == (0.1, 0.1, 12)
 
 
 def test_dropout_that_theirs_has_not_is_a_note() -> None:
