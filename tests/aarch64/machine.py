@@ -112,7 +112,7 @@ def _environment(processor: str, packages: str = "") -> Dict[str, str]:
     return {**os.environ, **variables(processor, packages), "PATH": path}
 
 
-def run_here(arguments: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
+def run_natively(arguments: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run this machine's own Python."""
     environment: Dict[str, str] = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)

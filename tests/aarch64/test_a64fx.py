@@ -16,7 +16,7 @@ from tests.benchmarks import programs  # noqa: F401  # puts benchmarks/ on the p
 from a64fx import CASES, committed_shares, count_kernel, difference_from_table  # isort: skip
 from a64fx_trace import Machine, compile_program  # isort: skip
 
-ONE_OF_EACH_SOURCE = (
+KERNEL_OF_EACH_SOURCE = (
     "gemm_nn",
     "attention_forward",
     "layer_norm",
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow
 
 
 def _kernels() -> List[Any]:
-    soak = [pytest.param(name, marks=pytest.mark.soak) for name in CASES if name not in ONE_OF_EACH_SOURCE]
-    return [*ONE_OF_EACH_SOURCE, *soak]
+    soak = [pytest.param(name, marks=pytest.mark.soak) for name in CASES if name not in KERNEL_OF_EACH_SOURCE]
+    return [*KERNEL_OF_EACH_SOURCE, *soak]
 
 
 @pytest.fixture(scope="module")

@@ -350,7 +350,7 @@ def test_a_library_for_neon_runs_on_processors_with_sve(
     assert lines[1:] == []
 
 
-def test_a_library_for_another_runtime_says_what_is_missing(libraries: "Callable[[str, str], Path]") -> None:
+def test_a_library_for_another_runtime_names_the_missing_symbol(libraries: "Callable[[str, str], Path]") -> None:
     (lines,) = _run("gcc-12", libraries("clang-19", "sve512"), "sve512", TRY)
     assert len(lines) == 1 and lines[0].startswith("refused: they do not load: undefined symbol: __kmpc_")
 

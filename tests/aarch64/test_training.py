@@ -16,7 +16,7 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.doctor.machine import FAIL, OK
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.simulator.session import Simulator
-from tests.aarch64.machine import ROOT, EmulatedPython, folder, output, run_here, variables
+from tests.aarch64.machine import ROOT, EmulatedPython, folder, output, run_natively, variables
 from tests.support.simulated import simulated_pjm  # noqa: F401  # a fixture
 from tests.support.waiting import until
 
@@ -53,7 +53,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, section in enumerate(page.read_text(encoding="utf-8").split("\n## ")):  # each is a document
             (texts / f"{page.stem}-{number}.txt").write_text(section, encoding="utf-8")
     out = texts.parent / "corpus"
-    output(run_here(["-m", "fugaku_gpt", *_prepare(texts, out)]))
+    output(run_natively(["-m", "fugaku_gpt", *_prepare(texts, out)]))
     return out
 
 
@@ -106,35 +106,35 @@ def test_no_kernel_reads_or_writes_beside_its_tensors(with_kernels: EmulatedPyth
 
 def test_data_is_prepared_to_the_same_bytes(emulated: EmulatedPython, corpus: Path, tmp_path: Path) -> None:
     lines = output(emulated.run(["-m", "fugaku_gpt", *_prepare(corpus.parent / "texts", tmp_path / "corpus")]))
-    here = output(run_here(["-m", "fugaku_gpt", "data", "info", str(corpus)]))
+    native = output(run_natively(["-m", "fugaku_gpt", "data", "info", str(corpus)]))
     fingerprint = re.search(r"fingerprint ([0-9a-f]{12})", "\n".join(lines))
-    assert fingerprint is not None and fingerprint[1] in "\n".join(here)
+    assert fingerprint is not None and fingerprint[1] in "\n".join(native)
 
 
 @pytest.fixture(scope="session")
-def losses_here(corpus: Path) -> List[float]:
+def native_losses(corpus: Path) -> List[float]:
     out = corpus.parent / "here"
-    output(run_here(_train(corpus, out, ())))
+    output(run_natively(_train(corpus, out, ())))
     return _losses(out)
 
 
-def _check_losses(out: Path, losses_here: List[float]) -> None:
-    assert _losses(out) == pytest.approx(losses_here, rel=TOLERANCE)
+def _check_losses(out: Path, native_losses: List[float]) -> None:
+    assert _losses(out) == pytest.approx(native_losses, rel=TOLERANCE)
     environment = RunDirectory(out).environment()
     assert environment is not None and environment["precision"]["compiled"]
     assert environment["system"].endswith("aarch64")
 
 
 def test_losses_are_those_of_this_machine(
-    with_kernels: EmulatedPython, corpus: Path, losses_here: List[float], tmp_path: Path
+    with_kernels: EmulatedPython, corpus: Path, native_losses: List[float], tmp_path: Path
 ) -> None:
     lines = output(with_kernels.run(_train(corpus, tmp_path / "run", ())))
     assert any(line.startswith(OWN_KERNELS) for line in lines)
-    _check_losses(tmp_path / "run", losses_here)
+    _check_losses(tmp_path / "run", native_losses)
 
 
 def test_every_layout_of_two_ranks_has_the_losses_of_this_machine(
-    with_kernels: EmulatedPython, corpus: Path, losses_here: List[float], tmp_path: Path
+    with_kernels: EmulatedPython, corpus: Path, native_losses: List[float], tmp_path: Path
 ) -> None:
     paths = f"data.paths=[{json.dumps(str(corpus))}]"
     runs = [{"out": str(tmp_path / name), "settings": [paths, *MODEL, *settings]} for name, settings in LAYOUTS.items()]
@@ -143,22 +143,22 @@ def test_every_layout_of_two_ranks_has_the_losses_of_this_machine(
     lines = output(with_kernels.run(program))
     assert sum(line.startswith(OWN_KERNELS) for line in lines) == len(LAYOUTS)
     for name in LAYOUTS:
-        _check_losses(tmp_path / name, losses_here)
+        _check_losses(tmp_path / name, native_losses)
 
 
 @pytest.fixture(scope="session")
 def unbroken_losses(corpus: Path) -> List[float]:
     """Returns the losses of a run that this machine did in one go."""
     out = corpus.parent / "unbroken"
-    output(run_here(_train(corpus, out, HALVES)))
+    output(run_natively(_train(corpus, out, HALVES)))
     return _losses(out)
 
 
-@pytest.mark.parametrize("begins_here", [True, False], ids=["here-to-Arm", "Arm-to-here"])
+@pytest.mark.parametrize("starts_on_x86", [True, False], ids=["x86-to-Arm", "Arm-to-x86"])
 def test_a_run_goes_on_on_the_other_machine(
-    begins_here: bool, with_kernels: EmulatedPython, corpus: Path, unbroken_losses: List[float], tmp_path: Path
+    starts_on_x86: bool, with_kernels: EmulatedPython, corpus: Path, unbroken_losses: List[float], tmp_path: Path
 ) -> None:
-    first, second = (run_here, with_kernels.run) if begins_here else (with_kernels.run, run_here)
+    first, second = (run_natively, with_kernels.run) if starts_on_x86 else (with_kernels.run, run_natively)
     output(first(_train(corpus, tmp_path / "first", (*HALVES, "training.iterations=2"))))
     output(second(_train(corpus, tmp_path / "rest", (*HALVES, "layout.tp=2"), "--resume", str(tmp_path / "first"))))
     assert _losses(tmp_path / "first") + _losses(tmp_path / "rest") == pytest.approx(unbroken_losses, rel=TOLERANCE)
@@ -181,7 +181,7 @@ def test_a_killed_rank_is_named(with_kernels: EmulatedPython, corpus: Path, tmp_
 def test_a_job_script_for_fugaku_runs_in_the_simulator(
     with_kernels: EmulatedPython,
     corpus: Path,
-    losses_here: List[float],
+    native_losses: List[float],
     simulated_pjm: Simulator,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_job_script_for_fugaku_runs_in_the_simulator(
     until(lambda: list((tmp_path / "run" / "exit").glob("*.json")))
     script = (tmp_path / "run" / "job.sh").read_text(encoding="utf-8")
     assert '#PJM -L "freq=2000"' in script and '#PJM -L "eco_state=0"' in script
-    assert _losses(tmp_path / "run") == pytest.approx(losses_here, rel=TOLERANCE)
+    assert _losses(tmp_path / "run") == pytest.approx(native_losses, rel=TOLERANCE)
     environment = RunDirectory(tmp_path / "run").environment()
     assert environment is not None and environment["precision"]["compiled"]
 

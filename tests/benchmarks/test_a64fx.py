@@ -82,7 +82,7 @@ def test_the_operations_of_an_instruction(instruction: str, flop: int) -> None:
     assert a64fx_mca.flop_of(instruction) == flop
 
 
-def test_a_sum_that_a_loop_keeps_in_memory_is_found() -> None:
+def test_a_sum_that_a_loop_keeps_in_memory_is_detected() -> None:
     loop = [
         "ld1w { z0.s }, p0/z, [x2, x0, lsl #2]",
         "add x12, sp, #0x20",

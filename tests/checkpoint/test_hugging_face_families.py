@@ -174,7 +174,7 @@ def test_a_large_model_is_exported_in_several_files_with_an_index(tmp_path: Path
         ({"model_type": "qwen3"}, r"holds no layers\.0\.self_attn\.q_norm\.weight"),
     ],
 )
-def test_what_ours_does_not_compute_is_refused_by_its_name(
+def test_a_feature_that_the_decoder_lacks_is_refused_by_name(
     changes: Dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     export_model(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "out")
@@ -210,7 +210,7 @@ def test_older_files_have_theta_and_scaling_apart(tmp_path: Path) -> None:
     assert (model.rope_theta, model.rope_scaling, model.rope_factor) == (10000.0, "linear", 2.0)
 
 
-def test_a_recorded_type_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_recorded_type_that_is_unknown_is_refused_by_name(tmp_path: Path) -> None:
     model = a_model()
     shapes = {pair.ours: pair.shape for pair in tensor_pairs(model, model_type_of(model))}
     arrays = some_arrays(1, shapes, "F32")

@@ -37,7 +37,7 @@ def test_a_job_has_the_vocabulary_and_the_validation_of_its_corpus(
     assert "note: training.eval_interval is 60: validation at the start and the end" in notes
 
 
-def test_what_the_run_states_stays_in_its_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_the_run_stay_in_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stated = ["--set", "model.vocab_size=400", "--set", "training.eval_interval=null"]
     assert run(["job", "submit", "run.yaml", *stated, "--scheduler", "local", "--dry-run"]) == 0
     script, notes = capsys.readouterr()

@@ -29,7 +29,7 @@ def test_list_prints_every_profile(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def only_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources that compile at once, into a library that has no kernels."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n", encoding="utf-8")
@@ -86,7 +86,7 @@ def test_kernels_are_compiled_and_tried_once_and_again_on_request(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_function")
+@pytest.mark.usefixtures("only_function")
 def test_kernels_that_cannot_be_used_are_exit_code_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +97,7 @@ def test_kernels_that_cannot_be_used_are_exit_code_3(
     assert not (tmp_path / "lib").exists()
 
 
-@pytest.mark.usefixtures("one_function")
+@pytest.mark.usefixtures("only_function")
 def test_a_target_that_the_compiler_refuses_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_target_that_the_compiler_refuses_is_reported(
     assert captured.out.splitlines()[1] == "kernels: not tried: this Python has no PyTorch, whose threads they use"
 
 
-@pytest.mark.usefixtures("one_function")
+@pytest.mark.usefixtures("only_function")
 def test_the_products_that_were_measured_are_listed_with_their_ratios(
     measured: List[MeasuredProducts],
     tmp_path: Path,

@@ -64,7 +64,7 @@ def test_equal_after_random_damage_messages_included(tmp_path: Path) -> None:
     assert 10 < messages < 60
 
 
-def test_what_is_equal_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_text_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: Dict[str, int] = {}
 
     def counted(text: str, origin: str) -> object:

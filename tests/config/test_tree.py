@@ -44,7 +44,7 @@ def test_scalars_keep_their_text_their_quotes_and_their_line() -> None:
 @example("0x1F")
 @example("2026-01-31")
 @example("a...")
-def test_a_value_of_the_command_line_is_what_yaml_makes_of_it(text: str) -> None:
+def test_a_value_of_the_command_line_is_parsed_as_yaml(text: str) -> None:
     def outcome(parse: Callable[[str], Tree]) -> object:
         try:
             return parse(text)

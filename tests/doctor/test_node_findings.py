@@ -66,7 +66,7 @@ def set_rate(key: str, value: Any) -> Change:
         (lambda measured: measured["kernels"].update(problem="rank 2: none are compiled"), ["our kernels"]),
     ],
 )
-def test_what_deviates_is_named(change: Change, subjects: List[str]) -> None:
+def test_deviations_are_named(change: Change, subjects: List[str]) -> None:
     measured = healthy_a64fx()
     change(measured)
     assert [finding.subject for finding in deviating(measured)] == subjects
@@ -117,7 +117,7 @@ def test_a_clock_that_was_not_granted_is_not_compared() -> None:
     assert "a01: eco_state" not in subjects
 
 
-def test_what_was_measured_before_a_failure_is_compared() -> None:
+def test_measurements_before_a_failure_are_compared() -> None:
     measured = healthy_a64fx()
     for section in ("rates", "all_reduce", "step"):
         del measured[section]
@@ -129,7 +129,7 @@ def test_what_was_measured_before_a_failure_is_compared() -> None:
     assert [finding.seen for finding in findings_of({}, problem, "")] == ["trials ended by SIGILL"]
 
 
-def test_the_text_begins_with_what_deviates_and_has_every_section() -> None:
+def test_the_text_begins_with_deviations_and_has_every_section() -> None:
     measured = healthy_a64fx()
     measured["hosts"][0]["page_bytes"] = 4096
     findings = [asdict(finding) for finding in findings_of(measured, NO_PRODUCTS, "")]

@@ -217,7 +217,7 @@ def test_a_python_that_dies_is_a_row_and_not_an_error(tmp_path: Path) -> None:
     assert row.status == MISSING and "is not there" in row.actual
 
 
-def test_what_was_measured_of_products_is_reported_and_not_judged() -> None:
+def test_measured_products_are_reported_and_not_judged() -> None:
     lines = ["PyTorch; measured: ours 0.8 times as fast", "our own kernels; measured: ours 1.2 times as fast"]
     profile = replace(PROFILE, python="/my env/python")
     rows = compare_with_profile(profile, {**REPORT, "products": (lines, "")}, 3, {}, FLAGS, "make it")

@@ -42,7 +42,7 @@ def _read_numbers(path: Path) -> int:
     return int(text)
 
 
-def test_what_is_no_error_of_ours_is_recorded_once_for_each_kind(tmp_path: Path) -> None:
+def test_foreign_errors_are_recorded_once_for_each_kind(tmp_path: Path) -> None:
     watch_time()
     reader = Reader("numbers", "numbers.txt", TEXT, _read_numbers, (b"1",))
     prepare(reader, tmp_path)

@@ -109,7 +109,7 @@ def test_a_compiler_that_does_not_know_this_processor_is_asked_for_less(tiny: Pa
 
 
 @pytest.mark.slow
-def test_what_is_compiled_last_is_what_can_be_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_compiled_last_can_be_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler whose library fails its trials gives way to the next; if all fail, nothing is replaced."""
     if shutil.which("cc") is None:
         pytest.skip("no cc on PATH")

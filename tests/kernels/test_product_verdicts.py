@@ -70,7 +70,7 @@ def test_the_speedup_is_that_of_the_time_of_all_products() -> None:
     assert ProductVerdict("float32", 1, MIN_TURNS, products).speedup(ONEDNN) is None
 
 
-def test_a_verdict_says_what_was_measured() -> None:
+def test_a_verdict_states_the_measurement() -> None:
     text = verdict(threads=1, compiled=1.3, onednn=1.1).describe()
     assert text == (
         "measured: ours 1.18 times as fast as oneDNN's, oneDNN's 1.10 times as fast as PyTorch's (float32, 1 thread)"
@@ -137,7 +137,7 @@ def test_processes_that_start_together_have_the_verdicts_of_the_first(
     assert sorted(in_force) == [("float32", 1), ("float32", 2)] and read_verdicts(file, STAMP)[0] == in_force
 
 
-def test_what_is_in_the_file_after_writing_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_in_the_file_after_writing_are_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another replaces the file at the same moment."""
     file, replacing = write(tmp_path / "products.json", verdict(threads=1)), product_verdicts.write_json_atomically
 

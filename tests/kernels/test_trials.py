@@ -65,7 +65,7 @@ def test_the_kernels_of_this_environment_pass(threads: int) -> None:
 @pytest.mark.parametrize(
     ("kernel", "argument"), [(kernel, argument) for kernel, arguments in OUTPUTS.items() for argument in arguments]
 )
-def test_one_wrong_number_of_a_kernel_is_found(kernel: str, argument: int) -> None:
+def test_a_single_wrong_number_of_a_kernel_is_detected(kernel: str, argument: int) -> None:
     library = OneWrong(loaded_library(), kernel, argument)
     wrong = failures(library, 2)  # type: ignore[arg-type]
     if kernel == "gemm" and not library.changed:

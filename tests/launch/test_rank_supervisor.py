@@ -312,9 +312,7 @@ def test_a_mistake_that_all_ranks_refuse_is_no_failure_of_a_rank(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("rank", "code", "who"), [(0, 2, ""), (1, 1, f"rank 1 on {os.uname().nodename}: ")])
-def test_what_all_ranks_refuse_is_a_usage_error_and_what_one_alone_refuses_a_failure(
-    rank: int, code: int, who: str
-) -> None:
+def test_a_refusal_by_all_ranks_is_a_usage_error_and_by_a_single_rank_a_failure(rank: int, code: int, who: str) -> None:
     program = (
         "from fugaku_gpt.errors import UsageError; from fugaku_gpt.launch import rank_supervisor\n"
         "rank_supervisor._RANK_0_SECONDS = 0.0\n"

@@ -24,7 +24,7 @@ def test_fujitsus_mpiexec_tells_the_rank_and_goes_before_a_launcher_behind_it() 
     assert (launched_rank({**fujitsu, "PMI_RANK": "5", "PMI_SIZE": "8"}) or ())[:2] == (5, None)
 
 
-def test_what_makes_a_process_a_rank_is_removed_and_nothing_else() -> None:
+def test_variables_of_a_rank_are_removed_and_nothing_else() -> None:
     kept = {
         "PATH": "/bin",
         "OMPI_MCA_btl": "tcp,self",

@@ -62,7 +62,7 @@ def test_every_kernel_computes_the_same_gelu(kernel: str, monkeypatch: pytest.Mo
             assert bool(((actual - expected).abs() <= tolerance).all()), dtype
 
 
-def test_swiglu_and_its_gradient_are_those_of_the_definition() -> None:
+def test_swiglu_and_gradient_follow_the_definition() -> None:
     x = (3 * random(7, 16)).double().requires_grad_()
     assert torch.autograd.gradcheck(ops.swiglu, (x,))
     gate, gated = x.chunk(2, -1)

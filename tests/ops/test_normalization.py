@@ -13,7 +13,7 @@ def by_definition(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     return x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * weight
 
 
-def test_rms_norm_and_its_gradient_are_those_of_the_definition() -> None:
+def test_rms_norm_and_gradient_follow_the_definition() -> None:
     x, weight = (3 * random(5, 4, 24)).double().requires_grad_(), random(24).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x, weight: ops.rms_norm(x, weight, 1e-3), (x, weight))
     expected = by_definition(x, weight, 1e-3)

@@ -175,7 +175,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     return keys
 
 
-def test_what_the_file_lacks_is_measured_and_written(
+def test_verdicts_missing_from_the_file_are_measured_and_written(
     timed: List[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_verdict_file(monkeypatch, tmp_path / "products.json", product_verdict("float32", 1, compiled=0.5))
@@ -214,7 +214,7 @@ def test_the_usual_numbers_of_threads_are_one_a_memory_node_s_and_all(
     assert timed == [(dtype, threads) for dtype in MEASURED_DTYPES for threads in (1, 12, 48)]
 
 
-def test_what_another_process_has_written_meanwhile_holds_at_a_start(
+def test_verdicts_written_by_another_process_hold_at_a_start(
     timed: List[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_verdict_file(monkeypatch, tmp_path / "products.json", product_verdict("float32", 3, compiled=0.5))

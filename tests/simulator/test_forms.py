@@ -285,7 +285,7 @@ def test_refusals_go_to_standard_error_with_their_number(
     assert ("by what was published of the site up to 20" in done["err"]) is rests_on_site_data
 
 
-def test_what_users_have_seen_is_accepted_with_a_remark(site: Simulator, write: Write, tmp_path: Path) -> None:
+def test_forms_that_users_have_seen_are_accepted_with_a_remark(site: Simulator, write: Write, tmp_path: Path) -> None:
     for arguments, remark in (
         (["-L", "rscgrp=small-s2"], "rscgrp=small-s2 is in no list of the site as of 20"),
         (["--llio", "localtmp-size=87Gi"], "jobs of June 2026 ran with 87Gi"),

@@ -181,7 +181,7 @@ def test_a_resumed_run_keeps_its_way_or_reports_that_it_changed(begin: Begin) ->
 
 
 @needs_kernels
-def test_what_nobody_has_measured_is_measured_by_the_first_rank_and_written(
+def test_unmeasured_products_are_measured_by_the_first_rank_and_written(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: List[Tuple[str, int]] = []

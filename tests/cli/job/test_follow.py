@@ -73,7 +73,7 @@ def test_a_dry_run_prints_script_command_and_cost_and_submits_nothing(capsys: Ca
     assert not Path("a run").exists()
 
 
-def test_a_dry_run_shows_what_would_refuse_the_script(capsys: Capture) -> None:
+def test_a_dry_run_shows_the_reason_of_a_refusal(capsys: Capture) -> None:
     arguments = ["--preset", "tiny", "--set", "job.resource_group=int", "--set", "job.local_tmp=200Gi"]
     assert run(["job", "submit", *arguments, "--scheduler", "pjm", "--dry-run"]) == 0
     err = capsys.readouterr().err

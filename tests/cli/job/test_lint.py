@@ -169,7 +169,7 @@ def test_every_data_file_of_a_site_can_be_named() -> None:
     assert set(SITES) == {"auto", "fugaku", "fx1000", "any", *(limits.site for limits in other_sites())}
 
 
-def test_a_limits_file_of_another_site_takes_the_place_of_its_data(tmp_path: Path, capsys: Capture) -> None:
+def test_a_limits_file_replaces_the_data_of_the_site(tmp_path: Path, capsys: Capture) -> None:
     script, limits = tmp_path / "job.sh", tmp_path / "flow.yaml"
     script.write_text("#!/bin/bash\n#PJM -L rscgrp=fx-small,node=30,elapse=1:00:00\n#PJM -S\n./a\n")
     (flow,) = [site for site in other_sites() if site.site == "flow"]

@@ -190,7 +190,7 @@ def test_an_eco_state_that_follows_from_the_clock_is_extrapolated(capsys: pytest
         (["--nodes", "200000"], "give --elapse, or job.elapse\n"),
     ],
 )
-def test_days_without_a_time_limit_say_that_the_jobs_are_not_known(
+def test_days_without_a_time_limit_state_that_the_jobs_are_unknown(
     options: List[str], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["plan", "days", "--sec-per-it", "10", "--iterations", "40000", *options]

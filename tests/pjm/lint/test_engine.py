@@ -101,7 +101,7 @@ def test_commands_that_name_an_older_machine_mean_another_site(line: str) -> Non
     assert choose_site(read_script("#PJM -L node=1\nls\necho FX1000\n"), fugaku_limits(), other_sites()).site == FUGAKU
 
 
-def test_what_rests_on_old_data_of_the_site_is_an_info() -> None:
+def test_findings_from_old_data_of_the_site_are_infos() -> None:
     text = FT + "#PJM -L node=385,rscgrp=small,elapse=90:00:00\n#PJM -g fugaku\n"
     limits = fugaku_limits()
     date = datetime.date.fromisoformat(limits.date)
@@ -128,7 +128,7 @@ def test_a_template_is_read_through_the_tags_of_its_own_lines() -> None:
 
 
 @pytest.mark.parametrize("name", ["job.sh", "job.sh.tmpl"])
-def test_what_a_template_lacks_may_come_when_it_is_filled_in(name: str) -> None:
+def test_lines_that_a_template_lacks_may_come_when_it_is_filled_in(name: str) -> None:
     tags = "{{#attributes}}\n#PJM -L {{key}}={{value}}\n{{/attributes}}\n" if name == "job.sh" else ""
     text = f'#!/bin/bash\n{tags}#PJM --name "{{{{.}}}}"\n#PJM -L "node=0"\nmpiexec ./a.out\n'
     findings = Linter().check(text, name).findings

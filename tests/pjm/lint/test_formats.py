@@ -33,7 +33,7 @@ def test_text_without_findings() -> None:
     assert as_text([linter.check("", "a")], linter.limits) == "1 file checked, nothing found\n"
 
 
-def test_text_names_the_site_and_what_decided_it() -> None:
+def test_text_names_the_site_and_the_reason_for_it() -> None:
     linter = Linter(rules=[])
 
     def text(group: str) -> str:

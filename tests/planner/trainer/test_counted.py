@@ -69,7 +69,7 @@ def test_a_pipeline_idles_for_as_long_as_passes_take(kind: str) -> None:
     assert total.cores == pytest.approx(sum(work.cores for work in works))
 
 
-def test_a_single_pipe_doubles_what_cores_bound_and_leaves_what_memory_bounds() -> None:
+def test_a_single_pipe_doubles_only_the_time_that_cores_bound() -> None:
     both_pipes, single_pipe = (
         _predict("node.freq_mhz=2000", "node.eco_state=0"),
         _predict("node.freq_mhz=2000", "node.eco_state=2"),
@@ -113,7 +113,7 @@ def test_products_at_the_peak_lose_only_to_edges_and_idle_threads() -> None:
     assert 1.0 <= prediction.components[PRODUCTS].cores / at_peak < 1.03
 
 
-def test_assumptions_state_what_is_counted_and_what_is_not() -> None:
+def test_assumptions_state_the_counted_and_the_estimated() -> None:
     text = " ".join(_predict("layout.dp=1", "layout.tp=4", preset="1.3b").assumptions)
     for stated in ("llvm-mca", "256 GB/s for each 12 cores", "not in the figures: misses of the L1 cache", "add, copy"):
         assert stated in text
