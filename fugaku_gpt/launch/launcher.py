@@ -342,7 +342,10 @@ def _lost_reason(
     except UsageError:  # a damaged record must not have the caller take the run for one that has not begun
         return ""
     if endings.has_lost_proxy and not was_ended and recorded is None:
-        return f"hydra_pmi_proxy on {socket.gethostname()}, which had started the ranks, is gone: mpirun has lost it"
+        # the helper may be lost to the launcher because it ends after a rank that was killed before it joined
+        killed = "" if has_joined else endings.reason_of_first(outcome.exit_code)
+        helper = f"hydra_pmi_proxy on {socket.gethostname()}, which had started the ranks"
+        return killed or f"{helper}, is gone: mpirun has lost it"
     if has_joined and not was_ended and (recorded is None or recorded.status == OK):
         return endings.reason_of_supervisor(outcome.exit_code)
     # a rank that the launcher has ended for another's end records just that

@@ -218,7 +218,7 @@ def test_a_rank_that_never_joins_mpi_ends_the_run_and_is_named(tmp_path: Path, b
     output, _ = process.communicate(timeout=300)
     result = RunDirectory(tmp_path / "run").result()
     assert result is not None and result.status == FAILED, output
-    assert result.reason.startswith(f"rank 1 on {os.uname().nodename}") and result.reason.endswith(ending)
+    assert result.reason.startswith(f"rank 1 on {os.uname().nodename}") and result.reason.endswith(ending), output
     assert process.returncode == 1 and result.reason in output and "Traceback" not in output, output
     if find_launcher().family == MPICH:
         assert re.search(r"ended \((exit code|signal) \d+", result.reason) and "Exit codes" not in output
