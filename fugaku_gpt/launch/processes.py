@@ -103,6 +103,7 @@ def run_command(
     log: Optional[Path] = None,
     timeout: Optional[float] = None,
     on_line: Optional[Callable[[str], None]] = None,
+    on_error_line: Optional[Callable[[str], None]] = None,
     grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
     control: Optional[Control] = None,
@@ -118,6 +119,7 @@ def run_command(
         log: a file to which everything that the command prints is appended.
         timeout: time limit in seconds; None for no limit.
         on_line: called with each line, without its newline, from another thread.
+        on_error_line: called with the lines of standard error; default: they are among the others.
         mark: the mark by which the command's processes are found; default: a new one.
         control: how it is asked to stop when this process gets a signal; by default it is ended.
 
@@ -135,14 +137,16 @@ def run_command(
                     list(argv),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stderr=subprocess.STDOUT if on_error_line is None else subprocess.PIPE,
                     env={**without_launch_variables(os.environ), **environment, MARK: mark},
                     start_new_session=True,
                 )
             except OSError as error:
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-            reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
-            reader.start()
+            streams = [(process.stdout, on_line)] + ([(process.stderr, on_error_line)] if on_error_line else [])
+            readers = [threading.Thread(target=_stream, args=(s, sink, f), daemon=True) for s, f in streams]
+            for reader in readers:
+                reader.start()
             timed_out, is_lost, lost_after = False, False, 0.0
             saving_until: Optional[float] = None
             try:
@@ -176,7 +180,8 @@ def run_command(
                 end_marked_processes(mark, grace, process)
                 process.wait()
             seconds = time.monotonic() - started
-            reader.join(timeout=5.0)
+            for reader in readers:
+                reader.join(timeout=5.0)
     finally:
         if sink is not None:
             sink.close()
