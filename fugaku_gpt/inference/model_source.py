@@ -11,7 +11,7 @@ from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
 from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
 from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
-from fugaku_gpt.data.corpus import tokenizer_of_corpora
+from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
 
 
@@ -107,3 +107,19 @@ def find_tokenizer(source: ModelSource, named: Optional[Path]) -> Path:
         return tokenizer_of_corpora(paths).path
     except DataError as error:
         raise UsageError(f"{source.checkpoint}: has no tokenizer: {error}; name one with --tokenizer FILE") from None
+
+
+def tokenizer_of_corpus(path: str) -> Optional[Path]:
+    """Return the ``tokenizer.json`` of a corpus; None if it is a Megatron pair, which has none.
+
+    Raises:
+        DataError: there is no corpus, or it is damaged.
+    """
+    return tokenizer_of_corpora([path]).path if open_corpus(path).manifest is not None else None
+
+
+def start_of_corpus(path: str) -> int:
+    """Return the token that comes before each document of a Megatron pair: the last one of its first document, which
+    ends it."""
+    index = open_corpus(path).index
+    return int(index.document(0)[-1]) if len(index.document(0)) else 0

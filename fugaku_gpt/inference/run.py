@@ -7,6 +7,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
+from fugaku_gpt.inference.documents import ScoredText, TextLoss
+from fugaku_gpt.inference.evaluation import text_losses
 from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
 from fugaku_gpt.inference.ranks import on_every_rank
@@ -40,6 +42,19 @@ def generate_on_every_rank(
     return on_every_rank(
         source, layout, lambda replica: _generate(replica, prompts, tokenizer, sampling, limits, on_text)
     )
+
+
+def losses_on_every_rank(
+    source: ModelSource,
+    layout: ReplicaLayout,
+    texts: Sequence[ScoredText],
+    stride: Optional[int] = None,
+    batch: int = 8,
+    on_done: Callable[[int], None] = lambda tokens: None,
+) -> List[TextLoss]:
+    """Join the ranks of this job, and return the loss of each text, on every rank; collective. Arguments and errors:
+    see :func:`fugaku_gpt.inference.evaluation.text_losses`."""
+    return on_every_rank(source, layout, lambda replica: text_losses(replica, texts, stride, batch, on_done))
 
 
 def _generate(
