@@ -36,12 +36,13 @@ class Generator:
     def __init__(
         self,
         replica: ModelReplica,
-        decode: Callable[[Sequence[int]], str],
+        decode_after: Callable[[Sequence[int], Sequence[int]], str],
         sampling: Sampling,
         limits: GenerationLimits,
     ) -> None:
-        """Prepare to generate. ``decode`` returns the text of token ids."""
-        self._replica, self._decode, self._sampling, self._limits = replica, decode, sampling, limits
+        """Prepare to generate. ``decode_after`` returns the text of token ids that follow others."""
+        self._replica, self._sampling, self._limits = replica, sampling, limits
+        self._decode_after = decode_after
         self.speed = Speed()
 
     def run(
@@ -129,7 +130,7 @@ class Generator:
             text.reason = LENGTH
         elif len(text.prompt_ids) + len(text.ids) > self._replica.config.model.seq_len:
             text.reason = CONTEXT
-        decoded = self._decode(text.ids)
+        decoded = self._decode_after(text.prompt_ids, text.ids)
         stable = stable_text(decoded, limits.stop_strings)
         if stable.is_stopped:
             text.reason = STOP

@@ -71,7 +71,7 @@ def _generate(
             f"{grid.dp.size} replicas for {len(prompts)} prompts: start fewer ranks, or share the model: --tp, --pp"
         )
     own = {number: ids for number, ids in enumerate(prompts) if number % grid.dp.size == grid.coordinates.dp}
-    generator = Generator(replica, tokenizer.decode, sampling, limits)
+    generator = Generator(replica, tokenizer.decode_after, sampling, limits)
     if on_text is None:
         texts = generator.run(own)
     else:

@@ -15,6 +15,7 @@ from fugaku_gpt.limits import CHAT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMP
 from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
 
 _INCOMPLETE = "\ufffd"  # what bytes decode to that are not yet a character
+_CONTEXT_TOKENS = 8  # before a text, which decide how it is decoded
 Message = Mapping[str, str]  # role and content
 
 
@@ -68,6 +69,12 @@ class TextTokenizer:
         """Return the text of ids, without special tokens; bytes that are no text are U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def decode_after(self, context: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text by which ``ids`` continue ``context``, which keeps a space before it: decoders leave that out
+        where a text begins."""
+        last = list(context[-_CONTEXT_TOKENS:])
+        return self.decode([*last, *ids])[len(self.decode(last)) :]
 
     def _chat_template(self) -> str:
         template = self._declared.get("chat_template")
