@@ -60,9 +60,7 @@ def test_texts_are_the_same_on_one_rank_and_on_four(model: Path) -> None:
 @pytest.mark.usefixtures("forked_starts")
 def test_the_text_of_a_single_prompt_is_printed_as_it_grows(model: Path) -> None:
     options = ("--temperature", "1", "--max-tokens", "6")
-    (text,) = (
-        json.loads(command("generate", model, "--prompt", "It's", *options, "--format", "jsonl").stdout)["text"],
-    )
+    row = json.loads(command("generate", model, "--prompt", "It's", *options, "--format", "jsonl").stdout)
     streamed = command("generate", model, "--prompt", "It's", *options).stdout
     assert streamed == harmless(f"{row['text']}\n")
     several = command("generate", model, "--prompt", "It's", "--prompt", "def", *options).stdout
