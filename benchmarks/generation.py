@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/generation.py --texts 8 --prompt 128 --turns 5
 
 Both take turns, each in a process of its own (see ``turns.py``). In a turn each reads its prompts and generates
-greedily. The time to the first token of each text (prefill) and that of all further tokens (decode) are counted apart: Hugging
-Face's from two calls, of which one generates a single token. The texts must be equal, so that both do the same work.
+greedily. The time to the first token of each text (prefill) and that of all further tokens (decode) are counted apart:
+Hugging Face's from two calls, of which one generates a single token. Below the table is how many tokens are equal.
 Every figure is a median over the turns, with the smallest and the largest; ratios are taken within a turn.
 """
 
