@@ -38,7 +38,7 @@ class WindowOptions:
 
 @dataclass(frozen=True)
 class EvalInputs:
-    """What ``eval`` computes: the losses of a corpus or of files, or the answers to questions."""
+    """Inputs of ``eval``: a corpus or files, for their losses; or questions, for the answers to them."""
 
     data: Optional[str]
     text: Tuple[Path, ...]
@@ -57,7 +57,9 @@ class EvalInputs:
 @click.command("eval")
 @click.argument("source", metavar="RUN_OR_CHECKPOINT", type=PATH)
 @click.option("--data", metavar="PATH", help="A corpus: folder made by `data prepare`, or prefix of a .bin/.idx pair.")
-@click.option("--documents", type=click.IntRange(min=1), help="Only so many documents of --data, from the first on.")
+@click.option(
+    "--documents", type=click.IntRange(min=1), help="Documents of --data to take, from the first; default: all."
+)
 @click.option("--text", type=PATH, multiple=True, metavar="FILE", help="A text file, as one document; repeatable.")
 @click.option(
     "--questions",

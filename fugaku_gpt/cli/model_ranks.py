@@ -1,4 +1,4 @@
-"""What the commands that use a model share: the options of its ranks, and how they are started or joined."""
+"""The options of the ranks that share a model, for the commands that use one, and how these are started or joined."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def is_first_rank() -> bool:
 
 
 def start_model_ranks(options: ModelRanks) -> None:
-    """With ``--ranks``, start this command on so many ranks, print what they print, and end with their exit code; else
+    """With ``--ranks``, start this command on these ranks, print their output, and end with their exit code; else
     return, as this process is a rank.
 
     Raises:
@@ -93,7 +93,7 @@ def start_model_ranks(options: ModelRanks) -> None:
     if ranks == 1:
         return
     from fugaku_gpt.launch.launcher import find_launcher, require_rank_packages
-    from fugaku_gpt.launch.processes import run_command
+    from fugaku_gpt.launch.processes import SeparateStreams, run_command
     from fugaku_gpt.launch.rank_variables import thread_variables
     from fugaku_gpt.machine.local import usable_cores
 
@@ -103,7 +103,7 @@ def start_model_ranks(options: ModelRanks) -> None:
     arguments = _without_ranks(sys.argv[1:])
     argv = [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments]
     environment = {**launcher.environment, **thread_variables(threads)}
-    outcome = run_command(argv, environment, on_line=echo, on_error_line=lambda line: echo(line, err=True))
+    outcome = run_command(argv, environment, on_line=SeparateStreams(echo, lambda line: echo(line, err=True)))
     if outcome.stopped_by is not None:
         raise click.exceptions.Exit(128 + outcome.stopped_by)
     is_known = outcome.exit_code in (EXIT_OK, EXIT_USAGE)

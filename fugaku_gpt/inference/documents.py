@@ -78,7 +78,7 @@ def documents_of_corpus(
     Args:
         tokenizer: that of the corpus, to count bytes of text; None: they are not known.
         start: the token before a document.
-        most: only so many; None: all.
+        most: documents to take, from the first on; None: all.
     """
     index = open_corpus(path).index
     documents = []
