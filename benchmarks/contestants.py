@@ -1,4 +1,4 @@
-"""The contestants of ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's GPT-2.
+"""The contestants of ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's model.
 
 All do the same work: the same random tokens, the same padded vocabulary, the same number of forward and backward passes
 per AdamW step, the gradient's norm clipped, and no dropout. A name is one of ``BASES`` followed by any of
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 from turns import Lacking, Work, thread_environment
 
+from fugaku_gpt.checkpoint.hugging_face_models import model_type_of, their_settings
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.random_samples import RandomSamples
 
@@ -123,35 +125,13 @@ def _TanhGELU() -> "torch.nn.Module":
 
 
 def hugging_face(config: RunConfig) -> "torch.nn.Module":
-    """``GPT2LMHeadModel`` with random weights, which returns the mean loss."""
+    """Hugging Face's model with random weights, which returns the mean loss."""
     import torch
-
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is to be downloaded
-    try:
-        from transformers import GPT2Config, GPT2LMHeadModel
-    except ImportError as error:
-        raise Lacking(str(error)) from None
-    shape = config.model
 
     class Loss(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = GPT2LMHeadModel(
-                GPT2Config(
-                    vocab_size=config.padded_vocab,
-                    n_positions=shape.seq_len,
-                    n_embd=shape.hidden,
-                    n_layer=shape.layers,
-                    n_head=shape.heads,
-                    activation_function="gelu_new" if shape.gelu == "tanh" else "gelu",
-                    resid_pdrop=0.0,
-                    embd_pdrop=0.0,
-                    attn_pdrop=0.0,
-                    use_cache=False,
-                    bos_token_id=None,
-                    eos_token_id=None,
-                )
-            )
+            self.model = hugging_face_model(config)
 
         def forward(self, tokens: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
             # the labels are shifted already: as many tokens count as in the other models
@@ -159,6 +139,26 @@ def hugging_face(config: RunConfig) -> "torch.nn.Module":
             return loss
 
     return Loss()
+
+
+def hugging_face_model(config: RunConfig, **settings: Any) -> Any:
+    """The model of a run as ``transformers`` has it (GPT-2, Llama, ...), with random weights and the padded vocabulary.
+
+    Args:
+        settings: further settings of its configuration.
+
+    Raises:
+        Lacking: there is no ``transformers`` here.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is to be downloaded
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise Lacking(str(error)) from None
+    model = replace(config.model, vocab_size=config.padded_vocab)
+    written = their_settings(model, model_type_of(model), "float32", None)
+    kind = written.pop("model_type")
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**written, "use_cache": False, **settings}))
 
 
 def plain_step(

@@ -192,9 +192,9 @@ def products_of(config: RunConfig) -> List[Product]:
     shape, b = config.model, config.training.micro_batch
     tokens, h, layers = b * shape.seq_len, shape.hidden, shape.layers
     linears = [
-        ("qkv", layers, h, 3 * h),
-        ("out", layers, h, h),
-        ("up", layers, h, shape.ffn_size),
+        ("qkv", layers, h, shape.qkv_width),
+        ("out", layers, shape.query_width, h),
+        ("up", layers, h, shape.up_width),
         ("down", layers, shape.ffn_size, h),
         ("logits", 1, h, config.padded_vocab),
     ]

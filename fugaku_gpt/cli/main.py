@@ -24,6 +24,8 @@ COMMANDS: Dict[str, str] = {
     "data": "fugaku_gpt.cli.data:data",
     "doctor": "fugaku_gpt.cli.doctor:doctor",
     "env": "fugaku_gpt.cli.env:env",
+    "eval": "fugaku_gpt.cli.eval:eval_",
+    "generate": "fugaku_gpt.cli.generate:generate",
     "help": "fugaku_gpt.cli.help:help_",
     "job": "fugaku_gpt.cli.job.group:job",
     "plan": "fugaku_gpt.cli.plan.group:plan",

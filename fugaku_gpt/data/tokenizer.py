@@ -34,7 +34,7 @@ def train_tokenizer(texts: Iterable[bytes], vocab_size: int, path: Path) -> None
 
     The vocabulary is smaller than ``vocab_size`` if the text has too few pairs to merge.
     """
-    tokenizers = _import_tokenizers()
+    tokenizers = import_tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -72,7 +72,7 @@ class Encoder:
         """
         if not path.is_file():
             raise DataError(f"{path}: no such file; --tokenizer takes the tokenizer.json of Hugging Face tokenizers")
-        library = _import_tokenizers()
+        library = import_tokenizers()
         try:
             vocabulary = library.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
             settings = parse_json(read_text(path, TOKENIZER_TEXT))
@@ -144,7 +144,7 @@ def split_text(text: str, size: int = _PIECE_CHARACTERS) -> Iterable[str]:
     yield text[start:] if start else text
 
 
-def _import_tokenizers() -> Any:
+def import_tokenizers() -> Any:
     # one thread per process: `data prepare` has processes of its own, and results must not depend on their number
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import psutil
 
@@ -35,6 +35,7 @@ _CAUGHT_SIGNALS = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGU
 _KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills the command
 # one request may arrive twice: at the process group, and from the job's script
 _DUPLICATE_SECONDS = 3.0
+OnLine = Callable[[str], None]
 
 
 def _never() -> bool:
@@ -43,6 +44,13 @@ def _never() -> bool:
 
 def _ignore(_number: int) -> None:
     pass
+
+
+class SeparateStreams(NamedTuple):
+    """Functions that are called with the lines of standard output, and with those of standard error."""
+
+    on_output: OnLine
+    on_error: OnLine
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ def run_command(
     *,
     log: Optional[Path] = None,
     timeout: Optional[float] = None,
-    on_line: Optional[Callable[[str], None]] = None,
+    on_line: Union[OnLine, SeparateStreams, None] = None,
     grace: float = GRACE_SECONDS,
     mark: Optional[str] = None,
     control: Optional[Control] = None,
@@ -117,7 +125,8 @@ def run_command(
         environment: variables that are set on top of those of this process, without those that make it a rank.
         log: a file to which everything that the command prints is appended.
         timeout: time limit in seconds; None for no limit.
-        on_line: called with each line, without its newline, from another thread.
+        on_line: called with each line of standard output and standard error, without its newline, from another thread;
+            or a function for each of the two.
         mark: the mark by which the command's processes are found; default: a new one.
         control: how it is asked to stop when this process gets a signal; by default it is ended.
 
@@ -135,14 +144,21 @@ def run_command(
                     list(argv),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stderr=subprocess.PIPE if isinstance(on_line, SeparateStreams) else subprocess.STDOUT,
                     env={**without_launch_variables(os.environ), **environment, MARK: mark},
                     start_new_session=True,
                 )
             except OSError as error:
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-            reader = threading.Thread(target=_stream, args=(process.stdout, sink, on_line), daemon=True)
-            reader.start()
+            streams: List[Tuple[Any, Any]] = [(process.stdout, on_line)]
+            if isinstance(on_line, SeparateStreams):
+                streams = [(process.stdout, on_line.on_output), (process.stderr, on_line.on_error)]
+            readers = [
+                threading.Thread(target=_stream, args=(stream, sink, function), daemon=True)
+                for stream, function in streams
+            ]
+            for reader in readers:
+                reader.start()
             timed_out, is_lost, lost_after = False, False, 0.0
             saving_until: Optional[float] = None
             try:
@@ -176,7 +192,8 @@ def run_command(
                 end_marked_processes(mark, grace, process)
                 process.wait()
             seconds = time.monotonic() - started
-            reader.join(timeout=5.0)
+            for reader in readers:
+                reader.join(timeout=5.0)
     finally:
         if sink is not None:
             sink.close()

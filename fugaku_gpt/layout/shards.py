@@ -37,6 +37,15 @@ def logical_shapes(model: ModelConfig) -> Dict[str, Tuple[int, ...]]:
     }
 
 
+def tensor_region(spec: TensorSpec, tp: int, tp_rank: int) -> Region:
+    """The region of a logical tensor that one tensor-parallel rank holds, without the padding of the vocabulary; where
+    that is all it holds, the region is empty."""
+    parts, shape = spec.slice_of(tp_rank, tp), list(spec.local_shape(tp))
+    if spec.rows is not None:
+        shape[0] = max(0, min(shape[0], spec.rows - parts[0].start))
+    return Region(tuple(part.start for part in parts), tuple(shape))
+
+
 def local_regions(layout: FlatLayout, tp: int, tp_rank: int, first: int, stop: int) -> Iterator[ShardRegion]:
     """The regions of logical tensors in elements [first, stop) of a rank's flat tensors, in order; gaps and padding
     have none."""

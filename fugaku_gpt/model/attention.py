@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.model.causal_attention import DropoutMaskFn, causal_attention
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
+from fugaku_gpt.model.kv_cache import CachedLayer
 from fugaku_gpt.model.norms import RMSNorm
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear, column_parallel_pair
 
@@ -84,6 +85,7 @@ class CausalSelfAttention(nn.Module):
             self.k_norm = RMSNorm(model.head_size, model.layernorm_eps).to(dtype)
         self.out = RowParallelLinear(width, model.hidden, tp, dtype, sequence_parallel, has_bias=model.biases == "all")
         self._local_heads = model.heads // tp.size
+        self._tp_size = tp.size
         self._first_head = tp.rank * self._local_heads
         self._model = model
         self._seed = seed
@@ -91,12 +93,23 @@ class CausalSelfAttention(nn.Module):
         self._save_flags = not recompute_core
         self._reference = reference
 
-    def forward(self, x: torch.Tensor, first_sample: int, norm: Optional[Prepare] = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        first_sample: int,
+        norm: Optional[Prepare] = None,
+        cached: Optional[CachedLayer] = None,
+    ) -> torch.Tensor:
         """Apply the layer. ``first_sample`` keys dropout; ``norm`` is applied to the input, and again in the backward
-        pass."""
+        pass; with ``cached``, tokens also attend to those before them, and join them."""
         b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
         heads, d = self._local_heads, self._model.head_size
-        qkv = self._queries_keys_values(x, norm)
+        qkv = self._queries_keys_values(x, norm, cached)
+        if cached is not None:
+            q, k, v = self._separate(qkv)
+            cached.append(k[0], v[0])
+            if not cached.new.is_prefill:  # a prefill's tokens attend to one another alone, as in training
+                return self.out(cached.attend(q[0]).reshape(b, tokens, heads * d))
         shards = qkv.shape[0]
         probability, keep_flags = 0.0, None
         if self.training and self._model.attention_dropout > 0.0:
@@ -109,7 +122,15 @@ class CausalSelfAttention(nn.Module):
         y = attend(qkv, keep_flags, probability, self._save_flags)
         return self.out(y.reshape(shards * b, tokens, heads * d))
 
-    def _queries_keys_values(self, x: torch.Tensor, norm: Optional[Prepare]) -> torch.Tensor:
+    def _separate(self, qkv: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries [.., heads, d], and keys and values [.., kv heads, d], of what attention takes."""
+        kv_heads = self._model.local_kv_heads(self._tp_size)
+        shared = qkv.view(*qkv.shape[:4], kv_heads, -1, qkv.shape[5]).select(5, 0)
+        return qkv.select(3, 0), shared.select(3, 1), shared.select(3, 2)
+
+    def _queries_keys_values(
+        self, x: torch.Tensor, norm: Optional[Prepare], cached: Optional[CachedLayer]
+    ) -> torch.Tensor:
         """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, 3, heads, d]."""
         (b, tokens, _), model = x.shape, self._model
         heads, d = self._local_heads, model.head_size
@@ -124,7 +145,12 @@ class CausalSelfAttention(nn.Module):
             k, v = keys_values.view(*q.shape[:3], 2, -1, d).unbind(3)
         if model.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        rotary = ops.rotation(model, q.shape[0], tokens, x.dtype) if model.positions == "rope" else None
+        rotary = None
+        if model.positions == "rope":
+            if cached is None:
+                rotary = ops.rotation(model, q.shape[0], tokens, x.dtype)
+            else:
+                rotary = cached.new.rotation(model, x.dtype)
         return (pack_naively if self._reference else ops.pack_heads)(q, k, v, rotary)
 
     def _keep_flags(self, b: int, s: int, first_sample: int) -> torch.Tensor:

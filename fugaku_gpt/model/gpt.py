@@ -22,9 +22,10 @@ from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
 from fugaku_gpt.model.attention import CausalSelfAttention
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
+from fugaku_gpt.model.kv_cache import CachedLayer, KeyValueCache, NewTokens
 from fugaku_gpt.model.norms import Norm, make_norm
 from fugaku_gpt.model.recompute import recomputed
-from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_token_losses
 from fugaku_gpt.parallel.sequence import Shard, gather
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
@@ -81,13 +82,13 @@ class TransformerBlock(nn.Module):
         self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2, shard)
         self._recompute_all = recompute == "full"
 
-    def forward(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer] = None) -> torch.Tensor:
         if self._recompute_all:
             return recomputed(lambda x: self._layer(x, first_sample), x)
-        return self._layer(x, first_sample)
+        return self._layer(x, first_sample, cached)
 
-    def _layer(self, x: torch.Tensor, first_sample: int) -> torch.Tensor:
-        x = self.attention_dropout(self.attention(x, first_sample, self.attention_norm), first_sample).add_(x)
+    def _layer(self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer] = None) -> torch.Tensor:
+        x = self.attention_dropout(self.attention(x, first_sample, self.attention_norm, cached), first_sample).add_(x)
         return self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample).add_(x)
 
 
@@ -158,16 +159,26 @@ class GPT(nn.Module):
         """The weights of the logits, [V / tp, h], of the last chunk."""
         return self.token_embedding.weight if self.config.tied_embeddings else self.output.weight
 
-    def hidden_states(self, x: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
-        """Return [b, s, h] of [b, s] int64 or [b, s, h], equal on every rank of ``tp`` unless sequence-parallel."""
+    def hidden_states(
+        self,
+        x: torch.Tensor,
+        first_sample: int = 0,
+        cache: Optional[KeyValueCache] = None,
+        new: Optional[NewTokens] = None,
+    ) -> torch.Tensor:
+        """Return [b, s, h] of [b, s] int64 or [b, s, h], equal on every rank of ``tp`` unless sequence-parallel.
+
+        With ``cache``, the tokens continue sequences, at the places that ``new`` has for them.
+        """
         if self.chunk.has_embedding:
-            positions = self._shard.positions(x.shape[1])
+            positions = self._shard.positions(x.shape[1]) if new is None else new.positions
             x = self.token_embedding(self._shard.to_rank_order(x))
             if self.config.positions == "learned":
                 x = x + self.position_embedding.weight[positions]
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
-        for block in self.blocks.values():
-            x = block(x, first_sample)
+        for number, block in self.blocks.items():
+            cached = cache.layer(int(number), new) if cache is not None and new is not None else None
+            x = block(x, first_sample, cached)
         return self.final_norm(x) if self.chunk.has_head else x
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
@@ -185,6 +196,21 @@ class GPT(nn.Module):
             sequence_parallel=self._sequence_parallel,
             gradient_scale=self.gradient_scale,
         )
+
+    def last_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits [b, V] after the last token of hidden states [b, t, h], without the padding of the
+        vocabulary, equal on every rank of ``tp``; collective."""
+        logits = ops.linear(x[:, -1], self.output_weight)
+        gathered = self._tp.all_gather(logits)  # [tp, b, V / tp]
+        return gathered.transpose(0, 1).reshape(len(x), -1)[:, : self.config.vocab_size]
+
+    def token_losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy [b, s] of each of the ``targets`` [b, s] after hidden states [b, s, h], equal on
+        every rank of ``tp``; without gradients; collective."""
+        losses = vocab_parallel_token_losses(
+            x.reshape(-1, x.shape[-1]), self.output_weight, targets.reshape(-1), self._tp, self.config.vocab_size
+        )
+        return losses.view(targets.shape)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of [b, s] tokens as [b, s, V / tp], this rank's part of the padded vocabulary; for tests
@@ -213,6 +239,8 @@ def build_stage(
     chunks: Sequence[Chunk],
     recompute: Sequence[str] = (),
     reference_attention: bool = False,
+    *,
+    initialise: bool = True,
 ) -> List[GPT]:
     """Build the chunks that this rank holds, with this rank's slices of the initial weights.
 
@@ -220,6 +248,7 @@ def build_stage(
         recompute: what the backward pass computes again, for each layer of the model (:func:`recompute_of`); default:
             nothing.
         reference_attention: attention is computed by its definition, to check faster ways.
+        initialise: whether weights get their initial values; otherwise the caller fills them.
 
     Raises:
         ValueError: the module tree and ``layout.tensors`` disagree.
@@ -237,7 +266,7 @@ def build_stage(
         raise ValueError(
             f"the model's parameters and layout.tensors differ: {sorted(set(expected.items()) ^ set(actual.items()))}"
         )
-    for spec in specs.values():
+    for spec in specs.values() if initialise else ():
         fill_parameter(parameters[spec.name], spec, config.training.seed, tp.rank, tp.size)
     return models
 

@@ -45,6 +45,12 @@ def rotation(model: ModelConfig, shards: int, tokens: int, dtype: torch.dtype) -
     return torch.from_numpy(np.cos(angles)).to(wide), torch.from_numpy(np.sin(angles)).to(wide)
 
 
+def rotation_at(model: ModelConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """Cosines and sines [1, b, t, 1, d / 2] of the tokens at ``positions`` [b, t] of their sequences."""
+    cosines, sines = (x[0, 0, :, 0][positions] for x in rotation(model, 1, model.seq_len, dtype))
+    return cosines.unsqueeze(0).unsqueeze(3), sines.unsqueeze(0).unsqueeze(3)
+
+
 def pack_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[Rotation] = None) -> torch.Tensor:
     """Bring queries, keys and values together as attention reads them, each query head beside its own key and value.
 

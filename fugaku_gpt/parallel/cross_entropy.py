@@ -57,6 +57,23 @@ def vocab_parallel_cross_entropy(
     )
 
 
+def vocab_parallel_token_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, tp: Communicator, vocab_size: int
+) -> torch.Tensor:
+    """Return -log softmax(hidden weightᵀ)[target] of each token, [tokens], in float32 at least, without gradients.
+
+    Arguments are those of :func:`vocab_parallel_cross_entropy`, which returns the sum of these.
+    """
+    first_row = tp.rank * weight.shape[0]
+    used = max(0, min(weight.shape[0], vocab_size - first_row))
+    losses = []
+    for start in range(0, len(hidden), CHUNK_TOKENS):
+        rows = slice(start, start + CHUNK_TOKENS)
+        logits = ops.linear(hidden[rows], weight)
+        losses.append(losses_of_logits(logits[:, :used], targets[rows] - first_row, tp, False, 1.0))
+    return torch.cat(losses)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -90,7 +107,8 @@ class _CrossEntropy(torch.autograd.Function):
             chunk, local = hidden[rows], targets[rows] - first_row
             logits = ops.linear_into(buffer[: chunk.shape[0]], chunk, weight)
             logits[:, used:] = 0.0  # the gradient of padding
-            loss += losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
+            losses = losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
+            loss += losses.sum(dtype=torch.float64)
             if grad_hidden is not None and grad_weight is not None:
                 # without padding, whatever its rows hold; as fast
                 ops.matmul_into(grad_hidden[rows], logits[:, :used], weight[:used])
@@ -124,9 +142,9 @@ class _CrossEntropy(torch.autograd.Function):
 def losses_of_logits(
     logits: torch.Tensor, targets: torch.Tensor, tp: Communicator, wants_gradient: bool, gradient_scale: float
 ) -> torch.Tensor:
-    """Return the sum of the losses of [n, rows] logits, and overwrite the logits with ``gradient_scale`` times its
-    gradient (undefined without ``wants_gradient``). ``targets`` are row numbers of this rank, out of range if another
-    rank has the target."""
+    """Return the loss of each of [n, rows] logits, [n] in float32 at least, and overwrite the logits with
+    ``gradient_scale`` times the gradient of their sum (undefined without ``wants_gradient``). ``targets`` are row
+    numbers of this rank, out of range if another rank has the target."""
     n, rows = logits.shape
     dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
     is_local = (targets >= 0) & (targets < rows)
@@ -144,7 +162,7 @@ def losses_of_logits(
         target_logit = _losses_by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
     if wants_gradient:  # the gradient at the target is probability - 1
         logits[token, row] = (target_logit - log_sum).expm1_().mul_(gradient_scale)[token].to(logits.dtype)
-    return (log_sum - target_logit).sum(dtype=torch.float64)
+    return log_sum - target_logit
 
 
 def _losses_by_operators(

@@ -25,11 +25,12 @@ _SIMILAR = 0.4  # share of a line that must be the same for it to be the new for
 
 def printed_by(line: str) -> List[str]:
     """Lines that a shown command prints now, standard error after standard output, without trailing spaces."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))  # scripts are bytes
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         for call in fugaku_gpt_calls(line):
             run(call)
-    return [text.rstrip() for text in (out.getvalue() + err.getvalue()).splitlines()]
+    texts = [stream.buffer.getvalue().decode("utf-8") for stream in (out, err)]  # type: ignore[attr-defined]
+    return [text.rstrip() for text in "".join(texts).splitlines()]
 
 
 def refreshed(block: Block) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
@@ -12,7 +13,9 @@ from fugaku_gpt.checkpoint.data_file import Entry, describe_dtype, file_name, pl
 from fugaku_gpt.checkpoint.directory import begin_checkpoint, commit_checkpoint, discard_temporary, update_tracker
 from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.safetensors import DTYPES
+from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.layout.regions import Region, full_region, rectangles
+from fugaku_gpt.layout.shards import logical_shapes
 
 Arrays = Mapping[str, Any]  # "kind/tensor" → array
 Pieces = List[Tuple[str, Region]]  # one rank's pieces: ("kind/tensor", region)
@@ -30,6 +33,15 @@ def some_arrays(
         for kind in kinds
         for name, shape in shapes.items()
     }
+
+
+def save_model(directory: Path, model: ModelConfig, ranks: int = 3, **config: Any) -> Path:
+    """Write a checkpoint of random weights, large enough that every tensor changes the logits, cut over ``ranks``
+    ranks; ``config`` has further sections of the run."""
+    arrays = some_arrays(1, logical_shapes(model), "F32", KINDS[:1])
+    for key in arrays:
+        arrays[key] *= np.asarray(0.3, arrays[key].dtype)
+    return save(directory, 12, arrays, cut_flat(arrays, ranks), config={"model": asdict(model), **config})
 
 
 def cut_flat(arrays: Arrays, ranks: int) -> List[Pieces]:

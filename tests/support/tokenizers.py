@@ -37,8 +37,11 @@ def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) ->
         tokenizer = tokenizers.Tokenizer(models.BPE(**unknown, fuse_unk=True))
         if kind == LLAMA:
             tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+            steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            tokenizer.decoder = decoders.Sequence(steps)
         else:
             tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+            tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.BpeTrainer(vocab_size=150, **settings, **alphabet)
     elif kind == WORD_PIECE:
         tokenizer = tokenizers.Tokenizer(models.WordPiece(**unknown))
@@ -48,6 +51,7 @@ def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) ->
     elif kind == UNIGRAM:
         tokenizer = tokenizers.Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=150, unk_token="<unk>", **settings, **alphabet)
     else:
         tokenizer = tokenizers.Tokenizer(models.WordLevel(**unknown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
@@ -14,6 +15,7 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 if TYPE_CHECKING:
     from fugaku_gpt.config.schema import RunConfig
     from fugaku_gpt.layout.stages import Chunk
+    from fugaku_gpt.planner.trainer.generation_memory import GenerationSize
     from fugaku_gpt.planner.trainer.memory_check import NodeLimits
 
 
@@ -29,12 +31,19 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Memory that the ranks of a node may use, such as 23Gi, in place of the machine's.",
 )
+@click.option(
+    "--generate",
+    "generation",
+    metavar="TEXTSxTOKENS",
+    help="Report the memory of `generate` instead, for texts that grow together, such as 8x1024, prompts included.",
+)
 @torch_option("PyTorch build; default: that of the machine.")
 @format_option()
 def memory(
     source: RunSource,
     machine: Optional[str],
     node_memory: Optional[str],
+    generation: Optional[str],
     build: str,
     form: str,
 ) -> int:
@@ -55,6 +64,8 @@ def memory(
 
     config = load_with_vocabulary(source, check=True)
     node = _node(config, machine, node_memory, build)
+    if generation is not None:
+        return _report_generation(config, node, generation, form)
     usage = node.run_memory(config)
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
@@ -89,9 +100,35 @@ def memory(
     return code
 
 
-def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "NodeLimits":
-    import re
+def _report_generation(config: "RunConfig", node: "NodeLimits", text: str, form: str) -> int:
+    """Print the memory of `generate` on a rank of each stage, and whether the ranks of a node fit."""
+    from fugaku_gpt.planner.trainer.generation_memory import GENERATION_CATEGORIES, generation_memory
 
+    stages = generation_memory(config, _generation_size(text, config.model.seq_len), node.framework)
+    rows = [{"part": f"stage {number}", **_mib(sizes)} for number, sizes in enumerate(stages)]
+    echo(render_rows(("part", *GENERATION_CATEGORIES, "total"), rows, form), nl=False)
+    needed = max(sum(sizes.values()) for sizes in stages) * config.ranks_per_node
+    limit = node.smallest_limit(config)
+    fits = limit is None or needed <= limit[0]
+    verdict = " MiB; no limit is known: give --node-memory"
+    if limit is not None:
+        verdict = f" of {_mib_rounded_up(limit[0])} MiB ({limit[1]}): {'fits' if fits else 'does not fit'}"
+    echo(f"node        {_mib_rounded_up(needed)}{verdict}", err=form != "table")
+    return EXIT_OK if fits else EXIT_FINDINGS
+
+
+def _generation_size(text: str, seq_len: int) -> "GenerationSize":
+    from fugaku_gpt.planner.trainer.generation_memory import GenerationSize
+
+    matched = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", text)
+    if matched is None:
+        raise UsageError(f"--generate {text}: valid: TEXTSxTOKENS, such as 8x{seq_len}")
+    if int(matched[2]) > seq_len:
+        raise UsageError(f"--generate {text}: valid: at most {seq_len} tokens of a text, model.seq_len")
+    return GenerationSize(int(matched[1]), int(matched[2]))
+
+
+def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "NodeLimits":
     from fugaku_gpt.config.schema import SIZE
     from fugaku_gpt.config.values import size_bytes
     from fugaku_gpt.planner.trainer.node_limits import job_node_limits, machine_node_limits

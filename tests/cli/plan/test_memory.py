@@ -98,3 +98,16 @@ def test_a_job_that_does_not_fit_the_nodes_is_refused(
     if command != ["submit"]:
         assert run(["job", *command, *arguments, "--set", "node.memory_check=false"]) == 0
         assert capsys.readouterr().out.startswith("#!/bin/bash")
+
+
+def test_the_memory_of_generation_has_the_cache(capsys: Capture) -> None:
+    (one,) = json_of(capsys, "plan", "memory", "--preset", "smollm2-135m", "--generate", "1x1024")
+    (eight,) = json_of(capsys, "plan", "memory", "--preset", "smollm2-135m", "--generate", "8x1024")
+    # 30 layers of 3 heads of 64 elements of keys and of values, 4 bytes each
+    assert eight["cache"] == 8 * one["cache"] == pytest.approx(8 * 1024 * 30 * 2 * 3 * 64 * 4 / 2**20)
+    assert eight["weights"] == one["weights"] > 500
+    assert run(["plan", "memory", "--preset", "smollm2-135m", "--generate", "8x1024", "--node-memory", "1Gi"]) == 3
+    assert "does not fit" in capsys.readouterr().out
+    for text, message in (("8", "valid: TEXTSxTOKENS"), ("8x999999", "tokens of a text, model.seq_len")):
+        assert run(["plan", "memory", "--preset", "smollm2-135m", "--generate", text]) == 2
+        assert message in capsys.readouterr().err

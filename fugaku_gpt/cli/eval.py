@@ -1,0 +1,204 @@
+"""``fugaku-gpt eval``: losses of texts, and answers to questions, by a trained model in any layout of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.model_ranks import (
+    ModelRanks,
+    is_first_rank,
+    join_model_ranks,
+    model_ranks,
+    refused_on_every_rank,
+    start_model_ranks,
+)
+from fugaku_gpt.cli.options import PATH, format_option, options_as
+from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.inference.documents import Question, ScoredText, TextLoss
+    from fugaku_gpt.inference.model_source import ModelSource
+
+_COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
+_QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """Options of ``eval`` that say how texts are cut, and how many parts are computed together."""
+
+    stride: Optional[int]
+    batch: int
+
+
+@dataclass(frozen=True)
+class EvalInputs:
+    """Inputs of ``eval``: a corpus or files, for their losses; or questions, for the answers to them."""
+
+    data: Optional[str]
+    text: Tuple[Path, ...]
+    questions: Optional[Path]
+    documents: Optional[int]
+
+    def check(self) -> None:
+        """Raise a ``UsageError`` unless one kind of input is given."""
+        kinds = [self.data is not None, bool(self.text), self.questions is not None]
+        if sum(kinds) != 1:
+            raise UsageError("give one of --data CORPUS, --text FILE (repeatable) and --questions FILE")
+        if self.documents is not None and self.data is None:
+            raise UsageError("--documents: goes with --data")
+
+
+@click.command("eval")
+@click.argument("source", metavar="RUN_OR_CHECKPOINT", type=PATH)
+@click.option("--data", metavar="PATH", help="A corpus: folder made by `data prepare`, or prefix of a .bin/.idx pair.")
+@click.option(
+    "--documents", type=click.IntRange(min=1), help="Documents of --data to take, from the first; default: all."
+)
+@click.option("--text", type=PATH, multiple=True, metavar="FILE", help="A text file, as one document; repeatable.")
+@click.option(
+    "--questions",
+    type=PATH,
+    metavar="FILE",
+    help='Multiple choice, JSON lines: {"question": ..., "choices": [...], "answer": number from 0}.',
+)
+@click.option("--per-document", is_flag=True, help="Print a row for each document, too.")
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    help="Tokens between the beginnings of windows; fewer give more context, and take longer; default: model.seq_len.",
+)
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Windows computed together.")
+@model_ranks
+@format_option()
+@options_as(EvalInputs, "inputs")
+@options_as(WindowOptions, "windows")
+def eval_(
+    source: Path,
+    per_document: bool,
+    form: str,
+    model_ranks: ModelRanks,
+    inputs: EvalInputs,
+    windows: WindowOptions,
+) -> None:
+    """Compute the loss of texts with the newest valid checkpoint of RUN_OR_CHECKPOINT.
+
+    Each document is predicted on its own, its end included: loss in nats for each token, perplexity, and bits for each
+    byte of text, by which models with other tokenizers can be compared. With --questions, the choice with the largest
+    probability counts, and the one with the largest for each byte.
+
+    Exit codes: 0 the table is printed, 1 a rank failed, 2 usage error, 128 + N ended by signal N.
+    """
+    inputs.check()
+    start_model_ranks(model_ranks)
+    refused_on_every_rank(lambda: _evaluate(source, inputs, windows, per_document, form, model_ranks))
+
+
+def _evaluate(
+    source: Path,
+    inputs: EvalInputs,
+    windows: WindowOptions,
+    per_document: bool,
+    form: str,
+    options: ModelRanks,
+) -> None:
+    from fugaku_gpt.data.progress import show_progress
+    from fugaku_gpt.inference.documents import read_questions
+    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, find_tokenizer
+    from fugaku_gpt.inference.text import TextTokenizer
+
+    model_source = find_model(source)
+    if is_first_rank():
+        for note in model_source.notes:
+            echo(f"fugaku-gpt: note: {note}", err=True)
+    questions: List[Question] = []
+    if inputs.questions is not None:
+        tokenizer = TextTokenizer(find_tokenizer(model_source, options.tokenizer))
+        questions = read_questions(inputs.questions, tokenizer)
+        texts = [choice for question in questions for choice in question.choices]
+    else:
+        texts = _texts(inputs, model_source, options.tokenizer)
+    _check_vocabulary(texts, model_source)
+    layout = ReplicaLayout(options.tp, options.pp, options.dtype, join_model_ranks(options))
+    from fugaku_gpt.inference.run import losses_on_every_rank
+
+    if is_first_rank():
+        with show_progress("losses", sum(len(text.ids) for text in texts), "tokens") as advance:
+            losses = losses_on_every_rank(model_source, layout, texts, windows.stride, windows.batch, advance)
+    else:
+        losses_on_every_rank(model_source, layout, texts, windows.stride, windows.batch)
+        return
+    if questions:
+        echo(render_rows(_QUESTION_COLUMNS, [_row_of_questions(questions, losses)], form), nl=False)
+        return
+    rows = [_row(loss) for loss in losses] if per_document else []
+    echo(render_rows(_COLUMNS, [*rows, _row(_total(losses))], form), nl=False)
+
+
+def _texts(inputs: EvalInputs, source: "ModelSource", named_tokenizer: Optional[Path]) -> "List[ScoredText]":
+    from fugaku_gpt.inference.documents import document_of_file, documents_of_corpus
+    from fugaku_gpt.inference.model_source import find_tokenizer, start_of_corpus, tokenizer_of_corpus
+    from fugaku_gpt.inference.text import TextTokenizer
+
+    if inputs.data is None:
+        tokenizer = TextTokenizer(find_tokenizer(source, named_tokenizer))
+        return [document_of_file(path, tokenizer) for path in inputs.text]
+    path = named_tokenizer or tokenizer_of_corpus(inputs.data)
+    corpus_tokenizer = TextTokenizer(path) if path is not None else None
+    start = corpus_tokenizer.end if corpus_tokenizer is not None else start_of_corpus(inputs.data)
+    return documents_of_corpus(inputs.data, corpus_tokenizer, start, inputs.documents)
+
+
+def _check_vocabulary(texts: "Sequence[ScoredText]", source: "ModelSource") -> None:
+    """Raise a ``UsageError`` for tokens that the model does not have."""
+    from fugaku_gpt.inference.model_source import model_of
+
+    vocabulary = model_of(source).vocab_size
+    for text in texts:
+        if max(text.ids) >= vocabulary:
+            raise UsageError(
+                f"{text.name}: has token {max(text.ids)}, and the model {vocabulary} tokens: it was encoded by another "
+                "model's tokenizer"
+            )
+
+
+def _total(losses: "Sequence[TextLoss]") -> "TextLoss":
+    sizes = [loss.bytes for loss in losses if loss.bytes is not None]
+    size = sum(sizes) if len(sizes) == len(losses) else None
+    name = f"all {len(losses)}" if len(losses) > 1 else losses[0].name
+    return losses[0]._replace(
+        name=name, nats=sum(loss.nats for loss in losses), tokens=sum(loss.tokens for loss in losses), bytes=size
+    )
+
+
+def _row(loss: "TextLoss") -> Dict[str, Any]:
+    bits = loss.bits_per_byte
+    values = (
+        loss.name,
+        loss.tokens,
+        loss.bytes,
+        f"{loss.loss:.6f}",
+        f"{loss.perplexity:.4f}",
+        f"{bits:.6f}" if bits is not None else None,
+    )
+    return dict(zip(_COLUMNS, values))
+
+
+def _row_of_questions(questions: "Sequence[Question]", losses: "Sequence[TextLoss]") -> Dict[str, Any]:
+    """Count right answers: by the probability of a choice, and by that for each of its bytes."""
+    right, right_by_byte, at = 0, 0, 0
+    for question in questions:
+        choices = losses[at : at + len(question.choices)]
+        at += len(choices)
+        best = min(range(len(choices)), key=lambda number: choices[number].nats)
+        best_by_byte = min(range(len(choices)), key=lambda number: choices[number].nats / (choices[number].bytes or 1))
+        right += best == question.answer
+        right_by_byte += best_by_byte == question.answer
+    count = len(questions)
+    values = (count, right, f"{right / count:.4f}", right_by_byte, f"{right_by_byte / count:.4f}")
+    return dict(zip(_QUESTION_COLUMNS, values))

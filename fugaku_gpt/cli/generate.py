@@ -1,0 +1,190 @@
+"""``fugaku-gpt generate``: text from prompts, by a trained model in any layout of ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, Optional, Sequence, Tuple
+
+import click
+
+from fugaku_gpt.cli.model_ranks import (
+    ModelRanks,
+    is_first_rank,
+    join_model_ranks,
+    model_ranks,
+    refused_on_every_rank,
+    start_model_ranks,
+)
+from fugaku_gpt.cli.options import PATH, options_as
+from fugaku_gpt.cli.output import echo
+from fugaku_gpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
+    from fugaku_gpt.inference.sampling import Sampling
+    from fugaku_gpt.inference.text import TextTokenizer
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of ``generate`` that say which token is chosen, and where a text ends."""
+
+    temperature: float
+    top_k: Optional[int]
+    top_p: float
+    repetition_penalty: float
+    seed: int
+    max_tokens: int
+    stop: Tuple[str, ...]
+    batch: int
+
+
+@click.command()
+@click.argument("source", metavar="RUN_OR_CHECKPOINT", type=PATH)
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Text to continue; repeatable.")
+@click.option(
+    "--prompts",
+    "prompt_file",
+    type=PATH,
+    metavar="FILE",
+    help='One prompt in each line; JSON in a .jsonl file: a text, {"prompt": ...} or {"messages": [...]}.',
+)
+@click.option("--chat", is_flag=True, help="A prompt is what a user says: use the chat template of the model.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    show_default=True,
+    help="Divides the logits; 0 takes the most probable token.",
+)
+@click.option("--top-k", type=click.IntRange(min=1), help="Choose from this many of the most probable tokens.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Choose from the fewest tokens that have this probability together.",
+)
+@click.option(
+    "--repetition-penalty",
+    type=click.FloatRange(min=0.0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Above 1, tokens that the text already has become less probable.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed gives another text.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End a text where it contains this; repeatable.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Texts that grow together.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "jsonl")),
+    default="text",
+    show_default=True,
+    help="Print texts, or a line of JSON for each prompt.",
+)
+@model_ranks
+@options_as(SamplingOptions, "sampling")
+def generate(
+    source: Path,
+    prompts: Tuple[str, ...],
+    prompt_file: Optional[Path],
+    chat: bool,
+    form: str,
+    model_ranks: ModelRanks,
+    sampling: SamplingOptions,
+) -> None:
+    """Continue prompts with the newest valid checkpoint of RUN_OR_CHECKPOINT.
+
+    A prompt is read as the beginning of a document. The same seed gives the same text, whatever the layout of ranks.
+    The text of a single prompt is printed as it grows. Speeds are printed on standard error.
+
+    Exit codes: 0 all texts are printed, 1 a rank failed, 2 usage error, 128 + N ended by signal N.
+    """
+    if bool(prompts) == (prompt_file is not None):
+        raise UsageError("give prompts: --prompt TEXT (repeatable), or --prompts FILE")
+    start_model_ranks(model_ranks)
+    refused_on_every_rank(lambda: _generate(source, prompts, prompt_file, chat, form, model_ranks, sampling))
+
+
+def _generate(
+    source: Path,
+    prompts: Tuple[str, ...],
+    prompt_file: Optional[Path],
+    chat: bool,
+    form: str,
+    options: ModelRanks,
+    sampling: SamplingOptions,
+) -> None:
+    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, find_tokenizer, model_of
+    from fugaku_gpt.inference.prompts import encode_prompts, read_prompts
+    from fugaku_gpt.inference.text import TextTokenizer
+
+    model_source = find_model(source)
+    tokenizer = TextTokenizer(find_tokenizer(model_source, options.tokenizer))
+    texts = list(prompts) if prompt_file is None else read_prompts(prompt_file)
+    model = model_of(model_source)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UsageError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
+            "it is another model's; name the right one with --tokenizer FILE"
+        )
+    encoded = encode_prompts(texts, tokenizer, chat, model.seq_len)  # before MPI starts, as it may fork
+    for note in model_source.notes if is_first_rank() else ():
+        echo(f"fugaku-gpt: note: {note}", err=True)
+    layout = ReplicaLayout(options.tp, options.pp, options.dtype, join_model_ranks(options))
+    from fugaku_gpt.inference.run import generate_on_every_rank
+
+    streams = len(encoded) == 1 and form == "text" and is_first_rank()
+    on_text = (lambda text: echo(text, nl=False)) if streams else None
+    results = generate_on_every_rank(
+        model_source, layout, encoded, tokenizer, _sampling(sampling), _limits(sampling, tokenizer), on_text
+    )
+    if results is not None:
+        texts_of_prompts, speed = results
+        _print(texts_of_prompts, texts, form, streams)
+        echo(_speed_line(speed), err=True)
+
+
+def _sampling(options: SamplingOptions) -> "Sampling":
+    from fugaku_gpt.inference.sampling import Sampling
+
+    return Sampling(options.temperature, options.top_k, options.top_p, options.repetition_penalty, options.seed)
+
+
+def _limits(options: SamplingOptions, tokenizer: "TextTokenizer") -> "GenerationLimits":
+    from fugaku_gpt.inference.continuation import GenerationLimits
+
+    return GenerationLimits(options.max_tokens, tokenizer.stops, options.stop, options.batch)
+
+
+def _print(results: "Dict[int, Continuation]", prompts: Sequence[object], form: str, has_streamed: bool) -> None:
+    if has_streamed:
+        echo()
+        return
+    for number, result in results.items():
+        if form == "jsonl":
+            row = {
+                "prompt": prompts[number],
+                "text": result.text,
+                "reason": result.reason,
+                "prompt_tokens": len(result.prompt_ids),
+                "tokens": len(result.ids),
+            }
+            echo(json.dumps(row))
+        else:
+            echo(f"{'' if number == 0 else chr(10)}=== prompt {number + 1}\n{result.text}")
+
+
+def _speed_line(speed: "Speed") -> str:
+    parts = []
+    for name, tokens, seconds in (
+        ("prompts read", speed.prefill_tokens, speed.prefill_seconds),
+        ("generated", speed.decode_tokens, speed.decode_seconds),
+    ):
+        if tokens:
+            parts.append(f"{name}: {tokens} tokens, {tokens / seconds:.1f} tokens/s")
+    return f"fugaku-gpt: {'; '.join(parts)}; cache of keys and values: {speed.cache_bytes / 2**20:.1f} MiB a rank"

@@ -1,0 +1,102 @@
+"""Computes the losses of texts by windows of the model's sequence length, distributed over replicas.
+
+Windows are sorted by length, batched, and batches dealt to replicas, in the same way for every layout; so results are
+equal in all layouts, up to rounding, and to the last bit for any number of replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, NamedTuple, Optional, Sequence
+
+import torch
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.inference.documents import ScoredText, TextLoss
+from fugaku_gpt.inference.replica import ModelReplica, pad_batch
+
+
+class Window(NamedTuple):
+    """A part of a text: ids [start, stop), of which those from ``first`` on are predicted here."""
+
+    text: int
+    start: int
+    stop: int
+    first: int
+
+
+def windows_of(texts: Sequence[ScoredText], seq_len: int, stride: int) -> List[Window]:
+    """Cut texts into windows of at most ``seq_len`` inputs; every token is predicted once, in the first window that
+    reaches it. Windows begin ``stride`` tokens apart, so that with a smaller stride than ``seq_len`` tokens have more
+    context.
+
+    Raises:
+        ValueError: the stride is not between 1 and ``seq_len``.
+    """
+    if not 1 <= stride <= seq_len:
+        raise ValueError(f"stride {stride}: valid: 1 to {seq_len}")
+    windows = []
+    for number, text in enumerate(texts):
+        length, first = len(text.ids), text.first
+        # as much context as one window has room for; or the beginning, with what context a stride leaves
+        fits = length - first <= seq_len
+        start = max(0, length - seq_len - 1 if fits else first - 1 - (seq_len - stride))
+        while first < length:
+            stop = min(length, start + seq_len + 1)
+            windows.append(Window(number, start, stop, first))
+            first, start = stop, start + stride
+    return windows
+
+
+def text_losses(
+    replica: ModelReplica,
+    texts: Sequence[ScoredText],
+    stride: Optional[int] = None,
+    batch: int = 8,
+    on_done: Callable[[int], None] = lambda tokens: None,
+) -> List[TextLoss]:
+    """Return the loss of each text, on every rank; collective over all ranks.
+
+    Args:
+        stride: tokens between the beginnings of windows; None: the model's sequence length.
+        batch: windows that are computed together.
+        on_done: called with the number of tokens done so far by this replica and those beside it.
+
+    Raises:
+        UsageError: the stride is longer than the model's sequences.
+    """
+    grid, seq_len = replica.grid, replica.config.model.seq_len
+    if stride is not None and stride > seq_len:
+        raise UsageError(f"--stride {stride}: valid: 1 to {seq_len}, model.seq_len")
+    windows = windows_of(texts, seq_len, stride or seq_len)
+    order = sorted(range(len(windows)), key=lambda index: (windows[index].start - windows[index].stop, index))
+    batches = [order[at : at + batch] for at in range(0, len(order), batch)]
+    sums = torch.zeros(len(windows), dtype=torch.float64)
+    done = 0
+    with torch.no_grad():
+        for number, members in enumerate(batches):
+            if number % grid.dp.size == grid.coordinates.dp:
+                _add_losses(replica, [windows[index] for index in members], texts, members, sums)
+            done += sum(windows[index].stop - windows[index].start for index in members)
+            on_done(done)
+    grid.dp.all_reduce(sums)  # of each window one replica has the sum, the others zeros
+    grid.pp.broadcast(sums, root=grid.pp.size - 1)
+    nats = [0.0] * len(texts)
+    for window, loss in zip(windows, sums.tolist()):
+        nats[window.text] += loss
+    return [TextLoss(text.name, n, len(text.ids) - text.first, text.bytes) for text, n in zip(texts, nats)]
+
+
+def _add_losses(
+    replica: ModelReplica,
+    windows: Sequence[Window],
+    texts: Sequence[ScoredText],
+    members: Sequence[int],
+    sums: torch.Tensor,
+) -> None:
+    """Compute a batch of windows, and set the sums of the losses of their predicted tokens, on the last stage."""
+    ids = pad_batch([texts[window.text].ids[window.start : window.stop] for window in windows], filler=0)
+    losses = replica.token_losses(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    if losses is None:
+        return
+    for index, window, row in zip(members, windows, losses.double()):
+        sums[index] = row[window.first - window.start - 1 : window.stop - window.start - 1].sum()

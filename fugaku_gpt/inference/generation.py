@@ -1,0 +1,138 @@
+"""Generates text: each prompt is read at once, and then the texts of several prompts grow together, token by token.
+
+A replica works on as many texts at a time as its cache has slots; when one ends, the next prompt takes its slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Callable, Dict, List, Sequence
+
+import torch
+
+from fugaku_gpt.inference.continuation import (
+    CONTEXT,
+    END,
+    LENGTH,
+    STOP,
+    Continuation,
+    GenerationLimits,
+    Speed,
+)
+from fugaku_gpt.inference.replica import ChooseTokens, ModelReplica
+from fugaku_gpt.inference.sampling import Sampling
+from fugaku_gpt.inference.text import stable_text
+from fugaku_gpt.model.kv_cache import KeyValueCache
+
+
+class Generator:
+    """Continues prompts on one replica.
+
+    Attributes:
+        speed: of all prompts so far.
+    """
+
+    def __init__(
+        self,
+        replica: ModelReplica,
+        decode_after: Callable[[Sequence[int], Sequence[int]], str],
+        sampling: Sampling,
+        limits: GenerationLimits,
+    ) -> None:
+        """Prepare to generate. ``decode_after`` returns the text of token ids that follow others."""
+        self._replica, self._sampling, self._limits = replica, sampling, limits
+        self._decode_after = decode_after
+        self.speed = Speed()
+
+    def run(
+        self, prompts: Dict[int, List[int]], on_text: Callable[[int, str], None] = lambda prompt, text: None
+    ) -> Dict[int, Continuation]:
+        """Return the continuation of each prompt; collective over the replica.
+
+        Args:
+            prompts: number → token ids, at least one of each.
+            on_text: called with a prompt's number and each further piece of its text.
+        """
+        waiting = deque(Continuation(number, ids) for number, ids in prompts.items())
+        growing: List[Continuation] = []
+        results: Dict[int, Continuation] = {}
+        longest = max((len(ids) for ids in prompts.values()), default=1) + self._limits.new_tokens
+        capacity = min(self._replica.config.model.seq_len, longest)
+        cache = self._replica.make_cache(min(self._limits.slots, len(prompts)), capacity)
+        self.speed.cache_bytes = cache.bytes
+        with torch.no_grad():
+            while waiting or growing:
+                while waiting and len(growing) < len(cache.lengths):
+                    growing.append(waiting.popleft())
+                    self._read_prompt(growing, cache)
+                    self._end_texts(growing, [len(growing) - 1], cache, results, on_text)
+                if growing:
+                    self._read_tokens(growing, cache)
+                    self._end_texts(growing, range(len(growing)), cache, results, on_text)
+        return {number: results[number] for number in prompts}
+
+    def _read_prompt(self, growing: List[Continuation], cache: KeyValueCache) -> None:
+        """Read the prompt of the last text, into the slot behind the others."""
+        started, slot = time.perf_counter(), len(growing) - 1
+        tokens = torch.tensor([growing[-1].prompt_ids])
+        new = cache.extend(slot, slot + 1, tokens.shape[1])
+        chosen = self._replica.next_tokens(tokens, cache, new, self._choice(growing[-1:]))
+        growing[-1].ids += chosen
+        self.speed.prefill_tokens += tokens.shape[1]
+        self.speed.prefill_seconds += time.perf_counter() - started
+
+    def _read_tokens(self, growing: List[Continuation], cache: KeyValueCache) -> None:
+        """Read the last token of each text, and choose the next."""
+        started = time.perf_counter()
+        tokens = torch.tensor([text.ids[-1:] for text in growing])
+        new = cache.extend(0, len(growing), 1)
+        chosen = self._replica.next_tokens(tokens, cache, new, self._choice(growing))
+        for text, token in zip(growing, chosen):
+            text.ids.append(token)
+        self.speed.decode_tokens += len(chosen)
+        self.speed.decode_seconds += time.perf_counter() - started
+
+    def _choice(self, texts: Sequence[Continuation]) -> ChooseTokens:
+        return lambda logits: [
+            self._sampling.next_token(row, [*text.prompt_ids, *text.ids], text.prompt)
+            for row, text in zip(logits, texts)
+        ]
+
+    def _end_texts(
+        self,
+        growing: List[Continuation],
+        slots: Sequence[int],
+        cache: KeyValueCache,
+        results: Dict[int, Continuation],
+        on_text: Callable[[int, str], None],
+    ) -> None:
+        """Update the texts in ``slots`` by their newest token, and take out those that have ended; the last text takes
+        their slot."""
+        for slot in reversed(slots):
+            text = growing[slot]
+            before = text.text
+            self._update(text)
+            if text.text != before:
+                on_text(text.prompt, text.text[len(before) :])
+            if text.reason:
+                results[text.prompt] = text
+                cache.replace(slot, len(growing) - 1)
+                growing[slot] = growing[-1]
+                growing.pop()
+
+    def _update(self, text: Continuation) -> None:
+        limits = self._limits
+        if text.ids[-1] in limits.stop_ids:
+            text.reason = END
+            text.ids.pop()
+        elif len(text.ids) >= limits.new_tokens:
+            text.reason = LENGTH
+        elif len(text.prompt_ids) + len(text.ids) > self._replica.config.model.seq_len:
+            text.reason = CONTEXT
+        decoded = self._decode_after(text.prompt_ids, text.ids)
+        stable = stable_text(decoded, limits.stop_strings)
+        if stable.is_stopped:
+            text.reason = STOP
+        # at the end, nothing that follows can complete a character or a stop string
+        text.text = decoded if text.reason and not stable.is_stopped else stable.text

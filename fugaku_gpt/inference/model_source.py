@@ -1,0 +1,125 @@
+"""Finds the model and the tokenizer that a path names: a run, a folder of checkpoints, or a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import List, NamedTuple, Optional
+
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
+from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
+from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
+from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
+from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
+from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
+
+
+class ModelSource(NamedTuple):
+    """A checkpoint, and what it says of itself.
+
+    Attributes:
+        checkpoint: its folder.
+        manifest: its manifest.
+        notes: checkpoints that were left out, and why.
+    """
+
+    checkpoint: Path
+    manifest: Manifest
+    notes: List[str]
+
+
+class ReplicaLayout(NamedTuple):
+    """How ranks share a model.
+
+    Attributes:
+        tp, pp: tensor- and pipeline-parallel ranks of a replica.
+        dtype: the type in which they compute.
+        threads: threads of each rank.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dtype: str = "float32"
+    threads: int = 1
+
+
+def find_model(path: Path) -> ModelSource:
+    """Find the newest valid checkpoint at a path.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
+    if checkpoint is None:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+        raise CheckpointError(f"{path}: none of its checkpoints is complete: {reasons}")
+    return ModelSource(checkpoint, read_manifest(checkpoint), [f"{name} is left out: {why}" for name, why in rejected])
+
+
+def model_of(source: ModelSource) -> ModelConfig:
+    """Return the model that a checkpoint holds.
+
+    Raises:
+        CheckpointError, ConfigError: it does not say which, or that is no valid model.
+    """
+    return inference_config(source, ReplicaLayout(), 1).model
+
+
+def inference_config(source: ModelSource, layout: ReplicaLayout, replicas: int) -> RunConfig:
+    """Return a run of replicas of the model, without dropout.
+
+    Raises:
+        CheckpointError: the checkpoint does not say which model it holds.
+        ConfigError: the model cannot be cut like that.
+    """
+    recorded = source.manifest.config.get("model")
+    if not isinstance(recorded, dict):
+        raise CheckpointError(f"{source.checkpoint}: does not say which model it holds (config.model)")
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}  # an older version may have recorded others
+    settings = {f"model.{name}": value for name, value in recorded.items() if name in fields and value is not None}
+    settings.update({"model.dropout": 0, "model.attention_dropout": 0, "training.dtype": layout.dtype})
+    settings.update({"layout.dp": replicas, "layout.tp": layout.tp, "layout.pp": layout.pp})
+    settings.update({"training.global_batch": replicas, "training.micro_batch": 1})
+    try:
+        return load_run_config(overrides=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    except ConfigError as error:
+        raise ConfigError(f"{source.checkpoint}: its model does not work in this layout:\n{error}") from None
+
+
+def find_tokenizer(source: ModelSource, named: Optional[Path]) -> Path:
+    """Return the ``tokenizer.json`` of a model: the named one (a file, or a folder that holds it), the one beside its
+    weights, or that of its corpus.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if named is not None:
+        path = named / TOKENIZER if named.is_dir() else named
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file; --tokenizer takes a tokenizer.json, or a folder that holds one")
+        return path
+    beside = source.checkpoint / TOKENIZER
+    if beside.is_file():
+        return beside
+    paths = source.manifest.config.get("data", {}).get("paths", [])
+    try:
+        return tokenizer_of_corpora(paths).path
+    except DataError as error:
+        raise UsageError(f"{source.checkpoint}: has no tokenizer: {error}; name one with --tokenizer FILE") from None
+
+
+def tokenizer_of_corpus(path: str) -> Optional[Path]:
+    """Return the ``tokenizer.json`` of a corpus; None if it is a Megatron pair, which has none.
+
+    Raises:
+        DataError: there is no corpus, or it is damaged.
+    """
+    return tokenizer_of_corpora([path]).path if open_corpus(path).manifest is not None else None
+
+
+def start_of_corpus(path: str) -> int:
+    """Return the token that comes before each document of a Megatron pair: the last one of its first document, which
+    ends it."""
+    index = open_corpus(path).index
+    return int(index.document(0)[-1]) if len(index.document(0)) else 0

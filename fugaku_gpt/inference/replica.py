@@ -1,0 +1,99 @@
+"""One replica of a model over tensor- and pipeline-parallel ranks, used after training: forward passes alone."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Sequence
+
+import numpy as np
+import torch
+
+from fugaku_gpt.checkpoint.reader import Checkpoint
+from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.inference.model_source import ModelSource
+from fugaku_gpt.layout.shards import tensor_region
+from fugaku_gpt.layout.stages import chunk_tensors, chunks_of
+from fugaku_gpt.model import build_stage, named_parameters
+from fugaku_gpt.model.kv_cache import KeyValueCache, NewTokens
+
+# Chooses the next token of each of b sequences from their logits [b, V] in float64.
+ChooseTokens = Callable[["np.ndarray[tuple[int, int], np.dtype[np.float64]]"], List[int]]
+
+
+class ModelReplica:
+    """This rank's part of the model: the layers of its stage, and of these its tensor-parallel slices.
+
+    Attributes:
+        config: the run that describes model and layout.
+        grid: the ranks.
+    """
+
+    def __init__(self, config: RunConfig, grid: ProcessGrid) -> None:
+        """Build the part; its weights are undefined until :meth:`load`."""
+        self.config, self.grid = config, grid
+        (self._chunk,) = [chunk for chunk in chunks_of(config) if chunk.stage == grid.coordinates.pp]
+        (self._model,) = build_stage(config, grid.tp, [self._chunk], initialise=False)
+        self._model.eval()
+        self._dtype = getattr(torch, config.training.dtype)
+
+    def load(self, source: ModelSource) -> None:
+        """Read this rank's weights.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or of another model.
+        """
+        tp, rank = self.grid.tp.size, self.grid.coordinates.tp
+        parameters = named_parameters([self._model])
+        with Checkpoint(source.checkpoint, source.manifest) as checkpoint:
+            for spec in chunk_tensors(self.config.model, tp, self._chunk):
+                parameter = parameters[spec.name].detach().zero_()
+                region = tensor_region(spec, tp, rank)
+                if region.size == 0:  # padding of the vocabulary alone
+                    continue
+                wide = parameter if parameter.dtype == torch.float64 else parameter.float()
+                part = wide[: region.shape[0]].contiguous()
+                checkpoint.read_region("weights", spec.name, region, part.numpy())
+                parameter[: region.shape[0]].copy_(part)
+
+    def make_cache(self, slots: int, capacity: int) -> KeyValueCache:
+        """Return an empty cache for ``slots`` sequences of up to ``capacity`` tokens."""
+        tp = self.grid.tp.size
+        return KeyValueCache(self._chunk.layers, self.config.model, tp, slots, capacity, self._dtype)
+
+    def next_tokens(
+        self, tokens: torch.Tensor, cache: KeyValueCache, new: NewTokens, choose: ChooseTokens
+    ) -> List[int]:
+        """Read the next tokens [b, t] of b sequences, and return the token that follows each; collective over the
+        replica, on every rank of which the result is the same."""
+        x = self._hidden_states(tokens, cache, new)
+        chosen = torch.zeros(len(tokens), dtype=torch.int64)
+        if self._chunk.has_head:
+            chosen[:] = torch.tensor(choose(self._model.last_logits(x).double().numpy()))
+        self.grid.pp.broadcast(chosen, root=self.grid.pp.size - 1)
+        return [int(token) for token in chosen]
+
+    def token_losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the cross-entropy [b, s] of ``targets`` after ``tokens``, both [b, s]; None but on the last stage;
+        collective over the replica."""
+        x = self._hidden_states(tokens)
+        return self._model.token_losses(x, targets) if self._chunk.has_head else None
+
+    def _hidden_states(
+        self, tokens: torch.Tensor, cache: Optional[KeyValueCache] = None, new: Optional[NewTokens] = None
+    ) -> torch.Tensor:
+        """Return what this stage makes of tokens [b, t]; it is passed on to the next stage."""
+        stage, stages = self.grid.coordinates.pp, self.grid.pp.size
+        x = tokens
+        if not self._chunk.has_embedding:
+            x = torch.empty((*tokens.shape, self.config.model.hidden), dtype=self._dtype)
+            self.grid.pp.start_receive(x, stage - 1).wait()
+        x = self._model.hidden_states(x, cache=cache, new=new)
+        if stage + 1 < stages:
+            self.grid.pp.start_send(x.contiguous(), stage + 1).wait()
+        return x
+
+
+def pad_batch(sequences: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+    """Return token ids [b, longest], filled up on the right, where causal attention reads nothing."""
+    longest = max(map(len, sequences))
+    return torch.tensor([[*sequence, *[filler] * (longest - len(sequence))] for sequence in sequences])

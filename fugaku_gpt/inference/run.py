@@ -1,0 +1,87 @@
+"""The uses of a model on every rank: prompts and batches are distributed over replicas, and results gathered."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
+from fugaku_gpt.inference.documents import ScoredText, TextLoss
+from fugaku_gpt.inference.evaluation import text_losses
+from fugaku_gpt.inference.generation import Generator
+from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+from fugaku_gpt.inference.ranks import on_every_rank
+from fugaku_gpt.inference.replica import ModelReplica
+from fugaku_gpt.inference.sampling import Sampling
+from fugaku_gpt.inference.text import TextTokenizer
+
+
+def generate_on_every_rank(
+    source: ModelSource,
+    layout: ReplicaLayout,
+    prompts: Sequence[List[int]],
+    tokenizer: TextTokenizer,
+    sampling: Sampling,
+    limits: GenerationLimits,
+    on_text: Optional[Callable[[str], None]] = None,
+) -> Optional[Tuple[Dict[int, Continuation], Speed]]:
+    """Join the ranks of this job, and generate the texts of all prompts, each on one replica; collective.
+
+    Args:
+        prompts: token ids of each.
+        on_text: called with each piece of the text of a single prompt.
+
+    Returns:
+        On rank 0 the texts by number of the prompt, and the speed of all replicas together; None elsewhere.
+
+    Raises:
+        UsageError: the model cannot be loaded in this layout, or there are more replicas than prompts; raised on
+            every rank.
+    """
+    return on_every_rank(
+        source, layout, lambda replica: _generate(replica, prompts, tokenizer, sampling, limits, on_text)
+    )
+
+
+def losses_on_every_rank(
+    source: ModelSource,
+    layout: ReplicaLayout,
+    texts: Sequence[ScoredText],
+    stride: Optional[int] = None,
+    batch: int = 8,
+    on_done: Callable[[int], None] = lambda tokens: None,
+) -> List[TextLoss]:
+    """Join the ranks of this job, and return the loss of each text, on every rank; collective. Arguments and errors:
+    see :func:`fugaku_gpt.inference.evaluation.text_losses`."""
+    return on_every_rank(source, layout, lambda replica: text_losses(replica, texts, stride, batch, on_done))
+
+
+def _generate(
+    replica: ModelReplica,
+    prompts: Sequence[List[int]],
+    tokenizer: TextTokenizer,
+    sampling: Sampling,
+    limits: GenerationLimits,
+    on_text: Optional[Callable[[str], None]],
+) -> Optional[Tuple[Dict[int, Continuation], Speed]]:
+    grid = replica.grid
+    if grid.dp.size > len(prompts):
+        raise UsageError(
+            f"{grid.dp.size} replicas for {len(prompts)} prompts: start fewer ranks, or share the model: --tp, --pp"
+        )
+    own = {number: ids for number, ids in enumerate(prompts) if number % grid.dp.size == grid.coordinates.dp}
+    generator = Generator(replica, tokenizer.decode_after, sampling, limits)
+    if on_text is None:
+        texts = generator.run(own)
+    else:
+        texts = generator.run(own, lambda _, text: on_text(text))
+    is_first_of_replica = grid.coordinates.tp == 0 and grid.coordinates.pp == 0
+    gathered = grid.world.gather_json(
+        [[asdict(text) for text in texts.values()], asdict(generator.speed)] if is_first_of_replica else None
+    )
+    if gathered is None:
+        return None
+    replicas = [value for value in gathered if value is not None]
+    results = {text["prompt"]: Continuation(**text) for texts_of_replica, _ in replicas for text in texts_of_replica}
+    return {number: results[number] for number in sorted(results)}, Speed.together([Speed(**s) for _, s in replicas])

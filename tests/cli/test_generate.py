@@ -1,0 +1,130 @@
+"""Tests of ``fugaku-gpt generate`` and ``fugaku-gpt eval`` with real files and ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List, Sequence
+
+import pytest
+
+from fugaku_gpt.cli.main import run
+from fugaku_gpt.harmless import harmless
+from tests.support import tokenizers
+from tests.support.checkpoints import save_model
+from tests.support.models import model_of_kind
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
+
+VOCABULARY = 330
+PROMPTS = ["def f(x)", "It's", "some words"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a tokenizer beside its weights."""
+    folder = tmp_path_factory.mktemp("run")
+    path = save_model(folder / "checkpoints", model_of_kind("llama", f"model.vocab_size={VOCABULARY}"))
+    tokenizers.make_tokenizer(tokenizers.BYTE_LEVEL, path / "tokenizer.json")
+    return folder
+
+
+def command(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "fugaku_gpt", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+
+
+def prompt_options(prompts: Sequence[str]) -> List[str]:
+    return [word for prompt in prompts for word in ("--prompt", prompt)]
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_texts_are_the_same_on_one_rank_and_on_four(model: Path) -> None:
+    options = ["--temperature", "1", "--seed", "3", "--max-tokens", "8", "--dtype", "float64", "--format", "jsonl"]
+    outputs = []
+    for layout in ((), ("--ranks=4", "--tp", "2")):
+        done = command("generate", model, *prompt_options(PROMPTS), *options, *layout)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+        assert "generated: 21 tokens" in done.stderr and "cache of keys and values" in done.stderr
+    rows = [json.loads(line) for line in outputs[0].splitlines()]
+    assert [row["prompt"] for row in rows] == PROMPTS and {row["reason"] for row in rows} == {"length"}
+    assert outputs[1] == outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_starts")
+def test_the_text_of_a_single_prompt_is_printed_as_it_grows(model: Path) -> None:
+    options = ("--temperature", "1", "--max-tokens", "6")
+    row = json.loads(command("generate", model, "--prompt", "It's", *options, "--format", "jsonl").stdout)
+    streamed = command("generate", model, "--prompt", "It's", *options).stdout
+    assert streamed == harmless(f"{row['text']}\n")
+    several = command("generate", model, "--prompt", "It's", "--prompt", "def", *options).stdout
+    assert several.startswith("=== prompt 1\n") and "\n=== prompt 2\n" in several
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_losses_are_the_same_on_one_rank_and_on_four(model: Path, tmp_path: Path) -> None:
+    for name, text in (("a.txt", "def f(x):\n    return x\n" * 4), ("b.txt", "naïve")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    files = ("--text", tmp_path / "a.txt", "--text", tmp_path / "b.txt")
+    options = ("--per-document", "--format", "json", "--dtype", "float64")
+    outputs = [
+        command("eval", model, *files, *options, *layout).stdout for layout in ((), ("--ranks", "4", "--pp", "2"))
+    ]
+    rows = json.loads(outputs[0])
+    assert [row["text"] for row in rows] == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt"), "all 2"]
+    assert [row["bytes"] for row in rows] == [92, 6, 98] and rows[2]["tokens"] == rows[0]["tokens"] + rows[1]["tokens"]
+    assert outputs[1] == outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_starts")
+def test_questions_are_answered_by_the_most_probable_choice(model: Path, tmp_path: Path) -> None:
+    question = {"question": "def f(x):", "choices": [" return x", " return"], "answer": 0}
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps({**question, "answer": n}) + "\n" for n in (0, 1)), encoding="utf-8")
+    (row,) = json.loads(command("eval", model, "--questions", path, "--format", "json").stdout)
+    assert (row["questions"], row["right"], row["accuracy"]) == (2, 1, "0.5000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "MODEL"], "give prompts: --prompt TEXT"),
+        (["generate", "MODEL", "--prompt", "x", "--prompts", "y"], "give prompts: --prompt TEXT"),
+        (["generate", "MODEL", "--prompt", "x", "--ranks", "3", "--tp", "2"], "--tp 2 . --pp 1 = 2 must divide it"),
+        (["generate", "MODEL", "--prompt", "x " * 30], r"prompt 1: has \d+ tokens; valid: 1 to 24, model.seq_len"),
+        (["generate", "MODEL", "--prompt", "x", "--chat"], "has no chat_template"),
+        (["generate", "MODEL", "--prompt", "x", "--tokenizer", "missing"], "missing: no such file"),
+        (["generate", "missing", "--prompt", "x"], "missing: there is no such folder"),
+        (["eval", "MODEL"], "give one of --data CORPUS, --text FILE"),
+        (["eval", "MODEL", "--text", "x", "--documents", "3"], "--documents: goes with --data"),
+        (["eval", "MODEL", "--text", "missing.txt"], "missing.txt: cannot be read"),
+        (["eval", "MODEL", "--data", "missing"], "missing: neither a folder made by"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_refused(arguments: List[str], message: str, model: Path, capsys: Any) -> None:
+    assert run([str(model) if word == "MODEL" else word for word in arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp_path: Path, capsys: Any) -> None:
+    save_model(tmp_path, model_of_kind("gpt2"))
+    tokenizer = model / "checkpoints" / "step-00000012"
+    assert run(["generate", str(tmp_path), "--prompt", "x", "--tokenizer", str(tokenizer)]) == 2
+    assert "more than model.vocab_size 101: it is another model's" in capsys.readouterr().err
+    (tmp_path / "text").write_text("It's a text", encoding="utf-8")
+    assert run(["eval", str(tmp_path), "--text", str(tmp_path / "text"), "--tokenizer", str(tokenizer)]) == 2
+    assert "it was encoded by another model's tokenizer" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys: Any) -> None:
+    save_model(tmp_path, model_of_kind("gpt2"))
+    assert run(["generate", str(tmp_path), "--prompt", "x"]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err

@@ -1,0 +1,39 @@
+"""Tests of the planned memory of `generate` against the tensors that it really keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fugaku_gpt.config import LayoutConfig, RunConfig
+from fugaku_gpt.machine.framework import framework_of
+from fugaku_gpt.planner.trainer.generation_memory import GENERATION_CATEGORIES, GenerationSize, generation_memory
+from tests.support.models import MODELS, model_of_kind
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_weights_and_cache_are_those_of_a_replica(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: make install")
+    from fugaku_gpt.comm import ProcessGrid
+    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
+    from fugaku_gpt.inference.replica import ModelReplica
+    from tests.support.checkpoints import save_model
+
+    source = find_model(save_model(tmp_path, model_of_kind(kind)))
+    config = inference_config(source, ReplicaLayout(), 1)
+    replica = ModelReplica(config, ProcessGrid.alone())
+    (planned,) = generation_memory(config, GenerationSize(3, 20), framework_of())
+    assert planned["cache"] == replica.make_cache(3, 20).bytes
+    assert planned["weights"] == sum(4 * p.numel() for p in replica._model.parameters())
+
+
+def test_layers_and_heads_are_distributed_over_stages_and_ranks() -> None:
+    run = RunConfig(model=model_of_kind("llama", "model.layers=4"))
+    size = GenerationSize(2, 10)
+    (alone,) = generation_memory(run, size, framework_of())
+    stages = generation_memory(replace(run, layout=LayoutConfig(tp=2, pp=2)), size, framework_of())
+    assert tuple(alone) == GENERATION_CATEGORIES and len(stages) == 2
+    assert sum(stage["cache"] for stage in stages) * 2 == alone["cache"]
+    assert stages[0]["logits"] == 0 < stages[1]["logits"]
