@@ -57,7 +57,11 @@ def trainer_of(world: Optional[Communicator], settings: Tuple[str, ...]) -> Trai
     """Returns a trainer of the tiny run in a layout; without a world, on this rank alone. Nodes have two ranks."""
     per_file = ("checkpoint.ranks_per_file=3",) if len(settings) % 2 else ()
     config = tiny_config(*RUN, *per_file, *(f"layout.{setting}" for setting in settings))
-    grid = ProcessGrid(world, config.layout, world.rank // 2) if world is not None else ProcessGrid.alone()
+    grid = (
+        ProcessGrid(world, config.layout, world.rank // 2, config.kv_copies)
+        if world is not None
+        else ProcessGrid.alone()
+    )
     return Trainer(config, grid, ByteSamples(config.model.seq_len))
 
 

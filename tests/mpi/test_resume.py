@@ -49,7 +49,9 @@ RUNS: List[Tuple[int, Tuple[str, ...]]] = [
 
 def trainer(world: Communicator, *settings: str) -> Trainer:
     config = tiny_config(*settings)
-    return Trainer(config, ProcessGrid(world, config.layout, world.rank // 2), ByteSamples(config.model.seq_len))
+    return Trainer(
+        config, ProcessGrid(world, config.layout, world.rank // 2, config.kv_copies), ByteSamples(config.model.seq_len)
+    )
 
 
 @pytest.fixture
