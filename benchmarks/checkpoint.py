@@ -63,7 +63,7 @@ def measure(world: Communicator, zero: int, way: str, folder: Path, options: arg
     layout = [f"layout.dp={world.size}", f"layout.zero={zero}", f"training.global_batch={world.size}"]
     layout.append(f"checkpoint.asynchronous={str(way == 'asynchronous').lower()}")
     config = load_run_config(preset=options.preset, overrides=["training.micro_batch=1", *layout, *options.settings])
-    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
+    trainer = Trainer(config, ProcessGrid(world, config.layout, kv_copies=config.kv_copies), RandomSamples(config))
     log = _Log()
     checkpoints = CheckpointSaver(trainer, folder, log if world.rank == 0 else None)  # type: ignore[arg-type]  # all it asks
 

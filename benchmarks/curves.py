@@ -92,7 +92,11 @@ def losses(config: RunConfig) -> List[float]:
     from fugaku_gpt.training.trainer import Trainer
 
     prepare_process(1)
-    trainer = Trainer(config, ProcessGrid(open_patient_world(), config.layout), LibraryBytes(config.model.seq_len))
+    trainer = Trainer(
+        config,
+        ProcessGrid(open_patient_world(), config.layout, kv_copies=config.kv_copies),
+        LibraryBytes(config.model.seq_len),
+    )
     return [trainer.step().loss for _ in range(config.training.iterations)]
 
 

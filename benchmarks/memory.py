@@ -90,14 +90,14 @@ def measure(config: RunConfig, small: RunConfig) -> Dict[str, float]:
 
     prepare_process(1)
     world = open_patient_world()
-    warm = Trainer(small, ProcessGrid(world, small.layout), _Random(small))
+    warm = Trainer(small, ProcessGrid(world, small.layout, kv_copies=small.kv_copies), _Random(small))
     warm.step()
     del warm
     world.barrier()
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the high-water mark starts anew
     base = _status_bytes("VmHWM")
-    trainer = Trainer(config, ProcessGrid(world, config.layout), _Random(config))
+    trainer = Trainer(config, ProcessGrid(world, config.layout, kv_copies=config.kv_copies), _Random(config))
     for _ in range(STEPS):
         trainer.step()
     trainer.buffers.parameters.sum()  # the last gather of parameters is over

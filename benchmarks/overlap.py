@@ -47,7 +47,7 @@ def measure(world: Communicator, zero: int, steps: int, settings: List[str]) -> 
     batch = f"training.global_batch={2 * MICRO_BATCHES * world.size}"
     layout = (f"layout.dp={world.size}", f"layout.zero={zero}")
     config = load_run_config(overrides=[*MODEL, batch, *layout, *settings])
-    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
+    trainer = Trainer(config, ProcessGrid(world, config.layout, kv_copies=config.kv_copies), RandomSamples(config))
     took: List[float] = []
     for step in range(3 + steps):  # a cold one, and two that are timed alone
         before = time.perf_counter()

@@ -72,7 +72,7 @@ def ours(config: RunConfig) -> Work:
         raise Lacking(f"this build cannot train in {config.training.dtype}")
     prepare_process(threads())
     world = open_world(threads=threads())
-    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
+    trainer = Trainer(config, ProcessGrid(world, config.layout, kv_copies=config.kv_copies), RandomSamples(config))
     for _ in range(
         2
     ):  # a cold one, and one that times communication alone; the next does so too, and is not counted either

@@ -128,7 +128,7 @@ def measure(config: RunConfig) -> Dict[str, float]:
 
     prepare_process(1)
     world = open_world(threads=1)
-    trainer = Trainer(config, ProcessGrid(world, config.layout), RandomSamples(config))
+    trainer = Trainer(config, ProcessGrid(world, config.layout, kv_copies=config.kv_copies), RandomSamples(config))
     trainer.step()
     before = time.perf_counter()
     trainer.step()

@@ -88,7 +88,10 @@ def measure(plain: Communicator, recorded: Communicator, layout: str, options: a
     layout_settings = [f"layout.{setting}" for setting in layout.split()]
     config = load_run_config(preset=options.preset, overrides=[*layout_settings, *options.settings])
     samples = RandomSamples(config)
-    without, with_it = (Trainer(config, ProcessGrid(world, config.layout), samples) for world in (plain, recorded))
+    without, with_it = (
+        Trainer(config, ProcessGrid(world, config.layout, kv_copies=config.kv_copies), samples)
+        for world in (plain, recorded)
+    )
 
     def step(trainer: Trainer) -> float:
         plain.barrier()

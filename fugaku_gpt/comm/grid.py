@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.comm.hierarchical import HierarchicalComm, hierarchical_comm
 from fugaku_gpt.config.schema import LayoutConfig
-from fugaku_gpt.layout.grid import Coordinates, coordinates_of, dp_group, embedding_group, pp_group, tp_group
+from fugaku_gpt.layout.grid import Coordinates, coordinates_of, dp_group, embedding_group, kv_group, pp_group, tp_group
 
 
 class ProcessGrid:
@@ -17,6 +18,7 @@ class ProcessGrid:
         world: all ranks.
         coordinates: this rank's (dp, pp, tp).
         tp: the ranks that share each layer with this one.
+        kv: those of them that hold the same head of keys and values as this one.
         pp: the pipeline's stages, in order.
         dp: the ranks that hold the same weights as this one.
         replicas: the communicator for sums over them: ``dp`` itself, or a hierarchical one; the same kind on all ranks.
@@ -25,11 +27,14 @@ class ProcessGrid:
             of one.
     """
 
-    def __init__(self, world: Communicator, layout: LayoutConfig, node: Optional[int] = None) -> None:
+    def __init__(
+        self, world: Communicator, layout: LayoutConfig, node: Optional[int] = None, kv_copies: int = 1
+    ) -> None:
         """Collective over ``world``: one split per axis, whatever the number of groups.
 
         Args:
             node: number of this rank's node; default: detected.
+            kv_copies: tensor-parallel ranks that hold the same head of keys and values (``RunConfig.kv_copies``).
 
         Raises:
             ValueError: the world and the layout have different numbers of ranks.
@@ -40,6 +45,8 @@ class ProcessGrid:
         self.layout = layout
         self.coordinates = coordinates_of(world.rank, layout, layout.order)
         self.tp = self._group(tp_group, "tp")
+        copies_alike = partial(kv_group, copies=kv_copies)
+        self.kv = self._group(copies_alike, "kv") if kv_copies > 1 else Communicator.alone("kv")
         self.pp = self._group(pp_group, "pp")
         self.dp = self._group(dp_group, "dp")
         self.embedding = self._group(embedding_group, "embedding")

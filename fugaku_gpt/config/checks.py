@@ -73,9 +73,10 @@ def _check_model(config: RunConfig, report_problem: ReportProblem) -> None:
         report_problem("model.kv_heads", model.kv_head_count, rule)
     if model.heads % tp:
         report_problem("layout.tp", tp, f"must divide model.heads {model.heads}; valid: {_divisors(model.heads)}")
-    elif model.kv_head_count % tp:
-        valid = _divisors(model.kv_head_count)
-        report_problem("layout.tp", tp, f"must divide model.kv_heads {model.kv_head_count}; valid: {valid}")
+    elif model.heads % model.kv_head_count == 0 and not model.supports_tp(tp):
+        valid = _format_list([ranks for ranks in _divisors_of(model.heads) if model.supports_tp(ranks)])
+        rule = f"must divide model.kv_heads {model.kv_head_count} or be a multiple of it; valid: {valid}"
+        report_problem("layout.tp", tp, rule)
     _check_rotary(config, report_problem)
     if model.ffn_size % tp:
         valid = _divisors(model.ffn_size)

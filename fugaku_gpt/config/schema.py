@@ -136,6 +136,23 @@ class ModelConfig:
         """Width of queries, keys and values of all heads."""
         return (self.heads + 2 * self.kv_head_count) * self.head_size
 
+    def supports_tp(self, tp: int) -> bool:
+        """Whether ``tp`` ranks can share out the heads: each gets as many query heads, and the heads of keys and values
+        are cut, or each of them is copied to as many ranks."""
+        return self.heads % tp == 0 and (self.kv_head_count % tp == 0 or tp % self.kv_head_count == 0)
+
+    def kv_copies(self, tp: int) -> int:
+        """Neighbouring tensor-parallel ranks that hold the same head of keys and values; 1 where these are cut."""
+        return max(1, tp // self.kv_head_count)
+
+    def local_kv_heads(self, tp: int) -> int:
+        """Heads of keys and values of one tensor-parallel rank."""
+        return max(1, self.kv_head_count // tp)
+
+    def local_qkv_width(self, tp: int) -> int:
+        """Width of queries, keys and values of one tensor-parallel rank."""
+        return (self.heads // tp + 2 * self.local_kv_heads(tp)) * self.head_size
+
     @property
     def up_width(self) -> int:
         """Width of what the first product of the MLP makes: SwiGLU's has two parts."""
@@ -608,6 +625,11 @@ class RunConfig:
     def padded_vocab(self) -> int:
         """Rows of the embedding in this layout."""
         return self.model.padded_vocab(self.layout.tp)
+
+    @property
+    def kv_copies(self) -> int:
+        """Tensor-parallel ranks that hold the same head of keys and values in this layout."""
+        return self.model.kv_copies(self.layout.tp)
 
     @property
     def micro_batches(self) -> int:

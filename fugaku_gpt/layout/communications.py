@@ -40,7 +40,7 @@ class Collective:
     """An operation that all ranks of a communicator do together.
 
     Attributes:
-        communicator: ``tp``, ``dp``, ``embedding`` or ``world``, see ``grid.py``; or one of ``nodes.py``.
+        communicator: ``tp``, ``kv``, ``dp``, ``embedding`` or ``world``, see ``grid.py``; or one of ``nodes.py``.
         operation: one of ``operations.py``.
         elements: number of elements that this rank contributes: all of them for a sum, its share for a gather.
     """
@@ -125,13 +125,15 @@ class CommunicationPlan:
         model, layout = self.model, self.layout
         sizes = {
             "heads": model.heads,
-            "heads of keys": model.kv_head_count,
             "MLP width": model.ffn_size,
             "padded vocabulary": self.vocab,
         }
         for name, size in sizes.items():
             if size % layout.tp:
                 raise ValueError(f"tp {layout.tp} must divide the {name}, {size}")
+        if not model.supports_tp(layout.tp):
+            rule = f"must divide the heads of keys, {model.kv_head_count}, or be a multiple of them"
+            raise ValueError(f"tp {layout.tp} {rule}")
         if self.sequence_parallel and self.tokens % layout.tp:
             raise ValueError(f"sequence parallelism: tp {layout.tp} must divide the sequence length, {self.tokens}")
         if self.is_hierarchical and self.nodes is None:
@@ -156,6 +158,11 @@ class CommunicationPlan:
     def vocab(self) -> int:
         """Rows of the embedding."""
         return self.model.padded_vocab(self.layout.tp)
+
+    @property
+    def kv_copies(self) -> int:
+        """Number of tensor-parallel ranks that hold the same head of keys and values."""
+        return self.model.kv_copies(self.layout.tp)
 
     @property
     def is_hierarchical(self) -> bool:
@@ -319,6 +326,8 @@ def _after_backward(plan: CommunicationPlan, stage: int, on_node: int, is_calibr
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)
+    if flat.copied.stop > flat.copied.start:
+        yield Collective("kv", ALL_REDUCE, flat.copied.stop - flat.copied.start)
     summed = flat.summed_over_tp(plan.sequence_parallel)
     if summed.stop > summed.start and tp > 1:
         yield Collective("tp", ALL_REDUCE, summed.stop - summed.start)

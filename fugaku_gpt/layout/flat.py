@@ -1,11 +1,12 @@
 """Lays out a rank's tensors in its flat parameters and gradients, and cuts these into buckets for sums over replicas.
 
 Order: first the tensors that are split over tensor-parallel ranks, in reverse order of their use in the forward pass,
-which is the order in which the backward pass finishes their gradients; then the replicated tensors, whose gradients are
-summed over tensor-parallel ranks before replicas: the norms of queries and keys always, the others under sequence
-parallelism; last a tied token embedding, whose gradient the last pipeline stage shares with the first. The embedding
-has its own buckets, which both stages cut alike. Both stages add the results of the sums over replicas: two terms,
-whose sum is bit-identical on both, in whatever order the MPI library reduced each stage's replicas.
+which is the order in which the backward pass finishes their gradients; then the weights of keys and values of which
+neighbouring tensor-parallel ranks have copies, whose gradients these sum before replicas do; then the replicated
+tensors, whose gradients are summed over tensor-parallel ranks before replicas: the norms of queries and keys always,
+the others under sequence parallelism; last a tied token embedding, whose gradient the last pipeline stage shares with
+the first. The embedding has its own buckets, which both stages cut alike. Both stages add the results of the sums over
+replicas: two terms, whose sum is bit-identical on both, in whatever order the MPI library reduced the replicas of each.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class FlatLayout:
         placed: the tensors in order; gaps between them are alignment.
         elements: in all; divides by the shards.
         buckets: consecutive ranges that are summed in one message each; each divides by the shards.
+        copied: range of the tensors of which some tensor-parallel ranks hold copies (``TensorSpec.copies``).
         tp_replicated: range of the tensors that every tensor-parallel rank holds whole.
         tp_partial: range of those of them whose gradients tensor-parallel ranks have in parts (``TensorSpec``).
         embedding: range of the token embedding that two stages hold; empty where this stage has none.
@@ -64,6 +66,7 @@ class FlatLayout:
     placed: Tuple[PlacedTensor, ...]
     elements: int
     buckets: Tuple[slice, ...]
+    copied: slice
     tp_replicated: slice
     tp_partial: slice
     embedding: slice
@@ -154,10 +157,11 @@ def flat_layout(
         for first, stop in ((0, cut), (cut, end))
         for start in range(first, stop, width)
     ]
+    copied = _span_of([tensor for tensor in placed if tensor.spec.copies > 1])
     tp_replicated = _span_of([tensor for tensor in placed if tensor.spec.tp_dim is None])
     tp_partial = _span_of([tensor for tensor in placed if tensor.spec.is_partial])
     embedding = _span_of([tensor for tensor in placed if tensor.spec.is_tied])
-    return FlatLayout(tuple(placed), end, tuple(buckets), tp_replicated, tp_partial, embedding)
+    return FlatLayout(tuple(placed), end, tuple(buckets), copied, tp_replicated, tp_partial, embedding)
 
 
 def _span_of(tensors: Sequence[PlacedTensor]) -> slice:
@@ -200,7 +204,7 @@ def _aligned_elements(model: ModelConfig, tp: int, step: int) -> Tuple[int, int,
 
 def _section_of(spec: TensorSpec) -> int:
     if spec.is_tied:
-        return 3
+        return 4
     if spec.tp_dim is not None:
-        return 0
-    return 1 if spec.is_partial else 2
+        return 1 if spec.copies > 1 else 0
+    return 2 if spec.is_partial else 3

@@ -63,6 +63,12 @@ def dp_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_
     return _along("dp", coordinates.dp, coordinates, layout, order)
 
 
+def kv_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP, copies: int = 1) -> List[int]:
+    """The ``copies`` neighbouring tensor-parallel ranks that hold the same head of keys and values, in order."""
+    first = coordinates.tp // copies * copies
+    return tp_group(coordinates, layout, order)[first : first + copies]
+
+
 def embedding_group(coordinates: Coordinates, layout: LayoutConfig, order: str = TP_PP_DP) -> List[int]:
     """The ranks that hold the same slice of the tied embedding in one replica: of the first and of the last stage.
 

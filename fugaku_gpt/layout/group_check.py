@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.communications import CommunicationPlan
-from fugaku_gpt.layout.grid import Coordinates, dp_group, embedding_group, pp_group, tp_group
+from fugaku_gpt.layout.grid import Coordinates, dp_group, embedding_group, kv_group, pp_group, tp_group
 from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, node_groups
 
 GroupOf = Callable[[Coordinates, LayoutConfig, str], List[int]]
@@ -41,9 +42,11 @@ class GridError(ValueError):
 
 def groups_of(plan: CommunicationPlan) -> Mapping[str, GroupOf]:
     """Maps each kind of communicator except the world to the function by which a rank finds its group."""
-    nodes = plan.nodes
+    nodes, groups = plan.nodes, dict(GROUPS)
+    if plan.kv_copies > 1:
+        groups["kv"] = partial(kv_group, copies=plan.kv_copies)
     if not plan.is_hierarchical or nodes is None:
-        return GROUPS
+        return groups
 
     def on_node(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
         return node_groups(coordinates, layout, order, nodes)[0]
@@ -51,7 +54,7 @@ def groups_of(plan: CommunicationPlan) -> Mapping[str, GroupOf]:
     def across(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
         return node_groups(coordinates, layout, order, nodes)[1]
 
-    return {**GROUPS, NODE: on_node, ACROSS_NODES: across, NODE_GATHER: on_node, ACROSS_NODES_GATHER: across}
+    return {**groups, NODE: on_node, ACROSS_NODES: across, NODE_GATHER: on_node, ACROSS_NODES_GATHER: across}
 
 
 def checked_groups(
@@ -102,6 +105,9 @@ def _check_positions(
     elif kind == "embedding":
         stages = [0, last] if last and first.pp in (0, last) else [first.pp]
         expected = [replace(first, pp=stage) for stage in stages]
+    elif kind == "kv":
+        lowest = first.tp // plan.kv_copies * plan.kv_copies
+        expected = [replace(first, tp=position) for position in range(lowest, lowest + plan.kv_copies)]
     else:
         expected = [replace(first, **{kind: position}) for position in range(getattr(plan.layout, kind))]
     if [coordinates_of_ranks[rank] for rank in view] != expected:

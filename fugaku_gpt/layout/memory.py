@@ -83,8 +83,8 @@ def _head_norm_bytes(config: RunConfig) -> int:
     if not model.qk_norm:
         return 0
     tokens, item = config.training.micro_batch * model.seq_len, ITEM_BYTES[config.training.dtype]
-    numbers = max(item, 4) * tokens * (model.heads + model.kv_head_count) // t
-    return item * tokens * model.qkv_width // t + numbers + (2 * 4 * model.head_size if item == 2 else 0)
+    numbers = max(item, 4) * tokens * (model.heads // t + model.local_kv_heads(t))
+    return item * tokens * model.local_qkv_width(t) + numbers + (2 * 4 * model.head_size if item == 2 else 0)
 
 
 def _norm_bytes(config: RunConfig) -> int:
@@ -133,7 +133,7 @@ def deferred_weight_grad_bytes(config: RunConfig) -> int:
     model, t = config.model, config.layout.tp
     tokens = config.training.micro_batch * model.seq_len
     return _deferred_before_core(config) + ITEM_BYTES[config.training.dtype] * tokens * (
-        model.hidden + model.qkv_width // t
+        model.hidden + model.local_qkv_width(t)
     )
 
 

@@ -65,7 +65,7 @@ def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) ->
     """The regions that a rank writes; all ranks of a layout together write each element of the model once.
 
     With ZeRO each replica writes what it owns; without it, replicas hold the same and each writes a share. Of what
-    tensor-parallel ranks replicate, the first rank writes; of the token embedding, the first stage.
+    tensor-parallel ranks hold alike, the first of them writes; of the token embedding, the first stage.
 
     Args:
         shard: the rank's place among the replicas in the order of shares (``replicas.rank``).
@@ -88,7 +88,7 @@ def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) ->
 def _is_writer(spec: TensorSpec, coordinates: Coordinates) -> bool:
     if spec.name == TOKEN_EMBEDDING and coordinates.pp != 0:
         return False
-    return spec.tp_dim is not None or coordinates.tp == 0
+    return spec.is_first_copy(coordinates.tp)
 
 
 def _unpadded_elements(placed: PlacedTensor, tp: int, tp_rank: int) -> int:

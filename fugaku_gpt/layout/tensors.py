@@ -7,7 +7,7 @@ they cannot disagree about what a name means. Names follow the module tree of ``
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Optional, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig
@@ -24,6 +24,8 @@ class TensorSpec:
         name: as in ``named_parameters()``.
         shape: of the whole tensor.
         tp_dim: dimension that is cut over the tensor-parallel ranks; None where every rank holds the whole tensor.
+        copies: neighbouring tensor-parallel ranks that hold the same slice, each with the gradient of its own query
+            heads; 1 where every rank has a slice of its own.
         init: ``normal``, ``zeros`` or ``ones``.
         std: standard deviation where init is normal.
         rows: rows of dimension 0 that are ever used; the rest is vocabulary padding and stays zero.
@@ -34,6 +36,7 @@ class TensorSpec:
     name: str
     shape: Tuple[int, ...]
     tp_dim: Optional[int] = None
+    copies: int = 1
     init: str = "zeros"
     std: float = 0.0
     rows: Optional[int] = None
@@ -50,19 +53,26 @@ class TensorSpec:
         full_slices = tuple(slice(0, size) for size in self.shape)
         if self.tp_dim is None:
             return full_slices
-        width = self.shape[self.tp_dim] // tp
-        local = slice(tp_rank * width, (tp_rank + 1) * width)
+        width = self.local_shape(tp)[self.tp_dim]
+        first = tp_rank // self.copies * width
+        local = slice(first, first + width)
         return (*full_slices[: self.tp_dim], local, *full_slices[self.tp_dim + 1 :])
 
     def local_shape(self, tp: int) -> Tuple[int, ...]:
         """Shape of one rank's part."""
-        return tuple(size // tp if dim == self.tp_dim else size for dim, size in enumerate(self.shape))
+        slices = tp // self.copies
+        return tuple(size // slices if dim == self.tp_dim else size for dim, size in enumerate(self.shape))
+
+    def is_first_copy(self, tp_rank: int) -> bool:
+        """Whether a tensor-parallel rank is the first of those that hold the same part: the one that counts it in
+        norms, and writes it to checkpoints."""
+        return tp_rank == 0 if self.tp_dim is None else tp_rank % self.copies == 0
 
 
 def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
     """Every tensor of the model, in order of first use in the forward pass.
 
-    ``tp`` matters only for the padding of the vocabulary.
+    ``tp`` matters only for the padding of the vocabulary, and for the copies of heads of keys and values.
     """
     h, std = model.hidden, model.init_std
     vocabulary = (model.padded_vocab(tp), h)
@@ -85,7 +95,7 @@ def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
         prefix = f"blocks.{layer}"
         tensors += [
             *_norm(f"{prefix}.attention_norm", model),
-            *_attention(f"{prefix}.attention", model),
+            *_attention(f"{prefix}.attention", model, tp),
             *_norm(f"{prefix}.mlp_norm", model),
             *_mlp(f"{prefix}.mlp", model),
         ]
@@ -100,16 +110,18 @@ def _norm(name: str, model: ModelConfig) -> List[TensorSpec]:
     return tensors + ([TensorSpec(f"{name}.bias", (model.hidden,))] if model.norm == "layernorm" else [])
 
 
-def _attention(name: str, model: ModelConfig) -> List[TensorSpec]:
+def _attention(name: str, model: ModelConfig, tp: int) -> List[TensorSpec]:
     """The tensors of an attention layer. Query, key and value weights are one tensor [3, heads * d, h], or where there
-    are fewer heads of keys, [heads * d, h] and [2, kv heads * d, h]; they are cut along the heads."""
+    are fewer heads of keys, [heads * d, h] and [2, kv heads * d, h]; they are cut along the heads. With more ranks than
+    heads of keys, each such head is held by the neighbouring ranks whose query heads share it."""
     width = model.query_width
     kv_width = model.kv_head_count * model.head_size
     if model.kv_head_count == model.heads:
         tensors = _column_parallel(f"{name}.qkv", (3, width), model, model.biases != "none")
     else:
         tensors = _column_parallel(f"{name}.q", (width,), model, model.biases != "none")
-        tensors += _column_parallel(f"{name}.kv", (2, kv_width), model, model.biases != "none")
+        kv = _column_parallel(f"{name}.kv", (2, kv_width), model, model.biases != "none")
+        tensors += [replace(spec, copies=model.kv_copies(tp)) for spec in kv]
     if model.qk_norm:
         shape = (model.head_size,)
         tensors += [TensorSpec(f"{name}.{of}_norm.weight", shape, init="ones", is_partial=True) for of in ("q", "k")]

@@ -77,7 +77,7 @@ class CausalSelfAttention(nn.Module):
         if model.kv_head_count == model.heads:
             self.qkv = ColumnParallelLinear(model.hidden, width, tp, dtype, 3, sequence_parallel, has_bias=has_bias)
         else:
-            kv_width = model.kv_head_count * model.head_size
+            kv_width = model.local_kv_heads(tp.size) * tp.size * model.head_size  # copies included
             self.q = ColumnParallelLinear(model.hidden, width, tp, dtype, 1, sequence_parallel, has_bias=has_bias)
             self.kv = ColumnParallelLinear(model.hidden, kv_width, tp, dtype, 2, sequence_parallel, has_bias=has_bias)
         if model.qk_norm:

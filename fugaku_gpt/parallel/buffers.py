@@ -64,7 +64,7 @@ def have_overlap(a: slice, b: slice) -> bool:
 def counted_in_norm(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], bool]:
     """Return a function that says whether this rank counts a tensor in the norm of the whole model's gradient.
 
-    Each element is counted once. A tensor that every tensor-parallel rank holds in full is counted by the first of
+    Each element is counted once. A part of a tensor that several tensor-parallel ranks hold is counted by the first of
     them, the token embedding by the first stage, and what replicas hold alike (without ZeRO) by the first replica.
     """
     first_replica = sharded or grid.coordinates.dp == 0
@@ -72,7 +72,7 @@ def counted_in_norm(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], 
     def counts(spec: TensorSpec) -> bool:
         if spec.name == TOKEN_EMBEDDING and grid.coordinates.pp != 0:
             return False
-        return first_replica and (spec.tp_dim is not None or grid.coordinates.tp == 0)
+        return first_replica and spec.is_first_copy(grid.coordinates.tp)
 
     return counts
 
@@ -167,17 +167,19 @@ class FlatBuffers:
 
         for shard in owned:
             span = shard.parameters
-            start, kind = span.start, None
+            start, kind, is_copied = span.start, None, False
             for placement in self.placements:
                 if not have_overlap(placement.span, span):
                     continue
                 next_kind = (placement.spec.decays, counts(placement.spec))
-                # the token embedding is a range of its own on both stages that have it: kernels that step it see the
-                # same lengths there, and round the same elements in the same way
-                if kind is not None and (next_kind != kind or placement.spec.name == TOKEN_EMBEDDING):
+                # the token embedding is a range of its own on both stages that have it, and copies are apart from
+                # other tensors on all ranks that hold them: kernels that step them see the same lengths there, and
+                # round the same elements in the same way
+                is_border = placement.spec.name == TOKEN_EMBEDDING or (placement.spec.copies > 1) != is_copied
+                if kind is not None and (next_kind != kind or is_border):
                     yield param_range(kind, shard, start, placement.start)
                     start = placement.start
-                kind = next_kind
+                kind, is_copied = next_kind, placement.spec.copies > 1
             if kind is not None:
                 yield param_range(kind, shard, start, span.stop)
 

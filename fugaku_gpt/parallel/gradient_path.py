@@ -19,8 +19,8 @@ A step's gradients travel in this order; every function named here is in this fi
    itself is called by ``ProcessGrid.replicas`` (``comm/communicator.py``, or ``comm/hierarchical.py`` above it). In
    calibration steps, whose sums are timed alone, no bucket starts before the next point.
 7. The trainer calls :meth:`GradientReducer.finish`: parameters that tensor-parallel ranks hold alike are summed over
-   these first (norms of heads, and under sequence parallelism all), the remaining buckets start, all are waited for,
-   and last the two ends of the pipeline add up the tied token embedding.
+   these first (copied heads of keys and values, norms of heads, and under sequence parallelism all), the remaining
+   buckets start, all are waited for, and last the two ends of the pipeline add up the tied token embedding.
 
 With ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1) a bucket's sum is a reduce-scatter: each replica gets its own
 shard, steps it, and ``parameter_gather.py`` brings the parameters back.
@@ -219,7 +219,7 @@ class GradientReducer:
         self._nodes: List[Any] = []  # hooks live as long as the nodes that they are on
         self._slots = self._attach(chunks, accumulate_in_layers)
         members = [sum(index in slot.buckets for slot in self._slots) for index in range(len(buffers.buckets))]
-        for index in buffers.buckets_of(self._tp_summed):  # is summed over another group first, by finish()
+        for index in buffers.buckets_of(layout.copied, self._tp_summed):  # finish() sums over other groups first
             members[index] += 1
         self._members = members
         # [elements] of another type than the gradients, in which they travel
@@ -345,6 +345,9 @@ class GradientReducer:
 
     def finish(self) -> None:
         """Start the reduction of what is not started yet, and wait for all of it."""
+        copied = self._buffers.layout.copied
+        if copied.stop > copied.start:  # each rank has seen its own query heads only
+            self._grid.kv.all_reduce(self._buffers.gradients[copied])
         if self._tp_summed.stop > self._tp_summed.start:
             # each rank has seen its own heads only, or under sequence parallelism its own tokens
             self._grid.tp.all_reduce(self._buffers.gradients[self._tp_summed])

@@ -68,7 +68,7 @@ class NodeCheck:
     ) -> None:
         self._world, self._node = world, world.on_this_node("node")
         self._config, self._folder, self._process, self._is_short = config, folder, process, is_short
-        self._grid = ProcessGrid(world, config.layout)
+        self._grid = ProcessGrid(world, config.layout, kv_copies=config.kv_copies)
 
     def run(self, iterations: int) -> None:
         """Measure everything, and write it."""

@@ -278,7 +278,9 @@ class Probe:
             if count > 1 and remaining_seconds < 0:
                 break
             config = load_run_config(overrides=settings)
-            trainer = Trainer(config, ProcessGrid(self._world, config.layout), RandomSamples(config))
+            trainer = Trainer(
+                config, ProcessGrid(self._world, config.layout, kv_copies=config.kv_copies), RandomSamples(config)
+            )
             trainer.step()  # not counted; nor is the second step, in which replicas communicate alone
             seconds, spread = self._clock.measure(trainer.step, remaining_seconds / (len(runs) - count))
             trainer.finish()

@@ -133,7 +133,7 @@ def train(
         watchdog = start_watchdog(config, world, directory, started)
         if watchdog is not None:
             watchers.callback(watchdog.stop)
-        grid = ProcessGrid(world, config.layout)
+        grid = ProcessGrid(world, config.layout, kv_copies=config.kv_copies)
         environment = collect_environment(config, grid, process)
         log = None
         if world.rank == 0:

@@ -25,8 +25,8 @@ from fugaku_gpt.errors import ConfigError
             "run.yaml:2: model.kv_heads: 3: must divide model.heads 4; valid: 1, 2, 4",
         ),
         (
-            "layout.tp: 4\nmodel.kv_heads: 2",
-            "run.yaml:1: layout.tp: 4: must divide model.kv_heads 2; valid: 1, 2",
+            "layout.tp: 4\nmodel.heads: 12\nmodel.hidden: 48\nmodel.kv_heads: 6",
+            "run.yaml:1: layout.tp: 4: must divide model.kv_heads 6 or be a multiple of it; valid: 1, 2, 3, 6, 12",
         ),
         (
             "model: {positions: rope, head_dim: 5}",

@@ -41,13 +41,16 @@ MODEL = ModelConfig(layers=12, hidden=24, heads=6, seq_len=12, vocab_size=100, v
 def plans(draw: Any, most_ranks: int = 24) -> CommunicationPlan:
     """Draws any mixture of dp, tp, pp, chunks, ZeRO, sequence parallelism and recompute."""
     tp = draw(st.sampled_from([1, 2, 3]))
+    kv_heads = draw(
+        st.sampled_from([kv_heads for kv_heads in (1, 2, 3, 6) if kv_heads % tp == 0 or tp % kv_heads == 0])
+    )
     pp = draw(st.integers(1, 4))
     dp = draw(st.integers(1, max(1, min(4, most_ranks // (tp * pp)))))
     kind = draw(st.sampled_from(KINDS))
     is_hierarchical = draw(st.booleans())
     per_node = draw(st.sampled_from([size for size in range(1, dp * tp * pp + 1) if dp * tp * pp % size == 0]))
     return CommunicationPlan(
-        model=MODEL,
+        model=replace(MODEL, kv_heads=kv_heads),
         layout=LayoutConfig(dp=dp, tp=tp, pp=pp, hierarchical_sum=is_hierarchical),
         nodes=Nodes(dp * tp * pp // per_node, per_node, round_robin=draw(st.booleans())) if is_hierarchical else None,
         micro_batches=draw(st.integers(1, 5)),
@@ -80,6 +83,9 @@ def test_every_layout_passes_the_check_run_by_stages_and_run_by_ranks(plan: Comm
     assert by_stages.communications == sum(len(program_of(plan, rank)) for rank in range(plan.layout.ranks))
     layout = plan.layout
     check_grid(plan, lambda rank: program_of(plan, rank, is_calibration=True))
+    assert by_stages.groups.get("kv", 0) == layout.dp * layout.pp * (
+        plan.model.kv_head_count if plan.kv_copies > 1 else 0
+    )
     assert {kind: by_stages.groups[kind] for kind in (*GROUPS, "world")} == {
         "tp": layout.dp * layout.pp * (layout.tp > 1),
         "pp": layout.dp * layout.tp * (layout.pp > 1),
@@ -138,6 +144,12 @@ def test_all_gradients_are_summed_once(plan: CommunicationPlan) -> None:
         specs = stage_tensors(plan.model, layout.tp, plan.model_chunks, stage)
         parameter_elements = sum(math.prod(spec.local_shape(layout.tp)) for spec in specs)
         buckets = bucket_elements(plan, stage)
+        copied_elements = [math.prod(spec.local_shape(layout.tp)) for spec in specs if spec.copies > 1]
+        assert bool(copied_elements) == (layout.tp > plan.model.kv_head_count)
+        for (operation, elements), count in operations_on(steps, "kv").items():
+            assert (operation, count) == ("all_reduce_sum", 1)
+            assert sum(copied_elements) <= elements < sum(copied_elements) + 16 * len(copied_elements)
+        assert len(operations_on(steps, "kv")) == bool(copied_elements)
         unit = 16 * (layout.dp if plan.zero or layout.hierarchical_sum else 1)
         assert parameter_elements <= sum(buckets) < parameter_elements + 16 * len(specs) + 2 * unit
         assert max(buckets) <= max(plan.bucket_bytes // 4, unit)
@@ -300,6 +312,7 @@ def test_nodes_are_those_of_the_run_file(overrides: List[str], expected: Union[N
     ("change", "message"),
     [
         ({"layout": LayoutConfig(tp=5)}, "tp 5 must divide the heads, 6"),
+        ({"model": replace(MODEL, kv_heads=3)}, "tp 2 must divide the heads of keys, 3, or be a multiple of them"),
         ({"model": replace(MODEL, seq_len=7), "sequence_parallel": True}, "must divide the sequence length, 7"),
         ({"zero": 2}, "zero 2: valid: 0, 1"),
         ({"order": "tp,dp"}, "valid: tp,pp,dp"),
@@ -432,23 +445,24 @@ def test_a_communicator_that_does_not_exist_is_refused() -> None:
         check_grid(plan, lambda rank: (Collective("node", "all_reduce_sum", 1),))
 
 
-@pytest.mark.parametrize("kind", sorted(GROUPS))
+@pytest.mark.parametrize("kind", [*sorted(GROUPS), "kv"])
 def test_groups_whose_members_disagree_are_refused(kind: str) -> None:
-    plan = CommunicationPlan(MODEL, LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
+    plan = CommunicationPlan(replace(MODEL, kv_heads=1), LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
+    right = groups_of(plan)
 
     def reversed_on_the_first(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-        group = GROUPS[kind](coordinates, layout, order)
+        group = right[kind](coordinates, layout, order)
         return group[::-1] if grid.rank_of(coordinates, layout, order) == group[0] else group
 
     def reversed_on_all(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
-        return GROUPS[kind](coordinates, layout, order)[::-1]
+        return right[kind](coordinates, layout, order)[::-1]
 
     def only_own_rank(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
         return [grid.rank_of(coordinates, layout, order)]
 
     for wrong in (reversed_on_the_first, reversed_on_all, only_own_rank):
         with pytest.raises(GridError) as error:
-            check_grid(plan, groups={**GROUPS, kind: wrong})
+            check_grid(plan, groups={**right, kind: wrong})
         assert (error.value.communicator, error.value.position) == (kind, -1)
 
 

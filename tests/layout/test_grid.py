@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from fugaku_gpt.layout.grid import (
     coordinates_of,
     dp_group,
     embedding_group,
+    kv_group,
     pp_group,
     rank_of,
     tp_group,
@@ -66,6 +69,17 @@ def test_the_embedding_is_shared_by_the_ends_of_each_pipeline(layout: LayoutConf
             ]
         else:
             assert group == [rank]
+
+
+@pytest.mark.slow
+@given(layouts, orders, st.integers(1, 4))
+def test_copies_of_a_head_are_on_neighbours_along_tp(layout: LayoutConfig, order: str, copies: int) -> None:
+    layout = replace(layout, tp=layout.tp * copies)
+    for rank in range(layout.ranks):
+        coordinates = coordinates_of(rank, layout, order)
+        group = kv_group(coordinates, layout, order, copies)
+        head = coordinates.tp // copies
+        assert group == [rank_of(replace(coordinates, tp=head * copies + i), layout, order) for i in range(copies)]
 
 
 def test_the_usual_order_is_tp_then_pp_then_dp() -> None:

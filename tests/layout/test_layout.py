@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List
 
 import numpy as np
@@ -59,16 +60,21 @@ def test_a_global_batch_is_read_once_in_every_layout(dp: int, micro: int, steps:
     assert sorted(read) == list(range(done, done + batch))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_slices_tile_every_tensor_and_add_up_to_the_parameter_count(tp: int) -> None:
+def test_slices_tile_every_tensor_and_add_up_to_the_parameter_count(tp: int, kv_heads: int) -> None:
     model = ModelConfig(layers=3, hidden=16, heads=4, vocab_size=100, vocab_multiple=4, embedding_layernorm=True)
+    model = replace(model, kv_heads=kv_heads)
     total = 0
     for spec in model_tensors(model, tp):
-        copies = np.zeros(spec.shape, dtype=int)
+        copies, firsts = np.zeros(spec.shape, dtype=int), np.zeros(spec.shape, dtype=int)
         for rank in range(tp):
             part = spec.slice_of(rank, tp)
             copies[part] += 1
+            firsts[part] += spec.is_first_copy(rank)
             assert copies[part].shape == spec.local_shape(tp)
-        assert (copies == (tp if spec.tp_dim is None else 1)).all(), spec.name
+        is_copied = ".kv." in spec.name and tp > kv_heads
+        assert (copies == (tp if spec.tp_dim is None else tp // kv_heads if is_copied else 1)).all(), spec.name
+        assert (firsts == 1).all(), spec.name
         total += int(np.prod((spec.rows or spec.shape[0], *spec.shape[1:])))
     assert total == parameter_count(model)

@@ -23,6 +23,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
     chunks = draw(st.sampled_from([1, 2])) if pp == 2 else 1
     return tiny_config(
         "model.layers=4",
+        f"model.kv_heads={draw(st.sampled_from([1, 2, 4]))}",
         f"model.vocab_size={draw(st.sampled_from([250, 256]))}",
         f"layout.dp={dp}",
         f"layout.tp={tp}",

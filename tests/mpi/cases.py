@@ -51,6 +51,7 @@ MEANINGS: Dict[str, Settings] = {
         "model.qk_norm=true",
         "model.head_dim=10",
     ),
+    "one-key": ("model.kv_heads=1",),  # one head of keys for all (Shazeer 2019, "MQA"), after `llama`
     "qkv-biases": ("model.biases=qkv",),  # as Qwen 2 has them, after `llama`
 }
 _PREFIXES = {
@@ -83,6 +84,10 @@ WIDE: List[str] = [
     "dp=2 llama zero two-layers micro=2",
     "tp=2 llama two-layers micro=2",
     "tp=2 sp llama qkv-biases selective two-layers micro=2",
+    "tp=2 llama one-key two-layers micro=2",
+    "tp=4 sp llama qkv-biases selective two-layers micro=2",
+    "dp=2 tp=2 zero sp llama one-key full two-layers micro=2",
+    "tp=2 pp=2 llama one-key zero-bubble micro=2",
     "pp=2 full micro=2",
     "pp=2 gpipe split=[3,1] full micro=2",
     "pp=2 interleaved selective",
@@ -130,6 +135,10 @@ WIDE: List[str] = [
     "dp=4 pp=2 order=pp,dp,tp llama zero node-first gpipe split=[3,1] selective layers=1 batch-ramp length-ramp "
     "leave-samples leave-step rollback linear",
     "dp=2 tp=2 pp=2 llama zero sp interleaved full budget=0.15 wsd",
+    "dp=2 tp=4 order=dp,tp,pp llama zero sp two-layers constant micro=2",
+    "dp=4 tp=2 llama one-key zero sp node-first interleaved split=[3,1] full budget=0.15 batch-ramp length-ramp "
+    "leave-samples leave-step rollback linear",
+    "dp=2 tp=2 pp=2 llama one-key zero gpipe split=[3,1] full layers=1 wsd micro=2",
     "dp=2 pp=2 llama qkv-biases interleaved full layers=1 constant micro=2",
     "dp=4 pp=2 order=pp,tp,dp llama qkv-biases zero node-first gpipe split=[3,1] full budget=0.35 batch-ramp "
     "length-ramp leave-samples leave-step rollback wsd",
@@ -143,6 +152,8 @@ NARROW: List[str] = [
     "tp=2 sp bfloat16 two-layers micro=2",
     "tp=2 sp float16 two-layers micro=2",
     "llama bfloat16",
+    "tp=2 llama one-key bfloat16 two-layers micro=2",
+    "dp=2 tp=2 zero llama one-key float16 sums=bfloat16 two-layers micro=2",
     "tp=2 sp llama float16 two-layers micro=2",
     "pp=2 interleaved selective bfloat16",
     "pp=2 interleaved full bfloat16 micro=2",
@@ -172,7 +183,7 @@ NARROW: List[str] = [
     "length-ramp leave-samples leave-step rollback linear",
     "dp=2 pp=2 llama zero-bubble float16 sums=bfloat16 constant",
     "dp=2 pp=2 llama qkv-biases zero-bubble bfloat16 sums=bfloat16 linear",
-    "tp=2 pp=2 sp llama qkv-biases float16 two-layers micro=2",
+    "tp=2 pp=2 sp llama one-key qkv-biases float16 two-layers micro=2",
 ]
 
 

@@ -30,7 +30,7 @@ from tests.mpi.trained import full_tensors
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
-RUN = ("model.layers=4", "training.micro_batch=2", "training.dtype=float64", "training.eps=1e-5")
+RUN = ("model.layers=4", "model.kv_heads=2", "training.micro_batch=2", "training.dtype=float64", "training.eps=1e-5")
 BEFORE = 3  # iterations before the checkpoint
 TOLERANCE = 1e-12
 # (ranks, settings); the vocabulary is padded otherwise where tp is another
@@ -41,6 +41,7 @@ LAYOUTS: List[Tuple[int, Tuple[str, ...]]] = [
     (3, ("pp=3", "split=[1,2,1]")),
     (4, ("dp=2", "tp=2", "zero=1", "sequence_parallel=true", "order=dp,tp,pp")),
     (4, ("dp=4", "zero=1", "hierarchical_sum=true")),
+    (4, ("tp=4", "sequence_parallel=true")),  # two copies of each head of keys
     (6, ("tp=2", "pp=3", "schedule=gpipe")),
     (8, ("dp=2", "tp=2", "pp=2", "zero=1", "schedule=interleaved", "chunks=2")),
 ]
@@ -57,7 +58,11 @@ def trainer_of(world: Optional[Communicator], settings: Tuple[str, ...]) -> Trai
     """Returns a trainer of the tiny run in a layout; without a world, on this rank alone. Nodes have two ranks."""
     per_file = ("checkpoint.ranks_per_file=3",) if len(settings) % 2 else ()
     config = tiny_config(*RUN, *per_file, *(f"layout.{setting}" for setting in settings))
-    grid = ProcessGrid(world, config.layout, world.rank // 2) if world is not None else ProcessGrid.alone()
+    grid = (
+        ProcessGrid(world, config.layout, world.rank // 2, config.kv_copies)
+        if world is not None
+        else ProcessGrid.alone()
+    )
     return Trainer(config, grid, ByteSamples(config.model.seq_len))
 
 

@@ -139,11 +139,10 @@ def run(world: Delayed, drawn: Drawn) -> Tuple[float, float]:
     Raises:
         AssertionError: see :func:`distance`; or ranks have seen different losses.
     """
-    layout = drawn.config.layout
+    config, layout = drawn.config, drawn.config.layout
     coordinates = coordinates_of(world.rank, layout, layout.order)
-    grid = ProcessGrid(
-        world, layout, coordinates.dp // drawn.node_replicas if drawn.node_replicas is not None else None
-    )
+    node = coordinates.dp // drawn.node_replicas if drawn.node_replicas is not None else None
+    grid = ProcessGrid(world, layout, node, config.kv_copies)
     curve = curve_of(drawn, grid)
     losses_of_ranks = world.all_gather(torch.tensor(curve.losses, dtype=torch.float64))
     assert bool((losses_of_ranks == losses_of_ranks[0]).all()), (

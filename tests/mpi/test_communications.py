@@ -36,6 +36,9 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
     (1, 2, 1, "layout.sequence_parallel=true training.recompute=selective training.micro_batch=2"),
     (1, 2, 1, " ".join(MEANINGS["llama"])),
     (1, 2, 1, f"layout.sequence_parallel=true {' '.join(MEANINGS['llama'])}"),
+    (1, 2, 1, f"layout.sequence_parallel=true {' '.join(MEANINGS['llama'])} model.kv_heads=1"),
+    (1, 4, 1, "model.biases=qkv model.kv_heads=2 training.bucket_mib=1"),
+    (2, 2, 1, "layout.zero=1 model.kv_heads=1"),
     (1, 1, 2, f"layout.schedule=zero_bubble {' '.join(MEANINGS['llama'])}"),
     (1, 1, 2, "layout.schedule=gpipe layout.split=[3,1]"),
     (1, 1, 2, "layout.schedule=interleaved layout.chunks=2"),
@@ -117,7 +120,7 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: Tuple[i
     plan = plan_of(config)
     node = plan.nodes.node_of(world.rank) if plan.nodes is not None else None
     recorded: DefaultDict[str, List[Call]] = defaultdict(list)
-    grid = ProcessGrid(Recording(world, recorded), config.layout, node)
+    grid = ProcessGrid(Recording(world, recorded), config.layout, node, config.kv_copies)
     trainer = Trainer(config, grid, ByteSamples(config.model.seq_len))
     recorded.clear()  # the calls of the set-up
     sizes = []

@@ -22,6 +22,7 @@ from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Trainer
+from tests.mpi.trained import full_tensors
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -38,6 +39,7 @@ RUNS: List[Tuple[int, Tuple[str, ...]]] = [
             "layout.dp=2",
             "layout.tp=2",
             "layout.zero=1",
+            "model.kv_heads=1",
             "training.micro_batch=2",
             "training.dtype=float16",
             "checkpoint.ranks_per_file=3",
@@ -49,7 +51,15 @@ RUNS: List[Tuple[int, Tuple[str, ...]]] = [
 
 def trainer(world: Communicator, *settings: str) -> Trainer:
     config = tiny_config(*settings)
-    return Trainer(config, ProcessGrid(world, config.layout, world.rank // 2), ByteSamples(config.model.seq_len))
+    return Trainer(
+        config, ProcessGrid(world, config.layout, world.rank // 2, config.kv_copies), ByteSamples(config.model.seq_len)
+    )
+
+
+def save(run: Trainer, folder: Path) -> Path:
+    """Saves a run, and returns the path of the checkpoint. Collective."""
+    CheckpointSaver(run, folder).save({}, wait=True)
+    return list_checkpoints(folder)[0].path
 
 
 @pytest.fixture
@@ -86,6 +96,38 @@ def test_a_run_resumed_twice_is_the_uninterrupted_run_bit_for_bit(
     for ours, theirs in zip(run.storages(), reference.storages()):
         assert (ours.kind, ours.first) == (theirs.kind, theirs.first) and torch.equal(ours.values, theirs.values)
     assert run.state() == reference.state()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_of_heads_of_keys_survive_layouts_without_copies_bit_for_bit(
+    world: Communicator, folder: Path, dtype: str
+) -> None:
+    if world.size != 4:
+        pytest.skip("four ranks")
+    model = ("model.kv_heads=2", "model.biases=qkv", f"training.dtype={dtype}")
+    run = trainer(world, *model, "layout.tp=4")
+    for _ in range(2):
+        run.step()
+    expected = full_tensors(run, run.buffers.parameters)
+    assert run.grid.kv.size == 2
+    path = save(run, folder / "4")
+    for ranks in (1, 2):
+        group = world.split(0 if world.rank < ranks else None, world.rank, f"first-{ranks}")
+        if world.rank < ranks:
+            other = trainer(group, *model, f"layout.tp={ranks}")
+            assert load_checkpoint(other, path, read_manifest(path)) is None
+            tensors = full_tensors(other, other.buffers.parameters)
+            assert set(tensors) == set(expected)
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
+            save(other, folder / str(ranks))
+        world.barrier()
+        path = list_checkpoints(folder / str(ranks))[0].path
+        assert world.rank > 0 or verify_checkpoint(path) == []
+    again = trainer(world, *model, "layout.tp=4")
+    assert load_checkpoint(again, path, read_manifest(path)) is None
+    for ours, theirs in zip(again.storages(), run.storages()):
+        assert (ours.kind, ours.first) == (theirs.kind, theirs.first) and torch.equal(ours.values, theirs.values)
+    assert again.state() == run.state() and repr(again.step()) == repr(run.step())
 
 
 def test_a_full_disk_of_a_single_rank_costs_all_ranks_that_checkpoint_only(

@@ -97,6 +97,7 @@ CASES = [
     Case((1, 4, 1), "selective"),
     Case((1, 4, 1), "full"),
     Case((1, 4, 1), "full", sequence_parallel=False),
+    Case((1, 4, 1), "selective", is_llama=True),  # of two heads of keys, two copies each
     Case((2, 2, 1), "none", zero=1),
     Case((2, 2, 1), "full", zero=1),
     Case((2, 2, 1), "selective"),
@@ -128,7 +129,7 @@ def test_interleaved_bfloat16_is_recomputed_to_the_last_bit(world: Communicator,
     for recompute in ("none", "selective", "full"):
         case = Case((1, world.size // 2, 2), recompute, sequence_parallel, schedule="interleaved")
         config = case.config("training.dtype=bfloat16")
-        trainer = trainer_of(ProcessGrid(world, config.layout), config)
+        trainer = trainer_of(ProcessGrid(world, config.layout, kv_copies=config.kv_copies), config)
         curves.append([(step.loss, step.grad_norm) for step in (trainer.step() for _ in range(STEPS))])
     assert curves[0] == curves[1] == curves[2]
 
@@ -140,7 +141,7 @@ def test_memory_of_a_stage_matches_the_formula(world: Communicator, case: Case) 
         pytest.skip("another number of ranks")
     if not HAS_HOOKS:
         pytest.skip("this PyTorch does not show what it saves")
-    trainer = trainer_of(ProcessGrid(world, config.layout), config)
+    trainer = trainer_of(ProcessGrid(world, config.layout, kv_copies=config.kv_copies), config)
     with counting(list(trainer.model_chunks.values())) as counter:
         trainer.step()
     chunks, stage = chunks_of(config), trainer.grid.coordinates.pp
@@ -169,15 +170,16 @@ def test_memory_of_a_stage_matches_the_formula(world: Communicator, case: Case) 
     assert counter.peak_bytes <= 1.01 * formula and formula <= 1.01 * (counter.peak_bytes + uncounted)
 
 
+@pytest.mark.parametrize("kv_heads", [4, 1])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_memory_of_deferred_products_matches_the_formula(
-    world: Communicator, sequence_parallel: bool, monkeypatch: pytest.MonkeyPatch
+    world: Communicator, sequence_parallel: bool, kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if world.size not in (2, 4):
         pytest.skip("another number of ranks")
     case = Case((1, world.size // 2, 2), "none", sequence_parallel, schedule="zero_bubble")
-    config = case.config()
-    trainer = trainer_of(ProcessGrid(world, config.layout), config)
+    config = case.config(f"model.kv_heads={kv_heads}")
+    trainer = trainer_of(ProcessGrid(world, config.layout, kv_copies=config.kv_copies), config)
     deferrals, saved = trainer.reducer.deferrals, []
 
     def add(parameter: torch.Tensor, product: Any) -> None:

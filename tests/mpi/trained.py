@@ -53,7 +53,10 @@ def trainer_of(
         return Trainer(config, ProcessGrid.alone(), samples, valid or samples)
     coordinates = coordinates_of(world.rank, config.layout, config.layout.order)
     return Trainer(
-        config, ProcessGrid(world, config.layout, coordinates.dp // NODE_REPLICAS), samples, valid or samples
+        config,
+        ProcessGrid(world, config.layout, coordinates.dp // NODE_REPLICAS, config.kv_copies),
+        samples,
+        valid or samples,
     )
 
 
@@ -142,7 +145,11 @@ def curve_distance(ours: Trained, reference: Trained) -> Tuple[float, float, flo
 
 
 def full_tensors(trainer: Trainer, flat: torch.Tensor) -> Tensors:
-    """Returns the logical tensors of which ``flat`` holds slices, without padding of the vocabulary; collective."""
+    """Returns the logical tensors of which ``flat`` holds slices, without padding of the vocabulary; collective.
+
+    Raises:
+        AssertionError: ranks that hold the same slice do not have the same bits.
+    """
     tp = trainer.grid.tp
     tensors = {}
     for placement in trainer.buffers.placements:
@@ -151,8 +158,9 @@ def full_tensors(trainer: Trainer, flat: torch.Tensor) -> Tensors:
         if spec.tp_dim is None:
             tensors[spec.name] = local
         else:
-            slices = tp.all_gather(local)
-            tensors[spec.name] = torch.cat([slices[rank] for rank in range(tp.size)], dim=spec.tp_dim)[: spec.rows]
+            slices = tp.all_gather(local).split(spec.copies)
+            assert all(torch.equal(copies, copies[:1].expand_as(copies)) for copies in slices), spec.name
+            tensors[spec.name] = torch.cat([copies[0] for copies in slices], dim=spec.tp_dim)[: spec.rows]
     return tensors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Dict, List, Tuple
 
 import pytest
@@ -12,7 +13,7 @@ from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.flat import ALIGNMENT_BYTES
-from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec, model_tensors
 from fugaku_gpt.model import GPT, build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, ParamRange, counted_in_norm
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
@@ -138,6 +139,25 @@ def test_shards_of_all_replicas_cover_every_element_once(shards: int, dtype: str
             offset += run.parameters.numel()
         assert offset == sum(owned_range.parameters.stop - owned_range.parameters.start for owned_range in owned)
     assert bool((seen == 1).all())
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_ranks_step_copies_of_heads_of_keys_in_equal_ranges_and_one_of_them_counts_each(shards: int) -> None:
+    tp, specs = 4, model_tensors(tiny_config("model.kv_heads=2").model, 4)
+    ranges_of_ranks: List[List[Tuple[int, int]]] = []
+    counted = torch.zeros(tp)
+    for rank in range(tp):
+        named = {spec.name: torch.nn.Parameter(torch.ones(spec.local_shape(tp))) for spec in specs}
+        buffers = FlatBuffers(named, specs, shards, 2048, tp)
+        copied = buffers.layout.copied
+        owned = buffers.layout.owned(0, shards)
+        ranges = list(buffers.param_ranges(owned, partial(TensorSpec.is_first_copy, tp_rank=rank)))
+        inside = [run for run in ranges if copied.start <= run.first < copied.stop]
+        ranges_of_ranks.append([(run.first, run.parameters.numel()) for run in inside])
+        assert len({run.counts for run in inside}) == 1
+        counted[rank] = float(inside[0].counts)
+    assert all(ranges == ranges_of_ranks[0] for ranges in ranges_of_ranks)
+    assert counted.tolist() == [1, 0, 1, 0]
 
 
 def test_the_norm_is_that_of_all_gradients(config: RunConfig, model: GPT) -> None:

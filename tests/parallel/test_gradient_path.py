@@ -198,7 +198,8 @@ def flat_of(sizes: List[Tuple[str, int]], bucket: int) -> Any:
         for (name, size), start in zip(sizes, starts)
     ]
     buckets = [slice(start, min(start + bucket, total)) for start in range(0, total, bucket)]
-    layout = SimpleNamespace(summed_over_tp=lambda sequence_parallel: slice(0, 0), tied=lambda shards: [])
+    empty = slice(0, 0)
+    layout = SimpleNamespace(copied=empty, summed_over_tp=lambda sequence_parallel: empty, tied=lambda shards: [])
     buffers: Any = SimpleNamespace(gradients=torch.zeros(total), placements=placements, buckets=buckets, layout=layout)
     buffers.buckets_of = partial(FlatBuffers.buckets_of, buffers)
     return buffers

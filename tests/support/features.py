@@ -32,6 +32,7 @@ FEATURES: Dict[str, Callable[[RunConfig], bool]] = {
     "swiglu": lambda run: run.model.mlp == "swiglu",
     "rope": lambda run: run.model.positions == "rope",
     "shared keys": lambda run: run.model.kv_head_count < run.model.heads,
+    "copied keys": lambda run: run.kv_copies > 1,
     "own head": lambda run: not run.model.tied_embeddings,
     "no biases": lambda run: run.model.biases == "none",
     "biases of qkv": lambda run: run.model.biases == "qkv",

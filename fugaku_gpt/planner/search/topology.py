@@ -283,8 +283,8 @@ def _plain_schedule(schedule: str) -> str:
 def _tensor_ranks(model: ModelConfig) -> List[int]:
     return [
         ranks
-        for ranks in divisors_of(model.kv_head_count)
-        if model.ffn_size % ranks == 0 and model.padded_vocab(ranks) % ranks == 0
+        for ranks in divisors_of(model.heads)
+        if model.supports_tp(ranks) and model.ffn_size % ranks == 0 and model.padded_vocab(ranks) % ranks == 0
     ]
 
 

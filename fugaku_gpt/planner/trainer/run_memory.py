@@ -200,12 +200,12 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     attention = max(0, inside + 4 * b * s * model.query_width // t + 2 * stream + gathered)
     if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
         # gradients before they were packed, those of keys and values summed; in 16 bits rotated in float32
-        packed = (model.query_width + 3 * model.kv_head_count * model.head_size) * b * s // t
+        packed = (model.heads // t + 3 * model.local_kv_heads(t)) * model.head_size * b * s
         attention += packed * (1 + (4 // item if narrow else 0))
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
     f, h, q = model.ffn_size // t, model.hidden, model.query_width
     # weights, whose gradients are added to sums
-    matrices = ((model.qkv_width // t, h), (h, q // t), (model.up_width // t, h), (h, f))
+    matrices = ((model.local_qkv_width(t), h), (h, q // t), (model.up_width // t, h), (h, f))
     product = max(_accumulation_bytes(rows, columns, item) for rows, columns in matrices) if narrow else 0
     return item * max(mlp, attention) + product + drawn
 
@@ -214,7 +214,7 @@ def _packed_panel_bytes(config: RunConfig, threads: int) -> int:
     """Bytes of packed panels in our compiled kernels; 0 if no product is large enough for them."""
     model, t = config.model, config.layout.tp
     tokens, h = config.training.micro_batch * model.seq_len, model.hidden
-    widest = max(model.qkv_width // t, model.up_width // t, config.padded_vocab // t)
+    widest = max(model.local_qkv_width(t), model.up_width // t, config.padded_vocab // t)
     if config.node.compiled_products == "off" or not may_use_native_kernels(config):
         return 0
     if min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:

@@ -106,7 +106,7 @@ class RunCost:
         layout = config.layout
         if config.job.nodes != 1:
             raise UsageError(f"job.nodes: {config.job.nodes}: the local machine's file describes one node; valid: 1")
-        self._layout, self._micro_batches = layout, config.micro_batches
+        self._layout, self._micro_batches, self._kv_copies = layout, config.micro_batches, config.kv_copies
         self._threads = config.node.threads_per_rank or max(1, probed.cores // layout.ranks)
         config = replace(config, node=replace(config.node, threads_per_rank=self._threads))
         self._oversubscription = max(1.0, layout.ranks * self._threads / probed.cores)
@@ -199,6 +199,7 @@ class RunCost:
         replicas = sum(rates.message(operation, layout.dp, size) for operation, size in work.replicas)
         tied = rates.message(ALL_REDUCE, 2, work.tied_bytes) if layout.pp > 1 else 0.0
         replicated = rates.message(ALL_REDUCE, layout.tp, work.replicated_bytes)
+        replicated += rates.message(ALL_REDUCE, self._kv_copies, work.copied_bytes)
         passes = sum(count * rates.elementwise(self._dtype, *key) for key, count in work.passes.passes.items())
         return replicas, tied, replicated, passes
 

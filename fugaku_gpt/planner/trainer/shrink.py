@@ -133,7 +133,7 @@ def _grids(config: RunConfig) -> Iterator[_Grid]:
     """The factors of tp, pp and nodes that the model allows."""
     model, layout = config.model, config.layout
     for tp in _FACTORS:
-        if model.kv_head_count % (layout.tp * tp) or model.ffn_size % (layout.tp * tp):
+        if not model.supports_tp(layout.tp * tp) or model.ffn_size % (layout.tp * tp):
             continue
         for pp in _FACTORS:
             if layout.pp * pp * layout.chunks > model.layers:

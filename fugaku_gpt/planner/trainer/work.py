@@ -103,11 +103,13 @@ class StageWork:
         tied_bytes: bytes of the tied token embedding's sum with the other end of the pipeline; 0 without one.
         replicated_bytes: bytes of the gradients of replicated parameters, which tensor-parallel ranks sum under
             sequence parallelism; 0 without it.
+        copied_bytes: bytes of the gradients of heads of keys and values that several tensor-parallel ranks hold.
     """
 
     replicas: Tuple[Tuple[str, int], ...]
     tied_bytes: int
     replicated_bytes: int
+    copied_bytes: int
     passes: Tally
 
 
@@ -169,8 +171,10 @@ def count_stage_work(config: RunConfig, stage: int) -> StageWork:
     tied = flat.embedding.stop - flat.embedding.start if layout.pp > 1 else 0
     summed = flat.summed_over_tp(layout.sequence_parallel)
     replicated = summed.stop - summed.start if layout.tp > 1 else 0
+    copied = flat.copied.stop - flat.copied.start
     wide = max(item, 4)
-    return StageWork(tuple(replicas), wide * tied // (layout.dp if sharded else 1), wide * replicated, passes)
+    tied_bytes = wide * tied // (layout.dp if sharded else 1)
+    return StageWork(tuple(replicas), tied_bytes, wide * replicated, wide * copied, passes)
 
 
 def _tokens_between_layers(config: RunConfig) -> int:
@@ -265,9 +269,9 @@ def _activation(config: RunConfig, tally: Tally, suffix: str = "") -> None:
 def _packing(config: RunConfig, tally: Tally, suffix: str = "") -> None:
     """Counts the norms of queries and keys, and the copy of queries, keys and values to the heads, rotated."""
     model, t = config.model, config.layout.tp
-    tokens, width = config.training.micro_batch * model.seq_len, model.qkv_width
+    tokens, heads = config.training.micro_batch * model.seq_len, model.heads // t + model.local_kv_heads(t)
     if model.qk_norm:
-        tally.add_elementwise(f"layer_norm{suffix}", tokens * (width - model.kv_head_count * model.head_size) // t)
+        tally.add_elementwise(f"layer_norm{suffix}", tokens * heads * model.head_size)
     if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
         tally.add_elementwise("copy", tokens * 3 * model.query_width // t)
 
@@ -276,7 +280,7 @@ def _linears(config: RunConfig) -> Tuple[Tuple[int, int], ...]:
     """(inputs, outputs) of a rank's shards of the matrices of a layer."""
     model, t = config.model, config.layout.tp
     h, q, f = model.hidden, model.query_width, model.ffn_size
-    return (h, model.qkv_width // t), (q // t, h), (h, model.up_width // t), (f // t, h)
+    return (h, model.local_qkv_width(t)), (q // t, h), (h, model.up_width // t), (f // t, h)
 
 
 def _biases(config: RunConfig) -> Tuple[int, ...]:

@@ -395,6 +395,7 @@ def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, com
         ["layout.tp=2", "layout.sequence_parallel=true", "training.recompute=full"],
         ["layout.dp=2", "layout.tp=2", "layout.pp=2", "layout.zero=1", "training.bucket_mib=0.5"],
         ["layout.pp=2", "layout.chunks=2", "layout.schedule=interleaved", "layout.tp=2"],
+        ["layout.tp=2", "model.kv_heads=1"],
     ],
     ids=" ".join,
 )
@@ -419,6 +420,8 @@ def test_messages_counted_are_those_of_the_plan_of_a_step(settings: List[str]) -
             counted["dp", operation, size] += 1
         if stage_work.replicated_bytes:
             counted["tp", ALL_REDUCE, stage_work.replicated_bytes] += 1
+        if stage_work.copied_bytes:
+            counted["kv", ALL_REDUCE, stage_work.copied_bytes] += 1
         planned_tied = sum(size for (communicator, _, size), _ in planned.items() if communicator == "embedding")
         assert stage_work.tied_bytes == pytest.approx(planned_tied, rel=0.02)  # gaps of alignment
-        assert counted == Counter({key: n for key, n in planned.items() if key[0] in ("tp", "dp")})
+        assert counted == Counter({key: n for key, n in planned.items() if key[0] in ("tp", "dp", "kv")})
