@@ -102,6 +102,38 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
     }
 }
 
+/* x limited to [-limit, limit]; NaN stays NaN. */
+INLINE float clamp(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
+
+/* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
+INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
+{
+    vec sums[4] = {{0}};
+    int64_t j = 0;
+    for (; j + 4 * LANES <= n; j += 4 * LANES) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const vec centered = *(const unaligned_vec *)(x + j + i * LANES) - mean;
+            sums[i] += squares ? centered * centered : centered;
+        }
+    }
+    const vec total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    float sum = 0.0f;
+    for (int i = 0; i < LANES; i++) sum += total[i];
+    for (; j < n; j++) sum += squares ? (x[j] - mean) * (x[j] - mean) : x[j] - mean;
+    return sum;
+}
+
+/* Adds n sums of a block of rows to those of all rows, and makes them 0. */
+INLINE void add_and_clear(float *restrict sums, float *restrict block_sums, int64_t n)
+{
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += block_sums[j];
+        block_sums[j] = 0.0f;
+    }
+}
+
 #if defined(__ARM_FEATURE_SVE) && defined(__has_include)
 #if __has_include(<arm_sve.h>)
 /* Vectors of any length, in loops written for A64FX. Its window of 128 instructions must hold enough iterations for their
