@@ -314,12 +314,11 @@ INLINE svfloat32_t exp_factor(svfloat32_t rest, float scale)
 #endif
 #endif
 
-/* 2^x for x in [-126, 126], split into an integer, which becomes the exponent, and a fraction in [-0.5, 0.5], whose power
-   is a polynomial fitted for the smallest relative error (2e-9 before rounding). */
-INLINE float exp2_bounded(float x)
+/* 2^(n + fraction) for an integer n from -126 to 126 and a fraction in [-0.5, 0.5], whose power is a polynomial fitted
+   for the smallest relative error (2e-9 before rounding). shifted: n + EXP2_SHIFT. */
+#define EXP2_SHIFT 12582912.0f /* 1.5 2^23: the last bits of the sum are the integer */
+INLINE float exp2_of_parts(float shifted, float fraction)
 {
-    const float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the integer */
-    const float fraction = x - (shifted - 12582912.0f);
     float y = 1.534581160e-4f;
     y = y * fraction + 1.339993122e-3f;
     y = y * fraction + 9.618488959e-3f;
@@ -333,6 +332,20 @@ INLINE float exp2_bounded(float x)
     bits += exponent << 23;
     memcpy(&y, &bits, 4);
     return y;
+}
+
+/* 2^x for x in [-126, 126], split into an integer, which becomes the exponent, and a fraction. */
+INLINE float exp2_bounded(float x)
+{
+    const float shifted = x + EXP2_SHIFT;
+    return exp2_of_parts(shifted, x - (shifted - EXP2_SHIFT));
+}
+
+/* exp(x) for x in [-87, 87]: x less n log(2), which is subtracted in two parts of which the first is exact. */
+INLINE float exp_bounded(float x)
+{
+    const float shifted = x * 1.44269504f + EXP2_SHIFT, n = shifted - EXP2_SHIFT;
+    return exp2_of_parts(shifted, (x - n * 0.693359375f + n * 2.12194440e-4f) * 1.44269504f);
 }
 
 /* 2^x for x <= 126, and 2^126 above; 0 below -126, where results are denormal. NaN stays NaN. */
