@@ -21,10 +21,11 @@ void layer_norm(const void *x, const float *weight, const float *bias, void *y, 
 void layer_norm_gradient(const void *x, const float *weight, const float *means, const float *scales,
                          const void *y_grad, void *x_grad, float *weight_grad, float *bias_grad, int64_t n,
                          int64_t width, int type, float *work, int threads);
-void rms_norm(const void *x, const float *weight, void *y, float *scales, int64_t n, int64_t width, int type, float eps,
-              float *work, int threads);
-void rms_norm_gradient(const void *x, const float *weight, const float *scales, const void *y_grad, void *x_grad,
-                       float *weight_grad, int64_t n, int64_t width, int type, float *work, int threads);
+void rms_norm(const void *x, int64_t group, int64_t group_step, int64_t row_step, const float *weight, void *y,
+              float *scales, int64_t n, int64_t width, int type, float eps, float *work, int threads);
+void rms_norm_gradient(const void *x, int64_t group, int64_t group_step, int64_t row_step, const float *weight,
+                       const float *scales, const void *y_grad, void *x_grad, float *weight_grad, int64_t n,
+                       int64_t width, int type, float *work, int threads);
 void swiglu(const void *x, void *y, int64_t n, int64_t width, int type, int threads);
 void swiglu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int64_t width, int type, int threads);
 void rotate(const void *x, int64_t x_row, int64_t x_head, void *y, int64_t y_row, int64_t y_head, const float *cosines,
@@ -141,9 +142,9 @@ static void run_rms_norm(int64_t rows, int64_t width, int type, int backward)
     float *weight = random_floats(width), *scales = random_floats(rows), *work = random_floats(10 * width);
     begin();
     if (backward)
-        rms_norm_gradient(x, weight, scales, y, x, weight, rows, width, type, work, 1);
+        rms_norm_gradient(x, rows, 0, width, weight, scales, y, x, weight, rows, width, type, work, 1);
     else
-        rms_norm(x, weight, y, scales, rows, width, type, 1e-5f, work, 1);
+        rms_norm(x, rows, 0, width, weight, y, scales, rows, width, type, 1e-5f, work, 1);
 }
 
 static void run_swiglu(int64_t rows, int64_t width, int type, int backward)

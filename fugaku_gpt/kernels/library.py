@@ -48,11 +48,12 @@ class Library:
         self.layer_norm_gradient = loaded.layer_norm_gradient
         self.layer_norm_gradient.argtypes = [*[_ADDRESS] * 8, _INT64, _INT64, _INT, _ADDRESS, _INT]
         self.layer_norm_gradient.restype = None
+        spaced = [_ADDRESS, *[_INT64] * 3]
         self.rms_norm = loaded.rms_norm
-        self.rms_norm.argtypes = [*[_ADDRESS] * 4, _INT64, _INT64, _INT, _FLOAT, _ADDRESS, _INT]
+        self.rms_norm.argtypes = [*spaced, *[_ADDRESS] * 3, _INT64, _INT64, _INT, _FLOAT, _ADDRESS, _INT]
         self.rms_norm.restype = None
         self.rms_norm_gradient = loaded.rms_norm_gradient
-        self.rms_norm_gradient.argtypes = [*[_ADDRESS] * 6, _INT64, _INT64, _INT, _ADDRESS, _INT]
+        self.rms_norm_gradient.argtypes = [*spaced, *[_ADDRESS] * 5, _INT64, _INT64, _INT, _ADDRESS, _INT]
         self.rms_norm_gradient.restype = None
         self.gelu = loaded.gelu
         self.gelu.argtypes, self.gelu.restype = [*[_ADDRESS] * 2, _INT64, *[_INT] * 3], None

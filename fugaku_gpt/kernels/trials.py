@@ -190,19 +190,20 @@ def _layer_norm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
 
 
 def _rms_norm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
-    rows, width = 6 * threads, 187  # of each thread a group of rows and single ones
-    x, weight = _stored(_wave(rows, width), kind), _wave(width)
-    y, scales, work = np.zeros_like(x), np.zeros(rows, np.float32), np.zeros(threads * 10 * width, np.float32)
-    numbers = (rows, width, kind)
-    addresses = [_address(tensor) for tensor in (x, weight, y, scales)]
-    library.rms_norm(*addresses, *numbers, 1e-5, _address(work), threads)
-    wide, factor = _wide(x), weight.astype(np.float64)
+    """Rows in groups of three with gaps between the groups; of each thread four rows together, and single ones."""
+    rows, width, group = 6 * threads, 187, 3
+    spaced, weight = _stored(_wave(rows // group, group + 1, width), kind), _wave(width)
+    y = np.zeros((rows, width), spaced.dtype)
+    scales, work = np.zeros(rows, np.float32), np.zeros(threads * 10 * width, np.float32)
+    x, numbers = (_address(spaced), group, (group + 1) * width, width), (rows, width, kind)
+    library.rms_norm(*x, *map(_address, (weight, y, scales)), *numbers, 1e-5, _address(work), threads)
+    wide, factor = _wide(spaced[:, :group]).reshape(rows, width), weight.astype(np.float64)
     size = np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5)
     normal = wide / size
     yield _trial("RMSNorm", kind, y, normal * factor)
-    y_grad, x_grad, weight_grad = _stored(np.cos(_wave(rows, width)), kind), np.zeros_like(x), np.zeros_like(weight)
-    addresses = [_address(tensor) for tensor in (x, weight, scales, y_grad, x_grad, weight_grad)]
-    library.rms_norm_gradient(*addresses, *numbers, _address(work), threads)
+    y_grad, x_grad, weight_grad = _stored(np.cos(_wave(rows, width)), kind), np.zeros_like(y), np.zeros_like(weight)
+    addresses = map(_address, (weight, scales, y_grad, x_grad, weight_grad))
+    library.rms_norm_gradient(*x, *addresses, *numbers, _address(work), threads)
     grad = _wide(y_grad) * factor
     along = normal * (normal * grad).mean(1, keepdims=True)
     yield _trial("RMSNorm's gradient", kind, x_grad, (grad - along) / size)

@@ -156,13 +156,13 @@ def has_native_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm of contiguous x [..., width], and the scales [rows] that its gradient needs."""
+    """RMSNorm of x [..., width], whose rows have even steps, and the scales [rows] that its gradient needs."""
     width, threads = x.shape[-1], torch.get_num_threads()
     rows = x.numel() // width
     y, scales = pooled_empty(x.shape, x.dtype), x.new_empty(rows, dtype=torch.float32)
-    tensors = (x, weight.contiguous(), y, scales)
+    tensors = (weight.contiguous(), y, scales)
     numbers = (rows, width, _NATIVE_TYPES[x.dtype], eps, _workspace_address(threads * width), threads)
-    _library().rms_norm(*(tensor.data_ptr() for tensor in tensors), *numbers)
+    _library().rms_norm(x.data_ptr(), *_groups(x), *(tensor.data_ptr() for tensor in tensors), *numbers)
     return y, scales
 
 
@@ -172,10 +172,37 @@ def rms_norm_gradient(
     """Gradients of :func:`rms_norm`'s x, and in float32 of its weight."""
     width, threads = x.shape[-1], torch.get_num_threads()
     x_grad, weight_grad = pooled_empty(x.shape, x.dtype), _floats(width)
-    tensors = (x, weight.contiguous(), scales, y_grad.contiguous(), x_grad, weight_grad)
+    tensors = (weight.contiguous(), scales, y_grad.contiguous(), x_grad, weight_grad)
     numbers = (x.numel() // width, width, _NATIVE_TYPES[x.dtype], _workspace_address(threads * 10 * width), threads)
-    _library().rms_norm_gradient(*(tensor.data_ptr() for tensor in tensors), *numbers)
+    _library().rms_norm_gradient(x.data_ptr(), *_groups(x), *(tensor.data_ptr() for tensor in tensors), *numbers)
     return x_grad, weight_grad
+
+
+def has_even_steps(x: torch.Tensor) -> bool:
+    """Whether rows [..., n, width] have no gaps inside, and groups of n rows follow each other in equal steps."""
+    return _steps(x) is not None
+
+
+def _steps(x: torch.Tensor) -> Optional[Tuple[int, int]]:
+    """Elements from a group of rows [..., n, width] to the next, and from a row to the next; None if they differ."""
+    if x.dim() < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1):
+        return None
+    step, groups = 0, 1
+    for length, stride in zip(reversed(x.shape[:-2]), reversed(x.stride()[:-2])):
+        if length > 1:
+            if groups > 1 and stride != step * groups:
+                return None
+            step, groups = stride if groups == 1 else step, groups * length
+    return step, x.stride(-2)
+
+
+def _groups(x: torch.Tensor) -> Tuple[int, int, int]:
+    """The number of rows of a group, and what :func:`_steps` returns."""
+    if x.is_contiguous():  # one group
+        return x.numel() // x.shape[-1], 0, x.shape[-1]
+    steps = _steps(x)
+    assert steps is not None  # callers have checked it
+    return (x.shape[-2], *steps)
 
 
 def has_native_gelu(x: torch.Tensor) -> bool:
@@ -232,33 +259,18 @@ def has_native_rotation(out: torch.Tensor, x: torch.Tensor, cosines: torch.Tenso
         return False
     if not (cosines.is_contiguous() and sines.is_contiguous() and uses_native_kernels()):
         return False
-    return _has_even_rows(x) and _has_even_rows(out)
+    return has_even_steps(x) and has_even_steps(out)
 
 
 def rotate_into(
     out: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, backwards: bool
 ) -> None:
     """Write x [shards, b, tokens, n, d], rotated by each position's angles, or back by them."""
-    (shards, b, tokens, heads, d), threads = x.shape, torch.get_num_threads()
-    sides = (x.data_ptr(), *_token_and_head_strides(x), out.data_ptr(), *_token_and_head_strides(out))
-    angles = (cosines.data_ptr(), sines.data_ptr())
-    _library().rotate(*sides, *angles, shards, b, tokens, heads, d, _NATIVE_TYPES[x.dtype], int(backwards), threads)
-
-
-def _token_and_head_strides(x: torch.Tensor) -> Tuple[int, int]:
-    """Elements from a token, and from a head, of [shards, b, tokens, n, d] to the next."""
-    shards, b, tokens = x.shape[:3]
-    token = x.stride(2) if tokens > 1 else x.stride(1) if b > 1 else x.stride(0)
-    return token, x.stride(3)
-
-
-def _has_even_rows(x: torch.Tensor) -> bool:
-    """Whether the tokens of [shards, b, tokens, n, d] follow each other in equal steps through all samples and shards,
-    and the elements of a head without gaps."""
-    shards, b, tokens, _, d = x.shape
-    token, _ = _token_and_head_strides(x)
-    is_even = (b == 1 or x.stride(1) == tokens * token) and (shards == 1 or x.stride(0) == b * tokens * token)
-    return is_even and (d == 1 or x.stride(4) == 1)
+    steps, out_steps, threads = _steps(x), _steps(out), torch.get_num_threads()
+    assert steps is not None and out_steps is not None  # callers have checked it
+    sides = (x.data_ptr(), *steps, out.data_ptr(), *out_steps)
+    numbers = (*x.shape, _NATIVE_TYPES[x.dtype], int(backwards), threads)
+    _library().rotate(*sides, cosines.data_ptr(), sines.data_ptr(), *numbers)
 
 
 def has_native_accumulate(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:

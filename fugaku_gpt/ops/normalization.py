@@ -51,7 +51,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     at least. ``weight`` may be float32 beside a 16-bit ``x``: its gradient, a sum over tokens, is then not rounded."""
     y: torch.Tensor
     if native.has_native_rms_norm(x, weight):
-        y = _NativeRmsNorm.apply(x.contiguous(), weight, eps)
+        y = _NativeRmsNorm.apply(x if native.has_even_steps(x) else x.contiguous(), weight, eps)
     else:
         y = _RmsNorm.apply(x, weight, eps)
     return y

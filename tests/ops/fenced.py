@@ -98,6 +98,11 @@ def runs(
     yield "rms_norm", partial(native.rms_norm, x, weight, 1e-5)
     scales = fences.of(native.rms_norm(x, weight, 1e-5)[1])
     yield "rms_norm_gradient", partial(native.rms_norm_gradient, y_grad, x, weight, scales)
+    spaced = of(2, 3, 2, 4, 19)[:, :, 1]
+    head_grad, head_weight = of(2, 3, 4, 19), fences.of(numbers(19))
+    yield "rms_norm of heads", partial(native.rms_norm, spaced, head_weight, 1e-5)
+    scales = fences.of(native.rms_norm(spaced, head_weight, 1e-5)[1])
+    yield "rms_norm_gradient of heads", partial(native.rms_norm_gradient, head_grad, spaced, head_weight, scales)
     pairs = of(7, 206)
     yield "swiglu", partial(native.swiglu, pairs)
     yield "swiglu_gradient", partial(native.swiglu_gradient, y_grad, pairs)

@@ -75,6 +75,18 @@ def test_rms_norm_is_that_in_float64_rounded(
 
 
 @DTYPES
+def test_rows_in_groups_with_gaps_are_normalised_in_their_memory(dtype: torch.dtype) -> None:
+    spaced, weight = numbers(2, 3, 2, 5, 24).to(dtype), numbers(20).float()
+    x, y_grad = spaced[:, :, 1, 1:, :20], numbers(2, 3, 4, 20, seed=1).to(dtype)
+    assert native.has_even_steps(x) and not native.has_even_steps(x.transpose(-1, -2))
+    results = rms_norm_and_gradients(x, weight, y_grad, 1e-5)
+    assert all(map(torch.equal, results, rms_norm_and_gradients(x.contiguous(), weight, y_grad, 1e-5)))
+    (row,) = native.rms_norm(x[0, 0, 0].contiguous(), weight, 1e-5)[:1]
+    assert torch.equal(row, results[0][0, 0, 0])
+    assert not native.has_even_steps(numbers(2, 3, 5, 4, 20)[:, :2])  # a gap of another size between the samples
+
+
+@DTYPES
 def test_a_row_with_nan_stays_nan_in_rms_norm(dtype: torch.dtype) -> None:
     x = torch.ones(7, 40).to(dtype)
     x[1, 7] = math.nan
