@@ -21,6 +21,16 @@ void layer_norm(const void *x, const float *weight, const float *bias, void *y, 
 void layer_norm_gradient(const void *x, const float *weight, const float *means, const float *scales,
                          const void *y_grad, void *x_grad, float *weight_grad, float *bias_grad, int64_t n,
                          int64_t width, int type, float *work, int threads);
+void rms_norm(const void *x, int64_t group, int64_t group_step, int64_t row_step, const float *weight, void *y,
+              float *scales, int64_t n, int64_t width, int type, float eps, float *work, int threads);
+void rms_norm_gradient(const void *x, int64_t group, int64_t group_step, int64_t row_step, const float *weight,
+                       const float *scales, const void *y_grad, void *x_grad, float *weight_grad, int64_t n,
+                       int64_t width, int type, float *work, int threads);
+void swiglu(const void *x, void *y, int64_t n, int64_t width, int type, int threads);
+void swiglu_gradient(const void *x, const void *y_grad, void *x_grad, int64_t n, int64_t width, int type, int threads);
+void rotate(const void *x, int64_t x_row, int64_t x_head, void *y, int64_t y_row, int64_t y_head, const float *cosines,
+            const float *sines, int64_t shards, int64_t samples, int64_t tokens, int64_t heads, int64_t width, int type,
+            int inverse, int threads);
 void loss_sums(const void *logits, int64_t n, int64_t columns, int64_t row, int type, float *largest, float *sums,
                int threads);
 void loss_gradient(void *logits, int64_t n, int64_t columns, int64_t row, int type, const float *log_sums, float scale,
@@ -109,10 +119,14 @@ static void run_gemm(const char *layout, int64_t m, int64_t n, int64_t k)
          FLOAT32, is_weight, m, n, k, work, 1);
 }
 
+static void *random_numbers(int64_t n, int type)
+{
+    return type == BFLOAT16 ? (void *)random_bfloat16(n) : random_floats(n);
+}
+
 static void run_layer_norm(int64_t rows, int64_t width, int type, int backward)
 {
-    void *x = type == BFLOAT16 ? (void *)random_bfloat16(rows * width) : random_floats(rows * width);
-    void *y = type == BFLOAT16 ? (void *)random_bfloat16(rows * width) : random_floats(rows * width);
+    void *x = random_numbers(rows * width, type), *y = random_numbers(rows * width, type);
     float *weight = random_floats(width), *bias = random_floats(width), *means = random_floats(rows);
     float *scales = random_floats(rows), *work = random_floats(6 * width);
     begin();
@@ -122,10 +136,39 @@ static void run_layer_norm(int64_t rows, int64_t width, int type, int backward)
         layer_norm(x, weight, bias, y, means, scales, rows, width, type, 1e-5f, work, 1);
 }
 
+static void run_rms_norm(int64_t rows, int64_t width, int type, int backward)
+{
+    void *x = random_numbers(rows * width, type), *y = random_numbers(rows * width, type);
+    float *weight = random_floats(width), *scales = random_floats(rows), *work = random_floats(10 * width);
+    begin();
+    if (backward)
+        rms_norm_gradient(x, rows, 0, width, weight, scales, y, x, weight, rows, width, type, work, 1);
+    else
+        rms_norm(x, rows, 0, width, weight, y, scales, rows, width, type, 1e-5f, work, 1);
+}
+
+static void run_swiglu(int64_t rows, int64_t width, int type, int backward)
+{
+    void *x = random_numbers(2 * rows * width, type), *y = random_numbers(rows * width, type);
+    begin();
+    if (backward)
+        swiglu_gradient(x, y, x, rows, width, type, 1);
+    else
+        swiglu(x, y, rows, width, type, 1);
+}
+
+/* Heads of 64. */
+static void run_rotate(int64_t tokens, int64_t columns, int type)
+{
+    void *x = random_numbers(tokens * columns, type), *y = random_numbers(tokens * columns, type);
+    float *cosines = random_floats(tokens * 32), *sines = random_floats(tokens * 32);
+    begin();
+    rotate(x, columns, 64, y, columns, 64, cosines, sines, 1, 1, tokens, columns / 64, 64, type, 0, 1);
+}
+
 static void run_gelu(int64_t n, int type, int approximate, int backward)
 {
-    void *x = type == BFLOAT16 ? (void *)random_bfloat16(n) : random_floats(n);
-    void *y = type == BFLOAT16 ? (void *)random_bfloat16(n) : random_floats(n);
+    void *x = random_numbers(n, type), *y = random_numbers(n, type);
     begin();
     if (backward)
         gelu_gradient(x, y, x, n, type, approximate, 1);
@@ -172,6 +215,12 @@ int main(int argc, char **argv)
         run_layer_norm(number[0], number[1], (int)number[2], 0);
     else if (!strcmp(name, "layer_norm_gradient"))
         run_layer_norm(number[0], number[1], (int)number[2], 1);
+    else if (has_prefix(name, "rms_norm"))
+        run_rms_norm(number[0], number[1], (int)number[2], !strcmp(name, "rms_norm_gradient"));
+    else if (has_prefix(name, "swiglu"))
+        run_swiglu(number[0], number[1], (int)number[2], !strcmp(name, "swiglu_gradient"));
+    else if (!strcmp(name, "rotate"))
+        run_rotate(number[0], number[1], (int)number[2]);
     else if (!strcmp(name, "gelu"))
         run_gelu(number[0], (int)number[1], (int)number[2], 0);
     else if (!strcmp(name, "gelu_gradient"))

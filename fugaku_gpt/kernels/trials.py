@@ -58,7 +58,7 @@ def failures(library: Library, threads: int) -> List[str]:
 def trials(library: Library, threads: int) -> Iterator[Trial]:
     """Try each kernel with a number of threads, in float32 and bfloat16."""
     for kind in (FLOAT32, BFLOAT16):
-        for kernel in (_attention, _loss, _layer_norm, _gelu, _gemm):
+        for kernel in (_attention, _loss, _layer_norm, _rms_norm, _gelu, _swiglu, _rotation, _gemm):
             yield from kernel(library, kind, threads)
     yield from _reductions(library, threads)
     yield from _adamw(library, threads)
@@ -189,6 +189,27 @@ def _layer_norm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
     yield _trial("LayerNorm's gradient by its bias", kind, bias_grad, np.full(width, float(rows)))
 
 
+def _rms_norm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    """Rows in groups of three with gaps between the groups; of each thread four rows together, and single ones."""
+    rows, width, group = 6 * threads, 187, 3
+    spaced, weight = _stored(_wave(rows // group, group + 1, width), kind), _wave(width)
+    y = np.zeros((rows, width), spaced.dtype)
+    scales, work = np.zeros(rows, np.float32), np.zeros(threads * 10 * width, np.float32)
+    x, numbers = (_address(spaced), group, (group + 1) * width, width), (rows, width, kind)
+    library.rms_norm(*x, *map(_address, (weight, y, scales)), *numbers, 1e-5, _address(work), threads)
+    wide, factor = _wide(spaced[:, :group]).reshape(rows, width), weight.astype(np.float64)
+    size = np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5)
+    normal = wide / size
+    yield _trial("RMSNorm", kind, y, normal * factor)
+    y_grad, x_grad, weight_grad = _stored(np.cos(_wave(rows, width)), kind), np.zeros_like(y), np.zeros_like(weight)
+    addresses = map(_address, (weight, scales, y_grad, x_grad, weight_grad))
+    library.rms_norm_gradient(*x, *addresses, *numbers, _address(work), threads)
+    grad = _wide(y_grad) * factor
+    along = normal * (normal * grad).mean(1, keepdims=True)
+    yield _trial("RMSNorm's gradient", kind, x_grad, (grad - along) / size)
+    yield _trial("RMSNorm's gradient by its weight", kind, weight_grad, (_wide(y_grad) * normal).sum(0))
+
+
 def _gelu(library: Library, kind: int, threads: int) -> Iterator[Trial]:
     x = _stored(8.0 * _wave(3, 70), kind)
     wide = _wide(x)
@@ -207,6 +228,40 @@ def _gelu(library: Library, kind: int, threads: int) -> Iterator[Trial]:
         yield _trial(name, kind, y, wide * cumulative)
         library.gelu_gradient(_address(x), _address(y_grad), _address(y), x.size, kind, is_tanh, threads)
         yield _trial(f"gradient of {name}", kind, y, _wide(y_grad) * derivative)
+
+
+def _swiglu(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    rows, width = 2, 1024 + _COLUMNS  # more than a block of a row
+    x = _stored(8.0 * _wave(rows, 2, width), kind)
+    y_grad = _stored(np.cos(_wave(rows, width)), kind)
+    gate, up, grad = _wide(x)[:, 0], _wide(x)[:, 1], _wide(y_grad)
+    logistic = 1.0 / (1.0 + np.exp(-gate))
+    y, x_grad = np.zeros_like(y_grad), np.zeros_like(x)
+    library.swiglu(_address(x), _address(y), rows, width, kind, threads)
+    yield _trial("SwiGLU", kind, y, gate * logistic * up)
+    library.swiglu_gradient(_address(x), _address(y_grad), _address(x_grad), rows, width, kind, threads)
+    slope = logistic * (1.0 + gate * (1.0 - logistic))
+    expected = np.stack([slope * up * grad, gate * logistic * grad], 1)
+    yield _trial("SwiGLU's gradient", kind, x_grad, expected)
+
+
+def _rotation(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    """Rotates the second half of each token's heads into the first half of another tensor's, and back."""
+    shards, samples, tokens, heads, half = 2, 2, 3, 2, 37  # more than two vectors of any processor, and a rest
+    x = _stored(_wave(shards, samples, tokens, 2, heads, 2, half), kind)
+    y, back = np.zeros_like(x), np.zeros_like(x)
+    angles = np.arange(shards * tokens * half, dtype=np.float64).reshape(shards, tokens, half)
+    cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    strides, sizes = (4 * heads * half, 2 * half), (shards, samples, tokens, heads, 2 * half)
+    for inverse, source, result in ((0, x[:, :, :, 1:], y[:, :, :, :1]), (1, y[:, :, :, :1], back[:, :, :, 1:])):
+        sides = (_address(source), *strides, _address(result), *strides)
+        library.rotate(*sides, _address(cosines), _address(sines), *sizes, kind, inverse, threads)
+        left, right = _wide(source[..., 0, :]), _wide(source[..., 1, :])
+        turned = (left + 1j * right) * np.exp((1 - 2 * inverse) * 1j * angles)[:, np.newaxis, :, np.newaxis, np.newaxis]
+        name = "rotation back" if inverse else "rotation"
+        yield _trial(name, kind, result, np.stack([turned.real, turned.imag], -2))
+    untouched = np.concatenate([y[:, :, :, 1:], back[:, :, :, :1]])
+    yield _trial("rotation beside its heads", kind, untouched, np.zeros(untouched.shape))
 
 
 def _gemm(library: Library, kind: int, threads: int) -> Iterator[Trial]:

@@ -109,8 +109,21 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"): silu(a) * b of [..., 2 f], which is a beside b, as
     [..., f], computed in float32 at least."""
-    y: torch.Tensor = _SwiGlu.apply(x)
+    y: torch.Tensor = _NativeSwiGlu.apply(x.contiguous()) if native.has_native_swiglu(x) else _SwiGlu.apply(x)
     return y
+
+
+class _NativeSwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return native.swiglu(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, y_grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return native.swiglu_gradient(y_grad, x)
 
 
 class _SwiGlu(torch.autograd.Function):

@@ -150,6 +150,61 @@ def layer_norm_gradient(
     return x_grad, weight_grad, bias_grad
 
 
+def has_native_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """True if the native kernels compute RMSNorm of x [..., width] with weight [width]."""
+    return x.dtype in _NATIVE_TYPES and weight.dtype == torch.float32 and uses_native_kernels()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Tuple[torch.Tensor, torch.Tensor]:
+    """RMSNorm of x [..., width], whose rows have even steps, and the scales [rows] that its gradient needs."""
+    width, threads = x.shape[-1], torch.get_num_threads()
+    rows = x.numel() // width
+    y, scales = pooled_empty(x.shape, x.dtype), x.new_empty(rows, dtype=torch.float32)
+    tensors = (weight.contiguous(), y, scales)
+    numbers = (rows, width, _NATIVE_TYPES[x.dtype], eps, _workspace_address(threads * width), threads)
+    _library().rms_norm(x.data_ptr(), *_groups(x), *(tensor.data_ptr() for tensor in tensors), *numbers)
+    return y, scales
+
+
+def rms_norm_gradient(
+    y_grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of :func:`rms_norm`'s x, and in float32 of its weight."""
+    width, threads = x.shape[-1], torch.get_num_threads()
+    x_grad, weight_grad = pooled_empty(x.shape, x.dtype), _floats(width)
+    tensors = (weight.contiguous(), scales, y_grad.contiguous(), x_grad, weight_grad)
+    numbers = (x.numel() // width, width, _NATIVE_TYPES[x.dtype], _workspace_address(threads * 10 * width), threads)
+    _library().rms_norm_gradient(x.data_ptr(), *_groups(x), *(tensor.data_ptr() for tensor in tensors), *numbers)
+    return x_grad, weight_grad
+
+
+def has_even_steps(x: torch.Tensor) -> bool:
+    """Whether rows [..., n, width] have no gaps inside, and groups of n rows follow each other in equal steps."""
+    return _steps(x) is not None
+
+
+def _steps(x: torch.Tensor) -> Optional[Tuple[int, int]]:
+    """Elements from a group of rows [..., n, width] to the next, and from a row to the next; None if they differ."""
+    if x.dim() < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1):
+        return None
+    step, groups = 0, 1
+    for length, stride in zip(reversed(x.shape[:-2]), reversed(x.stride()[:-2])):
+        if length > 1:
+            if groups > 1 and stride != step * groups:
+                return None
+            step, groups = stride if groups == 1 else step, groups * length
+    return step, x.stride(-2)
+
+
+def _groups(x: torch.Tensor) -> Tuple[int, int, int]:
+    """The number of rows of a group, and what :func:`_steps` returns."""
+    if x.is_contiguous():  # one group
+        return x.numel() // x.shape[-1], 0, x.shape[-1]
+    steps = _steps(x)
+    assert steps is not None  # callers have checked it
+    return (x.shape[-2], *steps)
+
+
 def has_native_gelu(x: torch.Tensor) -> bool:
     """True if the native kernels compute GELU of x."""
     return supports_gelu(x.dtype) and uses_native_kernels()
@@ -173,6 +228,49 @@ def gelu_gradient(y_grad: torch.Tensor, x: torch.Tensor, by_tanh: bool) -> torch
     tensors = (x.data_ptr(), y_grad.data_ptr(), x_grad.data_ptr())
     _library().gelu_gradient(*tensors, x.numel(), _NATIVE_TYPES[x.dtype], int(by_tanh), threads)
     return x_grad
+
+
+def has_native_swiglu(x: torch.Tensor) -> bool:
+    """True if the native kernels compute SwiGLU of x [..., 2 f]."""
+    return x.dtype in _NATIVE_TYPES and uses_native_kernels()
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """SwiGLU of contiguous x [..., 2 f], the gate first: [..., f]."""
+    width, threads = x.shape[-1] // 2, torch.get_num_threads()
+    y, rows = pooled_empty((*x.shape[:-1], width), x.dtype), x.numel() // x.shape[-1]
+    _library().swiglu(x.data_ptr(), y.data_ptr(), rows, width, _NATIVE_TYPES[x.dtype], threads)
+    return y
+
+
+def swiglu_gradient(y_grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of :func:`swiglu`'s x."""
+    y_grad, x_grad, threads = y_grad.contiguous(), pooled_empty(x.shape, x.dtype), torch.get_num_threads()
+    tensors = (x.data_ptr(), y_grad.data_ptr(), x_grad.data_ptr())
+    rows, width = x.numel() // x.shape[-1], x.shape[-1] // 2
+    _library().swiglu_gradient(*tensors, rows, width, _NATIVE_TYPES[x.dtype], threads)
+    return x_grad
+
+
+def has_native_rotation(out: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> bool:
+    """True if the native kernels rotate x [shards, b, tokens, n, d] into ``out`` by cosines and sines
+    [shards, 1, tokens, 1, d / 2]."""
+    if x.dtype not in _NATIVE_TYPES or out.dtype != x.dtype or cosines.dtype != torch.float32:
+        return False
+    if not (cosines.is_contiguous() and sines.is_contiguous() and uses_native_kernels()):
+        return False
+    return has_even_steps(x) and has_even_steps(out)
+
+
+def rotate_into(
+    out: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, backwards: bool
+) -> None:
+    """Write x [shards, b, tokens, n, d], rotated by each position's angles, or back by them."""
+    steps, out_steps, threads = _steps(x), _steps(out), torch.get_num_threads()
+    assert steps is not None and out_steps is not None  # callers have checked it
+    sides = (x.data_ptr(), *steps, out.data_ptr(), *out_steps)
+    numbers = (*x.shape, _NATIVE_TYPES[x.dtype], int(backwards), threads)
+    _library().rotate(*sides, cosines.data_ptr(), sines.data_ptr(), *numbers)
 
 
 def has_native_accumulate(x: torch.Tensor, sums: Optional[torch.Tensor] = None) -> bool:
@@ -273,7 +371,7 @@ def _gemm_workspace_floats(rows: int, columns: int, inner: int, kind: int, resul
 
 
 def _workspace_address(floats: int) -> int:
-    """The address of a workspace that products and LayerNorm share, so that it stays in the caches. (Attention uses a
+    """The address of a workspace that products and norms share, so that it stays in the caches. (Attention uses a
     tensor that is freed: with many threads it is large.) There is one per process, since kernels run in one Python
     thread at a time. It is outside the heap, and a forked process has its own."""
     global _workspace
@@ -284,7 +382,7 @@ def _workspace_address(floats: int) -> int:
 
 
 def release_workspace() -> None:
-    """Free the workspace; the next product or LayerNorm allocates it again."""
+    """Free the workspace; the next product or norm allocates it again."""
     global _workspace
     _workspace = b""
 

@@ -49,8 +49,27 @@ class _NativeLayerNorm(torch.autograd.Function):
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm (Zhang and Sennrich 2019) over the last dimension, x / √(mean of x² + eps) * weight, computed in float32
     at least. ``weight`` may be float32 beside a 16-bit ``x``: its gradient, a sum over tokens, is then not rounded."""
-    y: torch.Tensor = _RmsNorm.apply(x, weight, eps)
+    y: torch.Tensor
+    if native.has_native_rms_norm(x, weight):
+        y = _NativeRmsNorm.apply(x if native.has_even_steps(x) else x.contiguous(), weight, eps)
+    else:
+        y = _RmsNorm.apply(x, weight, eps)
     return y
+
+
+class _NativeRmsNorm(torch.autograd.Function):
+    """RMSNorm by the native kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y, scales = native.rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, scales)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, None]:
+        return (*native.rms_norm_gradient(y_grad, *ctx.saved_tensors), None)
 
 
 class _RmsNorm(torch.autograd.Function):

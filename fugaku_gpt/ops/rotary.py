@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from fugaku_gpt.compat.probes import WIDE_DTYPES
 from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.ops import native
 from fugaku_gpt.ops.tensor_pool import pooled_empty
 
 Rotation = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines
@@ -109,6 +110,9 @@ def _rotate_into(out: torch.Tensor, x: torch.Tensor, rotary: Optional[Rotation],
         out.copy_(x)
         return
     cosines, sines = rotary
+    if native.has_native_rotation(out, x, cosines, sines):
+        native.rotate_into(out, x, cosines, sines, backwards)
+        return
     half = x.shape[-1] // 2
     wide = x if x.dtype == cosines.dtype else x.to(cosines.dtype)
     left, right = wide[..., :half], wide[..., half:]

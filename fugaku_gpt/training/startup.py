@@ -285,8 +285,12 @@ def describe_environment(environment: Dict[str, Any]) -> List[str]:
 
 def _compiled_operators(config: RunConfig) -> List[str]:
     """Names of the operators of a run for which there are kernels of our own."""
-    norms = ["LayerNorm"] if config.model.norm == "layernorm" else []
-    return ["attention", *norms, *(["GELU"] if config.model.mlp == "gelu" else []), "loss", "AdamW"]
+    model = config.model
+    norms = ["LayerNorm"] if model.norm == "layernorm" else []
+    if model.norm == "rmsnorm" or model.qk_norm:
+        norms.append("RMSNorm")
+    positions = ["rotary positions"] if model.positions == "rope" else []
+    return ["attention", *norms, *positions, "GELU" if model.mlp == "gelu" else "SwiGLU", "loss", "AdamW"]
 
 
 def _describe_precision(precision: Dict[str, Any], compiled: Sequence[str]) -> List[str]:

@@ -93,7 +93,7 @@ for name in ("direct", "by_blocks"):
     print(name, function(halves.ctypes.data, halves.size) == numbers.sum())
 """
 
-# AdamW and GELU of numbers of every exponent, against float64: the largest error in roundings of the result.
+# AdamW, GELU and SwiGLU of numbers of every exponent, against float64: the largest error in roundings of the result.
 ACCURACY = """
 import ctypes, math, sys
 from pathlib import Path
@@ -133,6 +133,11 @@ for name, is_tanh, expected in (
     library.gelu(address(x), address(y), x.size, 0, is_tanh, 1)
     error = np.abs(y - expected) / np.maximum(np.abs(expected), 2.0**-100)
     print(name, float(error[np.abs(wide) < 5].max() * 2**24))
+gate = np.concatenate([np.linspace(-86, 86, 40001), squares[squares < 9], -squares[squares < 9]]).astype(np.float32)
+pairs, product, wide = np.stack([gate, np.ones_like(gate)]), np.zeros_like(gate), gate.astype(np.float64)
+library.swiglu(address(pairs), address(product), 1, gate.size, 0, 1)
+expected = wide / (1.0 + np.exp(-wide))
+print("swiglu", float((np.abs(product - expected) / np.maximum(np.abs(expected), 2.0**-100)).max() * 2**24))
 
 # Rounding to bfloat16: LayerNorm of rows of one number is its bias. Halves between two numbers, both ways; overflow;
 # and NaN whose upper half would become 0 if it were rounded up.
@@ -314,12 +319,20 @@ def _check_attention(lines: "list[str]") -> None:
 def _check_accuracy(lines: "list[str]") -> None:
     """Quotients, roots, exponentials and rounding are right for numbers of every size."""
     figures = [(line.split()[0], line.split()[1:]) for line in lines]
-    assert [name for name, _ in figures] == ["adamw", "adamw", "special", "gelu", "gelu-tanh", "rounding", "loss"]
+    assert [name for name, _ in figures] == [
+        *["adamw"] * 2,
+        "special",
+        "gelu",
+        "gelu-tanh",
+        "swiglu",
+        "rounding",
+        "loss",
+    ]
     assert all(float(value) <= 2.5 for name, (value, *_) in figures if name == "adamw"), lines
     assert figures[2][1] == ["-1.0", "-1.0", "0.0", "nan"], lines
-    assert all(float(value) <= 40.0 for name, (value, *_) in figures if name.startswith("gelu")), lines
-    assert figures[5][1][:2] == ["True", "True"] and int(figures[5][1][2]) >= 3, lines
-    sum_error, error, masked, total_error, total_masked, *is_right = figures[6][1]
+    assert all(float(value) <= 40.0 for name, (value, *_) in figures if name.startswith(("gelu", "swiglu"))), lines
+    assert figures[6][1][:2] == ["True", "True"] and int(figures[6][1][2]) >= 3, lines
+    sum_error, error, masked, total_error, total_masked, *is_right = figures[7][1]
     assert float(sum_error) <= 8.0 and float(masked) == float(total_masked) == 0.0 and is_right == ["True"] * 2, lines
     assert float(error) <= 64.0 and float(total_error) <= 64.0, lines  # of exp(x - y) with x and y of about 100
 

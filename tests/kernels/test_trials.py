@@ -24,8 +24,13 @@ OUTPUTS: Dict[str, List[int]] = {
     "loss_gradient": [0],
     "layer_norm": [3],
     "layer_norm_gradient": [5, 6, 7],
+    "rms_norm": [5],
+    "rms_norm_gradient": [7, 8],
     "gelu": [1],
     "gelu_gradient": [2],
+    "swiglu": [1],
+    "swiglu_gradient": [2],
+    "rotate": [3],
     "gemm": [8],
     "accumulate": [0],
     "sum_of_rows": [3],
@@ -59,7 +64,8 @@ def test_the_kernels_of_this_environment_pass(threads: int) -> None:
     library = loaded_library()
     assert failures(library, threads) == []
     kernels = {trial.kernel.rpartition(" of ")[0] for trial in trials(library, threads)}
-    assert {"attention", "loss", "largest logit", "LayerNorm", "GELU", "GELU by tanh", "AdamW", "accumulate"} <= kernels
+    assert {"attention", "loss", "largest logit", "LayerNorm", "RMSNorm", "GELU", "GELU by tanh", "SwiGLU"} <= kernels
+    assert {"rotation", "rotation back", "AdamW", "accumulate"} <= kernels
 
 
 @pytest.mark.parametrize(

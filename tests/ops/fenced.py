@@ -95,6 +95,20 @@ def runs(
     yield "layer_norm", partial(native.layer_norm, x, weight, bias, 1e-5)
     statistics = fences.of(native.layer_norm(x, weight, bias, 1e-5)[1])
     yield "layer_norm_gradient", partial(native.layer_norm_gradient, y_grad, x, weight, statistics)
+    yield "rms_norm", partial(native.rms_norm, x, weight, 1e-5)
+    scales = fences.of(native.rms_norm(x, weight, 1e-5)[1])
+    yield "rms_norm_gradient", partial(native.rms_norm_gradient, y_grad, x, weight, scales)
+    spaced = of(2, 3, 2, 4, 19)[:, :, 1]
+    head_grad, head_weight = of(2, 3, 4, 19), fences.of(numbers(19))
+    yield "rms_norm of heads", partial(native.rms_norm, spaced, head_weight, 1e-5)
+    scales = fences.of(native.rms_norm(spaced, head_weight, 1e-5)[1])
+    yield "rms_norm_gradient of heads", partial(native.rms_norm_gradient, head_grad, spaced, head_weight, scales)
+    pairs = of(7, 206)
+    yield "swiglu", partial(native.swiglu, pairs)
+    yield "swiglu_gradient", partial(native.swiglu_gradient, y_grad, pairs)
+    heads, rotated, angles = of(1, 1, 7, 3, 38), of(1, 1, 7, 3, 38), fences.of(numbers(1, 1, 7, 1, 19))
+    for backwards in (False, True):
+        yield "rotate_into", partial(native.rotate_into, rotated, heads, angles, angles, backwards)
     for by_tanh in (False, True):
         yield "gelu", partial(native.gelu, x, by_tanh)
         yield "gelu_gradient", partial(native.gelu_gradient, y_grad, x, by_tanh)

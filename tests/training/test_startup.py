@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import numpy as np
 import pytest
@@ -39,6 +39,25 @@ def test_preparing_a_process_reports_the_settings_that_took_effect() -> None:
     assert process["allocator_keeps_pages"] is keep_freed_pages()
     if process["flush_denormals"]:
         assert float((torch.tensor([1e-30]) * 1e-10)[0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], "attention, LayerNorm, GELU, loss, AdamW"),
+        (["model.norm=rmsnorm", "model.mlp=swiglu"], "attention, RMSNorm, SwiGLU, loss, AdamW"),
+        (["model.positions=rope"], "attention, LayerNorm, rotary positions, GELU, loss, AdamW"),
+        (["model.qk_norm=true"], "attention, LayerNorm, RMSNorm, GELU, loss, AdamW"),
+    ],
+)
+def test_the_block_names_the_operators_of_the_model_that_our_own_kernels_compute(
+    overrides: List[str], names: str
+) -> None:
+    facts = environment(*overrides)
+    for is_compiled in (True, False):
+        facts["precision"]["compiled"] = is_compiled
+        lines = [line for line in describe_environment(facts) if "our own compiled kernels" in line]
+        assert [line.split(" by our")[0] for line in lines if "in place of" not in line] == [names] * is_compiled
 
 
 _HEAP = """

@@ -102,6 +102,38 @@ INLINE void store_scaled(const float *restrict x, float factor, void *y, int64_t
     }
 }
 
+/* x limited to [-limit, limit]; NaN stays NaN. */
+INLINE float clamp(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
+
+/* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
+INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
+{
+    vec sums[4] = {{0}};
+    int64_t j = 0;
+    for (; j + 4 * LANES <= n; j += 4 * LANES) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const vec centered = *(const unaligned_vec *)(x + j + i * LANES) - mean;
+            sums[i] += squares ? centered * centered : centered;
+        }
+    }
+    const vec total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    float sum = 0.0f;
+    for (int i = 0; i < LANES; i++) sum += total[i];
+    for (; j < n; j++) sum += squares ? (x[j] - mean) * (x[j] - mean) : x[j] - mean;
+    return sum;
+}
+
+/* Adds n sums of a block of rows to those of all rows, and makes them 0. */
+INLINE void add_and_clear(float *restrict sums, float *restrict block_sums, int64_t n)
+{
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += block_sums[j];
+        block_sums[j] = 0.0f;
+    }
+}
+
 #if defined(__ARM_FEATURE_SVE) && defined(__has_include)
 #if __has_include(<arm_sve.h>)
 /* Vectors of any length, in loops written for A64FX. Its window of 128 instructions must hold enough iterations for their
@@ -282,12 +314,11 @@ INLINE svfloat32_t exp_factor(svfloat32_t rest, float scale)
 #endif
 #endif
 
-/* 2^x for x in [-126, 126], split into an integer, which becomes the exponent, and a fraction in [-0.5, 0.5], whose power
-   is a polynomial fitted for the smallest relative error (2e-9 before rounding). */
-INLINE float exp2_bounded(float x)
+/* 2^(n + fraction) for an integer n from -126 to 126 and a fraction in [-0.5, 0.5], whose power is a polynomial fitted
+   for the smallest relative error (2e-9 before rounding). shifted: n + EXP2_SHIFT. */
+#define EXP2_SHIFT 12582912.0f /* 1.5 2^23: the last bits of the sum are the integer */
+INLINE float exp2_of_parts(float shifted, float fraction)
 {
-    const float shifted = x + 12582912.0f; /* 1.5 2^23: the last bits of the sum are the integer */
-    const float fraction = x - (shifted - 12582912.0f);
     float y = 1.534581160e-4f;
     y = y * fraction + 1.339993122e-3f;
     y = y * fraction + 9.618488959e-3f;
@@ -301,6 +332,20 @@ INLINE float exp2_bounded(float x)
     bits += exponent << 23;
     memcpy(&y, &bits, 4);
     return y;
+}
+
+/* 2^x for x in [-126, 126], split into an integer, which becomes the exponent, and a fraction. */
+INLINE float exp2_bounded(float x)
+{
+    const float shifted = x + EXP2_SHIFT;
+    return exp2_of_parts(shifted, x - (shifted - EXP2_SHIFT));
+}
+
+/* exp(x) for x in [-87, 87]: x less n log(2), which is subtracted in two parts of which the first is exact. */
+INLINE float exp_bounded(float x)
+{
+    const float shifted = x * 1.44269504f + EXP2_SHIFT, n = shifted - EXP2_SHIFT;
+    return exp2_of_parts(shifted, (x - n * 0.693359375f + n * 2.12194440e-4f) * 1.44269504f);
 }
 
 /* 2^x for x <= 126, and 2^126 above; 0 below -126, where results are denormal. NaN stays NaN. */

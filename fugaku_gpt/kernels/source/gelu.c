@@ -158,9 +158,6 @@ typedef struct {
     float cdf, slope;
 } Gelu;
 
-/* x limited to [-limit, limit]; NaN stays NaN. */
-INLINE float clamp(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
-
 /* The gaussian and the inverse of which the factors are made. */
 typedef struct {
     float gaussian, inverse;

@@ -164,25 +164,6 @@ INLINE void gradient_rows(const void *x, const void *y_grad, void *x_grad, int64
     else
         sve_gradient_rows(x, y_grad, x_grad, i, weight, weight_sums, bias_sums, width, FLOAT32, means, scales, both);
 }
-#else
-/* The sum of x - mean, or of (x - mean)^2: four vectors at a time, since a single sum would wait for each addition. */
-INLINE float row_sum(const float *x, int64_t n, float mean, const int squares)
-{
-    vec sums[4] = {{0}};
-    int64_t j = 0;
-    for (; j + 4 * LANES <= n; j += 4 * LANES) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            const vec centered = *(const unaligned_vec *)(x + j + i * LANES) - mean;
-            sums[i] += squares ? centered * centered : centered;
-        }
-    }
-    const vec total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    float sum = 0.0f;
-    for (int i = 0; i < LANES; i++) sum += total[i];
-    for (; j < n; j++) sum += squares ? (x[j] - mean) * (x[j] - mean) : x[j] - mean;
-    return sum;
-}
 #endif
 
 /* y [n, width] = LayerNorm of x, with weight and bias [width]; means and scales (1 / deviation) [n] are for the gradient.
@@ -214,15 +195,6 @@ EXPORT void layer_norm(const void *x, const float *weight, const float *bias, vo
         }
     }
 #endif
-}
-
-static void add_and_clear(float *restrict sums, float *restrict block_weight_sums, int64_t n)
-{
-#pragma omp simd
-    for (int64_t j = 0; j < n; j++) {
-        sums[j] += block_weight_sums[j];
-        block_weight_sums[j] = 0.0f;
-    }
 }
 
 /* Writes x_grad [n, width], and weight_grad and bias_grad [width], from y_grad. work: 6 width float32 numbers per
