@@ -58,7 +58,7 @@ class EvalInputs:
 @click.argument("source", metavar="RUN_OR_CHECKPOINT", type=PATH)
 @click.option("--data", metavar="PATH", help="A corpus: folder made by `data prepare`, or prefix of a .bin/.idx pair.")
 @click.option(
-    "--documents", type=click.IntRange(min=1), help="Documents of --data to take, from the first; default: all."
+    "--documents", type=click.IntRange(min=1), help="Documents of --data that count, from the first; default: all."
 )
 @click.option("--text", type=PATH, multiple=True, metavar="FILE", help="A text file, as one document; repeatable.")
 @click.option(

@@ -122,10 +122,6 @@ class ModelConfig:
         """Heads of keys and values."""
         return self.kv_heads if self.kv_heads is not None else self.heads
 
-    def local_kv_heads(self, tp: int) -> int:
-        """Heads of keys and values on each of ``tp`` tensor-parallel ranks."""
-        return self.kv_head_count // tp
-
     @property
     def query_width(self) -> int:
         """Width of the queries of all heads, and of the attention's output."""
