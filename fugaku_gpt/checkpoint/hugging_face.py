@@ -31,8 +31,8 @@ from fugaku_gpt.checkpoint.hugging_face_models import (
     tensor_pairs,
     their_settings,
 )
-from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, tokenizer_files
-from fugaku_gpt.checkpoint.imported import DTYPES, IMPORTED_DTYPE, ImportedCheckpoint, write_imported
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, own_tokenizer, tokenizer_files
+from fugaku_gpt.checkpoint.imported import DTYPES, IMPORTED_DTYPE, ImportedCheckpoint, check_tensors, write_imported
 from fugaku_gpt.checkpoint.manifest import Manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.safetensors import (
@@ -65,7 +65,7 @@ class ExportOptions(NamedTuple):
     """Choices of an export.
 
     Attributes:
-        tokenizer: of the corpus; None: the folder has none.
+        tokenizer: of the corpus; None: that which an imported checkpoint has, if any.
         dtype: a key of ``DTYPES``; None: the type in which the weights were imported, else float32.
         shard_mib: data of one file at most, unless a tensor alone is larger.
     """
@@ -99,14 +99,17 @@ def export_model(checkpoint: Path, out: Path, options: ExportOptions = _USUAL) -
                 f"{tokenizer.path}: has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
                 "it is not the tokenizer of this checkpoint"
             )
-        files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else {}
+        own = own_tokenizer(checkpoint) if tokenizer is None else None
+        files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else dict(own.files if own else {})
         model_type = model_type_of(model)
         dtype = options.dtype or str(source.manifest.build.get(IMPORTED_DTYPE, "float32"))
         if dtype not in DTYPES:
             raise CheckpointError(f"{checkpoint}: {IMPORTED_DTYPE} is {dtype!r}; valid: {', '.join(DTYPES)}")
         shards = _shards(tensor_pairs(model, model_type), prefix_of(model_type), DTYPES[dtype], options.shard_mib)
-        end = tokenizer.end if tokenizer is not None else None
-        files.update({CONFIG: _json_bytes(their_settings(model, model_type, dtype, end)), **_index_file(shards)})
+        settings = their_settings(model, model_type, dtype, tokenizer.end if tokenizer is not None else None)
+        if own is not None:
+            settings.update(bos_token_id=own.start, eos_token_id=own.end)
+        files.update({CONFIG: _json_bytes(settings), **_index_file(shards)})
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             require_room(out, sum(shard.header.length for shard in shards))
@@ -202,14 +205,13 @@ def import_model(folder: Path, directory: Path) -> ImportedCheckpoint:
         (embedding,) = embedding_pair(pairs).theirs
         if model.tied_embeddings and embedding not in theirs and _LOGITS in theirs:  # the name of the other layer
             theirs[embedding] = theirs.pop(_LOGITS)
-        _check_names(folder, pairs, theirs, model_type)
-        if model.tied_embeddings:
-            logits = theirs.pop(_LOGITS, None)
-            if logits is not None and not np.array_equal(logits.read(), theirs[embedding].read()):
-                raise UsageError(
-                    f"{folder}: its logits have weights of their own, and {CONFIG} says that they have not"
-                )
-        checkpoint = write_imported(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}")
+        for name in [name for name in theirs if name.endswith(_DERIVED)]:
+            del theirs[name]  # masks and rotary frequencies of older files follow from the settings
+        logits = theirs.pop(_LOGITS, None) if model.tied_embeddings else None
+        check_tensors(folder, pairs, theirs, CONFIG)
+        if logits is not None and not np.array_equal(logits.read(), theirs[embedding].read()):
+            raise UsageError(f"{folder}: its logits have weights of their own, and {CONFIG} says that they have not")
+        checkpoint = write_imported(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}", {})
     return ImportedCheckpoint(checkpoint, model, notes)
 
 
@@ -297,19 +299,3 @@ def _files_of_index(path: Path) -> List[str]:
     if not names or not all(isinstance(name, str) and is_possible_name(name) and Path(name).name for name in names):
         raise UsageError(f"{path}: 'weight_map' does not give the file of each tensor")
     return sorted(set(names))
-
-
-def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor], model_type: str) -> None:
-    """Compare names and shapes; drops masks and rotary frequencies of older files, which follow from the settings, from
-    ``theirs``."""
-    for name in [name for name in theirs if name.endswith(_DERIVED)]:
-        del theirs[name]
-    needed = {name: pair.their_shape for pair in pairs for name in pair.theirs}
-    for name, shape in needed.items():
-        if name not in theirs:
-            raise UsageError(f"{folder}: holds no {name}")
-        if theirs[name].info.shape != shape:
-            raise UsageError(f"{theirs[name].path}: {name} is {theirs[name].info.shape}, and by {CONFIG} {shape}")
-    unknown = sorted(set(theirs) - set(needed) - {_LOGITS})
-    if unknown:
-        raise UsageError(f"{folder}: holds {unknown[0]}, which a language model of type {model_type} has not")

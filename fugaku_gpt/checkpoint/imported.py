@@ -23,6 +23,7 @@ from fugaku_gpt.checkpoint.safetensors import BFLOAT16, write_tensor
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.regions import full_region
+from fugaku_gpt.limits import cut
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -33,6 +34,10 @@ DTYPES = {"float32": "F32", "bfloat16": BFLOAT16, "float16": "F16"}  # of export
 
 class ForeignTensor(Protocol):
     """A tensor in a file of another program."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
 
     @property
     def dtype(self) -> str:
@@ -58,8 +63,33 @@ class ImportedCheckpoint(NamedTuple):
     notes: List[str]
 
 
+def check_tensors(source: Path, pairs: Sequence[TensorPair], theirs: Mapping[str, ForeignTensor], by: str) -> None:
+    """Check that a model has all tensors of ours, in their shapes, and no others.
+
+    Args:
+        by: what says which tensors it has, as a message names it.
+
+    Raises:
+        UsageError: a tensor is missing, has another shape, or is one that the model has not.
+    """
+    needed = {name: pair.their_shape for pair in pairs for name in pair.theirs}
+    for name, shape in needed.items():
+        if name not in theirs:
+            raise UsageError(f"{source}: holds no {name}")
+        if theirs[name].shape != shape:
+            raise UsageError(f"{theirs[name].path}: {name} is {theirs[name].shape}, and by {by} {shape}")
+    unknown = sorted(set(theirs) - set(needed))
+    if unknown:
+        raise UsageError(f"{source}: holds {cut(unknown[0])}, which the model of {by} has not")
+
+
 def write_imported(
-    directory: Path, model: ModelConfig, pairs: List[TensorPair], theirs: Mapping[str, ForeignTensor], origin: str
+    directory: Path,
+    model: ModelConfig,
+    pairs: Sequence[TensorPair],
+    theirs: Mapping[str, ForeignTensor],
+    origin: str,
+    files: Mapping[str, bytes],
 ) -> Path:
     """Write a checkpoint at iteration 0 and return its folder: only weights, so that the optimiser starts afresh.
 
@@ -68,6 +98,7 @@ def write_imported(
         pairs: every tensor of the model.
         theirs: their tensors by name; each is read when its turn comes.
         origin: where they come from, for the manifest.
+        files: further files of the checkpoint's folder, such as the tokenizer's, by name.
 
     Raises:
         RunFailed: the checkpoint does not fit on the disk.
@@ -87,6 +118,8 @@ def write_imported(
                     write_tensor(descriptor, info, pair.to_ours([tensor.read() for tensor in sources[pair.ours]]))
                     for pair, info in zip(pairs, plan.tensors)
                 ]
+            for name, content in files.items():
+                file_system.write_file(temporary / name, content)
             logical = {pair.ours: LogicalTensor(pair.shape, {"weights": dtypes[pair.ours]}) for pair in pairs}
             file = describe_file(file_name(0), plan, checksums, sorted(logical))
             config, build = {"model": asdict(model)}, {"imported_from": origin, **_imported_dtype(sources)}

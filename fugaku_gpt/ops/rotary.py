@@ -23,7 +23,7 @@ Rotation = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines
 
 @functools.lru_cache(maxsize=4)
 def rotation(model: ModelConfig, shards: int, tokens: int, dtype: torch.dtype) -> Rotation:
-    """Cosines and sines [shards, 1, tokens, 1, d / 2] of all positions of a sequence; positions run over shards first."""
+    """Cosines and sines [shards, 1, tokens, 1, d / 2] of a sequence, whose positions run over shards first."""
     angles = np.outer(np.arange(shards * tokens, dtype=np.float64), rotary_frequencies(model))
     angles = angles.reshape(shards, 1, tokens, 1, model.head_size // 2)
     wide = dtype if dtype in WIDE_DTYPES else torch.float32
