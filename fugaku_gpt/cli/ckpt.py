@@ -144,6 +144,7 @@ def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max
     """
     from fugaku_gpt.checkpoint.hugging_face import ExportOptions, export_model
     from fugaku_gpt.checkpoint.hugging_face_models import MODEL_NAMES, export_notes
+    from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
     from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
     from fugaku_gpt.formulas.parameters import size_name
 
@@ -156,8 +157,11 @@ def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max
     model, model_type = export_model(checkpoint, out, ExportOptions(tokenizer, dtype, max_shard_mib))
     for note in export_notes(model, model_type):
         echo(f"fugaku-gpt: note: {note}", err=True)
-    end = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text" if tokenizer is not None else ""
-    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {checkpoint}{end}")
+    if tokenizer is not None:
+        carried = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text"
+    else:
+        carried = ", with the tokenizer that was imported with it" if (out / TOKENIZER).exists() else ""
+    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {checkpoint}{carried}")
 
 
 def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[CorpusTokenizer]":
