@@ -290,10 +290,10 @@ class _Cursor:
         (size,) = self.unpack("<Q")
         if size > _LONGEST_NAME:
             raise NotGguf(f"{of} has {size:,} bytes, more than {_LONGEST_NAME}: it is damaged")
-        try:
-            return self.take(size).decode("utf-8")
-        except UnicodeDecodeError:
-            raise NotGguf(f"{of} is not UTF-8") from None
+        text = self.take(size).decode("utf-8", "replace")
+        if not text.isprintable() or "\ufffd" in text:
+            raise NotGguf(f"{of} is {cut(repr(text))}, which no name is: it is damaged")
+        return text
 
     def string(self) -> str:
         """Return the next string; what is no UTF-8 becomes U+FFFD."""

@@ -34,6 +34,7 @@ _SETTINGS: Dict[str, Dict[str, Any]] = {
     "qwen3": {**_LLAMA, "biases": "none", "qk_norm": True},
     GPT2: {"gelu": "tanh"},
 }
+_SHOWN = 20  # elements of a list in a message
 _TOLERANCE = 1e-5  # relative, of factors in float32
 _PERMUTED = ("llama",)  # the others' q and k have the order of Hugging Face
 _REQUIRED = {
@@ -182,16 +183,17 @@ class _Keys:
 def _check_general(path: Path, header: GgufHeader) -> None:
     values = header.values
     kind = values.get("general.type", "model")
-    if kind != "model":
+    if not isinstance(kind, str) or kind != "model":
         raise UsageError(f"{path}: general.type is {_shown(kind)}; only a whole model can be imported")
     parts = values.get("split.count", 0)
-    if parts not in (0, 1):
+    if not isinstance(parts, int) or parts > 1:
         raise UsageError(
             f"{path}: split.count is {_shown(parts)}: it is one of several files; make one of them with "
             "`llama-gguf-split --merge FIRST OUT`"
         )
     version = values.get("general.quantization_version", QUANTISATION_VERSION)
-    if version != QUANTISATION_VERSION and any(tensor.block[0] > 1 for tensor in header.tensors.values()):
+    is_read = isinstance(version, int) and version == QUANTISATION_VERSION
+    if not is_read and any(tensor.block[0] > 1 for tensor in header.tensors.values()):
         raise UsageError(
             f"{path}: general.quantization_version is {_shown(version)}; only {QUANTISATION_VERSION} is read"
         )
@@ -285,7 +287,8 @@ def _llama3_settings(model: ModelConfig, factors: "Array") -> Optional[Dict[str,
 
 def _decimal(value: Any) -> float:
     """The shortest decimal number that is this one in float32, the type of the file: 1e-5, not 9.99999974e-06."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):  # a double beyond float32 is refused as infinite
+        return float(str(np.float32(value)))
 
 
 def _checked(path: Path, settings: Mapping[str, Any]) -> ModelConfig:
@@ -310,4 +313,7 @@ def _permuted(model: ModelConfig, architecture: str) -> Dict[str, int]:
 
 def _shown(value: Any) -> str:
     """A value as a message quotes it."""
-    return cut(repr(value.tolist() if isinstance(value, np.ndarray) and value.size < 100 else value))
+    if isinstance(value, (list, np.ndarray)):
+        values = list(value) if isinstance(value, list) else value.tolist()
+        return cut(repr(values)) if len(values) <= _SHOWN else f"a list of {len(values):,}"
+    return cut(repr(value))

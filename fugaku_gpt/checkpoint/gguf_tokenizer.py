@@ -103,8 +103,8 @@ def carried_tokenizer(values: Mapping[str, Any], model: ModelConfig) -> Dict[str
         NotCarried: it cannot be made.
     """
     kind = values.get(f"{_PREFIX}model")
-    if kind not in ("gpt2", "llama"):
-        has_none = kind is None or kind in ("none", "no_vocab")
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
+        has_none = kind is None or (isinstance(kind, str) and kind in ("none", "no_vocab"))
         raise NotCarried(
             "the file has none"
             if has_none
@@ -146,7 +146,7 @@ def _vocabulary(values: Mapping[str, Any], most: int) -> _Vocabulary:
     kinds = values.get(f"{_PREFIX}token_type")
     if kinds is None:
         kinds = np.full(len(names), _NORMAL)
-    if not isinstance(kinds, np.ndarray) or len(kinds) != len(names):
+    if not isinstance(kinds, np.ndarray) or kinds.dtype.kind not in "iu" or len(kinds) != len(names):
         raise NotCarried(f"{_PREFIX}token_type is no list of as many numbers as there are tokens")
     count = len(names)
     while count > 1 and kinds[count - 1] == _UNUSED:
@@ -226,7 +226,7 @@ def _sentencepiece(
 def _merges_of_scores(values: Mapping[str, Any], vocabulary: _Vocabulary) -> List[str]:
     """The merges of SentencePiece's BPE: two neighbours become a token by its score, the best first."""
     scores = values.get(f"{_PREFIX}scores")
-    if not isinstance(scores, np.ndarray) or len(scores) < len(vocabulary.names):
+    if not isinstance(scores, np.ndarray) or len(scores) < len(vocabulary.names) or not np.all(np.isfinite(scores)):
         raise NotCarried(f"{_PREFIX}scores is no list of as many numbers as there are tokens")
     pieces = {
         name: float(scores[number])

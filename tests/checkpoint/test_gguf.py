@@ -122,6 +122,16 @@ def test_quantised_weights_become_float32_by_their_package(kind: str, tmp_path: 
     assert_equal(ours, expected)
 
 
+def test_older_formats_of_blocks_are_refused_where_there_are_any(tmp_path: Path) -> None:
+    a_folder(tmp_path, [*LLAMA, "model.hidden=96"])
+    older = {"general.quantization_version": 1}
+    plain = write_gguf(tmp_path / "plain.gguf", tmp_path / "hf", older)
+    assert import_gguf(plain, tmp_path / "one-more").model.hidden == 96
+    packed = write_gguf(tmp_path / "packed.gguf", tmp_path / "hf", older, quantised={"attn_v.weight": "Q8_0"})
+    with pytest.raises(UsageError, match="general.quantization_version is 1; only 2 is read"):
+        import_gguf(packed, tmp_path / "two")
+
+
 @pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_formats_of_large_blocks_are_read_in_parts(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
     """The package does not quantise to these: the blocks are random bytes, with scales that are numbers."""
@@ -191,6 +201,10 @@ def with_factors(values: Any) -> Callable[[Dict[str, Any]], None]:
         ({"llama.feed_forward_length": 81}, None, r"ffn_gate\.weight is \(80, 48\), and by its metadata \(81, 48\)"),
         ({"llama.vocab_size": 100}, None, r"llama\.vocab_size is 100, and token_embd\.weight has 101 rows"),
         ({"general.type": "adapter"}, None, r"general\.type is 'adapter'; only a whole model"),
+        ({"general.type": [1, 2]}, None, r"general\.type is \[1, 2\]; only a whole model"),
+        ({"split.count": [1, 2]}, None, r"split\.count is \[1, 2\]"),
+        ({"llama.block_count": [1] * 30}, None, r"llama\.block_count is a list of 30, not a whole number"),
+        ({"llama.rope.freq_base": float("inf")}, None, r"model\.rope_theta"),
         ({"split.count": 2}, None, r"split\.count is 2: it is one of several files; make one of them with"),
         ({}, renamed("token_embd.weight", "token_types.weight"), r"holds no matrix token_embd\.weight"),
         ({}, renamed("blk.0.attn_q.weight", "blk.0.attn_q.bias"), r"holds no blk\.0\.attn_q\.weight"),
@@ -264,7 +278,11 @@ def a_tensor(name: bytes, shape: Tuple[int, ...], kind: int = 0, offset: int = 0
         (a_header(tensors=2**60), f"claims {2**60:,} tensors, more than {GGUF_TENSORS}"),
         (a_header(keys=2**64 - 1), f"claims {2**64 - 1:,} values, more than {GGUF_KEYS}"),
         (a_header(keys=1, rest=struct.pack("<Q", 2**63)), "a key of the metadata has .* bytes, more than 256"),
-        (a_header(keys=1, rest=a_string(b"\xff\xff")), "a key of the metadata is not UTF-8"),
+        (a_header(keys=1, rest=a_string(b"\xff\xff")), "a key of the metadata is .*, which no name is"),
+        (
+            a_header(tensors=1, rest=a_tensor(b"a\n\x1b[2J", (4,))),
+            r"the name of a tensor is 'a\\n\\x1b\[2J', which no name",
+        ),
         (a_header(keys=1, rest=a_string(b"x") + struct.pack("<I", 99)), "x is of type 99"),
         (a_header(keys=1, rest=a_string(b"x") + struct.pack("<IQ", 8, 2**40)), "cut short or damaged"),
         (a_header(keys=1, rest=a_string(b"x") + struct.pack("<IIQ", 9, 4, 2**60)), f"more than {GGUF_VALUES} in"),

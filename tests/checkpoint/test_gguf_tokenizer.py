@@ -12,6 +12,7 @@ import pytest
 from fugaku_gpt.checkpoint.gguf_import import import_gguf
 from fugaku_gpt.checkpoint.gguf_tokenizer import NotCarried, carried_tokenizer
 from fugaku_gpt.checkpoint.hugging_face import export_model
+from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.limits import GGUF_PIECE
 from tests.checkpoint.test_gguf import LLAMA, a_folder
@@ -201,6 +202,7 @@ def test_sentencepiece_tokens_are_those_of_llama_cpp(has_prefix: bool, tmp_path:
     [
         ({"model": None}, "the file has none"),
         ({"model": "none"}, "the file has none"),
+        ({"model": np.array([1, 2])}, r"tokenizer\.ggml\.model is array"),
         ({"model": "t5"}, r"tokenizer\.ggml\.model is 't5'; those that can be are gpt2 and llama"),
         ({"pre": "default"}, r"tokenizer\.ggml\.pre is 'default'; those that can be are gpt-2, "),
         ({"pre": None}, r"tokenizer\.ggml\.pre is None"),
@@ -209,6 +211,7 @@ def test_sentencepiece_tokens_are_those_of_llama_cpp(has_prefix: bool, tmp_path:
         ({"tokens": ["a", "a"], "token_type": np.array([1, 1])}, "tokens has a token twice, or an empty one"),
         ({"tokens": ["a", "b"], "token_type": np.array([1, 1])}, "tokens has no token '!', as of a byte"),
         ({"token_type": np.array([1])}, "token_type is no list of as many numbers"),
+        ({"token_type": np.full(330, np.nan)}, "token_type is no list of as many numbers"),
         ({"merges": None}, "merges is no list"),
         ({"merges": ["a"]}, "merges has 'a', which is not of two tokens"),
         ({"merges": ["a qqq"]}, "merges has 'a qqq'"),
@@ -226,6 +229,7 @@ def test_what_cannot_be_carried_is_named(changes: Dict[str, Any], message: str, 
     ("key", "change", "message"),
     [
         ("scores", lambda scores: scores * 0, "scores has a score twice"),
+        ("scores", lambda scores: scores * np.nan, "scores is no list of as many numbers"),
         ("scores", lambda scores: scores[:9], "scores is no list of as many numbers"),
         (
             "tokens",
@@ -254,7 +258,7 @@ def test_an_imported_model_brings_its_tokenizer_to_an_export(tmp_path: Path) -> 
     checkpoint, _, notes = import_gguf(
         write_gguf(tmp_path / "m.gguf", tmp_path / "hf", listed(metadata)), tmp_path / "run"
     )
-    assert not notes
+    assert not notes and verify_checkpoint(checkpoint) == []
     export_model(checkpoint, tmp_path / "back")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "back" / name).read_bytes() == (checkpoint / name).read_bytes()
