@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tup
 import click
 
 from fugaku_gpt import errors, limits
-from fugaku_gpt.checkpoint import directory, hugging_face, manifest
+from fugaku_gpt.checkpoint import directory, gguf_file, hugging_face, manifest
 from fugaku_gpt.cli.main import cli
 from fugaku_gpt.compare import pairs as comparison_pairs
 from fugaku_gpt.config.load import load_run_config, preset_names
@@ -83,6 +83,7 @@ RECORD_FORMATS = (
         (manifest.Manifest, manifest.LogicalTensor, manifest.DataFile),
     ),
     RecordFormat("Hugging Face GPT-2 folder", "`config.json`, `model.safetensors`", hugging_face),
+    RecordFormat("GGUF file", "`<name>.gguf`", gguf_file),
     RecordFormat("Flight recorder", "`flight/*/rank-<rank>.flight`", flight),
     RecordFormat("Claim of a folder", "`.claim.<number>`", claim, (claim.Holder,)),
     RecordFormat("Index of a run store", "`.runs-index.json`", index),

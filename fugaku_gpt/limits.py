@@ -68,6 +68,11 @@ INDEX = Limit(1024 * _MIB, "bytes", "the index of a store of runs, which is made
 EVENTS = Limit(64 * _MIB, "bytes", "job.jsonl, the history of a run's jobs")
 METRICS_LINE = Limit(_MIB, "bytes", "a line of metrics.jsonl")
 SAFETENSORS_HEADER = Limit(100_000_000, "bytes", "the header of a safetensors file, as in its library")
+GGUF_HEADER = Limit(64 * _MIB, "bytes", "the header of a GGUF file, with its vocabulary")
+GGUF_KEYS = Limit(10_000, "values", "the metadata of a GGUF file")
+GGUF_VALUES = Limit(4_000_000, "elements", "all lists in the metadata of a GGUF file")
+GGUF_TENSORS = Limit(2**16, "tensors", "a GGUF file")
+GGUF_PIECE = Limit(512, "characters", "a token of a GGUF file's vocabulary from whose scores merges are made")
 FLIGHT = Limit(64 * _MIB, "bytes", "the file of a flight recorder")
 # counts
 SWEEP_RUNS = Limit(10_000, "runs", "a sweep, repeats counted")

@@ -15,22 +15,13 @@ import contextlib
 import json
 import math
 import uuid
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
-from fugaku_gpt.checkpoint.data_file import Entry, file_name, plan_file
-from fugaku_gpt.checkpoint.directory import (
-    begin_checkpoint,
-    commit_checkpoint,
-    discard_temporary,
-    list_checkpoints,
-    require_room,
-    update_tracker,
-)
+from fugaku_gpt.checkpoint.directory import discard_temporary, list_checkpoints, require_room
 from fugaku_gpt.checkpoint.hugging_face_models import (
     TensorPair,
     embedding_pair,
@@ -40,11 +31,11 @@ from fugaku_gpt.checkpoint.hugging_face_models import (
     tensor_pairs,
     their_settings,
 )
-from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, tokenizer_files
-from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, own_tokenizer, tokenizer_files
+from fugaku_gpt.checkpoint.imported import DTYPES, IMPORTED_DTYPE, ImportedCheckpoint, check_tensors, write_imported
+from fugaku_gpt.checkpoint.manifest import Manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.safetensors import (
-    BFLOAT16,
     ITEM_BYTES,
     Header,
     NotSafetensors,
@@ -58,7 +49,6 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import CheckpointError, UsageError
 from fugaku_gpt.input_files import is_possible_name
 from fugaku_gpt.json_text import parse_json
-from fugaku_gpt.layout.regions import full_region
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -69,23 +59,13 @@ INDEX = "model.safetensors.index.json"
 _LOGITS = "lm_head.weight"
 _DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 SHARD_MIB = 4096  # of data in one file of an export
-_IMPORTED_DTYPE = "imported_dtype"  # in an imported checkpoint's `build`: the type in which the weights were
-DTYPES = {"float32": "F32", "bfloat16": BFLOAT16, "float16": "F16"}  # of exported weights
-
-
-class ImportedCheckpoint(NamedTuple):
-    """Result of :func:`import_model`: the checkpoint, the model's settings, and notes for the user."""
-
-    checkpoint: Path
-    model: ModelConfig
-    notes: List[str]
 
 
 class ExportOptions(NamedTuple):
     """Choices of an export.
 
     Attributes:
-        tokenizer: of the corpus; None: the folder has none.
+        tokenizer: of the corpus; None: that which an imported checkpoint has, if any.
         dtype: a key of ``DTYPES``; None: the type in which the weights were imported, else float32.
         shard_mib: data of one file at most, unless a tensor alone is larger.
     """
@@ -119,14 +99,17 @@ def export_model(checkpoint: Path, out: Path, options: ExportOptions = _USUAL) -
                 f"{tokenizer.path}: has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
                 "it is not the tokenizer of this checkpoint"
             )
-        files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else {}
+        own = own_tokenizer(checkpoint) if tokenizer is None else None
+        files = tokenizer_files(tokenizer, model.seq_len) if tokenizer is not None else dict(own.files if own else {})
         model_type = model_type_of(model)
-        dtype = options.dtype or str(source.manifest.build.get(_IMPORTED_DTYPE, "float32"))
+        dtype = options.dtype or str(source.manifest.build.get(IMPORTED_DTYPE, "float32"))
         if dtype not in DTYPES:
-            raise CheckpointError(f"{checkpoint}: {_IMPORTED_DTYPE} is {dtype!r}; valid: {', '.join(DTYPES)}")
+            raise CheckpointError(f"{checkpoint}: {IMPORTED_DTYPE} is {dtype!r}; valid: {', '.join(DTYPES)}")
         shards = _shards(tensor_pairs(model, model_type), prefix_of(model_type), DTYPES[dtype], options.shard_mib)
-        end = tokenizer.end if tokenizer is not None else None
-        files.update({CONFIG: _json_bytes(their_settings(model, model_type, dtype, end)), **_index_file(shards)})
+        settings = their_settings(model, model_type, dtype, tokenizer.end if tokenizer is not None else None)
+        if own is not None:
+            settings.update(bos_token_id=own.start, eos_token_id=own.end)
+        files.update({CONFIG: _json_bytes(settings), **_index_file(shards)})
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             require_room(out, sum(shard.header.length for shard in shards))
@@ -222,14 +205,13 @@ def import_model(folder: Path, directory: Path) -> ImportedCheckpoint:
         (embedding,) = embedding_pair(pairs).theirs
         if model.tied_embeddings and embedding not in theirs and _LOGITS in theirs:  # the name of the other layer
             theirs[embedding] = theirs.pop(_LOGITS)
-        _check_names(folder, pairs, theirs, model_type)
-        if model.tied_embeddings:
-            logits = theirs.pop(_LOGITS, None)
-            if logits is not None and not np.array_equal(logits.read(), theirs[embedding].read()):
-                raise UsageError(
-                    f"{folder}: its logits have weights of their own, and {CONFIG} says that they have not"
-                )
-        checkpoint = _write_checkpoint(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}")
+        for name in [name for name in theirs if name.endswith(_DERIVED)]:
+            del theirs[name]  # masks and rotary frequencies of older files follow from the settings
+        logits = theirs.pop(_LOGITS, None) if model.tied_embeddings else None
+        check_tensors(folder, pairs, theirs, CONFIG)
+        if logits is not None and not np.array_equal(logits.read(), theirs[embedding].read()):
+            raise UsageError(f"{folder}: its logits have weights of their own, and {CONFIG} says that they have not")
+        checkpoint = write_imported(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}", {})
     return ImportedCheckpoint(checkpoint, model, notes)
 
 
@@ -240,49 +222,28 @@ class _ForeignTensor(NamedTuple):
     descriptor: int
     info: TensorInfo
 
+    @property
+    def dtype(self) -> str:
+        """As the file calls it."""
+        return self.info.dtype
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """As the file has it."""
+        return self.info.shape
+
     def read(self) -> "Array":
+        """Read it.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
         try:
             return read_tensor(self.descriptor, self.info)
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from None
         except NotSafetensors as error:
             raise UsageError(f"{self.path}: {error}") from None
-
-
-def _write_checkpoint(
-    directory: Path, model: ModelConfig, pairs: List[TensorPair], theirs: Mapping[str, _ForeignTensor], origin: str
-) -> Path:
-    sources = {pair.ours: [theirs[name] for name in pair.theirs] for pair in pairs}
-    dtypes = {ours: "F64" if tensors[0].info.dtype == "F64" else "F32" for ours, tensors in sources.items()}
-    plan = plan_file([Entry("weights", pair.ours, full_region(pair.shape), dtypes[pair.ours]) for pair in pairs])
-    require_room(directory, plan.length)
-    try:
-        directory.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = begin_checkpoint(directory, 0)
-        try:
-            with file_system.synced_file(temporary / file_name(0)) as descriptor:
-                file_system.write_all(descriptor, memoryview(plan.header.content), 0)
-                checksums = [
-                    write_tensor(descriptor, info, pair.to_ours([tensor.read() for tensor in sources[pair.ours]]))
-                    for pair, info in zip(pairs, plan.tensors)
-                ]
-            logical = {pair.ours: LogicalTensor(pair.shape, {"weights": dtypes[pair.ours]}) for pair in pairs}
-            file = describe_file(file_name(0), plan, checksums, sorted(logical))
-            config, build = {"model": asdict(model)}, {"imported_from": origin, **_imported_dtype(sources)}
-            path = commit_checkpoint(temporary, Manifest(0, 0, 0, logical, (file,), config=config, build=build))
-            update_tracker(path)
-            return path
-        finally:
-            discard_temporary(temporary)
-    except OSError as error:
-        raise UsageError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
-
-
-def _imported_dtype(sources: Mapping[str, Sequence[_ForeignTensor]]) -> Dict[str, str]:
-    """The type of imported weights, if all have the same one that can be exported; in float32 nothing of it is lost."""
-    kinds = {tensor.info.dtype for tensors in sources.values() for tensor in tensors}
-    name = next((name for name, kind in DTYPES.items() if kinds == {kind}), None)
-    return {_IMPORTED_DTYPE: name} if name is not None else {}
 
 
 def _model_of_run(checkpoint: Path, manifest: Manifest) -> ModelConfig:
@@ -338,19 +299,3 @@ def _files_of_index(path: Path) -> List[str]:
     if not names or not all(isinstance(name, str) and is_possible_name(name) and Path(name).name for name in names):
         raise UsageError(f"{path}: 'weight_map' does not give the file of each tensor")
     return sorted(set(names))
-
-
-def _check_names(folder: Path, pairs: List[TensorPair], theirs: Dict[str, _ForeignTensor], model_type: str) -> None:
-    """Compare names and shapes; drops masks and rotary frequencies of older files, which follow from the settings, from
-    ``theirs``."""
-    for name in [name for name in theirs if name.endswith(_DERIVED)]:
-        del theirs[name]
-    needed = {name: pair.their_shape for pair in pairs for name in pair.theirs}
-    for name, shape in needed.items():
-        if name not in theirs:
-            raise UsageError(f"{folder}: holds no {name}")
-        if theirs[name].info.shape != shape:
-            raise UsageError(f"{theirs[name].path}: {name} is {theirs[name].info.shape}, and by {CONFIG} {shape}")
-    unknown = sorted(set(theirs) - set(needed) - {_LOGITS})
-    if unknown:
-        raise UsageError(f"{folder}: holds {unknown[0]}, which a language model of type {model_type} has not")

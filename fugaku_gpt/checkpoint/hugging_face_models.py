@@ -14,7 +14,7 @@ import numpy as np
 
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, UsageError
-from fugaku_gpt.layout.tensors import OUTPUT_WEIGHTS, TOKEN_EMBEDDING, model_tensors
+from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -72,26 +72,24 @@ class TensorPair(NamedTuple):
 
     @property
     def their_shape(self) -> Tuple[int, ...]:
-        """Shape of each tensor in their file."""
-        if not self.is_transposed:
-            return self.shape[1:] if len(self.theirs) > 1 else self.shape
-        if self.ours.endswith(".bias"):
+        """Shape of each tensor in their file: of one that has all sections of ours, they follow one another."""
+        if len(self.theirs) > 1:
+            return self.shape[1:]
+        if len(self.shape) == 1 or self.ours.endswith(".bias"):
             return (int(np.prod(self.shape)),)
-        return (self.shape[-1], int(np.prod(self.shape[:-1])))
+        rows, columns = int(np.prod(self.shape[:-1])), self.shape[-1]
+        return (columns, rows) if self.is_transposed else (rows, columns)
 
     def to_theirs(self, array: "Array") -> Sequence["Array"]:
         """Convert our tensor to theirs."""
-        if self.is_transposed:
-            return (array.reshape(self.their_shape[::-1]).T,)
-        return tuple(array) if len(self.theirs) > 1 else (array,)
+        if len(self.theirs) > 1:
+            return tuple(array)
+        return (array.reshape(self.their_shape[::-1]).T if self.is_transposed else array.reshape(self.their_shape),)
 
     def to_ours(self, arrays: Sequence["Array"]) -> "Array":
         """Convert their tensors to ours."""
-        if self.is_transposed:
-            transposed: Array = arrays[0].T.reshape(self.shape)
-            return transposed
         array: Array = np.stack(arrays) if len(arrays) > 1 else arrays[0]
-        return array
+        return (array.T if self.is_transposed else array).reshape(self.shape)
 
 
 def model_type_of(model: ModelConfig) -> str:
@@ -124,21 +122,32 @@ def prefix_of(model_type: str) -> str:
 
 def tensor_pairs(model: ModelConfig, model_type: str) -> List[TensorPair]:
     """List every tensor of a model in both formats."""
-    names: Dict[str, Tuple[str, ...]] = {OUTPUT_WEIGHTS.rpartition(".")[0]: ("lm_head",)}
-    ends = _GPT2_ENDS if model_type == GPT2 else _LLAMA_ENDS
-    names.update((ours, (theirs,)) for ours, theirs in ends.items())
-    for layer in range(model.layers):
-        if model_type == GPT2:
-            names.update((f"blocks.{layer}.{ours}", (f"h.{layer}.{theirs}",)) for ours, theirs in _GPT2_LAYER.items())
-        else:
-            for ours, sections in _LLAMA_LAYER.items():
-                names[f"blocks.{layer}.{ours}"] = tuple(f"layers.{layer}.{theirs}" for theirs in sections)
+    if model_type != GPT2:
+        return pair_tensors(model, {**_LLAMA_ENDS, "output": "lm_head"}, _LLAMA_LAYER, "layers")
+    layer = {ours: (theirs,) for ours, theirs in _GPT2_LAYER.items()}
+    pairs = pair_tensors(model, {**_GPT2_ENDS, "output": "lm_head"}, layer, "h")
+    return [pair._replace(is_transposed=".c_" in pair.theirs[0]) for pair in pairs]
+
+
+def pair_tensors(
+    model: ModelConfig, ends: Mapping[str, str], layer: Mapping[str, Tuple[str, ...]], layers: str
+) -> List[TensorPair]:
+    """List every tensor of a model with theirs.
+
+    Args:
+        ends: our module → theirs, of those outside the layers.
+        layer: our module in a layer → theirs.
+        layers: their name of the list of layers.
+    """
+    names: Dict[str, Tuple[str, ...]] = {ours: (theirs,) for ours, theirs in ends.items()}
+    for number in range(model.layers):
+        for ours, sections in layer.items():
+            names[f"blocks.{number}.{ours}"] = tuple(f"{layers}.{number}.{theirs}" for theirs in sections)
     pairs = []
     for spec in model_tensors(model, 1):
         part, _, last = spec.name.rpartition(".")
         shape = spec.shape if spec.rows is None else (spec.rows, *spec.shape[1:])
-        theirs = tuple(f"{name}.{last}" for name in names[part])
-        pairs.append(TensorPair(spec.name, shape, theirs, model_type == GPT2 and ".c_" in theirs[0]))
+        pairs.append(TensorPair(spec.name, shape, tuple(f"{name}.{last}" for name in names[part])))
     return pairs
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, NamedTuple, Optional
 
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.input_files import read_text
+from fugaku_gpt.input_files import read_bytes, read_text
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import TOKENIZER_TEXT
 
@@ -57,6 +57,45 @@ def tokenizer_files(tokenizer: CorpusTokenizer, seq_len: int) -> Dict[str, bytes
         TOKENIZER: (json.dumps(settings, ensure_ascii=False) + "\n").encode("utf-8"),
         TOKENIZER_CONFIG: (json.dumps(declared, ensure_ascii=False, indent=2) + "\n").encode("utf-8"),
     }
+
+
+class OwnTokenizer(NamedTuple):
+    """The tokenizer in the folder of an imported checkpoint.
+
+    Attributes:
+        files: its files by name.
+        start, end: ids of the tokens that begin and end a text; None if it declares none.
+    """
+
+    files: Dict[str, bytes]
+    start: Optional[int]
+    end: Optional[int]
+
+
+def own_tokenizer(checkpoint: Path) -> Optional[OwnTokenizer]:
+    """Read the tokenizer that came with the weights of an imported checkpoint; None if there is none.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    path = checkpoint / TOKENIZER
+    if not path.exists():
+        return None
+    try:
+        files = {TOKENIZER: read_bytes(path, TOKENIZER_TEXT)}
+        settings = parse_json(files[TOKENIZER])
+        path = checkpoint / TOKENIZER_CONFIG
+        declared: Any = {}
+        if path.exists():
+            files[TOKENIZER_CONFIG] = read_bytes(path, TOKENIZER_TEXT)
+            declared = parse_json(files[TOKENIZER_CONFIG])
+        ids = {token["content"]: int(token["id"]) for token in settings.get("added_tokens") or ()}
+        start, end = (ids.get(declared.get(name)) for name in ("bos_token", "eos_token"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise UsageError(f"{path}: not as an import writes it; remove it, or name a corpus with --data DIR") from None
+    return OwnTokenizer(files, start, end)
 
 
 def _without_adding(processor: Any) -> Any:

@@ -119,7 +119,9 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 @_path_argument
 @click.argument("out", metavar="OUT", type=PATH)
 @click.option(
-    "--data", metavar="DIR", help="Folder made by `data prepare` whose tokenizer is exported; default: the run's."
+    "--data",
+    metavar="DIR",
+    help="Folder made by `data prepare` whose tokenizer is exported; default: the imported one, or the run's.",
 )
 @click.option(
     "--dtype",
@@ -134,7 +136,7 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
     help="Largest file of weights, in MiB; a larger tensor has one of its own.",
 )
 def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max_shard_mib: int) -> None:
-    """Export the weights of a checkpoint as a Hugging Face folder OUT, with the tokenizer of its corpus.
+    """Export the weights of a checkpoint as a Hugging Face folder OUT, with its tokenizer or that of its corpus.
 
     If there are several checkpoints, the newest valid one is exported. OUT holds config.json, model.safetensors or
     several files and their index, tokenizer.json and tokenizer_config.json: `AutoModelForCausalLM` and `AutoTokenizer`
@@ -142,6 +144,7 @@ def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max
     """
     from fugaku_gpt.checkpoint.hugging_face import ExportOptions, export_model
     from fugaku_gpt.checkpoint.hugging_face_models import MODEL_NAMES, export_notes
+    from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
     from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
     from fugaku_gpt.formulas.parameters import size_name
 
@@ -154,21 +157,28 @@ def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max
     model, model_type = export_model(checkpoint, out, ExportOptions(tokenizer, dtype, max_shard_mib))
     for note in export_notes(model, model_type):
         echo(f"fugaku-gpt: note: {note}", err=True)
-    end = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text" if tokenizer is not None else ""
-    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {checkpoint}{end}")
+    if tokenizer is not None:
+        carried = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text"
+    else:
+        carried = ", with the tokenizer that was imported with it" if (out / TOKENIZER).exists() else ""
+    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {checkpoint}{carried}")
 
 
 def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[CorpusTokenizer]":
-    """The tokenizer of a named corpus, else of those of the checkpoint's run; None, with a warning, if they have none.
+    """The tokenizer of a named corpus, else of those of the checkpoint's run; None if the checkpoint has its own, and,
+    with a warning, if they have none.
 
     Raises:
         DataError: the named corpus has none.
     """
+    from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
     from fugaku_gpt.checkpoint.manifest import read_manifest
     from fugaku_gpt.data.corpus import tokenizer_of_corpora
 
     if data is not None:
         return tokenizer_of_corpora([data])
+    if (checkpoint / TOKENIZER).exists():
+        return None
     try:
         return tokenizer_of_corpora(read_manifest(checkpoint).config.get("data", {}).get("paths", []))
     except DataError as error:
@@ -177,19 +187,26 @@ def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[Cor
 
 
 @ckpt.command("import")
-@click.argument("folder", metavar="FOLDER", type=PATH)
+@click.argument("source", metavar="SOURCE", type=PATH)
 @click.argument("out", metavar="OUT", type=PATH)
-def import_(folder: Path, out: Path) -> None:
-    """Import a Hugging Face FOLDER as a checkpoint at iteration 0, with a fresh optimiser state.
+def import_(source: Path, out: Path) -> None:
+    """Import SOURCE, a Hugging Face folder or a GGUF file, as a checkpoint at iteration 0; the optimiser starts afresh.
 
-    Its model is a GPT-2, Llama, Mistral without a sliding window, Qwen 2 or Qwen 3.
+    The model of a folder is a GPT-2, Llama, Mistral without a sliding window, Qwen 2 or Qwen 3; that of a file, whose
+    quantised weights become float32, has the architecture llama, qwen2, qwen3 or gpt2. The checkpoint of a file has its
+    tokenizer as well, or a note says why it has not.
 
     OUT is the folder of checkpoints to write, such as RUN_DIR/checkpoints of a run that will start from it. The
     settings that such a run needs are printed.
     """
-    from fugaku_gpt.checkpoint.hugging_face import import_model
+    if source.is_file() or source.suffix == ".gguf":
+        from fugaku_gpt.checkpoint.gguf_import import import_gguf
 
-    checkpoint, model, notes = import_model(folder, out)
+        checkpoint, model, notes = import_gguf(source, out)
+    else:
+        from fugaku_gpt.checkpoint.hugging_face import import_model
+
+        checkpoint, model, notes = import_model(source, out)
     for note in notes:
         echo(f"fugaku-gpt: note: {note}", err=True)
     echo(f"# {checkpoint}: start from it with --resume, and with this model:")

@@ -7,7 +7,6 @@ i + d / 2. Everything is computed in float32 at least, and rounded once.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, Optional, Tuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from fugaku_gpt.compat.probes import WIDE_DTYPES
 from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.formulas.rotary import rotary_frequencies
 from fugaku_gpt.ops import native
 from fugaku_gpt.ops.tensor_pool import pooled_empty
 
@@ -24,24 +24,9 @@ Rotation = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines
 
 @functools.lru_cache(maxsize=4)
 def rotation(model: ModelConfig, shards: int, tokens: int, dtype: torch.dtype) -> Rotation:
-    """Cosines and sines [shards, 1, tokens, 1, d / 2] of all positions of a sequence; positions run over shards first.
-
-    ``rope_scaling`` stretches the wavelengths: ``linear`` all of them (Chen et al. 2023, "Extending Context Window of
-    Large Language Models via Positional Interpolation"), ``llama3`` those that are long beside the sequence length
-    before the stretching, with a blend between (Llama Team 2024, "The Llama 3 Herd of Models", section 3.4.1).
-    """
-    half = model.head_size // 2
-    frequencies = model.rope_theta ** -(np.arange(half, dtype=np.float64) / half)
-    if model.rope_scaling == "linear":
-        frequencies /= model.rope_factor
-    elif model.rope_scaling == "llama3":
-        # the number of wavelengths in a sequence says how much of the stretching is left out
-        assert model.rope_original_seq_len is not None  # by the checks of a configuration
-        turns = model.rope_original_seq_len * frequencies / (2.0 * math.pi)
-        low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = frequencies * (kept + (1.0 - kept) / model.rope_factor)
-    angles = np.outer(np.arange(shards * tokens, dtype=np.float64), frequencies).reshape(shards, 1, tokens, 1, half)
+    """Cosines and sines [shards, 1, tokens, 1, d / 2] of a sequence, whose positions run over shards first."""
+    angles = np.outer(np.arange(shards * tokens, dtype=np.float64), rotary_frequencies(model))
+    angles = angles.reshape(shards, 1, tokens, 1, model.head_size // 2)
     wide = dtype if dtype in WIDE_DTYPES else torch.float32
     return torch.from_numpy(np.cos(angles)).to(wide), torch.from_numpy(np.sin(angles)).to(wide)
 

@@ -233,6 +233,14 @@ def hugging_face(path: Path) -> object:
     return import_model(path.parent, out)
 
 
+def gguf_file(path: Path) -> object:
+    from fugaku_gpt.checkpoint.gguf_import import import_gguf
+
+    out = path.parent / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    return import_gguf(path, out)
+
+
 def flight(path: Path) -> object:
     from fugaku_gpt.records.flight import read_flight, read_head
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import struct
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from tests.fuzz import readers
 from tests.fuzz.mutations import BINARY, JSON, LINES, TEXT
@@ -187,6 +189,70 @@ def _in_comparison(file: str, form: str) -> Reader:
     )
 
 
+def _gguf_files() -> Tuple[bytes, ...]:
+    """A Llama of one layer with a vocabulary of SentencePiece and one with a byte-level one; the package gguf is not
+    needed to make them."""
+    sizes = {"block_count": 1, "context_length": 8, "embedding_length": 32, "feed_forward_length": 32,
+             "attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 8}  # fmt: skip
+    shapes = {"attn_norm": (32,), "attn_q": (32, 32), "attn_k": (32, 16), "attn_v": (32, 16), "attn_output": (32, 32),
+              "ffn_norm": (32,), "ffn_gate": (32, 32), "ffn_up": (32, 32), "ffn_down": (32, 32)}  # fmt: skip
+    tensors = {"token_embd": (32, 400), "output_norm": (32,), "output": (32, 400), "rope_freqs": (4,)}
+    tensors.update({f"blk.0.{name}": shape for name, shape in shapes.items()})
+    infos, data = b"", b""
+    for name, shape in tensors.items():
+        is_packed = len(shape) == 2 and name != "output"
+        item = bytes([0, 60]) + bytes(range(32)) if is_packed else struct.pack("<f", 1.0)
+        infos += _gguf_string(f"{name}.weight") + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
+        infos += struct.pack("<IQ", 8 if is_packed else 0, len(data))
+        data += item * (math.prod(shape) // (32 if is_packed else 1))
+        data += bytes(-len(data) % 32)
+    files = []
+    for vocabulary in (_gguf_sentencepiece(), _gguf_byte_level()):
+        values = [_gguf_value("general.architecture", 8, _gguf_string("llama"))]
+        values += [_gguf_value(f"llama.{key}", 4, struct.pack("<I", value)) for key, value in sizes.items()]
+        values += [_gguf_value("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)), *vocabulary]
+        head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + b"".join(values) + infos
+        files.append(head + bytes(-len(head) % 32) + data)
+    return tuple(files)
+
+
+def _gguf_sentencepiece() -> List[bytes]:
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{number:02X}>" for number in range(256)), "a", "b", "ab", "aba"]
+    kinds, scores = [2, 3, 3, *[6] * 256, 1, 1, 1, 1], [-float(number) for number in range(len(names))]
+    return [
+        _gguf_value("tokenizer.ggml.model", 8, _gguf_string("llama")),
+        _gguf_value("tokenizer.ggml.tokens", 9, _gguf_strings(names)),
+        _gguf_value("tokenizer.ggml.token_type", 9, struct.pack(f"<IQ{len(kinds)}i", 5, len(kinds), *kinds)),
+        _gguf_value("tokenizer.ggml.scores", 9, struct.pack(f"<IQ{len(names)}f", 6, len(names), *scores)),
+        _gguf_value("tokenizer.ggml.add_bos_token", 7, b"\1"),
+    ]
+
+
+def _gguf_byte_level() -> List[bytes]:
+    names = ["<|end|>", "\u0120", *map(chr, range(33, 127)), "ab", "\u0120ab"]
+    return [
+        _gguf_value("tokenizer.ggml.model", 8, _gguf_string("gpt2")),
+        _gguf_value("tokenizer.ggml.pre", 8, _gguf_string("llama-bpe")),
+        _gguf_value("tokenizer.ggml.tokens", 9, _gguf_strings(names)),
+        _gguf_value("tokenizer.ggml.merges", 9, _gguf_strings(["a b", "\u0120 ab"])),
+        _gguf_value("tokenizer.ggml.eos_token_id", 4, struct.pack("<I", 0)),
+        _gguf_value("tokenizer.chat_template", 8, _gguf_string("{{ messages }}")),
+    ]
+
+
+def _gguf_value(key: str, kind: int, content: bytes) -> bytes:
+    return _gguf_string(key) + struct.pack("<I", kind) + content
+
+
+def _gguf_string(text: str) -> bytes:
+    content = text.encode("utf-8")
+    return struct.pack("<Q", len(content)) + content
+
+
+def _gguf_strings(texts: Sequence[str]) -> bytes:
+    return struct.pack("<IQ", 8, len(texts)) + b"".join(map(_gguf_string, texts))
+
+
 def _index() -> bytes:
     """An index of two runs with the same settings, and one with others."""
     from fugaku_gpt.jobs.store import _values_of, read_record
@@ -259,6 +325,7 @@ def all_readers() -> Tuple[Reader, ...]:
                (exported["model.safetensors"],), exported, cost=20),
         Reader("Hugging Face: index", "model.safetensors.index.json", JSON, readers.hugging_face,
                _json({"weight_map": {"wte.weight": "model.safetensors"}}), {"config.json": exported["config.json"]}),
+        Reader("GGUF file", "model.gguf", BINARY, readers.gguf_file, _gguf_files(), cost=20),
         Reader("flight record", "rank-000000.flight", BINARY, readers.flight, _flights(), cost=20),
         Reader("corpus: .idx", "corpus.idx", BINARY, readers.pair, (pair["corpus.idx"],), pair, cost=4),
         Reader("corpus: .bin", "corpus.bin", BINARY, readers.pair, (pair["corpus.bin"][:4096],), pair, cost=4),
