@@ -1,4 +1,4 @@
-"""Decides when native kernels compute attention, how it is tiled when they do not (``model/causal_attention.py``), and
+"""Decides when native kernels compute attention, how it is tiled when they do not (``model/attention_core.py``), and
 how much memory it needs while it runs."""
 
 from __future__ import annotations

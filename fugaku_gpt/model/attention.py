@@ -12,7 +12,7 @@ from torch import nn
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
-from fugaku_gpt.model.causal_attention import DropoutMaskFn, causal_attention
+from fugaku_gpt.model.attention_core import DropoutMaskFn, attend
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
 from fugaku_gpt.model.norms import RMSNorm
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear, column_parallel_pair
@@ -21,7 +21,7 @@ from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParalle
 def attend_naively(
     qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
 ) -> torch.Tensor:
-    """Compute attention by its definition, softmax(q kᵀ / √d, no future) v; arguments: see :func:`causal_attention`."""
+    """Compute attention by its definition, softmax(q kᵀ / √d, no future) v; arguments: see :func:`attend`."""
     shards, b, tokens, _, heads, d = qkv.shape
     s = shards * tokens
     q, k, v = qkv.permute(3, 1, 4, 0, 2, 5).reshape(3, b, heads, s, d).unbind(0)
@@ -105,8 +105,8 @@ class CausalSelfAttention(nn.Module):
             def keep_flags() -> torch.Tensor:
                 return self._keep_flags(b, shards * tokens, first_sample)
 
-        attend = attend_naively if self._reference else causal_attention
-        y = attend(qkv, keep_flags, probability, self._save_flags)
+        function = attend_naively if self._reference else attend
+        y = function(qkv, keep_flags, probability, self._save_flags)
         return self.out(y.reshape(shards * b, tokens, heads * d))
 
     def _queries_keys_values(self, x: torch.Tensor, norm: Optional[Prepare]) -> torch.Tensor:

@@ -24,7 +24,7 @@ from fugaku_gpt.layout.communications import Collective, plan_of, program
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.machine.constants import load_machine, machine_yaml
 from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, SCORES, StepTiming
-from fugaku_gpt.model.causal_attention import causal_attention
+from fugaku_gpt.model.attention_core import attend
 from fugaku_gpt.ops import native as kernels
 from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, machine_from_probe, usable_runs
 from fugaku_gpt.planner.trainer.rates import ProbeRates
@@ -381,7 +381,7 @@ def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, com
     flags = torch.ones(b, heads, s, s, dtype=torch.bool)
     qkv = torch.randn(1, b, s, 3, heads, d, requires_grad=True)
     with Watch():
-        y = causal_attention(qkv, (lambda: flags) if dropout else None, dropout)
+        y = attend(qkv, (lambda: flags) if dropout else None, dropout)
         y.backward(torch.ones_like(y))
     embedding = b * s * heads * d
     counted = sum(n * size for (name, size), n in micro_batch_work(config, compiled).passes.items() if name == "copy")

@@ -22,7 +22,7 @@ from fugaku_gpt.kernels.attention_tiling import attention_tiling, needs_separate
 DropoutMaskFn = Callable[[], torch.Tensor]
 
 
-def causal_attention(
+def attend(
     qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
 ) -> torch.Tensor:
     """Compute softmax(q kᵀ / √d, no future) v.
@@ -37,7 +37,7 @@ def causal_attention(
     Returns:
         [shards, b, s / shards, heads, d]
     """
-    function = _CompiledAttention if ops.has_native_attention(qkv) else _CausalAttention
+    function = _CompiledAttention if ops.has_native_attention(qkv) else _TiledAttention
     y: torch.Tensor = function.apply(
         qkv, keep_flags, 1.0 / (1.0 - probability) if keep_flags is not None else 1.0, save_flags
     )
@@ -66,7 +66,7 @@ class _CompiledAttention(torch.autograd.Function):
         return ops.attention_gradient(y_grad, qkv, y, log_sums, flags, ctx.factor), None, None, None
 
 
-class _CausalAttention(torch.autograd.Function):
+class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn], factor: float, save_flags: bool

@@ -12,7 +12,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.kernels import attention_tiling as blocks
 from fugaku_gpt.model.attention import attend_naively
-from fugaku_gpt.model.causal_attention import DropoutMaskFn, _Workspace, causal_attention
+from fugaku_gpt.model.attention_core import DropoutMaskFn, _Workspace, attend
 
 SHAPE = (2, 3, 19, 3, 4, 8)  # shards, samples, positions of each, query key value, heads, width of a head
 
@@ -57,7 +57,7 @@ def test_blocks_of_any_size_equal_the_definition(
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         tiled, naive = (
             result_and_gradient(lambda x, f=function: f(x, mask_fn, 0.25, keep), inputs(SHAPE, dtype))
-            for function in (causal_attention, attend_naively)
+            for function in (attend, attend_naively)
         )
         for ours, expected in zip(tiled, naive):
             assert ours.dtype == dtype and ours.shape == expected.shape
@@ -68,8 +68,8 @@ def test_the_gradient_equals_finite_differences(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(blocks._QUERIES_PER_BLOCK, False, 3)
     shape = (1, 2, 5, 3, 2, 3)
     x = inputs(shape, torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(causal_attention, (x,))
-    assert torch.autograd.gradcheck(lambda x: causal_attention(x, lambda: flags(shape), 0.25), (x,))
+    assert torch.autograd.gradcheck(attend, (x,))
+    assert torch.autograd.gradcheck(lambda x: attend(x, lambda: flags(shape), 0.25), (x,))
 
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels")
@@ -85,7 +85,7 @@ def test_the_compiled_kernel_equals_the_definition(dtype: torch.dtype, drops: bo
 
     x = inputs(SHAPE, dtype)
     assert ops.has_native_attention(x)
-    compiled = result_and_gradient(lambda x: causal_attention(x, mask_fn if drops else None, 0.25, keep), x)
+    compiled = result_and_gradient(lambda x: attend(x, mask_fn if drops else None, 0.25, keep), x)
     assert len(made) == (0 if not drops else 1 if keep else 2)
     expected = result_and_gradient(lambda x: attend_naively(x, mask_fn if drops else None, 0.25), x.float())
     for ours, judge in zip(compiled, expected):
@@ -108,7 +108,7 @@ def test_attention_in_16_bits_equals_that_in_float32_but_for_rounding(
     monkeypatch.setitem(blocks._SCORES_PER_THREAD, not forced, 50 * 8 * 6)  # some heads at once
     mask_fn: Optional[DropoutMaskFn] = (lambda: flags(shape)) if drops else None
     x = inputs(shape, dtype)
-    tiled = result_and_gradient(lambda x: causal_attention(x, mask_fn, 0.25), x)
+    tiled = result_and_gradient(lambda x: attend(x, mask_fn, 0.25), x)
     expected = result_and_gradient(lambda x: attend_naively(x, mask_fn, 0.25), x.float())
     for ours, judge in zip(tiled, expected):
         assert ours.dtype == dtype
@@ -138,4 +138,4 @@ def test_the_future_has_no_influence() -> None:
     x = inputs((1, 1, 200, 3, 2, 8), torch.float32)
     other = x.clone()
     other[:, :, 150:] = 9.0
-    assert torch.equal(causal_attention(x)[:, :, :150], causal_attention(other)[:, :, :150])
+    assert torch.equal(attend(x)[:, :, :150], attend(other)[:, :, :150])
