@@ -19,17 +19,28 @@ from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParalle
 
 
 def attend_naively(
-    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
+    packed: torch.Tensor,
+    heads: int,
+    keep_flags: Optional[DropoutMaskFn] = None,
+    probability: float = 0.0,
+    save_flags: bool = True,
+    ranges: Optional[ops.KeyRanges] = None,
 ) -> torch.Tensor:
-    """Compute attention by its definition, softmax(q kᵀ / √d, no future) v; arguments: see :func:`attend`."""
-    shards, b, tokens, _, heads, d = qkv.shape
-    s = shards * tokens
-    q, k, v = qkv.permute(3, 1, 4, 0, 2, 5).reshape(3, b, heads, s, d).unbind(0)
+    """Compute attention by its definition, softmax(q kᵀ / √d, keys in range) v; arguments: see :func:`attend`."""
+    shards, b, tokens, slots, d = packed.shape
+    s, kv_heads = shards * tokens, (slots - heads) // 2
+    x = packed.permute(1, 3, 0, 2, 4).reshape(b, slots, s, d)
+    q, k, v = x.split((heads, kv_heads, kv_heads), 1)
+    k, v = (shared.repeat_interleave(heads // kv_heads, dim=1) for shared in (k, v))
     scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(d)  # [b, heads, s, s]
-    future = torch.ones(s, s, dtype=torch.bool).triu(1)
-    probabilities = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
+    ranges = ops.KeyRanges.causal(s) if ranges is None else ranges
+    positions = torch.arange(s)
+    is_seen = (positions >= ranges.first.unsqueeze(-1)) & (positions < ranges.end.unsqueeze(-1))  # [b or 1, s, s]
+    sees_any = is_seen.any(-1, keepdim=True).unsqueeze(1)
+    probabilities = torch.softmax(scores.masked_fill(~is_seen.unsqueeze(1) & sees_any, -math.inf), dim=-1)
+    probabilities = probabilities.masked_fill(~sees_any, 0.0)
     if keep_flags is not None:
-        probabilities = probabilities * keep_flags().to(qkv.dtype) / (1.0 - probability)
+        probabilities = probabilities * keep_flags().to(packed.dtype) / (1.0 - probability)
     y = probabilities.matmul(v)
     return y.view(b, heads, shards, tokens, d).permute(2, 0, 3, 1, 4)
 
@@ -46,9 +57,7 @@ def pack_naively(
         left, right = x.chunk(2, -1)
         return torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1).to(x.dtype)
 
-    repeats = q.shape[3] // k.shape[3]
-    keys, values = (x.unsqueeze(4).expand(-1, -1, -1, -1, repeats, -1).flatten(3, 4) for x in (rotated(k), v))
-    return torch.stack([rotated(q), keys, values], 3)
+    return torch.cat([rotated(q), rotated(k), v], 3)
 
 
 class CausalSelfAttention(nn.Module):
@@ -96,8 +105,8 @@ class CausalSelfAttention(nn.Module):
         pass."""
         b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
         heads, d = self._local_heads, self._model.head_size
-        qkv = self._queries_keys_values(x, norm)
-        shards = qkv.shape[0]
+        packed = self._queries_keys_values(x, norm)
+        shards = packed.shape[0]
         probability, keep_flags = 0.0, None
         if self.training and self._model.attention_dropout > 0.0:
             probability = dropped_share(self._model.attention_dropout)
@@ -106,18 +115,19 @@ class CausalSelfAttention(nn.Module):
                 return self._keep_flags(b, shards * tokens, first_sample)
 
         function = attend_naively if self._reference else attend
-        y = function(qkv, keep_flags, probability, self._save_flags)
+        y = function(packed, heads, keep_flags, probability, self._save_flags)
         return self.out(y.reshape(shards * b, tokens, heads * d))
 
     def _queries_keys_values(self, x: torch.Tensor, norm: Optional[Prepare]) -> torch.Tensor:
-        """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, 3, heads, d]."""
+        """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, heads + 2 kv heads,
+        d]."""
         (b, tokens, _), model = x.shape, self._model
         heads, d = self._local_heads, model.head_size
         if model.kv_head_count == model.heads:
-            qkv: torch.Tensor = self.qkv(x, norm).view(-1, b, tokens, 3, heads, d)
+            qkv: torch.Tensor = self.qkv(x, norm).view(-1, b, tokens, 3 * heads, d)
             if model.positions == "learned" and not model.qk_norm:
                 return qkv
-            q, k, v = qkv.unbind(3)
+            q, k, v = qkv.split(heads, 3)
         else:
             queries, keys_values = column_parallel_pair(self.q, self.kv, x, norm)
             q = queries.view(-1, b, tokens, heads, d)

@@ -1,18 +1,22 @@
-"""Causal attention by tiles of queries, as one autograd function that saves only its input.
+"""Attention by tiles of queries, as one autograd function that saves only its input.
 
+Each query sees a range of keys (:class:`fugaku_gpt.ops.KeyRanges`): those up to itself, those of its own document,
+those that are no padding. Heads of queries may share heads of keys and values, which are not repeated for them.
 Compiled kernels do all of it if there are any; the rest of this file is the implementation with PyTorch's operators.
-The queries of a tile are multiplied with the keys up to the tile's end, so that what lies above the diagonal is not
+
+The queries of a tile are multiplied with the keys that any of them sees, so that most of what the others hide is not
 computed. The backward pass computes the probabilities again, one product of seven, instead of saving [s, s] of them for
-each head (Dao et al. 2022, "FlashAttention", section 3.1). The products are batched over the heads of one or more
-samples, as many as leave the scores in the caches of all threads; the scores of all tiles share the same memory.
+each head (Dao et al. 2022, "FlashAttention", section 3.1). The products are batched over the heads of keys of one or
+more samples, as many as leave the scores in the caches of all threads; the scores of all tiles share the same memory.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -23,24 +27,39 @@ DropoutMaskFn = Callable[[], torch.Tensor]
 
 
 def attend(
-    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
+    packed: torch.Tensor,
+    heads: int,
+    keep_flags: Optional[DropoutMaskFn] = None,
+    probability: float = 0.0,
+    save_flags: bool = True,
+    ranges: Optional[ops.KeyRanges] = None,
 ) -> torch.Tensor:
-    """Compute softmax(q kᵀ / √d, no future) v.
+    """Compute softmax(q kᵀ / √d, keys in range) v.
 
     Args:
-        qkv: [shards, b, s / shards, 3, heads, d]: query, key and value; positions run over shards first, then inside.
+        packed: [shards, b, s / shards, heads + 2 kv heads, d]: queries, keys and values; positions run over shards
+            first, then inside. Each head of keys and values serves heads / kv heads neighbouring heads of queries.
+        heads: number of heads of queries.
         keep_flags: returns the flags of attention dropout [b, heads, s, s], True for each probability that is not
             dropped; must return the same each time.
         probability: probability of being dropped; the remaining ones are scaled by 1 / (1 - probability).
         save_flags: save the flags for the backward pass instead of computing them again there.
+        ranges: the keys that each query sees; default: those up to its own position. The output of a query that sees
+            none is 0.
 
     Returns:
         [shards, b, s / shards, heads, d]
+
+    Raises:
+        ValueError: the ranges are not those of b samples of s tokens.
     """
-    function = _CompiledAttention if ops.has_native_attention(qkv) else _TiledAttention
-    y: torch.Tensor = function.apply(
-        qkv, keep_flags, 1.0 / (1.0 - probability) if keep_flags is not None else 1.0, save_flags
-    )
+    length = packed.shape[0] * packed.shape[2]
+    ranges = ops.KeyRanges.causal(length) if ranges is None else ranges
+    if not ranges.suits(packed.shape[1], length, length):
+        raise ValueError(f"these ranges of keys are not those of {packed.shape[1]} samples of {length} tokens")
+    function = _CompiledAttention if ops.has_native_attention(packed, heads) else _TiledAttention
+    factor = 1.0 / (1.0 - probability) if keep_flags is not None else 1.0
+    y: torch.Tensor = function.apply(packed, heads, ranges, keep_flags, factor, save_flags)
     return y
 
 
@@ -50,169 +69,273 @@ class _CompiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn], factor: float, save_flags: bool
+        ctx: Any,
+        packed: torch.Tensor,
+        heads: int,
+        ranges: ops.KeyRanges,
+        keep_flags: Optional[DropoutMaskFn],
+        factor: float,
+        save_flags: bool,
     ) -> torch.Tensor:
         flags = keep_flags() if keep_flags is not None else None
-        y, log_sums = ops.attention(qkv, flags, factor)
-        ctx.save_for_backward(qkv, y, log_sums, *([flags] if flags is not None and save_flags else []))
-        ctx.keep_flags, ctx.factor = keep_flags, factor
+        y, log_sums = ops.attention(packed, heads, ranges, flags, factor)
+        ctx.save_for_backward(packed, y, log_sums, *([flags] if flags is not None and save_flags else []))
+        ctx.ranges, ctx.keep_flags, ctx.factor = ranges, keep_flags, factor
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
-        qkv, y, log_sums, *saved = ctx.saved_tensors
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        packed, y, log_sums, *saved = ctx.saved_tensors
         flags = saved[0] if saved else ctx.keep_flags() if ctx.keep_flags is not None else None
-        return ops.attention_gradient(y_grad, qkv, y, log_sums, flags, ctx.factor), None, None, None
+        grad = ops.attention_gradient(y_grad, packed, y, log_sums, ctx.ranges, flags, ctx.factor)
+        return grad, None, None, None, None, None
 
 
 class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn], factor: float, save_flags: bool
+        ctx: Any,
+        packed: torch.Tensor,
+        heads: int,
+        ranges: ops.KeyRanges,
+        keep_flags: Optional[DropoutMaskFn],
+        factor: float,
+        save_flags: bool,
     ) -> torch.Tensor:
         flags = keep_flags() if keep_flags is not None else None
-        y = torch.empty_like(qkv[:, :, :, 0], memory_format=torch.contiguous_format)
-        work = _Workspace(qkv, flags is not None)
+        work = _Workspace(packed, heads, ranges, flags is not None)
+        y = packed.new_empty(*packed.shape[:3], heads, packed.shape[4])
         for group in work.groups():
-            q, k, v = work.queries_keys_values(qkv, group)
+            q, k, v = work.queries_keys_values(packed, group)
             out = torch.empty_like(q)
-            for low, high in work.query_tiles():
-                p = work.probabilities(q, k, low, high)
+            for tile in work.tiles(group):
+                if tile.is_empty:
+                    out[:, tile.rows].zero_()
+                    continue
+                p = work.probabilities(q, k, group, tile)
                 if flags is not None:
-                    p.mul_(work.flags(flags, group, low, high))
-                out[:, low:high].copy_(work.rows(p, v[:, :high]))
+                    p.mul_(work.flags(flags, group, tile))
+                out[:, tile.rows].copy_(work.rows(p, v[:, tile.keys]))
             if flags is not None:
                 out.mul_(factor)
-            work.store(out, y.unsqueeze(3), group)
-        ctx.save_for_backward(qkv, *([flags] if flags is not None and save_flags else []))
-        ctx.keep_flags, ctx.factor = keep_flags, factor
+            work.store(out, y, group)
+        ctx.save_for_backward(packed, *([flags] if flags is not None and save_flags else []))
+        ctx.heads, ctx.ranges, ctx.keep_flags, ctx.factor = heads, ranges, keep_flags, factor
         return y
 
     @staticmethod
-    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
-        qkv, *saved = ctx.saved_tensors
+    def backward(ctx: Any, y_grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
+        packed, *saved = ctx.saved_tensors
         flags = saved[0] if saved else ctx.keep_flags() if ctx.keep_flags is not None else None
-        grad = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-        work = _Workspace(qkv, flags is not None)
+        grad = torch.empty_like(packed, memory_format=torch.contiguous_format)
+        work = _Workspace(packed, ctx.heads, ctx.ranges, flags is not None)
         for group in work.groups():
-            q, k, v = work.queries_keys_values(qkv, group)
-            (out_grad,) = work.copy_of(y_grad.unsqueeze(3), group)
+            inputs = work.queries_keys_values(packed, group)
+            out_grad = work.copy_of(y_grad, group)
             if flags is not None:
                 out_grad.mul_(ctx.factor)
-            q_grad, k_grad, v_grad = grads = q.new_empty(3, *q.shape)
-            for (
-                low,
-                high,
-            ) in work.query_tiles():  # the first tile reaches all keys, and sets the sums to which the next ones add
-                p = work.probabilities(q, k, low, high)
-                queries, above = q[:, low:high], out_grad[:, low:high]
-                p_grad = torch.bmm(above, v[:, :high].transpose(1, 2), out=work.scores(p.shape, 1))
-                if flags is None:
-                    dropped = p
-                else:
-                    mask = work.flags(flags, group, low, high)
-                    p_grad.mul_(mask)
-                    dropped = mask.mul_(p)
-                work.add_product(v_grad[:, :high], dropped.transpose(1, 2), above)
-                scores_grad = ops.softmax_gradient_(p_grad, p)
-                work.add_product(k_grad[:, :high], scores_grad.transpose(1, 2), queries)
-                q_grad[:, low:high].copy_(work.rows(scores_grad, k[:, :high]))
-            q_grad.mul_(work.scale)
-            work.store(grads, grad, group)
-        return grad, None, None, None
+            grads = _group_gradients(work, group, inputs, out_grad, flags)
+            for x, part in zip(grads, work.split(grad)):
+                work.store(x, part, group)
+        return grad, None, None, None, None, None
 
 
-Group = Tuple[slice, slice]  # samples, heads
+def _group_gradients(
+    work: "_Workspace", group: "Group", inputs: "Inputs", out_grad: torch.Tensor, flags: Optional[torch.Tensor]
+) -> "Inputs":
+    """Return the gradients of a group's queries, keys and values; see :meth:`_Workspace.queries_keys_values`."""
+    q, k, v = inputs
+    q_grad, k_grad, v_grad = (torch.empty_like(x) for x in inputs)
+    tiles = list(work.tiles(group))
+    # the first tile mostly reaches all keys, and sets the sums to which the next ones add
+    is_set = False
+    if (tiles[0].first, tiles[0].end) != (0, work.length):
+        is_set = True
+        k_grad.zero_()
+        v_grad.zero_()
+    for tile in tiles:
+        if tile.is_empty:
+            q_grad[:, tile.rows].zero_()
+            continue
+        p = work.probabilities(q, k, group, tile)
+        queries, above = q[:, tile.rows], out_grad[:, tile.rows]
+        p_grad = torch.bmm(above, v[:, tile.keys].transpose(1, 2), out=work.scores(p.shape, 1))
+        if flags is None:
+            dropped = p
+        else:
+            mask = work.flags(flags, group, tile)
+            p_grad.mul_(mask)
+            dropped = mask.mul_(p)
+        work.add_product(v_grad[:, tile.keys], dropped.transpose(1, 2), above, is_set)
+        scores_grad = ops.softmax_gradient_(p_grad, p)
+        work.add_product(k_grad[:, tile.keys], scores_grad.transpose(1, 2), queries, is_set)
+        is_set = True
+        q_grad[:, tile.rows].copy_(work.rows(scores_grad, k[:, tile.keys]))
+    return q_grad.mul_(work.scale), k_grad, v_grad
+
+
+Group = Tuple[slice, slice]  # samples, heads of keys
+Inputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys, values
+
+
+class _Tile(NamedTuple):
+    """Queries from ``low`` to before ``high``, and the keys from ``first`` to before ``end``, which hold all that any
+    of the queries sees. Each query has ``sharing`` rows, of the heads that share a head of keys."""
+
+    low: int
+    high: int
+    first: int
+    end: int
+    sharing: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.first >= self.end
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.low * self.sharing, self.high * self.sharing)
+
+    @property
+    def keys(self) -> slice:
+        return slice(self.first, self.end)
 
 
 class _Workspace:
     """Memory for a group of heads, and the order of the work. All of it is float32 if an operation lacks a good kernel
     for a 16-bit type."""
 
-    def __init__(self, qkv: torch.Tensor, drops: bool) -> None:
-        shards, self.samples, tokens, _, self.heads, self._width = qkv.shape
-        self.length = shards * tokens
-        self._shards, self._tokens = shards, tokens
+    def __init__(self, packed: torch.Tensor, heads: int, ranges: ops.KeyRanges, drops: bool) -> None:
+        self._shards, self.samples, self._tokens, slots, self._width = packed.shape
+        self.length, self.kv_heads = ranges.queries, (slots - heads) // 2
+        self._sharing = heads // self.kv_heads
+        self._first_keys, self._end_keys = ranges.first.numpy(), ranges.end.numpy()
         self.scale = 1.0 / math.sqrt(self._width)
-        self._like = qkv.new_empty(0, dtype=ops.attention_dtype(qkv.dtype))
+        self._like = packed.new_empty(0, dtype=ops.attention_dtype(packed.dtype))
         narrow = self._like.element_size() == 2
-        tiling = attention_tiling(self.length, self.samples, self.heads, narrow, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        tiling = attention_tiling(self.length, self.samples, self.kv_heads, narrow, threads, self._sharing)
         self._query_tile, self._samples_at_once, self._heads_at_once = tiling.queries, tiling.samples, tiling.heads
-        self._future = _future(self._query_tile, self._like.dtype)
-        products = tiling.products
-        self._rows = self._like.new_empty(products * self._query_tile * self._width)
-        self._sums = self._like.new_empty(
-            products * self.length * self._width if needs_separate_accumulator(tiling, self.length) else 0
-        )
-        self._scores = self._like.new_empty(3 if drops else 2, products * self._query_tile * self.length)
+        rows = tiling.products * self._query_tile * self._sharing
+        self._rows = self._like.new_empty(rows * self._width)
+        sums = tiling.products * self.length * self._width
+        adds_first = any(tile.keys != slice(0, self.length) for tile in self._last_tiles())
+        has_sums = needs_separate_accumulator(tiling, self.length) or (adds_first and not narrow)
+        self._sums = self._like.new_empty(sums if has_sums else 0)
+        self._scores = self._like.new_empty(3 if drops else 2, rows * self.length)
 
     def groups(self) -> Iterator[Group]:
         """Iterate over the groups of samples and heads whose products are computed as one batch."""
         for sample in range(0, self.samples, self._samples_at_once):
             samples = slice(sample, min(sample + self._samples_at_once, self.samples))
-            for head in range(0, self.heads, self._heads_at_once):
-                yield samples, slice(head, min(head + self._heads_at_once, self.heads))
+            for head in range(0, self.kv_heads, self._heads_at_once):
+                yield samples, slice(head, min(head + self._heads_at_once, self.kv_heads))
 
-    def query_tiles(self) -> Iterator[Tuple[int, int]]:
-        """Iterate over (first query, end) of each tile, from the last to the first."""
+    def tiles(self, group: Group) -> Iterator[_Tile]:
+        """Iterate over a group's tiles, from the last queries to the first."""
+        samples = self._samples_of_ranges(group)
         for low in reversed(range(0, self.length, self._query_tile)):
-            yield low, min(low + self._query_tile, self.length)
+            high = min(low + self._query_tile, self.length)
+            first, end = self._first_keys[samples, low].min(), self._end_keys[samples, high - 1].max()
+            yield _Tile(low, high, int(first), int(end), self._sharing)
 
-    def queries_keys_values(self, qkv: torch.Tensor, group: Group) -> torch.Tensor:
-        """Return query, key and value of a group, [3, products, s, d], the queries scaled."""
-        copy = self.copy_of(qkv, group)
-        copy[0].mul_(self.scale)
-        return copy
+    def _last_tiles(self) -> Iterator[_Tile]:
+        for group in self.groups():
+            yield next(self.tiles(group))
+
+    def _samples_of_ranges(self, group: Group) -> slice:
+        return group[0] if len(self._first_keys) > 1 else slice(None)
+
+    def split(self, packed: torch.Tensor) -> Inputs:
+        """Return the views of queries, keys and values."""
+        q, k, v = packed.split((self.kv_heads * self._sharing, self.kv_heads, self.kv_heads), 3)
+        return q, k, v
+
+    def queries_keys_values(self, packed: torch.Tensor, group: Group) -> Inputs:
+        """Return the scaled queries [products, s * sharing, d], the keys and the values [products, s, d] of a group:
+        the queries of a position that share a key lie beside each other."""
+        q, k, v = (self.copy_of(part, group) for part in self.split(packed))
+        return q.mul_(self.scale), k, v
 
     def copy_of(self, x: torch.Tensor, group: Group) -> torch.Tensor:
-        """Copy a group of [shards, b, s / shards, n, heads, d] to [n, products, s, d]."""
+        """Copy a group of [shards, b, s / shards, kv heads * n, d] to [products, s * n, d]."""
         samples, heads = _sizes(group)
-        copy = self._like.new_empty(x.shape[3], samples * heads, self.length, self._width)
-        self._grouped_view(copy, group).copy_(_of_group(x, group))
+        copy = self._like.new_empty(samples * heads, self.length * (x.shape[3] // self.kv_heads), self._width)
+        self._grouped_view(copy, group).copy_(self._of_group(x, group))
         return copy
 
     def store(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
-        """Copy [n, products, s, d] back to a group of ``out``, [shards, b, s / shards, n, heads, d]."""
-        _of_group(out, group).copy_(self._grouped_view(x, group))
+        """Copy [products, s * n, d] back to a group of ``out``, [shards, b, s / shards, kv heads * n, d]."""
+        self._of_group(out, group).copy_(self._grouped_view(x, group))
 
     def _grouped_view(self, x: torch.Tensor, group: Group) -> torch.Tensor:
-        return x.view(-1, *_sizes(group), self._shards, self._tokens, self._width)
+        return x.view(*_sizes(group), self._shards, self._tokens, -1, self._width)
+
+    def _of_group(self, x: torch.Tensor, group: Group) -> torch.Tensor:
+        """Return the view of a group: [shards, b, s / shards, kv heads * n, d] → [samples, kv heads of the group,
+        shards, s / shards, n, d]."""
+        by_key = x.view(*x.shape[:3], self.kv_heads, -1, self._width)
+        return by_key[:, group[0], :, group[1]].permute(1, 3, 0, 2, 4, 5)
 
     def scores(self, shape: Tuple[int, ...], index: int) -> torch.Tensor:
-        """Return the ``index``-th buffer for scores in this shape, such as [products, queries, keys]; buffers are
+        """Return the ``index``-th buffer for scores in this shape, such as [products, rows, keys]; buffers are
         reused."""
         return self._scores[index, : math.prod(shape)].view(shape)
 
     def rows(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the product x y [products, queries, d] in contiguous memory, because kernels for 16-bit types are slow
-        to write with gaps."""
+        """Return the product x y [products, rows, d] in contiguous memory, because kernels for 16-bit types are slow to
+        write with gaps."""
         shape = (*x.shape[:2], self._width)
         return torch.bmm(x, y, out=self._rows[: math.prod(shape)].view(shape))
 
-    def add_product(self, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add the product x y to ``out`` [products, keys, d]; the product for all keys comes first, and overwrites it.
+    def add_product(self, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, adds: bool) -> None:
+        """Add the product x y to ``out`` [products, keys, d], or set it, which must then be that of all keys.
 
         PyTorch's ``baddbmm`` takes the heads one by one if ``out`` has gaps, and shares each among the threads. It is
         used for 16-bit types only, where it alone adds before it rounds.
         """
-        if out.shape[1] == self.length:
+        if not adds:
             torch.bmm(x, y, out=out)
         elif out.element_size() == 2:
             out.baddbmm_(x, y)
         else:
             out.add_(torch.bmm(x, y, out=self._sums[: out.numel()].view(out.shape)))
 
-    def probabilities(self, q: torch.Tensor, k: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        """Return the probabilities of one tile of queries, [low, high), for the keys up to its end."""
-        scores = torch.bmm(q[:, low:high], k[:, :high].transpose(1, 2), out=self.scores((len(q), high - low, high), 0))
-        scores[:, :, low:].add_(self._future[: high - low, : high - low])
-        return ops.softmax_(scores)
+    def probabilities(self, q: torch.Tensor, k: torch.Tensor, group: Group, tile: _Tile) -> torch.Tensor:
+        """Return the probabilities of a tile, [products, rows, keys]; 0 for queries that see no key."""
+        rows = q[:, tile.rows]
+        scores = torch.bmm(
+            rows, k[:, tile.keys].transpose(1, 2), out=self.scores((*rows.shape[:2], tile.end - tile.first), 0)
+        )
+        by_query = scores.view(*_sizes(group), tile.high - tile.low, self._sharing, -1)
+        samples = self._samples_of_ranges(group)
+        first, end = (x[samples, tile.low : tile.high] for x in (self._first_keys, self._end_keys))
+        # keys before all of these and after all of those are hidden from some queries
+        left, right = min(int(first[:, -1].max()), tile.end), max(int(end[:, 0].min()), tile.first)
+        for low, high in ((tile.first, left), (max(left, right), tile.end)):
+            if low < high:
+                by_query[..., low - tile.first : high - tile.first].add_(self._mask(first, end, low, high))
+        p = ops.softmax_(scores)
+        is_empty = first == end
+        if is_empty.any():
+            p.view(by_query.shape).masked_fill_(torch.from_numpy(is_empty)[:, None, :, None, None], 0.0)
+        return p
 
-    def flags(self, flags: torch.Tensor, group: Group, low: int, high: int) -> torch.Tensor:
+    def _mask(self, first: np.ndarray, end: np.ndarray, low: int, high: int) -> torch.Tensor:
+        """Return the mask [samples or 1, 1, queries, 1, keys] of the keys [low, high)."""
+        from_low, to_low = (np.clip(x - low, 0, high - low) for x in (first, end))
+        function = _shared_mask if len(first) == 1 else _mask
+        return function(from_low.tobytes(), to_low.tobytes(), len(first), high - low, self._like.dtype)
+
+    def flags(self, flags: torch.Tensor, group: Group, tile: _Tile) -> torch.Tensor:
         """Return a tile's dropout flags as numbers."""
-        numbers = self.scores((*_sizes(group), high - low, high), 2)
-        return numbers.copy_(flags[group[0], group[1], low:high, :high]).view(-1, high - low, high)
+        by_key = flags.view(self.samples, self.kv_heads, self._sharing, self.length, self.length)
+        of_tile = by_key[group[0], group[1], :, tile.low : tile.high, tile.keys].transpose(2, 3)
+        return self.scores(tuple(of_tile.shape), 2).copy_(of_tile).view(-1, *self._rows_and_keys(tile))
+
+    def _rows_and_keys(self, tile: _Tile) -> Tuple[int, int]:
+        return tile.rows.stop - tile.rows.start, tile.end - tile.first
 
 
 def _sizes(group: Group) -> Tuple[int, int]:
@@ -221,13 +344,18 @@ def _sizes(group: Group) -> Tuple[int, int]:
     return samples.stop - samples.start, heads.stop - heads.start
 
 
-def _of_group(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the view of a group: [shards, b, s / shards, n, heads, d] → [n, samples, heads of the group, shards,
-    s / shards, d]."""
-    return x[:, group[0], :, :, group[1]].permute(3, 1, 4, 0, 2, 5)
+def _mask(first: bytes, end: bytes, samples: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [samples, 1, queries, 1, width]: 0 for the keys that each query sees, else -inf.
+
+    Args:
+        first, end: of each query, as int32 numbers [samples, queries].
+    """
+    ranges = (np.frombuffer(x, dtype=np.int32).reshape(samples, -1, 1) for x in (first, end))
+    from_key, to_key = ranges
+    positions = np.arange(width, dtype=np.int32)
+    mask = np.where((positions >= from_key) & (positions < to_key), np.float32(0.0), np.float32(-math.inf))
+    return torch.from_numpy(mask).to(dtype).unsqueeze(1).unsqueeze(3)
 
 
-@functools.lru_cache(maxsize=8)
-def _future(tile: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the causal mask [tile, tile]: -inf above the diagonal, else 0."""
-    return torch.full((tile, tile), -math.inf).triu(1).to(dtype)
+# that of all samples is mostly the same for all tiles: the causal one
+_shared_mask = functools.lru_cache(maxsize=8)(_mask)

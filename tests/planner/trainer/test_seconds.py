@@ -316,8 +316,13 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["model.seq_len=256"], ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"]],
-    ids=["plain", "four blocks", "recompute"],
+    [
+        [],
+        ["model.seq_len=256"],
+        ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"],
+        ["model.seq_len=256", "model.kv_heads=2"],
+    ],
+    ids=["plain", "four blocks", "recompute", "shared keys"],
 )
 def test_products_counted_are_those_that_a_step_makes(settings: List[str], compiled: bool) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their products")
@@ -336,13 +341,13 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
             return func(*args, **(kwargs or {}))
 
     @contextlib.contextmanager
-    def attention(qkv: torch.Tensor, *_: Any) -> Iterator[None]:
-        _, b, s, _, heads, d = qkv.shape
+    def attention(packed: torch.Tensor, heads: int, *_: Any) -> Iterator[None]:
+        _, b, s, _, d = packed.shape
         made[(ATTENTION, b * heads, s, d, s)] += 1
         yield
 
     @contextlib.contextmanager
-    def backward(y_grad: torch.Tensor, qkv: torch.Tensor, *_: Any) -> Iterator[None]:
+    def backward(y_grad: torch.Tensor, *_: Any) -> Iterator[None]:
         _, b, s, heads, d = y_grad.shape
         made[(ATTENTION_BACKWARD, b * heads, s, d, s)] += 1
         yield
@@ -364,8 +369,8 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
     assert any(kind == ATTENTION for kind, *_ in made) == compiled
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, compiled: bool) -> None:
+@pytest.mark.parametrize(("dropout", "kv_heads"), [(0.0, 4), (0.1, 4), (0.1, 2)])
+def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, kv_heads: int, compiled: bool) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their operations")
     elements = 0
 
@@ -376,16 +381,18 @@ def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, com
                 elements += args[0].numel()
             return func(*args, **(kwargs or {}))
 
-    config = run(f"model.attention_dropout={dropout}", "model.layers=1", "training.global_batch=2")
+    shared = [] if kv_heads == 4 else [f"model.kv_heads={kv_heads}"]
+    config = run(f"model.attention_dropout={dropout}", "model.layers=1", "training.global_batch=2", *shared)
     b, s, heads, d = 2, 64, 4, 32
     flags = torch.ones(b, heads, s, s, dtype=torch.bool)
-    qkv = torch.randn(1, b, s, 3, heads, d, requires_grad=True)
+    packed = torch.randn(1, b, s, heads + 2 * kv_heads, d, requires_grad=True)
     with Watch():
-        y = attend(qkv, (lambda: flags) if dropout else None, dropout)
+        y = attend(packed, heads, (lambda: flags) if dropout else None, dropout)
         y.backward(torch.ones_like(y))
-    embedding = b * s * heads * d
+    beside = b * s * heads * d  # the embedding's; and those that bring queries, keys and values beside each other
+    beside += 2 * b * s * (heads + 2 * kv_heads) * d if shared else 0
     counted = sum(n * size for (name, size), n in micro_batch_work(config, compiled).passes.items() if name == "copy")
-    assert elements == counted - embedding
+    assert elements == counted - beside
 
 
 @pytest.mark.parametrize(
