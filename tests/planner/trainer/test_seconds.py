@@ -23,7 +23,15 @@ from fugaku_gpt.formulas.flops import exact_flops
 from fugaku_gpt.layout.communications import Collective, plan_of, program
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.machine.constants import load_machine, machine_yaml
-from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, SCORES, StepTiming
+from fugaku_gpt.machine.probed import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    COMPILED_ATTENTION,
+    KEYS,
+    SCORES,
+    VALUES,
+    StepTiming,
+)
 from fugaku_gpt.model.attention_core import attend
 from fugaku_gpt.ops import native as kernels
 from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, machine_from_probe, usable_runs
@@ -320,9 +328,8 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         [],
         ["model.seq_len=256"],
         ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"],
-        ["model.seq_len=256", "model.kv_heads=2"],
     ],
-    ids=["plain", "four blocks", "recompute", "shared keys"],
+    ids=["plain", "four blocks", "recompute"],
 )
 def test_products_counted_are_those_that_a_step_makes(settings: List[str], compiled: bool) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their products")
@@ -370,15 +377,21 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
 
 
 @pytest.mark.parametrize(("dropout", "kv_heads"), [(0.0, 4), (0.1, 4), (0.1, 2)])
-def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, kv_heads: int, compiled: bool) -> None:
+def test_copies_and_products_counted_of_attention_are_those_that_it_makes(
+    dropout: float, kv_heads: int, compiled: bool
+) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their operations")
+    products: "Counter[Tuple[Any, ...]]" = Counter()
     elements = 0
 
     class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal elements
-            if func.overloadpacket.__name__ in ("copy_", "mul_"):
+            name = func.overloadpacket.__name__
+            if name in ("copy_", "mul_"):
                 elements += args[0].numel()
+            elif name == "bmm":
+                products[(*args[0].shape, args[1].shape[2])] += 1
             return func(*args, **(kwargs or {}))
 
     shared = [] if kv_heads == 4 else [f"model.kv_heads={kv_heads}"]
@@ -393,6 +406,10 @@ def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, kv_
     beside += 2 * b * s * (heads + 2 * kv_heads) * d if shared else 0
     counted = sum(n * size for (name, size), n in micro_batch_work(config, compiled).passes.items() if name == "copy")
     assert elements == counted - beside
+    expected: "Counter[Tuple[Any, ...]]" = Counter()
+    for (kind, *shape), n in micro_batch_work(config, compiled).products.items():
+        expected[tuple(shape)] += n if kind in (KEYS, SCORES, VALUES) else 0
+    assert products == +expected
 
 
 @pytest.mark.parametrize(
