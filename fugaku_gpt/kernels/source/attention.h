@@ -125,6 +125,8 @@ typedef struct {
 INLINE int64_t count_up_to(const int32_t *x, int64_t n, int64_t bound)
 {
     int64_t count = 0;
+    if (!n || x[0] > bound) return 0; /* so it mostly is, or for all of them */
+    if (x[n - 1] <= bound) return n;
     while (count < n) {
         const int64_t middle = (count + n) / 2;
         if (x[middle] <= bound)

@@ -29,13 +29,18 @@ INLINE svfloat32_t reduce_rows(const float *x, const int adds)
     return rows[0];
 }
 
-/* row[j] = value for the keys that query i does not see. */
-INLINE void hide_keys(const Block *block, int64_t i, float *row, float value)
+/* x[i, j] = value for the keys j of a block that query i does not see: at the end of the first rows, and at the beginning
+   of the last. */
+INLINE void hide_keys(const Block *block, float *x, float value)
 {
-    const int64_t from = seen_from(block, i);
-    for (int64_t j = 0; j < from; j += LANES) svst1(svwhilelt_b32(j, from), row + j, svdup_f32(value));
-    for (int64_t j = seen_to(block, i); j < KEYS; j += LANES)
-        svst1(svwhilelt_b32(j, (int64_t)KEYS), row + j, svdup_f32(value));
+    if (block->is_full) return;
+    const int64_t count = count_up_to(block->end_keys, block->count, block->first + KEYS - 1);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = seen_to(block, i); j < KEYS; j += LANES)
+            svst1(svwhilelt_b32(j, (int64_t)KEYS), x + i * KEYS + j, svdup_f32(value));
+    for (int64_t i = count_up_to(block->first_keys, block->count, block->first); i < block->count; i++)
+        for (int64_t j = 0, from = seen_from(block, i); j < from; j += LANES)
+            svst1(svwhilelt_b32(j, from), x + i * KEYS + j, svdup_f32(value));
 }
 
 /* online_softmax_row() for up to LANES queries. A query that has seen no key yet has a largest score of -infinity, and is
@@ -94,7 +99,7 @@ INLINE void softmax_backward_vectors(float *p, float *g, float log_sum, float su
 
 INLINE void online_softmax(const Block *block, float *scores, float *tops, float *sums, float *out, int64_t padded)
 {
-    for (int64_t i = 0; i < block->count && !block->is_full; i++) hide_keys(block, i, scores + i * KEYS, -INFINITY);
+    hide_keys(block, scores, -INFINITY);
     for (int64_t i = 0; i < block->count; i += LANES)
         online_softmax_group(scores + i * KEYS, min_int64(LANES, block->count - i), tops + i, sums + i,
                              out + i * padded, padded);
@@ -106,10 +111,8 @@ INLINE void softmax_backward(const Block *block, float *p, float *g, const float
     for (int64_t i = 0; i < block->count && block->keep_mask; i++) drop(block, i, g + i * KEYS);
     for (int64_t i = 0; i < block->count; i++)
         softmax_backward_vectors(p + i * KEYS, g + i * KEYS, log_sums[i], sums[i]);
-    for (int64_t i = 0; i < block->count && !block->is_full; i++) {
-        hide_keys(block, i, p + i * KEYS, 0.0f);
-        hide_keys(block, i, g + i * KEYS, 0.0f);
-    }
+    hide_keys(block, p, 0.0f);
+    hide_keys(block, g, 0.0f);
     for (int64_t i = 0; i < block->count && block->keep_mask; i++) drop(block, i, p + i * KEYS);
 }
 
