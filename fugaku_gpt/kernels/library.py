@@ -119,7 +119,7 @@ class Library:
         return int(self._gemm_workspace_floats(rows, columns, inner, kind, kind_of_result, threads))
 
     def attention_workspace_floats(self, length: int, width: int) -> int:
-        """float32 numbers of workspace per thread of attention of so many queries and keys."""
+        """float32 numbers of workspace per thread of attention, for this number of queries and of keys."""
         return int(self._attention_workspace_floats(length, width))
 
 

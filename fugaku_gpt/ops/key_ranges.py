@@ -42,7 +42,7 @@ class KeyRanges:
         return self.first.shape[1]
 
     def suits(self, samples: int, queries: int, keys: int) -> bool:
-        """Whether there is a range for each query of so many samples."""
+        """Whether there is a range for each query of each sample."""
         return self.first.shape[0] in (1, samples) and (self.queries, self.keys) == (queries, keys)
 
     @staticmethod

@@ -13,7 +13,7 @@
    attention_bfloat16.c; all others are computed in float32 by attention_float32.c. */
 #include "attention.h"
 
-/* float32 numbers of workspace per thread, for so many queries and keys. */
+/* float32 numbers of workspace per thread, for this number of queries and of keys. */
 EXPORT int64_t attention_workspace_floats(int64_t length, int64_t width)
 {
     const Shape s = {.width = width, .queries = length, .keys = length};
