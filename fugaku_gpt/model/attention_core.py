@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
@@ -147,10 +147,10 @@ def _group_gradients(
     """Return the gradients of a group's queries, keys and values; see :meth:`_Workspace.queries_keys_values`."""
     q, k, v = inputs
     q_grad, k_grad, v_grad = (torch.empty_like(x) for x in inputs)
-    tiles = list(work.tiles(group))
+    tiles = work.tiles(group)
     # the first tile mostly reaches all keys, and sets the sums to which the next ones add
     is_set = False
-    if (tiles[0].first, tiles[0].end) != (0, work.length):
+    if tiles[0].keys != slice(0, work.length):
         is_set = True
         k_grad.zero_()
         v_grad.zero_()
@@ -180,26 +180,28 @@ Inputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys, value
 
 
 class _Tile(NamedTuple):
-    """Queries from ``low`` to before ``high``, and the keys from ``first`` to before ``end``, which hold all that any
-    of the queries sees. Each query has ``sharing`` rows, of the heads that share a head of keys."""
+    """A tile of queries, and the keys that hold all that any of them sees.
+
+    Attributes:
+        low, high: the queries from ``low`` to before ``high``.
+        rows: of the products, one for each of these queries and head that shares a head of keys.
+        keys: from the first key that any query sees; empty if none sees any.
+        masks: (keys of the tile, mask [samples or 1, 1, queries, 1, keys]) where some queries do not see a key: 0 for the
+            keys that a query sees, else -inf.
+        sees_none: bool [samples or 1, 1, queries, 1, 1], which queries see no key; None if there are none.
+    """
 
     low: int
     high: int
-    first: int
-    end: int
-    sharing: int
+    rows: slice
+    keys: slice
+    masks: Tuple[Tuple[slice, torch.Tensor], ...]
+    sees_none: Optional[torch.Tensor]
 
     @property
     def is_empty(self) -> bool:
-        return self.first >= self.end
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.low * self.sharing, self.high * self.sharing)
-
-    @property
-    def keys(self) -> slice:
-        return slice(self.first, self.end)
+        """Whether no query of the tile sees any key."""
+        return bool(self.keys.start >= self.keys.stop)
 
 
 class _Workspace:
@@ -210,17 +212,18 @@ class _Workspace:
         self._shards, self.samples, self._tokens, slots, self._width = packed.shape
         self.length, self.kv_heads = ranges.queries, (slots - heads) // 2
         self._sharing = heads // self.kv_heads
-        self._first_keys, self._end_keys = ranges.first.numpy(), ranges.end.numpy()
         self.scale = 1.0 / math.sqrt(self._width)
         self._like = packed.new_empty(0, dtype=ops.attention_dtype(packed.dtype))
         narrow = self._like.element_size() == 2
         threads = torch.get_num_threads()
         tiling = attention_tiling(self.length, self.samples, self.kv_heads, narrow, threads, self._sharing)
         self._query_tile, self._samples_at_once, self._heads_at_once = tiling.queries, tiling.samples, tiling.heads
+        self._ranges = ranges
+        self._tiles_of_samples: Dict[int, Tuple[_Tile, ...]] = {}
         rows = tiling.products * self._query_tile * self._sharing
         self._rows = self._like.new_empty(rows * self._width)
         sums = tiling.products * self.length * self._width
-        adds_first = any(tile.keys != slice(0, self.length) for tile in self._last_tiles())
+        adds_first = any(self.tiles(group)[0].keys != slice(0, self.length) for group in self.groups())
         has_sums = needs_separate_accumulator(tiling, self.length) or (adds_first and not narrow)
         self._sums = self._like.new_empty(sums if has_sums else 0)
         self._scores = self._like.new_empty(3 if drops else 2, rows * self.length)
@@ -232,20 +235,17 @@ class _Workspace:
             for head in range(0, self.kv_heads, self._heads_at_once):
                 yield samples, slice(head, min(head + self._heads_at_once, self.kv_heads))
 
-    def tiles(self, group: Group) -> Iterator[_Tile]:
-        """Iterate over a group's tiles, from the last queries to the first."""
-        samples = self._samples_of_ranges(group)
-        for low in reversed(range(0, self.length, self._query_tile)):
-            high = min(low + self._query_tile, self.length)
-            first, end = self._first_keys[samples, low].min(), self._end_keys[samples, high - 1].max()
-            yield _Tile(low, high, int(first), int(end), self._sharing)
-
-    def _last_tiles(self) -> Iterator[_Tile]:
-        for group in self.groups():
-            yield next(self.tiles(group))
-
-    def _samples_of_ranges(self, group: Group) -> slice:
-        return group[0] if len(self._first_keys) > 1 else slice(None)
+    def tiles(self, group: Group) -> Tuple[_Tile, ...]:
+        """Return a group's tiles, from the last queries to the first."""
+        if self._ranges.first.shape[0] == 1:
+            return _shared_tiles(self._ranges, self._query_tile, self._sharing, self._like.dtype)
+        samples = group[0]
+        if samples.start not in self._tiles_of_samples:
+            first, end = (x[samples].numpy() for x in (self._ranges.first, self._ranges.end))
+            self._tiles_of_samples[samples.start] = _tiles(
+                first, end, self._query_tile, self._sharing, self._like.dtype
+            )
+        return self._tiles_of_samples[samples.start]
 
     def split(self, packed: torch.Tensor) -> Inputs:
         """Return the views of queries, keys and values."""
@@ -304,58 +304,71 @@ class _Workspace:
 
     def probabilities(self, q: torch.Tensor, k: torch.Tensor, group: Group, tile: _Tile) -> torch.Tensor:
         """Return the probabilities of a tile, [products, rows, keys]; 0 for queries that see no key."""
-        rows = q[:, tile.rows]
-        scores = torch.bmm(
-            rows, k[:, tile.keys].transpose(1, 2), out=self.scores((*rows.shape[:2], tile.end - tile.first), 0)
-        )
+        rows, keys = q[:, tile.rows], k[:, tile.keys].transpose(1, 2)
+        scores = torch.bmm(rows, keys, out=self.scores((*rows.shape[:2], keys.shape[2]), 0))
         by_query = scores.view(*_sizes(group), tile.high - tile.low, self._sharing, -1)
-        samples = self._samples_of_ranges(group)
-        first, end = (x[samples, tile.low : tile.high] for x in (self._first_keys, self._end_keys))
-        # keys before all of these and after all of those are hidden from some queries
-        left, right = min(int(first[:, -1].max()), tile.end), max(int(end[:, 0].min()), tile.first)
-        for low, high in ((tile.first, left), (max(left, right), tile.end)):
-            if low < high:
-                by_query[..., low - tile.first : high - tile.first].add_(self._mask(first, end, low, high))
+        for part, mask in tile.masks:
+            by_query[..., part].add_(mask)
         p = ops.softmax_(scores)
-        is_empty = first == end
-        if is_empty.any():
-            p.view(by_query.shape).masked_fill_(torch.from_numpy(is_empty)[:, None, :, None, None], 0.0)
+        if tile.sees_none is not None:
+            p.view(by_query.shape).masked_fill_(tile.sees_none, 0.0)
         return p
-
-    def _mask(self, first: np.ndarray, end: np.ndarray, low: int, high: int) -> torch.Tensor:
-        """Return the mask [samples or 1, 1, queries, 1, keys] of the keys [low, high)."""
-        from_low, to_low = (np.clip(x - low, 0, high - low) for x in (first, end))
-        function = _shared_mask if len(first) == 1 else _mask
-        return function(from_low.tobytes(), to_low.tobytes(), len(first), high - low, self._like.dtype)
 
     def flags(self, flags: torch.Tensor, group: Group, tile: _Tile) -> torch.Tensor:
         """Return a tile's dropout flags as numbers."""
         by_key = flags.view(self.samples, self.kv_heads, self._sharing, self.length, self.length)
         of_tile = by_key[group[0], group[1], :, tile.low : tile.high, tile.keys].transpose(2, 3)
-        return self.scores(tuple(of_tile.shape), 2).copy_(of_tile).view(-1, *self._rows_and_keys(tile))
+        numbers = self.scores(tuple(of_tile.shape), 2).copy_(of_tile)
+        return numbers.view(-1, tile.rows.stop - tile.rows.start, of_tile.shape[4])
 
-    def _rows_and_keys(self, tile: _Tile) -> Tuple[int, int]:
-        return tile.rows.stop - tile.rows.start, tile.end - tile.first
+
+def _tiles(first: np.ndarray, end: np.ndarray, queries: int, sharing: int, dtype: torch.dtype) -> Tuple[_Tile, ...]:
+    """Return the tiles of samples whose queries see keys [first, end), from the last queries to the first.
+
+    Args:
+        first, end: [samples or 1, s].
+        queries: queries of a tile.
+        sharing: heads of queries that share a head of keys.
+        dtype: type of the scores.
+    """
+    tiles: List[_Tile] = []
+    made: Dict[Tuple[bytes, bytes, int], torch.Tensor] = {}
+    for low in reversed(range(0, first.shape[1], queries)):
+        high = min(low + queries, first.shape[1])
+        of_tile = first[:, low:high], end[:, low:high]
+        # keys that any query sees, and those that all queries see
+        any_from, any_to = int(of_tile[0][:, 0].min()), int(of_tile[1][:, -1].max())
+        all_from, all_to = min(int(of_tile[0][:, -1].max()), any_to), max(int(of_tile[1][:, 0].min()), any_from)
+        masks = []
+        for begin, stop in ((any_from, all_from), (max(all_from, all_to), any_to)):
+            if begin < stop:
+                seen = [np.clip(x - begin, 0, stop - begin) for x in of_tile]
+                key = (seen[0].tobytes(), seen[1].tobytes(), stop - begin)
+                if key not in made:  # causal tiles have the same
+                    made[key] = _mask(seen[0], seen[1], stop - begin, dtype)
+                masks.append((slice(begin - any_from, stop - any_from), made[key]))
+        is_empty = of_tile[0] == of_tile[1]
+        sees_none = torch.from_numpy(is_empty)[:, None, :, None, None] if is_empty.any() else None
+        rows = slice(low * sharing, high * sharing)
+        tiles.append(_Tile(low, high, rows, slice(any_from, any_to), tuple(masks), sees_none))
+    return tuple(tiles)
+
+
+def _mask(first: np.ndarray, end: np.ndarray, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [samples, 1, queries, 1, width] of keys [first, end) for each query, 0, else -inf."""
+    positions = np.arange(width, dtype=np.int32)
+    is_seen = (positions >= first[..., np.newaxis]) & (positions < end[..., np.newaxis])
+    mask = np.where(is_seen, np.float32(0.0), np.float32(-math.inf))
+    return torch.from_numpy(mask).to(dtype).unsqueeze(1).unsqueeze(3)
+
+
+@functools.lru_cache(maxsize=8)
+def _shared_tiles(ranges: ops.KeyRanges, queries: int, sharing: int, dtype: torch.dtype) -> Tuple[_Tile, ...]:
+    """Return the tiles of ranges that all samples share, such as the causal ones; see :func:`_tiles`."""
+    return _tiles(ranges.first.numpy(), ranges.end.numpy(), queries, sharing, dtype)
 
 
 def _sizes(group: Group) -> Tuple[int, int]:
     """Return the numbers of samples and of heads; their product is the number of products in a batch."""
     samples, heads = group
     return samples.stop - samples.start, heads.stop - heads.start
-
-
-def _mask(first: bytes, end: bytes, samples: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask [samples, 1, queries, 1, width]: 0 for the keys that each query sees, else -inf.
-
-    Args:
-        first, end: of each query, as int32 numbers [samples, queries].
-    """
-    ranges = (np.frombuffer(x, dtype=np.int32).reshape(samples, -1, 1) for x in (first, end))
-    from_key, to_key = ranges
-    positions = np.arange(width, dtype=np.int32)
-    mask = np.where((positions >= from_key) & (positions < to_key), np.float32(0.0), np.float32(-math.inf))
-    return torch.from_numpy(mask).to(dtype).unsqueeze(1).unsqueeze(3)
-
-
-# that of all samples is mostly the same for all tiles: the causal one
-_shared_mask = functools.lru_cache(maxsize=8)(_mask)
