@@ -186,8 +186,8 @@ class _Tile(NamedTuple):
         low, high: the queries from ``low`` to before ``high``.
         rows: of the products, one for each of these queries and head that shares a head of keys.
         keys: from the first key that any query sees; empty if none sees any.
-        masks: (keys of the tile, mask [samples or 1, 1, queries, 1, keys]) where some queries do not see a key: 0 for the
-            keys that a query sees, else -inf.
+        masks: (keys of the tile, mask [samples or 1, 1, queries, 1, keys]) where some queries do not see a key: 0 for
+            the keys that a query sees, else -inf.
         sees_none: bool [samples or 1, 1, queries, 1, 1], which queries see no key; None if there are none.
     """
 
