@@ -44,13 +44,16 @@ void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t
           const float *bias, void *c, int64_t c_row, int c_type, int accumulates, int64_t m, int64_t n, int64_t k,
           float *work, int threads);
 int64_t attention_workspace_floats(int64_t length, int64_t width);
-void attention_forward(const void *qkv, void *y, float *log_sums, const uint8_t *keep_mask, int64_t shards,
-                       int64_t samples, int64_t local_length, int64_t heads, int64_t width, int type, float factor,
-                       float *work, int threads);
-void attention_backward(const void *qkv, const void *y, const void *y_grad, const float *log_sums,
-                        const uint8_t *keep_mask, void *qkv_grad, int64_t shards, int64_t samples,
-                        int64_t local_length, int64_t heads, int64_t width, int type, float factor, float *work,
-                        int threads);
+typedef struct {
+    int64_t samples, heads, kv_heads, width, queries, keys, query_shard, key_shard, query_row, key_row, ranges_row, type;
+} Shape;
+void attention_forward(const Shape *s, const void *queries, const void *keys, const void *values,
+                       const int32_t *first_keys, const int32_t *end_keys, const uint8_t *keep_mask, float factor,
+                       void *y, float *log_sums, float *work, int threads);
+void attention_backward(const Shape *s, const void *queries, const void *keys, const void *values,
+                        const int32_t *first_keys, const int32_t *end_keys, const uint8_t *keep_mask, float factor,
+                        const void *y, const void *y_grad, const float *log_sums, void *queries_grad, void *keys_grad,
+                        void *values_grad, float *partial_grads, float *work, int threads);
 
 /* A team of one thread in place of the OpenMP runtime, whose own instructions are no part of a kernel. */
 void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
@@ -97,15 +100,19 @@ static uint16_t *random_bfloat16(int64_t n)
 
 static void run_attention(int64_t length, int64_t width, int backward)
 {
-    const int64_t n = length * width;
+    const int64_t n = length * width, row = 3 * width;
+    const Shape shape = {1, 1, 1, width, length, length, length, length, row, row, 0, FLOAT32};
     float *qkv = random_floats(3 * n), *y = random_floats(n), *log_sums = random_floats(length);
-    float *y_grad = random_floats(n), *qkv_grad = random_floats(3 * n);
+    float *y_grad = random_floats(n), *grad = random_floats(3 * n);
     float *work = random_floats(attention_workspace_floats(length, width));
+    int32_t *first_keys = calloc(length, sizeof *first_keys), *end_keys = calloc(length, sizeof *end_keys);
+    for (int64_t i = 0; i < length; i++) end_keys[i] = (int32_t)i + 1;
     if (!backward) begin();
-    attention_forward(qkv, y, log_sums, 0, 1, 1, length, 1, width, FLOAT32, 1.0f, work, 1);
+    attention_forward(&shape, qkv, qkv + width, qkv + 2 * width, first_keys, end_keys, 0, 1.0f, y, log_sums, work, 1);
     if (!backward) return;
     begin();
-    attention_backward(qkv, y, y_grad, log_sums, 0, qkv_grad, 1, 1, length, 1, width, FLOAT32, 1.0f, work, 1);
+    attention_backward(&shape, qkv, qkv + width, qkv + 2 * width, first_keys, end_keys, 0, 1.0f, y, y_grad, log_sums,
+                       grad, grad + width, grad + 2 * width, 0, work, 1);
 }
 
 /* [m, k] x [k, n]; the layouts of a layer's forward pass, of its input's gradient, and of its weight's gradient. */

@@ -104,7 +104,7 @@ def watched(clock: Clock) -> Iterator[None]:
 
     from fugaku_gpt import compat, ops
     from fugaku_gpt.comm.observed import scoped_call
-    from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
+    from fugaku_gpt.model.attention_core import _CompiledAttention, _TiledAttention
     from fugaku_gpt.parallel.buffers import MasterWeights
     from fugaku_gpt.parallel.cross_entropy import _CrossEntropy
     from fugaku_gpt.parallel.gradient_path import GradientReducer
@@ -129,7 +129,7 @@ def watched(clock: Clock) -> Iterator[None]:
     timed_functions += [(owner, "step", always(OPTIMISER)) for owner in optimisers]
     timed_functions += [(trainer, "squares_of", always(OPTIMISER)), (GradientReducer, "begin", always(OPTIMISER))]
     timed_functions += [(MasterWeights, "round", always(OPTIMISER))]
-    ways = _CausalAttention, _CompiledAttention
+    ways = _TiledAttention, _CompiledAttention
     functions = [(way, name, ATTENTION_REST) for way in ways for name in ("forward", "backward")]
     with contextlib.ExitStack() as watching:
         for owner, name, part in timed_functions:

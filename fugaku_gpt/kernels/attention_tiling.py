@@ -1,4 +1,4 @@
-"""Decides when native kernels compute attention, how it is tiled when they do not (``model/causal_attention.py``), and
+"""Decides when native kernels compute attention, how it is tiled when they do not (``model/attention_core.py``), and
 how much memory it needs while it runs."""
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ class AttentionTiling:
 
     Attributes:
         queries: queries per block.
-        samples, heads: samples and heads of a group, which one batched product computes.
+        samples, heads: samples and heads of keys of a group, which one batched product computes.
         narrow: scores have 16 bits.
+        sharing: heads of queries that share a head of keys.
     """
 
     queries: int
     samples: int
     heads: int
     narrow: bool
+    sharing: int
 
     @property
     def products(self) -> int:
@@ -35,22 +37,24 @@ class AttentionTiling:
         return self.samples * self.heads
 
 
-def attention_tiling(length: int, samples: int, heads: int, narrow: bool, threads: int) -> AttentionTiling:
+def attention_tiling(
+    length: int, samples: int, heads: int, narrow: bool, threads: int, sharing: int = 1
+) -> AttentionTiling:
     """Chooses sizes for which the scores stay in the caches of all threads.
 
     Args:
         length: tokens of a sequence.
-        samples, heads: of this rank.
+        samples, heads: samples, and heads of keys, of this rank.
         narrow: scores have 16 bits.
+        sharing: heads of queries that share a head of keys.
     """
     queries = min(length, _QUERIES_PER_BLOCK[narrow])
     if narrow:
         queries = max(queries, -(-length // _MAX_BLOCKS_OF_16_BITS))
     # a cache's worth of scores for each thread, in however many products: more heads would only take memory
-    max_products = max(1, _SCORES_PER_THREAD[narrow] * threads // (queries * length))
-    return AttentionTiling(
-        queries, min(samples, max(1, max_products // heads)), -(-heads // -(-heads // max_products)), narrow
-    )
+    max_products = max(1, _SCORES_PER_THREAD[narrow] * threads // (queries * sharing * length))
+    samples = min(samples, max(1, max_products // heads))
+    return AttentionTiling(queries, samples, -(-heads // -(-heads // max_products)), narrow, sharing)
 
 
 def needs_separate_accumulator(tiling: AttentionTiling, length: int) -> bool:
@@ -67,9 +71,10 @@ def attention_elements(tiling: AttentionTiling, length: int, width: int, has_dro
     Args:
         width: of a head.
     """
-    groups = (8 if needs_separate_accumulator(tiling, length) else 7) * tiling.products * length * width
-    scores = (3 if has_dropout else 2) * tiling.products * tiling.queries * length
-    return groups + scores + tiling.products * tiling.queries * width
+    rows = tiling.products * tiling.queries * tiling.sharing
+    tensors = 3 * tiling.sharing + (5 if needs_separate_accumulator(tiling, length) else 4)
+    scores = (3 if has_dropout else 2) * rows * length
+    return tensors * tiling.products * length * width + scores + rows * width
 
 
 def enough_heads_for_threads(samples: int, heads: int, threads: int) -> bool:
@@ -81,6 +86,12 @@ def enough_heads_for_threads(samples: int, heads: int, threads: int) -> bool:
 def head_slots(samples: int, heads: int, threads: int) -> int:
     """Number of heads that the threads could compute in the time that they need for these."""
     return threads * -(-samples * heads // threads)
+
+
+def partial_grad_floats(samples: int, heads: int, keys: int, width: int) -> int:
+    """float32 numbers in which the native kernels' heads leave their gradients of keys and values, where they share
+    these: nothing else makes the sum over heads the same for any number of threads."""
+    return 2 * samples * heads * keys * width
 
 
 def native_workspace_floats(length: int, width: int) -> int:

@@ -22,6 +22,18 @@ _FLOAT: Any = ctypes.c_float
 _CALLBACK_TYPE: Any = ctypes.CFUNCTYPE(None)
 
 
+class AttentionShape(ctypes.Structure):
+    """The sizes of a call of attention; ``Shape`` in attention.h says what each is."""
+
+    _fields_ = [
+        (name, _INT64)
+        for name in (
+            "samples", "heads", "kv_heads", "width", "queries", "keys", "query_shard", "key_shard", "query_row",
+            "key_row", "ranges_row", "type",
+        )
+    ]  # fmt: skip
+
+
 class Library:
     """The native kernels. Tensors are addresses of their elements, or None if absent; they are contiguous unless
     strides are passed. Nothing is checked."""
@@ -29,11 +41,11 @@ class Library:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._attention_workspace_floats = loaded.attention_workspace_floats
         self._attention_workspace_floats.argtypes, self._attention_workspace_floats.restype = [_INT64, _INT64], _INT64
-        sizes = [*[_INT64] * 5, _INT, _FLOAT, _ADDRESS, _INT]
+        inputs = [ctypes.POINTER(AttentionShape), *[_ADDRESS] * 6, _FLOAT]
         self.attention_forward = loaded.attention_forward
-        self.attention_forward.argtypes, self.attention_forward.restype = [*[_ADDRESS] * 4, *sizes], None
+        self.attention_forward.argtypes, self.attention_forward.restype = [*inputs, *[_ADDRESS] * 3, _INT], None
         self.attention_backward = loaded.attention_backward
-        self.attention_backward.argtypes, self.attention_backward.restype = [*[_ADDRESS] * 6, *sizes], None
+        self.attention_backward.argtypes, self.attention_backward.restype = [*inputs, *[_ADDRESS] * 8, _INT], None
 
         self._set_progress_callback = loaded.set_progress_callback
         self._set_progress_callback.argtypes, self._set_progress_callback.restype = [_CALLBACK_TYPE, _INT64], None
@@ -123,7 +135,7 @@ class Library:
         return int(self._gemm_workspace_floats(rows, columns, inner, kind, kind_of_result, threads))
 
     def attention_workspace_floats(self, length: int, width: int) -> int:
-        """float32 numbers of workspace per thread of attention."""
+        """float32 numbers of workspace per thread of attention, for this number of queries and of keys."""
         return int(self._attention_workspace_floats(length, width))
 
 

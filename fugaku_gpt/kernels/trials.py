@@ -11,7 +11,7 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32, Library
+from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32, AttentionShape, Library
 
 _EPSILON = {FLOAT32: 2.0**-23, BFLOAT16: 2.0**-7}  # distance of 1 from the next number
 _NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16"}
@@ -101,19 +101,65 @@ def _trial(kernel: str, kind: int, actual: np.ndarray, expected: np.ndarray) -> 
 
 
 def _attention(library: Library, kind: int, threads: int) -> Iterator[Trial]:
-    batch, length, heads, width = 2, 70, 2, 8
-    qkv = _stored(_wave(1, batch, length, 3, heads, width), kind)
-    y, log_sums = np.zeros((1, batch, length, heads, width), qkv.dtype), np.zeros((batch, heads, length), np.float32)
+    """Causal attention; and documents and padding, with heads that share keys and values."""
+    length = 70
+    positions = np.arange(length)
+    causal = np.zeros((1, length), np.int32), positions[np.newaxis].astype(np.int32) + 1
+    starts = np.array([0, 40, 65, length])  # two documents, padding
+    document = np.searchsorted(starts, positions, "right") - 1
+    ends = np.where(document < 2, starts[document + 1], starts[document])
+    shared = tuple(np.stack([sides[0], side]).astype(np.int32) for sides, side in zip(causal, (starts[document], ends)))
+    yield from _attention_of(library, kind, threads, "attention", (2, 2), causal)
+    yield from _attention_of(library, kind, threads, "attention with shared keys", (4, 2), (shared[0], shared[1]))
+
+
+def _attention_of(
+    library: Library,
+    kind: int,
+    threads: int,
+    name: str,
+    heads: Tuple[int, int],
+    ranges: Tuple[np.ndarray, np.ndarray],
+) -> Iterator[Trial]:
+    """Trials of attention of two samples.
+
+    Args:
+        heads: numbers of heads of queries, and of keys.
+        ranges: the first key and the end of the keys that each query sees, int32 [1 or 2, queries].
+    """
+    (query_heads, kv_heads), (samples, length), batch, width = heads, ranges[0].shape, 2, 8
+    slots = query_heads + 2 * kv_heads
+    packed = _stored(_wave(batch, length, slots, width), kind)
+    y, log_sums = (
+        np.zeros((batch, length, query_heads, width), packed.dtype),
+        np.zeros((batch, query_heads, length), np.float32),
+    )
+    y_grad, grad = _stored(np.cos(_wave(*y.shape)), kind), np.zeros_like(packed)
+    partial_grads = np.zeros(2 * batch * query_heads * length * width, np.float32)
     work = np.zeros(threads * library.attention_workspace_floats(length, width), np.float32)
-    shape = (1, batch, length, heads, width, kind, 1.0, _address(work), threads)
-    library.attention_forward(_address(qkv), _address(y), _address(log_sums), None, *shape)
-    yield _trial("attention", kind, y, _reference_attention(_wide(qkv)))
-    y_grad, grad = _stored(np.cos(_wave(*y.shape)), kind), np.zeros_like(qkv)
-    addresses = [_address(x) for x in (qkv, y, y_grad, log_sums)]
-    library.attention_backward(*addresses, None, _address(grad), *shape)
-    expected_grads = _reference_attention_gradients(_wide(qkv), _wide(y_grad))
-    for part, (name, expected) in enumerate(zip(("queries", "keys", "values"), expected_grads)):
-        yield _trial(f"attention's gradient by its {name}", kind, grad[0, :, :, part], expected)
+    row = slots * width
+    shape = AttentionShape(
+        batch, query_heads, kv_heads, width, length, length, length, length, row, row, length * (samples > 1), kind
+    )
+    split = query_heads, query_heads + kv_heads
+    inputs = (*_packed_addresses(packed, split), *map(_address, ranges), None, 1.0)
+    library.attention_forward(shape, *inputs, _address(y), _address(log_sums), _address(work), threads)
+    operands = [_address(x) for x in (y, y_grad, log_sums)]
+    shared = _address(partial_grads) if query_heads != kv_heads else None
+    library.attention_backward(
+        shape, *inputs, *operands, *_packed_addresses(grad, split), shared, _address(work), threads
+    )
+    q, k, v = (_heads(x) for x in np.split(_wide(packed), split, 2))
+    expected, *expected_grads = _reference_attention((q, k, v), _heads(_wide(y_grad)), ranges)
+    yield _trial(name, kind, y, expected)
+    for part, of, expected in zip(np.split(grad, split, 2), ("queries", "keys", "values"), expected_grads):
+        yield _trial(f"{name}'s gradient by its {of}", kind, part, expected)
+
+
+def _packed_addresses(packed: np.ndarray, split: Tuple[int, int]) -> Tuple[int, int, int]:
+    """Addresses of queries, keys and values of [b, s, heads, d], split along the heads."""
+    queries, keys, values = np.split(packed, split, 2)
+    return _address(queries), _address(keys), _address(values)
 
 
 def _heads(x: np.ndarray) -> np.ndarray:
@@ -122,30 +168,23 @@ def _heads(x: np.ndarray) -> np.ndarray:
     return exchanged
 
 
-def _attention_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Causal softmax of the scores of [b, heads, s, d]."""
-    length, width = q.shape[2:]
-    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width) + np.triu(np.full((length, length), -np.inf), 1)
-    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
-    weights: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
-    return weights
-
-
-def _reference_attention(qkv: np.ndarray) -> np.ndarray:
-    """Attention of [1, b, s, 3, heads, d] by its definition."""
-    q, k, v = (_heads(qkv[0, :, :, part]) for part in range(3))
-    y: np.ndarray = _heads(_attention_weights(q, k) @ v)
-    return y[np.newaxis]
-
-
-def _reference_attention_gradients(qkv: np.ndarray, y_grad: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gradients [b, s, heads, d] of attention by queries, keys and values."""
-    q, k, v = (_heads(qkv[0, :, :, part]) for part in range(3))
-    weights, out_grad = _attention_weights(q, k), _heads(y_grad[0])
+def _reference_attention(
+    inputs: Tuple[np.ndarray, np.ndarray, np.ndarray], out_grad: np.ndarray, ranges: Tuple[np.ndarray, np.ndarray]
+) -> List[np.ndarray]:
+    """Attention of [b, heads, s, d] by its definition, and its gradients by queries, keys and values; all [b, s, heads,
+    d]."""
+    q, few_k, few_v = inputs
+    sharing, (length, width) = q.shape[1] // few_k.shape[1], q.shape[2:]
+    k, v = (np.repeat(x, sharing, 1) for x in (few_k, few_v))
+    first, end = (x[:, np.newaxis, :, np.newaxis] for x in ranges)
+    is_seen = (np.arange(length) >= first) & (np.arange(length) < end)
+    exponentials = np.exp(q @ k.transpose(0, 1, 3, 2) / math.sqrt(width)) * is_seen
+    weights = exponentials / np.maximum(exponentials.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
     weights_grad = out_grad @ v.transpose(0, 1, 3, 2)
-    scores_grad = weights * (weights_grad - (weights_grad * weights).sum(-1, keepdims=True)) / math.sqrt(q.shape[3])
-    gradients = (scores_grad @ k, scores_grad.transpose(0, 1, 3, 2) @ q, weights.transpose(0, 1, 3, 2) @ out_grad)
-    return _heads(gradients[0]), _heads(gradients[1]), _heads(gradients[2])
+    scores_grad = weights * (weights_grad - (weights_grad * weights).sum(-1, keepdims=True)) / math.sqrt(width)
+    grads = [scores_grad.transpose(0, 1, 3, 2) @ q, weights.transpose(0, 1, 3, 2) @ out_grad]
+    summed = [x.reshape(len(x), -1, sharing, length, width).sum(2) for x in grads]
+    return [_heads(x) for x in (weights @ v, scores_grad @ k, *summed)]
 
 
 def _loss(library: Library, kind: int, threads: int) -> Iterator[Trial]:

@@ -52,9 +52,8 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
 
     * between the cut layers, b r h each: the layer's input, the residual after attention, and the masks of the two
       dropouts where there is dropout;
-    * in the cut layers: query, key, value and the attention's output, b s q / t each, keys and values repeated for the
-      query heads that share them; the MLP's inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU
-      are done again;
+    * in the cut layers: queries and the attention's output, b s q / t each, keys and values, b s k / t each; the MLP's
+      inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU are done again;
     * what the norms of queries and keys keep (:func:`_head_norm_bytes`);
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
       alone;
@@ -70,7 +69,7 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
     if kind == "full":
         return item * b * r * model.hidden
     between = b * r * model.hidden * (4 if model.dropout else 2)
-    inside = b * s * (4 * model.query_width + model.up_width) // t
+    inside = b * s * (model.local_qkv_width(t) + (model.query_width + model.up_width) // t)
     log_sums = 4 * b * s * model.heads // t if may_use_native_kernels(config) else 0
     kept = item * (between + inside) + _head_norm_bytes(config) + log_sums
     return kept + (core_bytes(config) if kind == "none" else 0)

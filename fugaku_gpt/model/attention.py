@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple
+from typing import Optional
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
-from fugaku_gpt.model.causal_attention import DropoutMaskFn, causal_attention
+from fugaku_gpt.model.attention_core import DropoutMaskFn, attend
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
 from fugaku_gpt.model.kv_cache import CachedLayer
 from fugaku_gpt.model.norms import RMSNorm
@@ -20,17 +20,28 @@ from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParalle
 
 
 def attend_naively(
-    qkv: torch.Tensor, keep_flags: Optional[DropoutMaskFn] = None, probability: float = 0.0, save_flags: bool = True
+    packed: torch.Tensor,
+    heads: int,
+    keep_flags: Optional[DropoutMaskFn] = None,
+    probability: float = 0.0,
+    save_flags: bool = True,
+    ranges: Optional[ops.KeyRanges] = None,
 ) -> torch.Tensor:
-    """Compute attention by its definition, softmax(q kᵀ / √d, no future) v; arguments: see :func:`causal_attention`."""
-    shards, b, tokens, _, heads, d = qkv.shape
-    s = shards * tokens
-    q, k, v = qkv.permute(3, 1, 4, 0, 2, 5).reshape(3, b, heads, s, d).unbind(0)
+    """Compute attention by its definition, softmax(q kᵀ / √d, keys in range) v; arguments: see :func:`attend`."""
+    shards, b, tokens, slots, d = packed.shape
+    s, kv_heads = shards * tokens, (slots - heads) // 2
+    x = packed.permute(1, 3, 0, 2, 4).reshape(b, slots, s, d)
+    q, k, v = x.split((heads, kv_heads, kv_heads), 1)
+    k, v = (shared.repeat_interleave(heads // kv_heads, dim=1) for shared in (k, v))
     scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(d)  # [b, heads, s, s]
-    future = torch.ones(s, s, dtype=torch.bool).triu(1)
-    probabilities = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
+    ranges = ops.KeyRanges.causal(s) if ranges is None else ranges
+    positions = torch.arange(s)
+    is_seen = (positions >= ranges.first.unsqueeze(-1)) & (positions < ranges.end.unsqueeze(-1))  # [b or 1, s, s]
+    sees_any = is_seen.any(-1, keepdim=True).unsqueeze(1)
+    probabilities = torch.softmax(scores.masked_fill(~is_seen.unsqueeze(1) & sees_any, -math.inf), dim=-1)
+    probabilities = probabilities.masked_fill(~sees_any, 0.0)
     if keep_flags is not None:
-        probabilities = probabilities * keep_flags().to(qkv.dtype) / (1.0 - probability)
+        probabilities = probabilities * keep_flags().to(packed.dtype) / (1.0 - probability)
     y = probabilities.matmul(v)
     return y.view(b, heads, shards, tokens, d).permute(2, 0, 3, 1, 4)
 
@@ -47,9 +58,7 @@ def pack_naively(
         left, right = x.chunk(2, -1)
         return torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1).to(x.dtype)
 
-    repeats = q.shape[3] // k.shape[3]
-    keys, values = (x.unsqueeze(4).expand(-1, -1, -1, -1, repeats, -1).flatten(3, 4) for x in (rotated(k), v))
-    return torch.stack([rotated(q), keys, values], 3)
+    return torch.cat([rotated(q), rotated(k), v], 3)
 
 
 class CausalSelfAttention(nn.Module):
@@ -104,13 +113,13 @@ class CausalSelfAttention(nn.Module):
         pass; with ``cached``, tokens also attend to those before them, and join them."""
         b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
         heads, d = self._local_heads, self._model.head_size
-        qkv = self._queries_keys_values(x, norm, cached)
+        packed = self._queries_keys_values(x, norm, cached)
         if cached is not None:
-            q, k, v = self._separate(qkv)
+            q, k, v = packed.split([heads, *[self._model.local_kv_heads(self._tp_size)] * 2], 3)
             cached.append(k[0], v[0])
             if not cached.new.is_prefill:  # a prefill's tokens attend to one another alone, as in training
                 return self.out(cached.attend(q[0]).reshape(b, tokens, heads * d))
-        shards = qkv.shape[0]
+        shards = packed.shape[0]
         probability, keep_flags = 0.0, None
         if self.training and self._model.attention_dropout > 0.0:
             probability = dropped_share(self._model.attention_dropout)
@@ -118,40 +127,33 @@ class CausalSelfAttention(nn.Module):
             def keep_flags() -> torch.Tensor:
                 return self._keep_flags(b, shards * tokens, first_sample)
 
-        attend = attend_naively if self._reference else causal_attention
-        y = attend(qkv, keep_flags, probability, self._save_flags)
+        function = attend_naively if self._reference else attend
+        y = function(packed, heads, keep_flags, probability, self._save_flags)
         return self.out(y.reshape(shards * b, tokens, heads * d))
-
-    def _separate(self, qkv: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries [.., heads, d], and keys and values [.., kv heads, d], of what attention takes."""
-        kv_heads = self._model.local_kv_heads(self._tp_size)
-        shared = qkv.view(*qkv.shape[:4], kv_heads, -1, qkv.shape[5]).select(5, 0)
-        return qkv.select(3, 0), shared.select(3, 1), shared.select(3, 2)
 
     def _queries_keys_values(
         self, x: torch.Tensor, norm: Optional[Prepare], cached: Optional[CachedLayer]
     ) -> torch.Tensor:
-        """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, 3, heads, d]."""
+        """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, heads + 2 kv heads,
+        d]."""
         (b, tokens, _), model = x.shape, self._model
         heads, d = self._local_heads, model.head_size
         if model.kv_head_count == model.heads:
-            qkv: torch.Tensor = self.qkv(x, norm).view(-1, b, tokens, 3, heads, d)
+            qkv: torch.Tensor = self.qkv(x, norm).view(-1, b, tokens, 3 * heads, d)
             if model.positions == "learned" and not model.qk_norm:
                 return qkv
-            q, k, v = qkv.unbind(3)
+            q, k, v = qkv.split(heads, 3)
         else:
             queries, keys_values = column_parallel_pair(self.q, self.kv, x, norm)
             q = queries.view(-1, b, tokens, heads, d)
             k, v = keys_values.view(*q.shape[:3], 2, -1, d).unbind(3)
         if model.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        rotary = None
-        if model.positions == "rope":
-            if cached is None:
-                rotary = ops.rotation(model, q.shape[0], tokens, x.dtype)
-            else:
-                rotary = cached.new.rotation(model, x.dtype)
-        return (pack_naively if self._reference else ops.pack_heads)(q, k, v, rotary)
+        pack = pack_naively if self._reference else ops.pack_heads
+        if cached is not None:  # each sequence has positions of its own, as a shard has
+            rotary = cached.new.rotation(model, x.dtype) if model.positions == "rope" else None
+            return pack(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), rotary).transpose(0, 1)
+        return pack(q, k, v, ops.rotation(model, q.shape[0], tokens, x.dtype) if model.positions == "rope" else None)
 
     def _keep_flags(self, b: int, s: int, first_sample: int) -> torch.Tensor:
         """Return the flags of dropout [b, local heads, s, s], keyed by (sample, head of the whole model, position)."""

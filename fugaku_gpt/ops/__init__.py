@@ -1,10 +1,10 @@
 """The operators of layers, losses and the optimiser: native kernels where they are better, otherwise PyTorch's.
 
 This file names what the rest of the package calls. Each module is one operator: matrix products (``gemm``), GELU and
-SwiGLU (``activation``), LayerNorm and RMSNorm (``normalization``), rotary positions (``rotary``), attention's softmax
-(``softmax``), sums of squares (``reductions``). ``native`` calls the native kernels (``fugaku_gpt/kernels``),
-``tensor_pool`` provides memory for large tensors, and ``in_float32`` computes what a 16-bit type has no good kernel
-for.
+SwiGLU (``activation``), LayerNorm and RMSNorm (``normalization``), rotary positions (``rotary``), the keys that each
+query of attention sees (``key_ranges``), attention's softmax (``softmax``), sums of squares (``reductions``).
+``native`` calls the native kernels (``fugaku_gpt/kernels``), ``tensor_pool`` provides memory for large tensors, and
+``in_float32`` computes what a 16-bit type has no good kernel for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from fugaku_gpt.ops.gemm import (
     matmul_into,
     uses_onednn_matmul,
 )
+from fugaku_gpt.ops.key_ranges import KeyRanges
 from fugaku_gpt.ops.native import (
     AdamWStep,
     attention,
     attention_gradient,
+    attention_over_cache,
     choose_native_kernels,
     choose_native_matmul,
     has_native_attention,
@@ -48,6 +50,7 @@ from fugaku_gpt.ops.tensor_pool import pooled_empty, use_tensor_pool
 
 __all__ = [
     "AdamWStep",
+    "KeyRanges",
     "Rotation",
     "pack_heads",
     "rms_norm",
@@ -59,6 +62,7 @@ __all__ = [
     "attention",
     "attention_dtype",
     "attention_gradient",
+    "attention_over_cache",
     "set_progress_callback",
     "supports_native_matmul",
     "uses_native_matmul",

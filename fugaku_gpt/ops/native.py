@@ -10,10 +10,11 @@ import torch
 
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.kernels import Library, load_library
-from fugaku_gpt.kernels.attention_tiling import enough_heads_for_threads
+from fugaku_gpt.kernels.attention_tiling import enough_heads_for_threads, partial_grad_floats
 from fugaku_gpt.kernels.check import problem_of
-from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32
+from fugaku_gpt.kernels.library import BFLOAT16, FLOAT32, AttentionShape
 from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS
+from fugaku_gpt.ops.key_ranges import KeyRanges
 from fugaku_gpt.ops.product_choice import recorded_verdict
 from fugaku_gpt.ops.tensor_pool import pooled_empty, private_memory
 
@@ -41,44 +42,122 @@ def set_progress_callback(function: Optional[Callable[[], None]], seconds: float
         _library().set_progress_callback(function, seconds)
 
 
-def has_native_attention(qkv: torch.Tensor) -> bool:
-    """True if the native kernels compute attention of [shards, b, s / shards, 3, heads, d]."""
-    if qkv.dtype not in _NATIVE_TYPES or not uses_native_kernels():
+def has_native_attention(packed: torch.Tensor, heads: int) -> bool:
+    """True if the native kernels compute attention of [shards, b, s / shards, heads + 2 kv heads, d]."""
+    if packed.dtype not in _NATIVE_TYPES or not uses_native_kernels():
         return False
-    return enough_heads_for_threads(qkv.shape[1], qkv.shape[4], torch.get_num_threads())
+    return enough_heads_for_threads(packed.shape[1], heads, torch.get_num_threads())
 
 
-def attention(qkv: torch.Tensor, flags: Optional[torch.Tensor], factor: float) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of [shards, b, s / shards, 3, heads, d]. ``flags`` [b, heads, s, s] are 0 for probabilities that
-    dropout drops; the others are scaled by ``factor``. Returns [shards, b, s / shards, heads, d], and the logarithms of
-    sums that the gradient needs."""
-    shards, b, local_length, _, heads, d = qkv.shape
-    y = pooled_empty((shards, b, local_length, heads, d), qkv.dtype)
-    log_sums = qkv.new_empty(b, heads, shards * local_length, dtype=torch.float32)
-    library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _floats(threads * library.attention_workspace_floats(shards * local_length, d))
-    shape = (shards, b, local_length, heads, d, _NATIVE_TYPES[qkv.dtype], factor, work.data_ptr(), threads)
-    library.attention_forward(qkv.data_ptr(), y.data_ptr(), log_sums.data_ptr(), _address(flags), *shape)
-    return y, log_sums
+def attention(
+    packed: torch.Tensor, heads: int, ranges: KeyRanges, flags: Optional[torch.Tensor], factor: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Attention of [shards, b, s / shards, heads + 2 kv heads, d], within the ranges of keys. ``flags`` [b, heads, s,
+    s] are 0 for probabilities that dropout drops; the others are scaled by ``factor``. Returns [shards, b, s / shards,
+    heads, d], and the logarithms of sums that the gradient needs."""
+    packed = packed.contiguous()
+    y = pooled_empty((*packed.shape[:3], heads, packed.shape[4]), packed.dtype)
+    shape = _packed_shape(packed, heads, ranges)
+    return y, _attention_into(y, shape, _packed_addresses(packed, heads), ranges, flags, factor)
 
 
 def attention_gradient(
     y_grad: torch.Tensor,
-    qkv: torch.Tensor,
+    packed: torch.Tensor,
     y: torch.Tensor,
     log_sums: torch.Tensor,
+    ranges: KeyRanges,
     flags: Optional[torch.Tensor],
     factor: float,
 ) -> torch.Tensor:
-    """The gradient of :func:`attention`'s ``qkv``."""
-    shards, b, local_length, _, heads, d = qkv.shape
-    library, qkv, threads = _library(), qkv.contiguous(), torch.get_num_threads()
-    work = _floats(threads * library.attention_workspace_floats(shards * local_length, d))
-    y_grad, grad = y_grad.contiguous(), pooled_empty(qkv.shape, qkv.dtype)
-    shape = (shards, b, local_length, heads, d, _NATIVE_TYPES[qkv.dtype], factor, work.data_ptr(), threads)
-    tensors = (qkv, y, y_grad, log_sums)
-    library.attention_backward(*(x.data_ptr() for x in tensors), _address(flags), grad.data_ptr(), *shape)
+    """The gradient of :func:`attention`'s ``packed``. Gradients of keys and values that heads share are summed in
+    float32, and rounded once."""
+    packed, y_grad, heads = packed.contiguous(), y_grad.contiguous(), y.shape[3]
+    shape, grad = _packed_shape(packed, heads, ranges), pooled_empty(packed.shape, packed.dtype)
+    partial_grads = None
+    if shape.heads != shape.kv_heads:
+        partial_grads = _floats(partial_grad_floats(shape.samples, shape.heads, shape.keys, shape.width))
+    inputs = (*_packed_addresses(packed, heads), *_range_addresses(ranges), _address(flags), factor)
+    tensors = (y.data_ptr(), y_grad.data_ptr(), log_sums.data_ptr())
+    work = _attention_workspace(shape)
+    grads = (*_packed_addresses(grad, heads), _address(partial_grads))
+    _library().attention_backward(shape, *inputs, *tensors, *grads, work.data_ptr(), torch.get_num_threads())
     return grad
+
+
+def attention_over_cache(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ranges: KeyRanges) -> torch.Tensor:
+    """Attention of queries that need no gradient with keys and values of a cache, which are not copied.
+
+    Args:
+        q: [b, queries, heads, d], contiguous.
+        keys, values: [b, tokens, kv heads, d] for ``ranges.keys`` tokens or more, of which those beyond are not read;
+            views of the same strides, in which a head's numbers and the heads of a token lie beside each other, and
+            samples follow each other in whole tokens.
+
+    Returns:
+        [b, queries, heads, d]
+    """
+    (samples, queries, heads, width), (kv_heads, (_, row)) = q.shape, (keys.shape[2], keys.stride()[:2])
+    shard = keys.stride(0) // row if samples > 1 else keys.shape[1]
+    is_regular = keys.stride() == values.stride() and keys.stride()[2:] == (width, 1) and keys.stride(0) % row == 0
+    if not (q.is_contiguous() and is_regular and ranges.suits(samples, queries, ranges.keys)):
+        raise ValueError("the tensors or ranges of attention over a cache do not suit each other")
+    if ranges.keys > keys.shape[1]:
+        raise ValueError(f"the cache has {keys.shape[1]} tokens, and attention is to see {ranges.keys}")
+    shape = AttentionShape(
+        samples, heads, kv_heads, width, queries, ranges.keys, queries, shard, heads * width, row,
+        _ranges_row(ranges), _NATIVE_TYPES[q.dtype],
+    )  # fmt: skip
+    y = pooled_empty(q.shape, q.dtype)
+    _attention_into(y, shape, (q.data_ptr(), keys.data_ptr(), values.data_ptr()), ranges, None, 1.0)
+    return y
+
+
+def _attention_into(
+    y: torch.Tensor,
+    shape: AttentionShape,
+    addresses: Tuple[int, int, int],
+    ranges: KeyRanges,
+    flags: Optional[torch.Tensor],
+    factor: float,
+) -> torch.Tensor:
+    """Write attention into y, and return the logarithms of its sums [b, heads, queries]."""
+    log_sums = torch.empty(shape.samples, shape.heads, shape.queries, dtype=torch.float32)
+    inputs = (*addresses, *_range_addresses(ranges), _address(flags), factor)
+    outputs, work = (y.data_ptr(), log_sums.data_ptr()), _attention_workspace(shape)
+    _library().attention_forward(shape, *inputs, *outputs, work.data_ptr(), torch.get_num_threads())
+    return log_sums
+
+
+def _packed_shape(packed: torch.Tensor, heads: int, ranges: KeyRanges) -> AttentionShape:
+    shards, samples, tokens, slots, width = packed.shape
+    length, row = shards * tokens, slots * width
+    if not ranges.suits(samples, length, length):
+        raise ValueError(f"these ranges of keys are not those of {samples} samples of {length} tokens")
+    return AttentionShape(
+        samples, heads, (slots - heads) // 2, width, length, length, tokens, tokens, row, row,
+        _ranges_row(ranges), _NATIVE_TYPES[packed.dtype],
+    )  # fmt: skip
+
+
+def _packed_addresses(packed: torch.Tensor, heads: int) -> Tuple[int, int, int]:
+    """The addresses of queries, keys and values."""
+    slots, width = packed.shape[3:]
+    first, row = packed.data_ptr(), width * packed.element_size()
+    return first, first + heads * row, first + (heads + slots) // 2 * row
+
+
+def _range_addresses(ranges: KeyRanges) -> Tuple[int, int]:
+    return ranges.first.data_ptr(), ranges.end.data_ptr()
+
+
+def _ranges_row(ranges: KeyRanges) -> int:
+    return ranges.queries if ranges.first.shape[0] > 1 else 0
+
+
+def _attention_workspace(shape: AttentionShape) -> torch.Tensor:
+    floats = _library().attention_workspace_floats(max(shape.queries, shape.keys), shape.width)
+    return _floats(torch.get_num_threads() * floats)
 
 
 def has_native_loss(logits: torch.Tensor) -> bool:

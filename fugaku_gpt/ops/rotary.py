@@ -32,13 +32,15 @@ def rotation(model: ModelConfig, shards: int, tokens: int, dtype: torch.dtype) -
 
 
 def rotation_at(model: ModelConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """Cosines and sines [1, b, t, 1, d / 2] of the tokens at ``positions`` [b, t] of their sequences."""
-    cosines, sines = (x[0, 0, :, 0][positions] for x in rotation(model, 1, model.seq_len, dtype))
-    return cosines.unsqueeze(0).unsqueeze(3), sines.unsqueeze(0).unsqueeze(3)
+    """Cosines and sines [b, 1, t, 1, d / 2] of the tokens at ``positions`` [b, t] of their sequences, for heads
+    [b, 1, t, heads, d]."""
+    (b, t), tables = positions.shape, rotation(model, 1, model.seq_len, dtype)
+    cosines, sines = (table.view(model.seq_len, -1)[positions].view(b, 1, t, 1, -1) for table in tables)
+    return cosines, sines
 
 
 def pack_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[Rotation] = None) -> torch.Tensor:
-    """Bring queries, keys and values together as attention reads them, each query head beside its own key and value.
+    """Bring queries, keys and values together as attention reads them.
 
     Args:
         q: [shards, b, tokens, heads, d].
@@ -46,7 +48,7 @@ def pack_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Option
         rotary: rotates queries and keys; None: they stay as they are.
 
     Returns:
-        [shards, b, tokens, 3, heads, d]
+        [shards, b, tokens, heads + 2 kv heads, d]: queries, keys, values
     """
     packed: torch.Tensor = _PackHeads.apply(q, k, v, rotary)
     return packed
@@ -59,34 +61,22 @@ class _PackHeads(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[Rotation]
     ) -> torch.Tensor:
-        ctx.rotary, ctx.kv_heads = rotary, k.shape[3]
-        packed = pooled_empty((*q.shape[:3], 3, *q.shape[3:]), q.dtype)
-        _rotate_into(packed.select(3, 0), q, rotary, False)
-        shared = packed.view(*q.shape[:3], 3, k.shape[3], -1, q.shape[4])  # [..., 3, kv heads, queries of each, d]
-        first = shared.select(5, 0)
-        _rotate_into(first.select(3, 1), k, rotary, False)
-        first.select(3, 2).copy_(v)
-        if shared.shape[5] > 1:
-            shared[:, :, :, 1:, :, 1:].copy_(first[:, :, :, 1:].unsqueeze(5))
+        ctx.rotary, ctx.heads = rotary, (q.shape[3], k.shape[3], v.shape[3])
+        packed = pooled_empty((*q.shape[:3], sum(ctx.heads), q.shape[4]), q.dtype)
+        queries, keys, values = packed.split(ctx.heads, 3)
+        _rotate_into(queries, q, rotary, False)
+        _rotate_into(keys, k, rotary, False)
+        values.copy_(v)
         return packed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
-        q_grad = torch.empty_like(grad.select(3, 0), memory_format=torch.contiguous_format)
-        _rotate_into(q_grad, grad.select(3, 0), ctx.rotary, True)
-        shared = grad.view(*grad.shape[:4], ctx.kv_heads, -1, grad.shape[5])[:, :, :, 1:]
-        summed = shared.squeeze(5) if shared.shape[5] == 1 else _sum_in_float32(shared)
-        k_grad = torch.empty_like(summed.select(3, 0), memory_format=torch.contiguous_format)
-        _rotate_into(k_grad, summed.select(3, 0), ctx.rotary, True)
-        return q_grad, k_grad, summed.select(3, 1), None
-
-
-def _sum_in_float32(shared: torch.Tensor) -> torch.Tensor:
-    """The sum over the query heads that share a key or value, in float32 at least until it is rounded."""
-    if shared.dtype in WIDE_DTYPES:
-        return shared.sum(5)
-    return shared.sum(5, dtype=torch.float32).to(shared.dtype)
+        queries_grad, keys_grad, v_grad = grad.split(ctx.heads, 3)
+        q_grad, k_grad = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (queries_grad, keys_grad))
+        _rotate_into(q_grad, queries_grad, ctx.rotary, True)
+        _rotate_into(k_grad, keys_grad, ctx.rotary, True)
+        return q_grad, k_grad, v_grad, None
 
 
 def _rotate_into(out: torch.Tensor, x: torch.Tensor, rotary: Optional[Rotation], backwards: bool) -> None:

@@ -99,7 +99,7 @@ _CAST_OPERATORS = ("aten::to", "aten::_to_copy")
 # autograd functions, with the class of the operators inside them that have none by name. In attention only operations
 # on scores and probabilities count as softmax; its copies count as they do elsewhere
 _FUNCTION_CLASSES = {
-    "_CausalAttention": SOFTMAX,
+    "_TiledAttention": SOFTMAX,
     "_CrossEntropy": CROSS_ENTROPY,
     "GeluByErf": GELU,
     "_SwiGlu": GELU,

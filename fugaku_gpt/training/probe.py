@@ -184,7 +184,7 @@ class Probe:
             agree_on_kernels(load_run_config(overrides=[f"training.dtype={name}"]), self._world)
             pool = wide if dtype == torch.float32 else NumberPool(dtype)
             narrow = torch.empty(0, dtype=ops.attention_dtype(dtype)).element_size() == 2
-            compiled = ops.has_native_attention(torch.empty(1, self._threads, 1, 3, 1, 1, dtype=dtype))
+            compiled = ops.has_native_attention(torch.empty(1, self._threads, 1, 3, 1, dtype=dtype), 1)
             requested = list(product_shapes(narrow, self._threads, compiled))
             kinds = set()
             end = share * (

@@ -141,7 +141,7 @@ def product_call(shape: ProductShape, pool: NumberPool, wide: NumberPool) -> Ope
             lambda: ops.add_product(wide.take(rows, columns), pool.take(inner, rows).t(), pool.take(inner, columns))
         )
     if kind in (ATTENTION, ATTENTION_BACKWARD):
-        return _attention(pool.take(1, 1, rows, 3, batch, inner), backward=kind == ATTENTION_BACKWARD)
+        return _attention(pool.take(1, 1, rows, 3 * batch, inner), backward=kind == ATTENTION_BACKWARD)
     dtype = ops.attention_dtype(pool.take(1).dtype)  # scores stay in the caches, so each call reuses them
     first = pool.take(batch, rows, inner).to(dtype)
     if kind == SCORES:
@@ -156,11 +156,12 @@ def product_call(shape: ProductShape, pool: NumberPool, wide: NumberPool) -> Ope
 
 
 def _attention(qkv: torch.Tensor, backward: bool) -> Operation:
-    """Return attention, or its backward pass, by compiled kernels. ``qkv``: [1, 1, rows, 3, heads, head size]."""
+    """Return causal attention, or its backward pass, by compiled kernels. ``qkv``: [1, 1, rows, 3 heads, head size]."""
+    ranges, heads = ops.KeyRanges.causal(qkv.shape[2]), qkv.shape[3] // 3
     if not backward:
-        return lambda: ops.attention(qkv, None, 1.0)
-    y, log_sums = ops.attention(qkv, None, 1.0)
-    return lambda: ops.attention_gradient(y, qkv, y, log_sums, None, 1.0)
+        return lambda: ops.attention(qkv, heads, ranges, None, 1.0)
+    y, log_sums = ops.attention(qkv, heads, ranges, None, 1.0)
+    return lambda: ops.attention_gradient(y, qkv, y, log_sums, ranges, None, 1.0)
 
 
 def pass_calls(dtype: torch.dtype, pool: NumberPool) -> Iterator[Tuple[str, int, Operation]]:

@@ -176,58 +176,93 @@ for result in (softmax, both):
 print("loss", *error, bool((largest == greatest[:, 0]).all()), bool(np.isnan([sums[2], log_sums[2]]).all()))
 """
 
-# Attention by blocks that end anywhere, with and without dropout, against its definition in float64; and its
-# exponentials of arguments of every size. With logarithms of 0 in place of the sums', the gradients by values are 2 to
-# the power of the last query's scores, which are products of two numbers.
+# Attention by blocks that end anywhere, with and without dropout, in ranges of keys of any kind and with shared keys,
+# against its definition in float64; and its exponentials of arguments of every size. With logarithms of 0 in place of
+# the sums', the gradients by values are 2 to the power of the last query's scores, which are products of two numbers.
 ATTENTION = """
 import ctypes, math, sys
 from pathlib import Path
 import numpy as np
 ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
 from fugaku_gpt.kernels import load_library
+from fugaku_gpt.kernels.library import AttentionShape
 library = load_library(Path(sys.argv[1]))
 random = np.random.default_rng(1)
 address = lambda x: None if x is None else x.ctypes.data
 swap = lambda x: x.swapaxes(-1, -2)
 
-def arguments(length, heads, width, factor):
-    work = np.full(library.attention_workspace_floats(length, width), np.nan, np.float32)
-    return work, (1, 1, length, heads, width, 0, factor, address(work), 1)
+def call(packed, heads, ranges, flags, factor, workspace=np.nan):
+    "Arguments of both kernels: the inputs, the addresses of parts of another such tensor, and the workspace."
+    length, slots, width = packed.shape
+    kv_heads = (slots - heads) // 2
+    row = slots * width
+    shape = AttentionShape(1, heads, kv_heads, width, length, length, length, length, row, row, 0, 0)
+    parts = lambda x: (address(x), address(x[:, heads:]), address(x[:, heads + kv_heads:]))
+    work = np.full(library.attention_workspace_floats(length, width), workspace, np.float32)
+    return (shape, *parts(packed), *map(address, ranges), address(flags), factor), parts, work
 
-def attention(qkv, y_grad, flags, factor):
-    "The output [length, width], and the gradient of qkv [length, 3, width], of one head."
-    length, width = y_grad.shape
-    y, log_sums, qkv_grad = np.zeros_like(y_grad), np.zeros(length, np.float32), np.zeros_like(qkv)
-    work, shape = arguments(length, 1, width, factor)
-    library.attention_forward(address(qkv), address(y), address(log_sums), address(flags), *shape)
-    operands = (qkv, y, y_grad, log_sums, flags, qkv_grad)
-    library.attention_backward(*map(address, operands), *shape)
-    return y, qkv_grad
+def attention(packed, y_grad, ranges, flags, factor):
+    "The output [length, heads, width], and the gradient of packed [length, heads + 2 kv heads, width]."
+    length, heads, width = y_grad.shape
+    y, log_sums, grad = np.zeros_like(y_grad), np.zeros((heads, length), np.float32), np.zeros_like(packed)
+    inputs, parts, work = call(packed, heads, ranges, flags, factor)
+    library.attention_forward(*inputs, address(y), address(log_sums), address(work), 1)
+    partial = np.full((heads, 2, length, width), np.nan, np.float32) if packed.shape[1] != 3 * heads else None
+    operands = map(address, (y, y_grad, log_sums))
+    library.attention_backward(*inputs, *operands, *parts(grad), address(partial), address(work), 1)
+    return y, grad
 
-def reference(qkv, y_grad, flags, factor):
-    q, k, v = qkv.astype(np.float64).transpose(1, 0, 2)
-    scores = q @ k.T / math.sqrt(q.shape[1]) + np.triu(np.full((len(q), len(q)), -np.inf), 1)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
+def reference(packed, y_grad, ranges, flags, factor):
+    length, heads, width = y_grad.shape
+    x, above = packed.astype(np.float64).swapaxes(0, 1), y_grad.astype(np.float64).swapaxes(0, 1)
+    kv_heads = (len(x) - heads) // 2
+    sharing = heads // kv_heads
+    q, k, v = x[:heads], *(np.repeat(part, sharing, 0) for part in (x[heads:-kv_heads], x[-kv_heads:]))
+    keys = np.arange(length)
+    seen = (keys >= ranges[0][:, None]) & (keys < ranges[1][:, None])
+    scores = np.where(seen, q @ swap(k) / math.sqrt(width), -1e300)
+    p = np.exp(scores - scores.max(-1, keepdims=True)) * seen
+    p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
     stays = 1.0 if flags is None else flags * factor
-    p_grad = stays * (y_grad @ v.T)
-    scores_grad = p * (p_grad - (p_grad * p).sum(-1, keepdims=True)) / math.sqrt(q.shape[1])
-    return (p * stays) @ v, np.stack([scores_grad @ k, scores_grad.T @ q, (p * stays).T @ y_grad], 1)
+    p_grad = stays * (above @ swap(v))
+    scores_grad = p * (p_grad - (p_grad * p).sum(-1, keepdims=True)) / math.sqrt(width)
+    sums = (part.reshape(kv_heads, sharing, length, width).sum(1) for part in
+            (swap(scores_grad) @ q, swap(p * stays) @ above))
+    return ((p * stays) @ v).swapaxes(0, 1), np.concatenate([scores_grad @ k, *sums]).swapaxes(0, 1)
 
-worst = 0.0
+def key_ranges(kind, length):
+    keys = np.arange(length)
+    if kind == "causal":
+        first, end = 0 * keys, keys + 1
+    elif kind == "padded":
+        first, end = np.where(keys < length // 2, 0, length // 2), np.full(length, length // 2)
+    elif kind == "documents":
+        starts = np.unique([0, length // 3, 2 * length // 3, length])
+        first, end = (starts[np.searchsorted(starts, keys, "right") + i] for i in (-1, 0))
+    else:
+        bounds = np.sort(random.integers(0, length + 1, (2, length)), 1)
+        first, end = bounds.min(0), bounds.max(0)
+    return first.astype(np.int32), end.astype(np.int32)
+
+worst, masked = 0.0, 0.0
+cases = [(width, drops, "causal", 3) for width, drops in ((8, True), (40, False), (64, True), (64, False))]
+cases += [(40, True, "padded", 8), (16, False, "documents", 4), (64, True, "any", 4), (20, False, "any", 3)]
 for length in (1, 2, 63, 65, 97, 150, 193):
-    for width, has_dropout in ((8, True), (40, False), (64, True), (64, False)):
-        qkv = random.standard_normal((length, 3, width)).astype(np.float32)
-        y_grad = random.standard_normal((length, width)).astype(np.float32)
-        flags = (random.random((length, length)) < 0.8).astype(np.uint8) if has_dropout else None
-        factor = 1.25 if has_dropout else 1.0
-        for actual, expected in zip(attention(qkv, y_grad, flags, factor), reference(qkv, y_grad, flags, factor)):
+    for width, has_dropout, kind, slots in cases:
+        heads = {3: 1, 4: 2, 8: 4}[slots]
+        packed = random.standard_normal((length, slots, width)).astype(np.float32)
+        y_grad = random.standard_normal((length, heads, width)).astype(np.float32)
+        flags = (random.random((heads, length, length)) < 0.8).astype(np.uint8) if has_dropout else None
+        arguments = (packed, y_grad, key_ranges(kind, length), flags, 1.25 if has_dropout else 1.0)
+        for actual, expected in zip(attention(*arguments), reference(*arguments)):
             error = np.abs(actual - expected).max() / (1.0 + np.abs(expected).max())
-            worst = max(worst, float(error)) if error == error else math.inf
+            error = float(error) if error == error else math.inf
+            worst, masked = (max(worst, error), masked) if kind == "causal" else (worst, max(masked, error))
 print("attention", worst * 2**24)
+print("masked", masked * 2**24)
 
-qkv[100, 1] = np.nan
-y, _ = attention(qkv, y_grad, None, 1.0)
+packed[100, 1] = np.nan
+y, _ = attention(packed, y_grad, key_ranges("causal", length), None, 1.0)
 print("nan", bool(np.isnan(y[100:]).all()), bool(np.isnan(y[:96]).any()))
 
 # keys of 48 heads: exponents of all sizes, the range in which results become denormal, and what lies below
@@ -239,14 +274,16 @@ keys[:, 24:32] = random.uniform(0.0, 40.0, (length, 8))
 keys[:, 32:40] = random.uniform(-89.0, -86.0, (length, 8))
 keys[:, 40:] = -(np.float32(2.0) ** random.integers(7, 120, (length, 8)))
 keys[0, 40:] = -np.inf
-qkv = np.zeros((length, 3, heads, 1), np.float32)
-qkv[:, 0], qkv[:, 1, :, 0] = 1.0, keys
+packed = np.zeros((length, 3 * heads, 1), np.float32)
+packed[:, :heads], packed[:, heads:2 * heads, 0] = 1.0, keys
 y_grad = np.zeros((length, heads, 1), np.float32)
 y_grad[-1] = 1.0
-gradient, zeros = np.zeros_like(qkv), np.zeros((heads, length), np.float32)
-work, shape = arguments(length, heads, 1, 1.0)
-library.attention_backward(*map(address, (qkv, np.zeros_like(y_grad), y_grad, zeros, None, gradient)), *shape)
-powers = gradient[:, 2, :, 0]
+gradient, zeros = np.zeros_like(packed), np.zeros((heads, length), np.float32)
+ranges = key_ranges("causal", length)
+inputs, parts, work = call(packed, heads, ranges, None, 1.0)
+operands = map(address, (np.zeros_like(y_grad), y_grad, zeros))
+library.attention_backward(*inputs, *operands, *parts(gradient), None, address(work), 1)
+powers = gradient[:, 2 * heads:, 0]
 scores = np.float32(1.44269504088896341) * keys
 seen = scores >= -126
 expected = np.exp2(scores[seen].astype(np.float64))
@@ -309,11 +346,11 @@ def test_each_kernel_computes_correct_results(name: str, target: str, libraries:
 def _check_attention(lines: "list[str]") -> None:
     """Attention is right where blocks end, and for scores of every size."""
     figures = [(line.split()[0], line.split()[1:]) for line in lines]
-    assert [figure for figure, _ in figures] == ["attention", "nan", "exponentials", "below"], lines
-    assert float(figures[0][1][0]) <= 64.0, lines  # roundings of the largest numbers
-    assert figures[1][1] == ["True", "False"], lines
-    assert float(figures[2][1][0]) <= 1.5, lines
-    assert int(figures[3][1][0]) > 400 and figures[3][1][1] == "True", lines
+    assert [figure for figure, _ in figures] == ["attention", "masked", "nan", "exponentials", "below"], lines
+    assert all(float(figure) <= 64.0 for _, (figure, *_) in figures[:2]), lines  # roundings of the largest numbers
+    assert figures[2][1] == ["True", "False"], lines
+    assert float(figures[3][1][0]) <= 1.5, lines
+    assert int(figures[4][1][0]) > 400 and figures[4][1][1] == "True", lines
 
 
 def _check_accuracy(lines: "list[str]") -> None:

@@ -117,7 +117,7 @@ def test_every_part_of_a_real_step_is_timed_and_the_functions_are_restored(
 ) -> None:
     from fugaku_gpt import ops
     from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
-    from fugaku_gpt.model.causal_attention import _CausalAttention, _CompiledAttention
+    from fugaku_gpt.model.attention_core import _CompiledAttention, _TiledAttention
 
     if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
@@ -125,9 +125,7 @@ def test_every_part_of_a_real_step_is_timed_and_the_functions_are_restored(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # with more threads, the heads are too few for the kernels
 
     def functions() -> List[object]:
-        ways = [
-            getattr(way, name) for way in (_CausalAttention, _CompiledAttention) for name in ("forward", "backward")
-        ]
+        ways = [getattr(way, name) for way in (_TiledAttention, _CompiledAttention) for name in ("forward", "backward")]
         return [ops.linear, ops.attention, *ways]
 
     before = functions()

@@ -91,7 +91,7 @@ def test_an_error_of_a_poll_is_raised_by_the_next_call_and_only_once(
 
 @pytest.mark.skipif(not ops.has_native_kernels(), reason="no compiled kernels: fugaku-gpt env kernels")
 def test_an_exception_that_a_signal_raises_inside_a_kernel_is_not_lost() -> None:
-    background, qkv = BackgroundProgress(), torch.zeros(1, 1, 2048, 3, 8, 64)
+    background, qkv = BackgroundProgress(), torch.zeros(1, 1, 2048, 24, 64)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def test_an_exception_that_a_signal_raises_inside_a_kernel_is_not_lost() -> None
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:  # the signal nearly always arrives inside a kernel
-                ops.attention(qkv, None, 1.0)
+                ops.attention(qkv, 8, ops.KeyRanges.causal(2048), None, 1.0)
                 background.check()
     finally:
         ops.set_progress_callback(None, 0.0)

@@ -43,5 +43,5 @@ def test_heads_are_computed_separately_where_there_are_half_as_many_as_threads(
 def test_attention_is_compiled_where_it_may_be(dtype: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", used)
     overrides = [f"training.dtype={dtype}", f"node.compiled_kernels={used}"]
-    qkv = torch.empty(1, torch.get_num_threads(), 2, 3, 1, 4, dtype=getattr(torch, dtype))
-    assert ops.has_native_attention(qkv) == may_use_native_kernels(load_run_config(overrides=overrides))
+    qkv = torch.empty(1, torch.get_num_threads(), 2, 3, 4, dtype=getattr(torch, dtype))
+    assert ops.has_native_attention(qkv, 1) == may_use_native_kernels(load_run_config(overrides=overrides))

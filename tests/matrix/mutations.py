@@ -10,7 +10,7 @@ import pytest
 
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.data import samples
-from fugaku_gpt.model import attention, causal_attention, dropout, init
+from fugaku_gpt.model import attention, attention_core, dropout, init
 from fugaku_gpt.parallel.buffers import ParamRange
 from fugaku_gpt.training import trainer
 from fugaku_gpt.training.optimizer import BlockedAdamW
@@ -98,7 +98,7 @@ def _next_learning_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_scores(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(causal_attention, "math", SimpleNamespace(**{**vars(math), "sqrt": lambda x: x**0.51}))
+    patch.setattr(attention_core, "math", SimpleNamespace(**{**vars(math), "sqrt": lambda x: x**0.51}))
 
 
 NONE: Mutation = adamw()  # the optimizer of the mistakes, without a mistake

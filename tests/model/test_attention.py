@@ -11,7 +11,7 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.model import attention, build_model
 from fugaku_gpt.model.attention import CausalSelfAttention
-from tests.model.test_causal_attention import result_and_gradient
+from tests.model.test_attention_core import result_and_gradient
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 

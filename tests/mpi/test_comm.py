@@ -150,7 +150,7 @@ def test_messages_move_while_kernels_compute(world: Communicator) -> None:
     """A sum that takes several steps of messages completes though its ranks call MPI only from within kernels."""
     if world.size == 1:
         pytest.skip("a group of one sends nothing")
-    tensor, qkv = torch.full((1 << 20,), float(world.rank + 1)), torch.zeros(1, 1, 512, 3, 1, 16)
+    tensor, qkv = torch.full((1 << 20,), float(world.rank + 1)), torch.zeros(1, 1, 512, 3, 16)
     background = BackgroundProgress()
     ops.set_progress_callback(background.poll, 0.0)
     try:
@@ -158,7 +158,7 @@ def test_messages_move_while_kernels_compute(world: Communicator) -> None:
         deadline = time.monotonic() + 60
         while pending in OUTSTANDING:
             assert time.monotonic() < deadline
-            ops.attention(qkv, None, 1.0)
+            ops.attention(qkv, 1, ops.KeyRanges.causal(512), None, 1.0)
     finally:
         ops.set_progress_callback(None, 0.0)
     assert background.pop_seconds() > 0.0

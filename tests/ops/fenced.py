@@ -14,11 +14,11 @@ import ctypes
 import mmap
 import sys
 from functools import partial
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
-from fugaku_gpt.ops import native
+from fugaku_gpt.ops import KeyRanges, native
 from tests.ops.inputs import random as numbers
 
 # rows, inner dimension and columns of products; the last two take several passes
@@ -82,11 +82,15 @@ def runs(
     def of(*shape: int) -> torch.Tensor:
         return fences.of(numbers(*shape).to(dtype))
 
-    for name, flags in (("", None), (" with dropout", fences.of(numbers(2, 3, 71, 71) > 0))):
-        qkv, y_grad = of(1, 2, 71, 3, 3, 10), of(1, 2, 71, 3, 10)
-        yield f"attention{name}", partial(native.attention, qkv, flags, 2.0)
-        y, log_sums = (fences.of(tensor) for tensor in native.attention(qkv, flags, 2.0))
-        yield f"attention_gradient{name}", partial(native.attention_gradient, y_grad, qkv, y, log_sums, flags, 2.0)
+    flags = fences.of(numbers(2, 4, 71, 71) > 0)
+    padded = KeyRanges.bidirectional([70, 33], 71)
+    ranges = KeyRanges(fences.of(padded.first), fences.of(padded.end), 71)
+    yield from attention(of, fences, "", 4, KeyRanges.causal(71), None)
+    yield from attention(of, fences, " with dropout", 4, KeyRanges.causal(71), flags)
+    yield from attention(of, fences, " with shared keys and padding", 2, ranges, flags)
+    q, k, v = of(2, 3, 4, 10), of(2, 71, 2, 10), of(2, 71, 2, 10)
+    last_ranges = KeyRanges.causal(3, 71)
+    yield "attention_over_cache", partial(native.attention_over_cache, q, k, v, last_ranges)
     logits, log_sums = of(5, 103), fences.of(numbers(5))
     yield "loss_sums", partial(native.loss_sums, logits)
     yield "loss_gradient_", partial(native.loss_gradient_, logits, log_sums, 0.5)
@@ -122,6 +126,22 @@ def runs(
     yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, step)
     if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
         yield from products(fences, dtype, sizes)
+
+
+def attention(
+    of: Callable[..., torch.Tensor],
+    fences: Fences,
+    name: str,
+    kv_heads: int,
+    ranges: KeyRanges,
+    flags: Optional[torch.Tensor],
+) -> Iterator[Tuple[str, Callable[[], object]]]:
+    """Yields attention of 4 heads, and its gradient."""
+    packed, y_grad = of(1, 2, 71, 4 + 2 * kv_heads, 10), of(1, 2, 71, 4, 10)
+    yield f"attention{name}", partial(native.attention, packed, 4, ranges, flags, 2.0)
+    y, log_sums = (fences.of(tensor) for tensor in native.attention(packed, 4, ranges, flags, 2.0))
+    inputs = (y_grad, packed, y, log_sums, ranges, flags, 2.0)
+    yield f"attention_gradient{name}", partial(native.attention_gradient, *inputs)
 
 
 def products(

@@ -21,6 +21,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.kernels import library_file
 from fugaku_gpt.model.attention import attend_naively
 from fugaku_gpt.ops import native
+from tests.ops.inputs import key_ranges
 
 pytestmark = pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels")
 
@@ -64,59 +65,108 @@ def test_kernels_that_compute_wrong_results_are_not_used(monkeypatch: pytest.Mon
 
 
 def attention_and_gradient(
-    qkv: torch.Tensor, y_grad: torch.Tensor, flags: Any, factor: float
+    packed: torch.Tensor, y_grad: torch.Tensor, flags: Any = None, factor: float = 1.0, ranges: Any = None
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    y, log_sums = ops.attention(qkv, flags, factor)
-    return y, ops.attention_gradient(y_grad, qkv, y, log_sums, flags, factor)
+    if ranges is None:
+        ranges = ops.KeyRanges.causal(packed.shape[0] * packed.shape[2])
+    y, log_sums = ops.attention(packed, y_grad.shape[3], ranges, flags, factor)
+    return y, ops.attention_gradient(y_grad, packed, y, log_sums, ranges, flags, factor)
 
 
 @DTYPES
 @settings(max_examples=40)
 @given(
     shards=st.integers(1, 3), samples=st.integers(1, 3), local_length=st.sampled_from([1, 2, 31, 64, 65, 96, 97, 150]),
-    heads=st.integers(1, 4), width=st.sampled_from([1, 4, 8, 16, 20, 64, 80, 128]),
-    spread=st.sampled_from([0.1, 1.0, 5.0]), drops=st.booleans(), seed=st.integers(0, 99),
+    heads=st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 2), (4, 4)]),
+    width=st.sampled_from([1, 4, 8, 16, 20, 64, 80, 128]), spread=st.sampled_from([0.1, 1.0, 5.0]), drops=st.booleans(),
+    data=st.data(),
 )  # fmt: skip
 def test_attention_equals_the_definition(
     dtype: torch.dtype,
     shards: int,
     samples: int,
     local_length: int,
-    heads: int,
+    heads: Tuple[int, int],
     width: int,
     spread: float,
     drops: bool,
-    seed: int,
+    data: st.DataObject,
 ) -> None:
-    qkv = numbers(shards, samples, local_length, 3, heads, width, seed=seed, spread=spread).to(dtype)
-    y_grad = numbers(shards, samples, local_length, heads, width, seed=seed + 1).to(dtype)
+    (query_heads, kv_heads), seed = heads, data.draw(st.integers(0, 99))
+    slots = query_heads + 2 * kv_heads
+    packed = numbers(shards, samples, local_length, slots, width, seed=seed, spread=spread).to(dtype)
+    y_grad = numbers(shards, samples, local_length, query_heads, width, seed=seed + 1).to(dtype)
     length, keep_flags, share = shards * local_length, None, 0.0
+    ranges = data.draw(key_ranges(samples, length))
     if drops:
         share = 0.25
-        flags = numbers(samples, heads, length, length, seed=seed + 2) > -0.67
+        flags = numbers(samples, query_heads, length, length, seed=seed + 2) > -0.67
         keep_flags = lambda: flags  # noqa: E731
-    results = attention_and_gradient(qkv, y_grad, keep_flags() if keep_flags else None, 1.0 / (1.0 - share))
-    leaf = qkv.double().requires_grad_()
-    expected = attend_naively(leaf, keep_flags, share)
+    drawn = keep_flags() if keep_flags else None
+    results = attention_and_gradient(packed, y_grad, drawn, 1.0 / (1.0 - share), ranges)
+    leaf = packed.double().requires_grad_()
+    expected = attend_naively(leaf, query_heads, keep_flags, share, ranges=ranges)
     expected.backward(y_grad.double())
     assert leaf.grad is not None and all(tensor.dtype == dtype for tensor in results)
     tolerance = TYPES[dtype] * max(1.0, spread**2)  # larger scores have larger roundings
     assert is_close(results[0], expected.detach(), tolerance) and is_close(results[1], leaf.grad, tolerance)
 
 
+def test_gradients_of_shared_keys_are_rounded_once() -> None:
+    """A token that sees only itself has its output's gradient as its value's. That of 8 heads is half a rounding of the
+    first head's each."""
+    packed, y_grad = numbers(1, 1, 1, 11, 8).bfloat16(), torch.full((1, 1, 1, 9, 8), 2.0**-9).bfloat16()
+    y_grad[:, :, :, 0] = 1.0
+    grad = attention_and_gradient(packed, y_grad)[1]
+    assert grad[0, 0, 0, 10].tolist() == [1.0 + 2.0**-6] * 8
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [200, 30])
+def test_attention_over_a_cache_is_that_of_the_last_queries(dtype: torch.dtype, window: int) -> None:
+    """A cache of 300 tokens, of which 200 are in use, in one tensor of keys and values."""
+    cache, q = numbers(2, 300, 2, 2, 16).to(dtype), numbers(2, 7, 4, 16, seed=1).to(dtype)
+    cache[:, 200:] = math.nan  # not read
+    causal = ops.KeyRanges.causal(7, 200)
+    ranges = ops.KeyRanges((causal.end - window).clamp(min=0), causal.end, 200)
+    keys, values = cache.unbind(2)
+    y = ops.attention_over_cache(q, keys, values, ranges)
+    used = torch.zeros(2, 200, 4, 16, dtype=dtype)
+    used[:, 193:] = q
+    packed = torch.cat([used, keys[:, :200], values[:, :200]], 2).unsqueeze(0)
+    every_end = torch.arange(1, 201, dtype=torch.int32).unsqueeze(0)
+    every = ops.KeyRanges((every_end - window).clamp(min=0), every_end, 200)
+    expected = attend_naively(packed.double(), 4, ranges=every)[0, :, 193:]
+    assert y.shape == q.shape and is_close(y, expected, TYPES[dtype])
+    alone = ops.attention_over_cache(q[:1], keys[:1], values[:1], ranges)
+    assert torch.equal(alone, y[:1])
+    with pytest.raises(ValueError, match="the cache has 150 tokens, and attention is to see 200"):
+        ops.attention_over_cache(q, keys[:, :150], values[:, :150], ranges)
+    with pytest.raises(ValueError, match="do not suit"):
+        ops.attention_over_cache(q[:, :6].contiguous(), keys, values, ranges)
+    with pytest.raises(ValueError, match="do not suit"):
+        ops.attention_over_cache(q, keys.transpose(1, 2), values.transpose(1, 2), ranges)
+
+
+def test_ranges_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="not those of 2 samples of 20 tokens"):
+        ops.attention(torch.zeros(2, 2, 10, 3, 4), 1, ops.KeyRanges.causal(10), None, 1.0)
+
+
 @DTYPES
 def test_the_future_has_no_influence(dtype: torch.dtype) -> None:
-    x = numbers(1, 1, 200, 3, 2, 8).to(dtype)
+    x = numbers(1, 1, 200, 6, 8).to(dtype)
     other = x.clone()
     other[:, :, 150:] = 9.0
-    assert torch.equal(ops.attention(x, None, 1.0)[0][:, :, :150], ops.attention(other, None, 1.0)[0][:, :, :150])
+    first, second = (ops.attention(y, 2, ops.KeyRanges.causal(200), None, 1.0)[0][:, :, :150] for y in (x, other))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("width", [8, 48])
 def test_scores_of_any_size_do_not_overflow(width: int) -> None:
-    x = numbers(1, 1, 130, 3, 1, width).float()
+    x = numbers(1, 1, 130, 3, width).float()
     for spread in (1e3, 1e10):
-        y, grad = attention_and_gradient(spread * x, torch.ones(1, 1, 130, 1, width), None, 1.0)
+        y, grad = attention_and_gradient(spread * x, torch.ones(1, 1, 130, 1, width))
         assert bool(torch.isfinite(y).all()) and bool(torch.isfinite(grad).all())
 
 
@@ -124,33 +174,29 @@ def test_scores_of_any_size_do_not_overflow(width: int) -> None:
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinity_appear_from_their_position_on(bad: float, which: int, dtype: torch.dtype) -> None:
-    x = numbers(1, 1, 130, 3, 2, 8).to(dtype)
-    x[0, 0, 70, which, 1] = bad
-    y, log_sums = ops.attention(x, None, 1.0)
+    x = numbers(1, 1, 130, 6, 8).to(dtype)
+    x[0, 0, 70, 2 * which + 1] = bad
+    y, grad = attention_and_gradient(x, torch.ones(1, 1, 130, 2, 8, dtype=dtype))
     finite = torch.isfinite(y.float()).all(-1)[0, 0]
     assert bool(finite[:, 0].all()) and not bool(finite[70, 1])
     assert which == 2 or bool(finite[:70, 1].all())  # all values of a block are multiplied, some of them by 0
-    grad = ops.attention_gradient(torch.ones_like(y), x, y, log_sums, None, 1.0)
-    assert not bool(torch.isfinite(grad[:, :, :, :, 1].float()).all())
+    assert not bool(torch.isfinite(grad[:, :, :, 1::2].float()).all())
 
 
 def test_gradients_with_gaps_in_memory_are_accepted() -> None:
-    x = numbers(1, 2, 40, 3, 2, 8).float()
-    y, log_sums = ops.attention(x, None, 1.0)
-    wide = numbers(1, 2, 40, 2, 16).float()
-    gradient = ops.attention_gradient(wide[..., ::2], x, y, log_sums, None, 1.0)
-    expected = ops.attention_gradient(wide[..., ::2].contiguous(), x, y, log_sums, None, 1.0)
-    assert torch.equal(gradient, expected)
+    x, wide = numbers(1, 2, 40, 6, 8).float(), numbers(1, 2, 40, 2, 16).float()
+    gradient = attention_and_gradient(x, wide[..., ::2])[1]
+    assert torch.equal(gradient, attention_and_gradient(x, wide[..., ::2].contiguous())[1])
 
 
 def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
-    x, y_grad = numbers(1, 3, 100, 3, 5, 16).float(), numbers(1, 3, 100, 5, 16).float()
+    x, y_grad = numbers(1, 3, 100, 10, 16).float(), numbers(1, 3, 100, 6, 16).float()
     logits, many = numbers(40, 999).float(), numbers(200_001).float()
-    results = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
+    results = (*attention_and_gradient(x, y_grad), ops.loss_full_rows_(logits, 1.0, True), logits)
     norm = ops.sum_of_squares(many)
     torch.set_num_threads(2)
     logits = numbers(40, 999).float()
-    again = (*attention_and_gradient(x, y_grad, None, 1.0), ops.loss_full_rows_(logits, 1.0, True), logits)
+    again = (*attention_and_gradient(x, y_grad), ops.loss_full_rows_(logits, 1.0, True), logits)
     assert all(map(torch.equal, results, again)) and norm == ops.sum_of_squares(many)
 
 
@@ -193,15 +239,15 @@ def test_a_product_in_16_bits_is_added_to_sums_with_gaps_too() -> None:
 
 
 def test_few_heads_for_many_threads_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.zeros(1, 2, 4, 3, 3, 8)
-    assert ops.has_native_attention(x) and ops.has_native_attention(x.bfloat16())
-    assert not ops.has_native_attention(x.double()) and not ops.has_native_attention(x.half())
+    x = torch.zeros(1, 2, 4, 9, 8)
+    assert ops.has_native_attention(x, 3) and ops.has_native_attention(x.bfloat16(), 3)
+    assert not ops.has_native_attention(x.double(), 3) and not ops.has_native_attention(x.half(), 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 13)
-    assert not ops.has_native_attention(x)
+    assert not ops.has_native_attention(x, 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
-    assert ops.has_native_attention(x)
+    assert ops.has_native_attention(x, 3)
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", False)
-    assert not ops.has_native_attention(x) and not ops.uses_native_kernels() and ops.has_native_kernels()
+    assert not ops.has_native_attention(x, 3) and not ops.uses_native_kernels() and ops.has_native_kernels()
 
 
 @DTYPES
@@ -433,13 +479,12 @@ def calls() -> Iterator[Calls]:
 
 @DTYPES
 def test_long_kernels_call_back_between_blocks_and_compute_the_same(dtype: torch.dtype, calls: Calls) -> None:
-    qkv = numbers(1, 2, 300, 3, 2, 16).to(dtype)
+    qkv, above = numbers(1, 2, 300, 6, 16).to(dtype), numbers(1, 2, 300, 2, 16, seed=3).to(dtype)
     x, weight = numbers(500, 300, seed=1).to(dtype), numbers(300, 700, seed=2).to(dtype)
 
     def results() -> List[torch.Tensor]:
-        y, log_sums = native.attention(qkv, None, 1.0)
         product = torch.zeros(500, 700, dtype=dtype)
-        tensors = [y, native.attention_gradient(y, qkv, y, log_sums, None, 1.0)]
+        tensors = list(attention_and_gradient(qkv, above))
         if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
             native.matmul_(product, x, weight)
             tensors.append(product)

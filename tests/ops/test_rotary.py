@@ -29,7 +29,7 @@ def heads_of(dtype: torch.dtype, kv_heads: int, shards: int) -> Tuple[torch.Tens
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 def test_heads_are_packed_as_by_the_definition(kv_heads: int, shards: int, has_rotary: bool) -> None:
     rotary = rotation(ROPE, shards, 10, torch.float64) if has_rotary else None
-    weights = random(shards, 2, 10, 3, 6, 8, 1)[..., 0].double()
+    weights = random(shards, 2, 10, 6 + 2 * kv_heads, 8, 1)[..., 0].double()
     results: List[List[torch.Tensor]] = []
     for pack in (ops.pack_heads, pack_naively):
         q, k, v, kv = heads_of(torch.float64, kv_heads, shards)
@@ -57,7 +57,7 @@ def test_a_rotation_depends_on_the_distance_alone() -> None:
         pack_naively(x.expand(1, 1, 20, 1, 8), x.expand(1, 1, 20, 1, 8), x.expand(1, 1, 20, 1, 8), (cosines, sines))
         for x in (q, k)
     ]
-    scores = rotated[0][0, 0, :, 0, 0] @ rotated[1][0, 0, :, 1, 0].t()
+    scores = rotated[0][0, 0, :, 0] @ rotated[1][0, 0, :, 1].t()
     for distance in range(10):
         diagonal = scores.diagonal(-distance)
         assert float((diagonal - diagonal[0]).abs().max()) <= 1e-13

@@ -81,7 +81,7 @@ def test_operators_without_a_class_of_their_own_have_that_of_the_function_they_a
     class_seconds = seconds(
         call("_CrossEntropy", 0.0, 20.0), call("aten::mm", 1.0, 6.0), call("aten::exp_", 6.0, 9.0),
         call("aten::to", 9.0, 10.0), call("communication", 10.0, 14.0), call("aten::view", 11.0, 12.0),
-        call("_CausalAttentionBackward", 20.0, 30.0), call("aten::bmm", 20.0, 23.0), call("aten::mul_", 23.0, 24.0),
+        call("_TiledAttentionBackward", 20.0, 30.0), call("aten::bmm", 20.0, 23.0), call("aten::mul_", 23.0, 24.0),
         call("aten::copy_", 24.0, 26.0), call("cast", 26.0, 29.0), call("aten::copy_", 26.5, 28.5),
         call("optimiser", 30.0, 40.0), call("aten::mul_", 31.0, 35.0), call("aten::to", 35.0, 36.0),
         call("masks of dropout", 40.0, 42.0),

@@ -51,14 +51,14 @@ def test_compiled_attention_is_timed_on_real_shapes(dtype: torch.dtype) -> None:
     forward, backward = (
         product_call(ProductShape(kind, 16, 24, 8, 24), pool, pool) for kind in (ATTENTION, ATTENTION_BACKWARD)
     )
-    assert forward()[0].shape == (1, 1, 24, 16, 8) and backward().shape == (1, 1, 24, 3, 16, 8)
+    assert forward()[0].shape == (1, 1, 24, 16, 8) and backward().shape == (1, 1, 24, 48, 8)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 4])
 def test_an_empty_layer_has_heads_for_all_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     attended = []
-    monkeypatch.setattr(ops, "has_native_attention", lambda qkv: attended.append(qkv.shape[1] * qkv.shape[4]))
+    monkeypatch.setattr(ops, "has_native_attention", lambda packed, heads: attended.append(packed.shape[1] * heads))
     tokens, forward, _ = layer_calls("float32")
     forward()
     assert attended == [2 * -(-threads // 2)] and tokens == 8 * -(-threads // 2)

@@ -9,14 +9,14 @@
 
 static int64_t forward_workspace_floats(const Shape *s)
 {
-    const int64_t padded_length = round_up(s->length, KEYS), half = s->padded / 2;
+    const int64_t padded_length = round_up(s->keys, KEYS), half = padded_width(s) / 2;
     return half * (2 * padded_length + 3 * QUERIES + KEYS) + QUERIES * (KEYS + KEYS / 2 + 2);
 }
 
 static int64_t backward_workspace_floats(const Shape *s)
 {
-    const int64_t even = round_up(s->length, 2), half = s->padded / 2;
-    return half * (4 * even + 2 * s->length + 8 * KEYS) + s->length + QUERIES * KEYS / 2 * 7;
+    const int64_t even = round_up(s->queries, 2), half = padded_width(s) / 2;
+    return half * (4 * even + 2 * s->queries + 8 * KEYS) + s->queries + QUERIES * KEYS / 2 * 7;
 }
 
 int64_t bfloat16_workspace_floats(const Shape *s)
@@ -125,16 +125,22 @@ INLINE void interleave_two_rows(const float *x, int has_second, pair *y)
     }
 }
 
-/* Copies a head's rows [count, padded] from position first on; zeros follow the last row and each row's numbers. */
-static void load_rows(const Shape *s, const void *x, int64_t sample, int64_t head, int64_t first, int64_t count,
-                      int which, pair *y)
+/* Copies a row; zeros follow its numbers. */
+INLINE void load_row(const Shape *s, const void *x, int64_t at, pair *y)
 {
-    uint16_t *to = (uint16_t *)y;
-    for (int64_t t = first; t < first + count; t++, to += s->padded) {
-        const int64_t block_elements = t < s->length ? s->width : 0;
-        const int64_t at = which == OUTPUT ? output_at(s, sample, head, t) : input_at(s, sample, head, t, which);
-        if (block_elements) memcpy(to, (const uint16_t *)x + at, block_elements * sizeof *to);
-        memset(to + block_elements, 0, (s->padded - block_elements) * sizeof *to);
+    memcpy(y, (const uint16_t *)x + at, s->width * sizeof(uint16_t));
+    memset((uint16_t *)y + s->width, 0, (padded_width(s) - s->width) * sizeof(uint16_t));
+}
+
+/* Copies the keys or values of a block, [KEYS, padded]; zeros follow the last. */
+static void load_keys(const Head *h, const void *x, int64_t first, pair *y)
+{
+    const int64_t half = padded_width(h->s) / 2;
+    for (int64_t t = first; t < first + KEYS; t++, y += half) {
+        if (t < h->s->keys)
+            load_row(h->s, x, key_at(h, t), y);
+        else
+            memset(y, 0, half * sizeof *y);
     }
 }
 
@@ -156,97 +162,102 @@ static void transpose(const pair *restrict x, int64_t half, pair *restrict y)
             for (int64_t lane = i; lane < i + LANES; lane++) y[j * KEYS + lane] = x[lane * half + j];
 }
 
-void bfloat16_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
-                      float factor, void *y, float *log_sums, float *work)
+void bfloat16_forward(const Head *h)
 {
-    const int64_t padded = s->padded, half = padded / 2, all = round_up(s->length, KEYS) * half;
+    const Shape *s = h->s;
+    const int64_t padded = padded_width(s), half = padded / 2, all = round_up(s->keys, KEYS) * half;
     const float scale = scale_of(s->width);
-    pair *keys = (pair *)work, *values = keys + all, *queries = values + all, *block = queries + QUERIES * half;
+    pair *keys = (pair *)h->work, *values = keys + all, *queries = values + all, *block = queries + QUERIES * half;
     pair *p_rows = block + KEYS * half;
     float *out = (float *)(p_rows + QUERIES * KEYS / 2), *scores = out + QUERIES * padded,
           *tops = scores + QUERIES * KEYS;
     float *sums = tops + QUERIES;
-    for (int64_t first = 0; first < s->length; first += KEYS) {
-        load_rows(s, qkv, sample, head, first, KEYS, KEY, block);
+    for (int64_t first = h->first_keys[0] / KEYS * KEYS; first < h->end_keys[s->queries - 1]; first += KEYS) {
+        load_keys(h, h->keys, first, block);
         transpose(block, half, keys + first * half);
-        load_rows(s, qkv, sample, head, first, KEYS, VALUE, block);
+        load_keys(h, h->values, first, block);
         interleave_rows(block, KEYS / 2, padded, values + first * half);
     }
-    for (int64_t low = 0; low < s->length; low += QUERIES) {
+    for (int64_t low = 0; low < s->queries; low += QUERIES) {
         poll_mpi();
-        const int64_t count = min_int64(QUERIES, s->length - low);
-        load_rows(s, qkv, sample, head, low, count, QUERY, queries);
+        const int64_t count = min_int64(QUERIES, s->queries - low);
         for (int64_t i = 0; i < count; i++) {
+            load_row(s, h->queries, query_at(h, low + i), queries + i * half);
             tops[i] = -INFINITY;
             sums[i] = 0.0f;
         }
         memset(out, 0, count * padded * sizeof *out);
-        for (int64_t first = 0; first < low + count; first += KEYS) {
-            const int64_t from = max_int64(0, first - low); /* queries before it see none of these keys */
-            gemm_rows(count - from, KEYS, half, queries + from * half, keys + first * half, scores, scale);
-            for (int64_t i = from; i < count; i++) {
-                float *row = scores + (i - from) * KEYS;
-                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
-                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
-                online_softmax_row(row, valid, mask_row, tops + i, sums + i, out + i * padded, padded);
-                round_row(row, p_rows + (i - from) * KEYS / 2);
+        for (int64_t first = h->first_keys[low] / KEYS * KEYS; first < h->end_keys[low + count - 1]; first += KEYS) {
+            const Block seen = block_of(h, low, count, first, 1);
+            const int64_t from = seen.low - low;
+            gemm_rows(seen.count, KEYS, half, queries + from * half, keys + first * half, scores, scale);
+            for (int64_t i = 0; i < seen.count; i++) {
+                float *row = scores + i * KEYS;
+                online_softmax_row(&seen, i, row, tops + from + i, sums + from + i, out + (from + i) * padded, padded);
+                round_row(row, p_rows + i * KEYS / 2);
             }
-            gemm_add_rows(count - from, padded, KEYS / 2, p_rows, values + first * half, out + from * padded);
+            gemm_add_rows(seen.count, padded, KEYS / 2, p_rows, values + first * half, out + from * padded);
         }
-        for (int64_t i = 0; i < count; i++) {
-            store_scaled(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
-            log_sums[low + i] = tops[i] + log2f(sums[i]);
-        }
+        for (int64_t i = 0; i < count; i++) store_output(h, low + i, out + i * padded, tops[i], sums[i]);
     }
 }
 
-void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
-                       float factor, const void *y, const void *y_grad, const float *log_sums, void *qkv_grad,
-                       float *work)
+/* Loads queries and gradients of outputs [even, padded], zeros after the last, and of each query the sum over the width
+   of output times gradient. */
+static void load_queries(const Head *h, int64_t even, pair *queries, pair *out_grad, float *sums)
 {
-    const int64_t padded = s->padded, half = padded / 2, even = round_up(s->length, 2), all = even * half;
-    const int64_t block_elements = KEYS * half;
-    const float scale = scale_of(s->width);
-    pair *queries = (pair *)work, *queries_interleaved = queries + all, *out_grad = queries_interleaved + all;
-    pair *out_grad_interleaved = out_grad + all, *block = out_grad_interleaved + all, *keys = block + block_elements,
-         *keys_transposed = keys + block_elements;
-    pair *values_transposed = keys_transposed + block_elements, *p_interleaved = values_transposed + block_elements,
-         *g_interleaved = p_interleaved + QUERIES * KEYS / 2;
-    pair *g_rows = g_interleaved + QUERIES * KEYS / 2;
-    float *queries_grad = (float *)(g_rows + QUERIES * KEYS / 2), *keys_grad = queries_grad + s->length * padded;
-    float *values_grad = keys_grad + KEYS * padded, *scores = values_grad + KEYS * padded;
-    float *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
-    load_rows(s, qkv, sample, head, 0, even, QUERY, queries);
-    load_rows(s, y_grad, sample, head, 0, even, OUTPUT, out_grad);
-    interleave_rows(queries, even / 2, padded, queries_interleaved);
-    interleave_rows(out_grad, even / 2, padded, out_grad_interleaved);
-    for (int64_t t = 0; t < s->length; t++) {
-        const uint16_t *output = (const uint16_t *)y + output_at(s, sample, head, t);
-        const uint16_t *grad = (const uint16_t *)out_grad + t * padded;
+    const Shape *s = h->s;
+    const int64_t half = padded_width(s) / 2;
+    for (int64_t t = 0; t < s->queries; t++) {
+        load_row(s, h->queries, query_at(h, t), queries + t * half);
+        load_row(s, h->y_grad, output_at(h, t), out_grad + t * half);
+        const uint16_t *output = (const uint16_t *)h->y + output_at(h, t);
+        const uint16_t *grad = (const uint16_t *)(out_grad + t * half);
         float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < s->width; j++) sum += from_bfloat16(output[j]) * from_bfloat16(grad[j]);
         sums[t] = sum;
     }
-    memset(queries_grad, 0, s->length * padded * sizeof *queries_grad);
-    for (int64_t first = 0; first < s->length; first += KEYS) {
-        load_rows(s, qkv, sample, head, first, KEYS, KEY, block);
+    memset(queries + s->queries * half, 0, (even - s->queries) * half * sizeof *queries);
+    memset(out_grad + s->queries * half, 0, (even - s->queries) * half * sizeof *out_grad);
+}
+
+void bfloat16_backward(const Head *h)
+{
+    const Shape *s = h->s;
+    const int64_t padded = padded_width(s), half = padded / 2, even = round_up(s->queries, 2), all = even * half;
+    const int64_t block_elements = KEYS * half;
+    const float scale = scale_of(s->width);
+    pair *queries = (pair *)h->work, *queries_interleaved = queries + all, *out_grad = queries_interleaved + all;
+    pair *out_grad_interleaved = out_grad + all, *block = out_grad_interleaved + all, *keys = block + block_elements,
+         *keys_transposed = keys + block_elements;
+    pair *values_transposed = keys_transposed + block_elements, *p_interleaved = values_transposed + block_elements,
+         *g_interleaved = p_interleaved + QUERIES * KEYS / 2;
+    pair *g_rows = g_interleaved + QUERIES * KEYS / 2;
+    float *queries_grad = (float *)(g_rows + QUERIES * KEYS / 2), *keys_grad = queries_grad + s->queries * padded;
+    float *values_grad = keys_grad + KEYS * padded, *scores = values_grad + KEYS * padded;
+    float *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
+    load_queries(h, even, queries, out_grad, sums);
+    interleave_rows(queries, even / 2, padded, queries_interleaved);
+    interleave_rows(out_grad, even / 2, padded, out_grad_interleaved);
+    memset(queries_grad, 0, s->queries * padded * sizeof *queries_grad);
+    for (int64_t first = 0; first < s->keys; first += KEYS) {
+        load_keys(h, h->keys, first, block);
         transpose(block, half, keys_transposed);
         interleave_rows(block, KEYS / 2, padded, keys);
-        load_rows(s, qkv, sample, head, first, KEYS, VALUE, block);
+        load_keys(h, h->values, first, block);
         transpose(block, half, values_transposed);
         poll_mpi();
-        memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad);                          /* and values_grad */
-        for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) { /* low is even */
-            const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low,
-                          pairs = (count + 1) / 2;
+        memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad); /* and values_grad */
+        for (int64_t begin = 0; begin < s->queries; begin += QUERIES) {
+            const Block seen = block_of(h, begin, min_int64(QUERIES, s->queries - begin), first, 2);
+            const int64_t low = seen.low, count = seen.count, pairs = (count + 1) / 2;
+            if (!count) continue;
             gemm_rows(count, KEYS, half, queries + low * half, keys_transposed, scores, scale);
-            gemm_rows(count, KEYS, half, out_grad + low * half, values_transposed, scores_grad, factor);
+            gemm_rows(count, KEYS, half, out_grad + low * half, values_transposed, scores_grad, h->factor);
             for (int64_t i = 0; i < count; i++) {
                 float *g = scores_grad + i * KEYS;
-                const int64_t valid = min_int64(KEYS, low + i + 1 - first);
-                const uint8_t *mask_row = keep_mask ? keep_mask + (low + i) * s->length + first : 0;
-                softmax_backward_row(scores + i * KEYS, g, valid, mask_row, log_sums[low + i], sums[low + i]);
+                softmax_backward_row(&seen, i, scores + i * KEYS, g, h->log_sums[low + i], sums[low + i]);
                 round_row(g, g_rows + i * KEYS / 2);
                 if (i % 2 == 1 || i + 1 == count) {
                     interleave_two_rows(scores + i / 2 * 2 * KEYS, i % 2, p_interleaved + i / 2 * KEYS);
@@ -257,15 +268,12 @@ void bfloat16_backward(const Shape *s, const void *qkv, int64_t sample, int64_t 
             gemm_add_columns(KEYS, padded, pairs, g_interleaved, queries_interleaved + low * half, keys_grad);
             gemm_add_rows(count, padded, KEYS / 2, g_rows, keys, queries_grad + low * padded);
         }
-        for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
-            const int64_t at = (t - first) * padded;
-            store_scaled(keys_grad + at, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type,
-                         s->width);
-            store_scaled(values_grad + at, factor, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
-        }
+        for (int64_t t = first; t < min_int64(first + KEYS, s->keys); t++)
+            store_key_grads(h, t, keys_grad + (t - first) * padded, scale / LOG2_E, values_grad + (t - first) * padded,
+                            h->factor);
     }
-    for (int64_t t = 0; t < s->length; t++)
-        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type,
+    for (int64_t t = 0; t < s->queries; t++)
+        store_scaled(queries_grad + t * padded, scale / LOG2_E, h->queries_grad, query_at(h, t), s->type,
                      s->width);
 }
 #endif

@@ -6,7 +6,7 @@
 INLINE void load_row(const Shape *s, const void *x, int64_t at, float factor, float *y)
 {
     load_scaled(x, at, s->type, factor, y, s->width);
-    for (int64_t j = s->width; j < s->padded; j++) y[j] = 0.0f;
+    for (int64_t j = s->width; j < padded_width(s); j++) y[j] = 0.0f;
 }
 
 #ifdef HAS_FIXED_SVE
@@ -99,132 +99,118 @@ INLINE void gemm_over_queries(const Block *block, int64_t n, const float *a, con
 INLINE void online_softmax(const Block *block, float *scores, float *tops, float *sums, float *out, int64_t padded)
 {
     for (int64_t i = 0; i < block->count; i++)
-        online_softmax_row(scores + i * KEYS, valid_keys(block, i), mask_of(block, i), tops + i, sums + i,
-                           out + i * padded, padded);
+        online_softmax_row(block, i, scores + i * KEYS, tops + i, sums + i, out + i * padded, padded);
 }
 
 INLINE void softmax_backward(const Block *block, float *p, float *g, const float *log_sums, const float *sums)
 {
     for (int64_t i = 0; i < block->count; i++)
-        softmax_backward_row(p + i * KEYS, g + i * KEYS, valid_keys(block, i), mask_of(block, i), log_sums[i],
-                             sums[i]);
+        softmax_backward_row(block, i, p + i * KEYS, g + i * KEYS, log_sums[i], sums[i]);
 }
 #endif
 
 /* Loads the keys or values of a block; zeros follow the last. */
-static void load_keys(const Shape *s, const void *qkv, int64_t sample, int64_t head, int64_t first, int which, float *y)
+static void load_keys(const Head *h, const void *x, int64_t first, float *y)
 {
-    for (int64_t t = first; t < first + KEYS; t++, y += s->padded) {
-        if (t < s->length)
-            load_row(s, qkv, input_at(s, sample, head, t, which), 1.0f, y);
+    const int64_t padded = padded_width(h->s);
+    for (int64_t t = first; t < first + KEYS; t++, y += padded) {
+        if (t < h->s->keys)
+            load_row(h->s, x, key_at(h, t), 1.0f, y);
         else
-            memset(y, 0, s->padded * sizeof *y);
+            memset(y, 0, padded * sizeof *y);
     }
-}
-
-/* Queries from position low on beside keys from position first on. keep_mask: of the head. */
-INLINE Block block_of(const Shape *s, int64_t low, int64_t count, int64_t first, const uint8_t *keep_mask)
-{
-    Block block = {count, low + 1 - first, keep_mask ? keep_mask + low * s->length + first : 0, s->length};
-    return block;
 }
 
 static int64_t forward_workspace_floats(const Shape *s)
 {
-    return s->padded * (2 * round_up(s->length, KEYS) + 2 * QUERIES + KEYS) + QUERIES * (KEYS + 2);
+    return padded_width(s) * (2 * round_up(s->keys, KEYS) + 2 * QUERIES + KEYS) + QUERIES * (KEYS + 2);
 }
 
-void float32_forward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
-                     float factor, void *y, float *log_sums, float *work)
+void float32_forward(const Head *h)
 {
-    const int64_t padded = s->padded, all = round_up(s->length, KEYS) * padded;
+    const Shape *s = h->s;
+    const int64_t padded = padded_width(s), all = round_up(s->keys, KEYS) * padded;
     const float scale = scale_of(s->width);
-    float *keys = work, *values = keys + all, *queries = values + all, *out = queries + QUERIES * padded;
+    float *keys = h->work, *values = keys + all, *queries = values + all, *out = queries + QUERIES * padded;
     float *block = out + QUERIES * padded, *scores = block + KEYS * padded, *tops = scores + QUERIES * KEYS;
     float *sums = tops + QUERIES;
-    for (int64_t first = 0; first < s->length; first += KEYS) {
-        load_keys(s, qkv, sample, head, first, KEY, block);
+    for (int64_t first = h->first_keys[0] / KEYS * KEYS; first < h->end_keys[s->queries - 1]; first += KEYS) {
+        load_keys(h, h->keys, first, block);
         transpose(block, padded, keys + first * padded);
-        load_keys(s, qkv, sample, head, first, VALUE, values + first * padded);
+        load_keys(h, h->values, first, values + first * padded);
     }
-    for (int64_t low = 0; low < s->length; low += QUERIES) {
+    for (int64_t low = 0; low < s->queries; low += QUERIES) {
         poll_mpi();
-        const int64_t count = min_int64(QUERIES, s->length - low);
+        const int64_t count = min_int64(QUERIES, s->queries - low);
         for (int64_t i = 0; i < count; i++) {
-            load_row(s, qkv, input_at(s, sample, head, low + i, QUERY), scale, queries + i * padded);
+            load_row(s, h->queries, query_at(h, low + i), scale, queries + i * padded);
             tops[i] = -INFINITY;
             sums[i] = 0.0f;
         }
         memset(out, 0, count * padded * sizeof *out);
-        for (int64_t first = 0; first < low + count; first += KEYS) {
-            const int64_t from = max_int64(0, first - low); /* queries before it see none of these keys */
-            const Block seen = block_of(s, low + from, count - from, first, keep_mask);
+        for (int64_t first = h->first_keys[low] / KEYS * KEYS; first < h->end_keys[low + count - 1]; first += KEYS) {
+            const Block seen = block_of(h, low, count, first, 1);
+            const int64_t from = seen.low - low;
             gemm_scores(&seen, padded, queries + from * padded, keys + first * padded, scores);
             online_softmax(&seen, scores, tops + from, sums + from, out + from * padded, padded);
             gemm_over_keys(&seen, padded, scores, values + first * padded, out + from * padded);
         }
-        for (int64_t i = 0; i < count; i++) {
-            store_scaled(out + i * padded, factor / sums[i], y, output_at(s, sample, head, low + i), s->type, s->width);
-            log_sums[low + i] = tops[i] + log2f(sums[i]);
-        }
+        for (int64_t i = 0; i < count; i++) store_output(h, low + i, out + i * padded, tops[i], sums[i]);
     }
 }
 
 static int64_t backward_workspace_floats(const Shape *s)
 {
-    return s->padded * (3 * s->length + 7 * KEYS) + s->length + 2 * QUERIES * KEYS;
+    return padded_width(s) * (3 * s->queries + 7 * KEYS) + s->queries + 2 * QUERIES * KEYS;
 }
 
-void float32_backward(const Shape *s, const void *qkv, int64_t sample, int64_t head, const uint8_t *keep_mask,
-                      float factor, const void *y, const void *y_grad, const float *log_sums, void *qkv_grad,
-                      float *work)
+void float32_backward(const Head *h)
 {
-    const int64_t padded = s->padded, all = s->length * padded, block_elements = KEYS * padded;
+    const Shape *s = h->s;
+    const int64_t padded = padded_width(s), all = s->queries * padded, block_elements = KEYS * padded;
     const float scale = scale_of(s->width);
-    float *queries = work, *out_grad = queries + all, *queries_grad = out_grad + all;
+    float *queries = h->work, *out_grad = queries + all, *queries_grad = out_grad + all;
     float *keys = queries_grad + all, *values = keys + block_elements, *keys_transposed = values + block_elements,
           *values_transposed = keys_transposed + block_elements;
     float *keys_grad = values_transposed + block_elements, *values_grad = keys_grad + block_elements,
           *row = values_grad + block_elements;
     float *scores = row + block_elements, *scores_grad = scores + QUERIES * KEYS, *sums = scores_grad + QUERIES * KEYS;
-    for (int64_t t = 0; t < s->length; t++) {
+    for (int64_t t = 0; t < s->queries; t++) {
         float *grad = out_grad + t * padded, sum = 0.0f;
-        load_row(s, qkv, input_at(s, sample, head, t, QUERY), scale, queries + t * padded);
-        load_row(s, y, output_at(s, sample, head, t), 1.0f, row);
-        load_row(s, y_grad, output_at(s, sample, head, t), 1.0f, grad);
+        load_row(s, h->queries, query_at(h, t), scale, queries + t * padded);
+        load_row(s, h->y, output_at(h, t), 1.0f, row);
+        load_row(s, h->y_grad, output_at(h, t), 1.0f, grad);
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < padded; j++) sum += row[j] * grad[j];
         sums[t] = sum;
 #pragma omp simd
-        for (int64_t j = 0; j < padded; j++) grad[j] *= factor;
+        for (int64_t j = 0; j < padded; j++) grad[j] *= h->factor;
     }
     memset(queries_grad, 0, all * sizeof *queries_grad);
-    for (int64_t first = 0; first < s->length; first += KEYS) {
-        load_keys(s, qkv, sample, head, first, KEY, keys);
-        load_keys(s, qkv, sample, head, first, VALUE, values);
+    for (int64_t first = 0; first < s->keys; first += KEYS) {
+        load_keys(h, h->keys, first, keys);
+        load_keys(h, h->values, first, values);
         transpose(keys, padded, keys_transposed);
         transpose(values, padded, values_transposed);
         poll_mpi();
         memset(keys_grad, 0, 2 * block_elements * sizeof *keys_grad); /* and values_grad */
-        for (int64_t low = first; low < s->length; low = low / QUERIES * QUERIES + QUERIES) {
-            const int64_t count = min_int64(low / QUERIES * QUERIES + QUERIES, s->length) - low;
-            const Block seen = block_of(s, low, count, first, keep_mask);
+        for (int64_t begin = 0; begin < s->queries; begin += QUERIES) {
+            const Block seen = block_of(h, begin, min_int64(QUERIES, s->queries - begin), first, 1);
+            const int64_t low = seen.low;
+            if (!seen.count) continue;
             gemm_scores(&seen, padded, queries + low * padded, keys_transposed, scores);
             gemm_scores(&seen, padded, out_grad + low * padded, values_transposed, scores_grad);
-            softmax_backward(&seen, scores, scores_grad, log_sums + low, sums + low);
+            softmax_backward(&seen, scores, scores_grad, h->log_sums + low, sums + low);
             gemm_over_queries(&seen, padded, scores, out_grad + low * padded, values_grad);
             gemm_over_queries(&seen, padded, scores_grad, queries + low * padded, keys_grad);
             gemm_over_keys(&seen, padded, scores_grad, keys, queries_grad + low * padded);
         }
-        for (int64_t t = first; t < min_int64(first + KEYS, s->length); t++) {
-            const int64_t at = (t - first) * padded;
-            /* the queries were multiplied by log2 e too */
-            store_scaled(keys_grad + at, 1.0f / LOG2_E, qkv_grad, input_at(s, sample, head, t, KEY), s->type, s->width);
-            store_scaled(values_grad + at, 1.0f, qkv_grad, input_at(s, sample, head, t, VALUE), s->type, s->width);
-        }
+        for (int64_t t = first; t < min_int64(first + KEYS, s->keys); t++) /* queries were multiplied by log2 e too */
+            store_key_grads(h, t, keys_grad + (t - first) * padded, 1.0f / LOG2_E, values_grad + (t - first) * padded,
+                            1.0f);
     }
-    for (int64_t t = 0; t < s->length; t++)
-        store_scaled(queries_grad + t * padded, scale / LOG2_E, qkv_grad, input_at(s, sample, head, t, QUERY), s->type,
+    for (int64_t t = 0; t < s->queries; t++)
+        store_scaled(queries_grad + t * padded, scale / LOG2_E, h->queries_grad, query_at(h, t), s->type,
                      s->width);
 }
 

@@ -29,17 +29,27 @@ INLINE svfloat32_t reduce_rows(const float *x, const int adds)
     return rows[0];
 }
 
-/* row[j] = value for the keys that a query does not see. */
-INLINE void hide_keys(float *row, int64_t valid, float value)
+/* x[i, j] = value for the keys j of a block that query i does not see: at the end of the first rows, and at the beginning
+   of the last. */
+INLINE void hide_keys(const Block *block, float *x, float value)
 {
-    for (int64_t j = valid; j < KEYS; j += LANES) svst1(svwhilelt_b32(j, (int64_t)KEYS), row + j, svdup_f32(value));
+    if (block->is_full) return;
+    const int64_t count = count_up_to(block->end_keys, block->count, block->first + KEYS - 1);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = seen_to(block, i); j < KEYS; j += LANES)
+            svst1(svwhilelt_b32(j, (int64_t)KEYS), x + i * KEYS + j, svdup_f32(value));
+    for (int64_t i = count_up_to(block->first_keys, block->count, block->first); i < block->count; i++)
+        for (int64_t j = 0, from = seen_from(block, i); j < from; j += LANES)
+            svst1(svwhilelt_b32(j, from), x + i * KEYS + j, svdup_f32(value));
 }
 
-/* online_softmax_row() for LANES queries, of which the last may be missing. */
+/* online_softmax_row() for up to LANES queries. A query that has seen no key yet has a largest score of -infinity, and is
+   shifted by 0. */
 static void online_softmax_group(float *scores, int64_t rows, float *tops, float *sums, float *out, int64_t padded)
 {
     const svbool_t all = svptrue_b32();
-    float partial[LANES * LANES], factors[LANES];
+    const svbool_t present = svwhilelt_b32((int64_t)0, rows);
+    float partial[LANES * LANES], factors[LANES], shifts[LANES];
     for (int64_t i = 0; i < rows; i++) {
         const float *row = scores + i * KEYS;
         svfloat32_t top = svld1(all, row);
@@ -48,12 +58,14 @@ static void online_softmax_group(float *scores, int64_t rows, float *tops, float
         svst1(all, partial + i * LANES, top);
     }
     memset(partial + rows * LANES, 0, (LANES - rows) * LANES * sizeof *partial);
-    const svfloat32_t top = svld1(all, tops), new_top = svmax_x(all, top, reduce_rows(partial, 0));
-    const svfloat32_t correction = vector_exp2(svsub_x(all, top, new_top));
-    svst1(all, tops, new_top);
+    const svfloat32_t top = svld1(present, tops), new_top = svmax_x(all, top, reduce_rows(partial, 0));
+    const svfloat32_t shifted = svsel(svcmpeq(all, new_top, -INFINITY), svdup_f32(0.0f), new_top);
+    const svfloat32_t correction = vector_exp2(svsub_x(all, top, shifted));
+    svst1(present, tops, new_top);
+    svst1(all, shifts, shifted);
     for (int64_t i = 0; i < rows; i++) {
         float *row = scores + i * KEYS;
-        const svfloat32_t shift = svdup_f32(tops[i]);
+        const svfloat32_t shift = svdup_f32(shifts[i]);
         svfloat32_t sum = svdup_f32(0.0f);
 #pragma GCC unroll 16
         for (int j = 0; j < KEYS; j += LANES) {
@@ -63,7 +75,7 @@ static void online_softmax_group(float *scores, int64_t rows, float *tops, float
         }
         svst1(all, partial + i * LANES, sum);
     }
-    svst1(all, sums, svmad_x(all, svld1(all, sums), correction, reduce_rows(partial, 1)));
+    svst1(present, sums, svmad_x(all, svld1(present, sums), correction, reduce_rows(partial, 1)));
     if (!svptest_any(all, svcmpne(all, correction, 1.0f))) return;
     svst1(all, factors, correction);
     for (int64_t i = 0; i < rows; i++)
@@ -87,28 +99,21 @@ INLINE void softmax_backward_vectors(float *p, float *g, float log_sum, float su
 
 INLINE void online_softmax(const Block *block, float *scores, float *tops, float *sums, float *out, int64_t padded)
 {
-    for (int64_t i = 0; i < block->count && valid_keys(block, i) < KEYS; i++)
-        hide_keys(scores + i * KEYS, valid_keys(block, i), -INFINITY);
+    hide_keys(block, scores, -INFINITY);
     for (int64_t i = 0; i < block->count; i += LANES)
         online_softmax_group(scores + i * KEYS, min_int64(LANES, block->count - i), tops + i, sums + i,
                              out + i * padded, padded);
-    if (block->keep_mask)
-        for (int64_t i = 0; i < block->count; i++)
-            apply_mask(scores + i * KEYS, mask_of(block, i), valid_keys(block, i));
+    for (int64_t i = 0; i < block->count && block->keep_mask; i++) drop(block, i, scores + i * KEYS);
 }
 
 INLINE void softmax_backward(const Block *block, float *p, float *g, const float *log_sums, const float *sums)
 {
-    if (block->keep_mask)
-        for (int64_t i = 0; i < block->count; i++) apply_mask(g + i * KEYS, mask_of(block, i), valid_keys(block, i));
+    for (int64_t i = 0; i < block->count && block->keep_mask; i++) drop(block, i, g + i * KEYS);
     for (int64_t i = 0; i < block->count; i++)
         softmax_backward_vectors(p + i * KEYS, g + i * KEYS, log_sums[i], sums[i]);
-    for (int64_t i = 0; i < block->count && valid_keys(block, i) < KEYS; i++) {
-        hide_keys(p + i * KEYS, valid_keys(block, i), 0.0f);
-        hide_keys(g + i * KEYS, valid_keys(block, i), 0.0f);
-    }
-    if (block->keep_mask)
-        for (int64_t i = 0; i < block->count; i++) apply_mask(p + i * KEYS, mask_of(block, i), valid_keys(block, i));
+    hide_keys(block, p, 0.0f);
+    hide_keys(block, g, 0.0f);
+    for (int64_t i = 0; i < block->count && block->keep_mask; i++) drop(block, i, p + i * KEYS);
 }
 
 /* [KEYS, padded] to [padded, KEYS], by squares of LANES rows. */
@@ -126,8 +131,8 @@ static void transpose(const float *restrict x, int64_t padded, float *restrict y
         }
 }
 
-/* Products of a block leave out what causality makes zero: tiles of scores that no query of theirs sees, and the terms
-   of unseen keys or queries. Rows are divided into tiles of nearly the same size: with less than 9 rows, each sum would
+/* Products of a block leave out what its queries do not see: tiles of scores that no query sees, and the terms of unseen
+   keys or queries. Rows are divided into tiles of nearly the same size: with less than 9 rows, each sum would
    wait for its last term. */
 
 INLINE void load_sums(vec (*sums)[2], const int rows, const float *c, int64_t c_row, const int accumulates)
@@ -224,8 +229,8 @@ static __attribute__((noinline)) void gemm_scores(const Block *block, int64_t wi
                                                   float *c)
 {
     for (int64_t column = 0; column < KEYS; column += ATTENTION_NR) {
-        int64_t i = max_int64(0, column + 1 - block->seen);
-        const Tiles tiles = tiles_of(max_int64(0, block->count - i));
+        int64_t i = first_query(block, column);
+        const Tiles tiles = tiles_of(max_int64(0, end_query(block, column + ATTENTION_NR) - i));
         for (int tile = 0; tile < tiles.count; tile++) {
             const int rows = tiles.rows + (tile < tiles.larger);
 #define TILE(size)                                                                                                     \
@@ -246,9 +251,10 @@ static __attribute__((noinline)) void gemm_over_keys(const Block *block, int64_t
         int64_t i = 0;
         for (int tile = 0; tile < tiles.count; tile++) {
             const int rows = tiles.rows + (tile < tiles.larger);
-            const int64_t k = round_up(valid_keys(block, i + rows - 1), 2);
+            const int64_t from = seen_from(block, i) / 2 * 2, k = round_up(seen_to(block, i + rows - 1), 2) - from;
 #define TILE(size)                                                                                                     \
-    case size: micro_kernel_rows(size, k, a + i * KEYS, KEYS, b + column, c + i * n + column, n, 1); break;
+    case size: micro_kernel_rows(size, k, a + i * KEYS + from, KEYS, b + from * n + column, c + i * n + column, n, 1);  \
+        break;
             switch (rows) { EACH_SIZE(TILE) }
 #undef TILE
             i += rows;
@@ -261,13 +267,18 @@ static __attribute__((noinline)) void gemm_over_queries(const Block *block, int6
                                                         float *c)
 {
     const Tiles tiles = tiles_of(KEYS);
+    int64_t first[KEYS], count[KEYS], key = 0; /* of each tile's queries, which see any of its keys */
+    for (int tile = 0; tile < tiles.count; tile++) {
+        first[tile] = first_query(block, key);
+        key += tiles.rows + (tile < tiles.larger);
+        count[tile] = end_query(block, key) - first[tile];
+    }
     for (int64_t column = 0; column < n; column += ATTENTION_NR) {
         int64_t i = 0;
         for (int tile = 0; tile < tiles.count; tile++) {
             const int rows = tiles.rows + (tile < tiles.larger);
-            const int64_t first = max_int64(0, i + 1 - block->seen); /* the first query that sees any of these keys */
 #define TILE(size)                                                                                                     \
-    case size: micro_kernel_columns(size, block->count - first, a + first * KEYS + i, b + first * n + column,          \
+    case size: micro_kernel_columns(size, count[tile], a + first[tile] * KEYS + i, b + first[tile] * n + column,       \
                                     c + i * n + column, n); break;
             switch (rows) { EACH_SIZE(TILE) }
 #undef TILE

@@ -35,6 +35,7 @@ from fugaku_gpt.kernels.attention_tiling import (
     attention_tiling,
     enough_heads_for_threads,
     native_workspace_floats,
+    partial_grad_floats,
 )
 from fugaku_gpt.kernels.matmul_tiling import MIN_DIMENSION, MIN_MULTIPLY_ADDS, cast_elements, gemm_workspace_bytes
 from fugaku_gpt.layout.communications import CHUNK_TOKENS
@@ -192,15 +193,20 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     if model.mlp == "swiglu":  # its backward pass makes the two parts in float32, and three more tensors of their size
         mlp += 5 * inner * max(item, 4) // item
     heads, has_dropout = model.heads // t, model.attention_dropout > 0
-    tiling = attention_tiling(s, b, heads, narrow, threads)
+    kv_heads = model.local_kv_heads(t)
+    sharing = heads // kv_heads
+    tiling = attention_tiling(s, b, kv_heads, narrow, threads, sharing)
     inside = attention_elements(tiling, s, model.head_size, has_dropout) - freed_before_core(config, False) // item
     if may_use_native_kernels(config) and enough_heads_for_threads(b, heads, threads):
-        compiled = threads * native_workspace_floats(s, model.head_size) * 4 // item
+        floats = threads * native_workspace_floats(s, model.head_size)
+        floats += partial_grad_floats(b, heads, s, model.head_size) if sharing > 1 else 0
+        compiled = floats * 4 // item
         inside = max(inside, compiled - freed_before_core(config, True) // item)
-    attention = max(0, inside + 4 * b * s * model.query_width // t + 2 * stream + gathered)
+    attention = max(0, inside + b * s * (model.local_qkv_width(t) + model.query_width // t) + 2 * stream + gathered)
     if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
-        # gradients before they were packed, those of keys and values summed; in 16 bits rotated in float32
-        packed = (model.heads // t + 3 * model.local_kv_heads(t)) * model.head_size * b * s
+        # gradients before they were packed, those of keys and values once more beside each other; in 16 bits rotated
+        # in float32
+        packed = (model.heads // t + 3 * kv_heads) * model.head_size * b * s
         attention += packed * (1 + (4 // item if narrow else 0))
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
     f, h, q = model.ffn_size // t, model.hidden, model.query_width

@@ -267,13 +267,13 @@ def _activation(config: RunConfig, tally: Tally, suffix: str = "") -> None:
 
 
 def _packing(config: RunConfig, tally: Tally, suffix: str = "") -> None:
-    """Counts the norms of queries and keys, and the copy of queries, keys and values to the heads, rotated."""
+    """Counts the norms of queries and keys, and the copy of queries, keys and values beside each other, rotated."""
     model, t = config.model, config.layout.tp
     tokens, heads = config.training.micro_batch * model.seq_len, model.heads // t + model.local_kv_heads(t)
     if model.qk_norm:
         tally.add_elementwise(f"layer_norm{suffix}", tokens * heads * model.head_size)
     if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
-        tally.add_elementwise("copy", tokens * 3 * model.query_width // t)
+        tally.add_elementwise("copy", tokens * model.local_qkv_width(t))
 
 
 def _linears(config: RunConfig) -> Tuple[Tuple[int, int], ...]:
@@ -296,20 +296,21 @@ def _weight_products(config: RunConfig, tally: Tally) -> None:
 
 
 def _attention_tiles(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
-    """(heads per batched product, queries, keys) of each tile of a rank's attention.
+    """(heads of keys per batched product, queries of these, keys) of each tile of a rank's attention.
 
     A type that this build computes in float32 is tiled like float32.
     """
     model, samples = config.model, config.training.micro_batch
-    heads, s = model.heads // config.layout.tp, model.seq_len
+    heads, s = model.local_kv_heads(config.layout.tp), model.seq_len
+    sharing = model.heads // config.layout.tp // heads
     narrow = config.training.dtype in SIXTEEN_BIT_DTYPES
-    tiling: AttentionTiling = attention_tiling(s, samples, heads, narrow, config.node.threads_per_rank or 1)
+    tiling: AttentionTiling = attention_tiling(s, samples, heads, narrow, config.node.threads_per_rank or 1, sharing)
     for sample in range(0, samples, tiling.samples):
         for head in range(0, heads, tiling.heads):
             batch = min(tiling.samples, samples - sample) * min(tiling.heads, heads - head)
             for low in range(0, s, tiling.queries):
                 high = min(low + tiling.queries, s)
-                yield batch, high - low, high
+                yield batch, (high - low) * sharing, high
 
 
 def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
@@ -319,12 +320,20 @@ def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
     tally.add_product(kind, model.seq_len, model.head_size, model.seq_len, heads)
 
 
+def _elements_of_heads(config: RunConfig) -> Tuple[int, int]:
+    """Elements of a rank's queries, and of its keys."""
+    model, t = config.model, config.layout.tp
+    tokens, kv_heads = config.training.micro_batch * model.seq_len, model.local_kv_heads(t)
+    return tokens * model.query_width // t, tokens * kv_heads * model.head_size
+
+
 def _attention_forward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
-    elements = config.training.micro_batch * model.seq_len * model.query_width // config.layout.tp
-    # query, key and value to their heads, the query scaled, rows of blocks, the result back
-    tally.add_elementwise("copy", elements, 6)
+    elements, key_elements = _elements_of_heads(config)
+    # queries, keys and values to their heads; queries scaled, rows of blocks, the result back
+    tally.add_elementwise("copy", elements, 4)
+    tally.add_elementwise("copy", key_elements, 2)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)  # the result scaled
     for batch, queries, keys in _attention_tiles(config):
@@ -339,10 +348,11 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
 def _attention_backward(config: RunConfig, tally: Tally) -> None:
     model = config.model
     d = model.head_size
-    elements = config.training.micro_batch * model.seq_len * model.query_width // config.layout.tp
-    # as in the forward pass except for the result, whose gradient arrives; the query's is scaled, and three are copied
+    elements, key_elements = _elements_of_heads(config)
+    # as in the forward pass except for the result, whose gradient arrives; the queries' is scaled, and all are copied
     # back
-    tally.add_elementwise("copy", elements, 10)
+    tally.add_elementwise("copy", elements, 6)
+    tally.add_elementwise("copy", key_elements, 4)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)
     for batch, queries, keys in _attention_tiles(config):

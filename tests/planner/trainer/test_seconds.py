@@ -23,8 +23,16 @@ from fugaku_gpt.formulas.flops import exact_flops
 from fugaku_gpt.layout.communications import Collective, plan_of, program
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.machine.constants import load_machine, machine_yaml
-from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, SCORES, StepTiming
-from fugaku_gpt.model.causal_attention import causal_attention
+from fugaku_gpt.machine.probed import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    COMPILED_ATTENTION,
+    KEYS,
+    SCORES,
+    VALUES,
+    StepTiming,
+)
+from fugaku_gpt.model.attention_core import attend
 from fugaku_gpt.ops import native as kernels
 from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, machine_from_probe, usable_runs
 from fugaku_gpt.planner.trainer.rates import ProbeRates
@@ -316,7 +324,11 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["model.seq_len=256"], ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"]],
+    [
+        [],
+        ["model.seq_len=256"],
+        ["training.recompute=full", "model.dropout=0.1", "model.attention_dropout=0.1"],
+    ],
     ids=["plain", "four blocks", "recompute"],
 )
 def test_products_counted_are_those_that_a_step_makes(settings: List[str], compiled: bool) -> None:
@@ -336,13 +348,13 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
             return func(*args, **(kwargs or {}))
 
     @contextlib.contextmanager
-    def attention(qkv: torch.Tensor, *_: Any) -> Iterator[None]:
-        _, b, s, _, heads, d = qkv.shape
+    def attention(packed: torch.Tensor, heads: int, *_: Any) -> Iterator[None]:
+        _, b, s, _, d = packed.shape
         made[(ATTENTION, b * heads, s, d, s)] += 1
         yield
 
     @contextlib.contextmanager
-    def backward(y_grad: torch.Tensor, qkv: torch.Tensor, *_: Any) -> Iterator[None]:
+    def backward(y_grad: torch.Tensor, *_: Any) -> Iterator[None]:
         _, b, s, heads, d = y_grad.shape
         made[(ATTENTION_BACKWARD, b * heads, s, d, s)] += 1
         yield
@@ -364,28 +376,40 @@ def test_products_counted_are_those_that_a_step_makes(settings: List[str], compi
     assert any(kind == ATTENTION for kind, *_ in made) == compiled
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_copies_counted_of_attention_are_those_that_it_makes(dropout: float, compiled: bool) -> None:
+@pytest.mark.parametrize(("dropout", "kv_heads"), [(0.0, 4), (0.1, 4), (0.1, 2)])
+def test_copies_and_products_counted_of_attention_are_those_that_it_makes(
+    dropout: float, kv_heads: int, compiled: bool
+) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their operations")
+    products: "Counter[Tuple[Any, ...]]" = Counter()
     elements = 0
 
     class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal elements
-            if func.overloadpacket.__name__ in ("copy_", "mul_"):
+            name = func.overloadpacket.__name__
+            if name in ("copy_", "mul_"):
                 elements += args[0].numel()
+            elif name == "bmm":
+                products[(*args[0].shape, args[1].shape[2])] += 1
             return func(*args, **(kwargs or {}))
 
-    config = run(f"model.attention_dropout={dropout}", "model.layers=1", "training.global_batch=2")
+    shared = [] if kv_heads == 4 else [f"model.kv_heads={kv_heads}"]
+    config = run(f"model.attention_dropout={dropout}", "model.layers=1", "training.global_batch=2", *shared)
     b, s, heads, d = 2, 64, 4, 32
     flags = torch.ones(b, heads, s, s, dtype=torch.bool)
-    qkv = torch.randn(1, b, s, 3, heads, d, requires_grad=True)
+    packed = torch.randn(1, b, s, heads + 2 * kv_heads, d, requires_grad=True)
     with Watch():
-        y = causal_attention(qkv, (lambda: flags) if dropout else None, dropout)
+        y = attend(packed, heads, (lambda: flags) if dropout else None, dropout)
         y.backward(torch.ones_like(y))
-    embedding = b * s * heads * d
+    beside = b * s * heads * d  # the embedding's; and those that bring queries, keys and values beside each other
+    beside += 2 * b * s * (heads + 2 * kv_heads) * d if shared else 0
     counted = sum(n * size for (name, size), n in micro_batch_work(config, compiled).passes.items() if name == "copy")
-    assert elements == counted - embedding
+    assert elements == counted - beside
+    expected: "Counter[Tuple[Any, ...]]" = Counter()
+    for (kind, *shape), n in micro_batch_work(config, compiled).products.items():
+        expected[tuple(shape)] += n if kind in (KEYS, SCORES, VALUES) else 0
+    assert products == +expected
 
 
 @pytest.mark.parametrize(
