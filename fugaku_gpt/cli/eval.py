@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.model_ranks import (
     ModelRanks,
+    before_joining,
     is_first_rank,
     join_model_ranks,
     model_ranks,
-    refused_on_every_rank,
+    on_joined_ranks,
     start_model_ranks,
 )
 from fugaku_gpt.cli.options import PATH, format_option, options_as
@@ -22,7 +23,7 @@ from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.inference.documents import Question, ScoredText, TextLoss
-    from fugaku_gpt.inference.model_source import ModelSource
+    from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
 _QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
@@ -96,62 +97,67 @@ def eval_(
     """
     inputs.check()
     start_model_ranks(model_ranks)
-    refused_on_every_rank(lambda: _evaluate(source, inputs, windows, per_document, form, model_ranks))
+    prepared = before_joining(lambda: _prepare(source, inputs, model_ranks))
+    for note in prepared.source.notes if is_first_rank() else ():
+        echo(f"fugaku-gpt: note: {note}", err=True)
+    from fugaku_gpt.inference.model_source import ReplicaLayout
 
-
-def _evaluate(
-    source: Path,
-    inputs: EvalInputs,
-    windows: WindowOptions,
-    per_document: bool,
-    form: str,
-    options: ModelRanks,
-) -> None:
-    from fugaku_gpt.data.progress import show_progress
-    from fugaku_gpt.inference.documents import read_questions
-    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, find_tokenizer
-    from fugaku_gpt.inference.text import TextTokenizer
-
-    model_source = find_model(source)
-    if is_first_rank():
-        for note in model_source.notes:
-            echo(f"fugaku-gpt: note: {note}", err=True)
-    questions: List[Question] = []
-    if inputs.questions is not None:
-        tokenizer = TextTokenizer(find_tokenizer(model_source, options.tokenizer))
-        questions = read_questions(inputs.questions, tokenizer)
-        texts = [choice for question in questions for choice in question.choices]
-    else:
-        texts = _texts(inputs, model_source, options.tokenizer)
-    _check_vocabulary(texts, model_source)
-    layout = ReplicaLayout(options.tp, options.pp, options.dtype, join_model_ranks(options))
-    from fugaku_gpt.inference.run import losses_on_every_rank
-
-    if is_first_rank():
-        with show_progress("losses", sum(len(text.ids) for text in texts), "tokens") as advance:
-            losses = losses_on_every_rank(model_source, layout, texts, windows.stride, windows.batch, advance)
-    else:
-        losses_on_every_rank(model_source, layout, texts, windows.stride, windows.batch)
+    layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
+    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows))
+    if not is_first_rank():
         return
-    if questions:
-        echo(render_rows(_QUESTION_COLUMNS, [_row_of_questions(questions, losses)], form), nl=False)
+    if prepared.questions:
+        echo(render_rows(_QUESTION_COLUMNS, [_row_of_questions(prepared.questions, losses)], form), nl=False)
         return
     rows = [_row(loss) for loss in losses] if per_document else []
     echo(render_rows(_COLUMNS, [*rows, _row(_total(losses))], form), nl=False)
 
 
-def _texts(inputs: EvalInputs, source: "ModelSource", named_tokenizer: Optional[Path]) -> "List[ScoredText]":
-    from fugaku_gpt.inference.documents import document_of_file, documents_of_corpus
-    from fugaku_gpt.inference.model_source import find_tokenizer, start_of_corpus, tokenizer_of_corpus
+class _Prepared(NamedTuple):
+    """The model, the questions, if they are asked, and the texts whose losses are computed."""
+
+    source: "ModelSource"
+    questions: "List[Question]"
+    texts: "List[ScoredText]"
+
+
+def _prepare(source: Path, inputs: EvalInputs, options: ModelRanks) -> _Prepared:
+    from fugaku_gpt.inference.documents import document_of_file, documents_of_corpus, read_questions
+    from fugaku_gpt.inference.model_source import (
+        find_model,
+        find_tokenizer,
+        has_read_documents,
+        tokenizer_at,
+        tokenizer_of_corpus,
+    )
     from fugaku_gpt.inference.text import TextTokenizer
 
-    if inputs.data is None:
-        tokenizer = TextTokenizer(find_tokenizer(source, named_tokenizer))
-        return [document_of_file(path, tokenizer) for path in inputs.text]
-    path = named_tokenizer or tokenizer_of_corpus(inputs.data)
-    corpus_tokenizer = TextTokenizer(path) if path is not None else None
-    start = corpus_tokenizer.end if corpus_tokenizer is not None else start_of_corpus(inputs.data)
-    return documents_of_corpus(inputs.data, corpus_tokenizer, start, inputs.documents)
+    model_source, questions = find_model(source), []
+    path = tokenizer_at(options.tokenizer) if options.tokenizer is not None else None
+    if inputs.data is not None and path is None:
+        path = tokenizer_of_corpus(inputs.data)  # none of a Megatron pair, which was encoded by the model's
+    path = path if path is not None else find_tokenizer(model_source, None)
+    tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
+    if inputs.questions is not None:
+        questions = read_questions(inputs.questions, tokenizer)
+        texts = [choice for question in questions for choice in question.choices]
+    elif inputs.data is not None:
+        texts = documents_of_corpus(inputs.data, tokenizer, inputs.documents, counts_bytes=is_first_rank())
+    else:
+        texts = [document_of_file(file, tokenizer) for file in inputs.text]
+    _check_vocabulary(texts, model_source)
+    return _Prepared(model_source, questions, texts)
+
+
+def _losses(prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions) -> "List[TextLoss]":
+    from fugaku_gpt.data.progress import show_progress
+    from fugaku_gpt.inference.run import losses_on_every_rank
+
+    source, _, texts = prepared
+    if not is_first_rank():
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch)
+    with show_progress("losses", sum(len(text.ids) - text.first for text in texts), "tokens") as advance:
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance)
 
 
 def _check_vocabulary(texts: "Sequence[ScoredText]", source: "ModelSource") -> None:
@@ -160,9 +166,10 @@ def _check_vocabulary(texts: "Sequence[ScoredText]", source: "ModelSource") -> N
 
     vocabulary = model_of(source).vocab_size
     for text in texts:
-        if max(text.ids) >= vocabulary:
+        largest = int(max(text.ids))
+        if largest >= vocabulary:
             raise UsageError(
-                f"{text.name}: has token {max(text.ids)}, and the model {vocabulary} tokens: it was encoded by another "
+                f"{text.name}: has token {largest}, and the model {vocabulary} tokens: it was encoded by another "
                 "model's tokenizer"
             )
 

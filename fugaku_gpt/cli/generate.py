@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.model_ranks import (
     ModelRanks,
+    before_joining,
     is_first_rank,
     join_model_ranks,
     model_ranks,
-    refused_on_every_rank,
+    on_joined_ranks,
     start_model_ranks,
 )
+from fugaku_gpt.cli.numbers import FiniteRange
 from fugaku_gpt.cli.options import PATH, options_as
 from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
+    from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
     from fugaku_gpt.inference.sampling import Sampling
     from fugaku_gpt.inference.text import TextTokenizer
 
@@ -55,7 +58,7 @@ class SamplingOptions:
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=0.0,
     show_default=True,
     help="Divides the logits; 0 takes the most probable token.",
@@ -63,14 +66,14 @@ class SamplingOptions:
 @click.option("--top-k", type=click.IntRange(min=1), help="Choose from this many of the most probable tokens.")
 @click.option(
     "--top-p",
-    type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+    type=FiniteRange(min=0.0, max=1.0, min_open=True),
     default=1.0,
     show_default=True,
     help="Choose from the fewest tokens that have this probability together.",
 )
 @click.option(
     "--repetition-penalty",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=FiniteRange(min=0.0, min_open=True),
     default=1.0,
     show_default=True,
     help="Above 1, tokens that the text already has become less probable.",
@@ -106,25 +109,38 @@ def generate(
     """
     if bool(prompts) == (prompt_file is not None):
         raise UsageError("give prompts: --prompt TEXT (repeatable), or --prompts FILE")
+    if "" in sampling.stop:
+        raise UsageError("--stop: an empty text would end every text at its beginning")
     start_model_ranks(model_ranks)
-    refused_on_every_rank(lambda: _generate(source, prompts, prompt_file, chat, form, model_ranks, sampling))
+    prepared = before_joining(lambda: _prepare(source, prompts, prompt_file, chat, model_ranks))
+    for note in prepared.source.notes if is_first_rank() else ():
+        echo(f"fugaku-gpt: note: {note}", err=True)
+    from fugaku_gpt.inference.model_source import ReplicaLayout
+
+    layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
+    on_joined_ranks(lambda: _generate(prepared, layout, sampling, form))
 
 
-def _generate(
-    source: Path,
-    prompts: Tuple[str, ...],
-    prompt_file: Optional[Path],
-    chat: bool,
-    form: str,
-    options: ModelRanks,
-    sampling: SamplingOptions,
-) -> None:
-    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, find_tokenizer, model_of
+class _Prepared(NamedTuple):
+    """The model, its tokenizer, and the prompts as they were given and as token ids."""
+
+    source: "ModelSource"
+    tokenizer: "TextTokenizer"
+    prompts: Sequence[object]
+    encoded: List[List[int]]
+
+
+def _prepare(
+    source: Path, prompts: Tuple[str, ...], prompt_file: Optional[Path], chat: bool, options: ModelRanks
+) -> _Prepared:
+    """Read everything before MPI starts: a chat template is rendered in a fork."""
+    from fugaku_gpt.inference.model_source import find_model, find_tokenizer, has_read_documents, model_of
     from fugaku_gpt.inference.prompts import encode_prompts, read_prompts
     from fugaku_gpt.inference.text import TextTokenizer
 
     model_source = find_model(source)
-    tokenizer = TextTokenizer(find_tokenizer(model_source, options.tokenizer))
+    path = find_tokenizer(model_source, options.tokenizer)
+    tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
     texts = list(prompts) if prompt_file is None else read_prompts(prompt_file)
     model = model_of(model_source)
     if tokenizer.vocab_size > model.vocab_size:
@@ -132,20 +148,21 @@ def _generate(
             f"the tokenizer has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
             "it is another model's; name the right one with --tokenizer FILE"
         )
-    encoded = encode_prompts(texts, tokenizer, chat, model.seq_len)  # before MPI starts, as it may fork
-    for note in model_source.notes if is_first_rank() else ():
-        echo(f"fugaku-gpt: note: {note}", err=True)
-    layout = ReplicaLayout(options.tp, options.pp, options.dtype, join_model_ranks(options))
+    return _Prepared(model_source, tokenizer, texts, encode_prompts(texts, tokenizer, chat, model.seq_len))
+
+
+def _generate(prepared: _Prepared, layout: "ReplicaLayout", sampling: SamplingOptions, form: str) -> None:
     from fugaku_gpt.inference.run import generate_on_every_rank
 
+    source, tokenizer, prompts, encoded = prepared
     streams = len(encoded) == 1 and form == "text" and is_first_rank()
     on_text = (lambda text: echo(text, nl=False)) if streams else None
     results = generate_on_every_rank(
-        model_source, layout, encoded, tokenizer, _sampling(sampling), _limits(sampling, tokenizer), on_text
+        source, layout, encoded, tokenizer, _sampling(sampling), _limits(sampling, tokenizer), on_text
     )
     if results is not None:
-        texts_of_prompts, speed = results
-        _print(texts_of_prompts, texts, form, streams)
+        texts, speed = results
+        _print(texts, prompts, form, streams)
         echo(_speed_line(speed), err=True)
 
 

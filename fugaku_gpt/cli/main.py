@@ -53,9 +53,10 @@ def cli() -> None:
 def run(arguments: Optional[Sequence[str]] = None) -> int:
     """Run one command line and return its exit code; a user's mistake is printed as a message, never as a traceback."""
     try:
-        argument_list = list(arguments) if arguments is not None else None
-        # without standalone mode, click returns the code of an Exit, or what the command returned
-        code = cli.main(args=argument_list, prog_name="fugaku-gpt", standalone_mode=False)
+        argument_list = list(arguments) if arguments is not None else sys.argv[1:]
+        # without standalone mode, click returns the code of an Exit, or what the command returned; ``obj`` is for
+        # commands that start themselves on ranks
+        code = cli.main(args=argument_list, prog_name="fugaku-gpt", standalone_mode=False, obj=argument_list)
     except click.Abort:
         echo("interrupted", err=True)
         return EXIT_RUN_FAILED

@@ -6,16 +6,16 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, TypeVar
+from typing import Callable, Optional, TypeVar
 
 import click
 
 from fugaku_gpt.cli.options import PATH, Command, options_as
 from fugaku_gpt.cli.output import echo
-from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, UsageError
-from fugaku_gpt.machine.rank import launched_rank
+from fugaku_gpt.errors import FugakuGptError, RunFailed, UsageError, missing_package
+from fugaku_gpt.machine.rank import launched_rank, ranks_of_node
 
-F = TypeVar("F", bound=Command)
+T = TypeVar("T")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -29,6 +29,7 @@ class ModelRanks:
         threads: threads of each rank; None: its share of the cores.
         dtype: type in which it is computed.
         tokenizer: a ``tokenizer.json`` or its folder; None: the model's.
+        end_token: the token that ends documents; None: as the tokenizer's files say.
     """
 
     ranks: Optional[int]
@@ -37,12 +38,16 @@ class ModelRanks:
     threads: Optional[int]
     dtype: str
     tokenizer: Optional[Path]
+    end_token: Optional[str]
 
 
 def model_ranks(function: Command) -> Command:
     """Add the options of :class:`ModelRanks` to a command, which gets them in ``model_ranks``."""
     count = click.IntRange(min=1)
     command = options_as(ModelRanks, "model_ranks")(function)
+    command = click.option("--end-token", metavar="TOKEN", help="Token that ends documents; default: as declared.")(
+        command
+    )
     command = click.option(
         "--tokenizer", type=PATH, metavar="FILE", help="A tokenizer.json, or its folder; default: that of the model."
     )(command)
@@ -78,36 +83,35 @@ def start_model_ranks(options: ModelRanks) -> None:
     return, as this process is a rank.
 
     Raises:
+        RunFailed: memory ran out on this machine.
         UsageError: ranks cannot be started here.
     """
     launched, ranks = launched_rank(), options.ranks
-    if ranks is None:
+    if ranks in (None, 1) or (launched is not None and launched.ranks == ranks):
         return
+    assert ranks is not None
     if launched is not None and launched.ranks != 1:
-        if launched.rank != 0:  # rank 0 reports it
-            raise click.exceptions.Exit(EXIT_USAGE)
         raise UsageError(f"--ranks {ranks}: a launcher has started ranks already; leave --ranks out under it")
     if ranks % (options.tp * options.pp):
         product = options.tp * options.pp
         raise UsageError(f"--ranks {ranks}: --tp {options.tp} * --pp {options.pp} = {product} must divide it")
-    if ranks == 1:
-        return
-    from fugaku_gpt.launch.launcher import find_launcher, require_rank_packages
+    from fugaku_gpt.launch.launcher import exit_code_of, find_launcher, require_rank_packages
     from fugaku_gpt.launch.processes import SeparateStreams, run_command
-    from fugaku_gpt.launch.rank_variables import thread_variables
     from fugaku_gpt.machine.local import usable_cores
 
     require_rank_packages()
     launcher = find_launcher()
-    threads = options.threads or max(1, len(usable_cores()) // ranks)
-    arguments = _without_ranks(sys.argv[1:])
-    argv = [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments]
-    environment = {**launcher.environment, **thread_variables(threads)}
-    outcome = run_command(argv, environment, on_line=SeparateStreams(echo, lambda line: echo(line, err=True)))
-    if outcome.stopped_by is not None:
-        raise click.exceptions.Exit(128 + outcome.stopped_by)
-    is_known = outcome.exit_code in (EXIT_OK, EXIT_USAGE)
-    raise click.exceptions.Exit(outcome.exit_code if is_known else EXIT_RUN_FAILED)
+    arguments = [*click.get_current_context().find_root().obj]
+    if options.threads is None:
+        arguments += ["--threads", str(max(1, len(usable_cores()) // ranks))]
+    outcome = run_command(
+        [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments],
+        launcher.environment,
+        on_line=SeparateStreams(echo, lambda line: echo(line, err=True)),
+    )
+    if outcome.oom_kills:
+        raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
+    raise click.exceptions.Exit(exit_code_of(outcome))
 
 
 def join_model_ranks(options: ModelRanks) -> int:
@@ -115,32 +119,31 @@ def join_model_ranks(options: ModelRanks) -> int:
     from fugaku_gpt.launch.rank_variables import thread_variables
     from fugaku_gpt.machine.local import threads_of_rank
 
-    launched = launched_rank()
-    ranks = launched.ranks if launched is not None and launched.ranks is not None else 1
-    threads = options.threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or threads_of_rank(ranks)
+    threads = options.threads or threads_of_rank(ranks_of_node())
     os.environ.update(thread_variables(threads))
     return threads
 
 
-def refused_on_every_rank(action: Callable[[], None]) -> None:
-    """Call ``action``; a usage error on ranks other than the first ends them without a message, since all have it."""
+def before_joining(action: Callable[[], T]) -> T:
+    """Call ``action`` on a rank that has not joined MPI yet. What it refuses ends all ranks of the launch, also where
+    only this one refuses it."""
+    launched = launched_rank()
     try:
-        action()
-    except UsageError:
+        return action()
+    except (ModuleNotFoundError, UsageError) as error:
+        message = missing_package(error) if isinstance(error, ModuleNotFoundError) else error
+        if message is None or launched is None or launched.ranks == 1:
+            raise
+        from fugaku_gpt.launch.rank_supervisor import refuse_launch
+
+        refuse_launch(launched.rank, message)
+
+
+def on_joined_ranks(action: Callable[[], T]) -> T:
+    """Call ``action``, which joins MPI and raises errors for the user on every rank; the first rank reports them."""
+    try:
+        return action()
+    except FugakuGptError as error:
         if not is_first_rank():
-            raise click.exceptions.Exit(EXIT_USAGE) from None
+            raise click.exceptions.Exit(error.exit_code) from None
         raise
-
-
-def _without_ranks(arguments: Sequence[str]) -> List[str]:
-    """The arguments of this command without ``--ranks N`` or ``--ranks=N``."""
-    kept: List[str] = []
-    skips = False
-    for argument in arguments:
-        if skips:
-            skips = False
-        elif argument == "--ranks":
-            skips = True
-        elif not argument.startswith("--ranks="):
-            kept.append(argument)
-    return kept

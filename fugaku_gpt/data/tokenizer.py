@@ -1,6 +1,6 @@
 """Byte-level BPE with Hugging Face ``tokenizers``: training, and loading of a ``tokenizer.json``.
 
-Only ``data prepare`` needs it; training a model reads token ids and never imports this module.
+``data prepare``, ``generate`` and ``eval`` need it; training a model reads token ids and never imports this module.
 """
 
 from __future__ import annotations
@@ -155,6 +155,6 @@ def import_tokenizers() -> Any:
         import tokenizers.trainers
     except ImportError as error:
         raise DataError(
-            f"`data prepare` needs the package tokenizers ({error}); install it: pip install 'fugaku_gpt[data]'"
+            f"text needs the package tokenizers ({error}); install it: pip install 'fugaku_gpt[data]'"
         ) from None
     return tokenizers

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
 
 from fugaku_gpt.data.corpus import open_corpus
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import DataError, UsageError
 from fugaku_gpt.inference.text import TextTokenizer
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT, cut
+
+TokenIds = Union[Sequence[int], "np.ndarray[Any, np.dtype[Any]]"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class ScoredText:
     """
 
     name: str
-    ids: Sequence[int]
+    ids: TokenIds
     first: int
     bytes: Optional[int]
 
@@ -71,22 +75,27 @@ class Question(NamedTuple):
 
 
 def documents_of_corpus(
-    path: str, tokenizer: Optional[TextTokenizer], start: int, most: Optional[int]
+    path: str, tokenizer: TextTokenizer, count: Optional[int], counts_bytes: bool
 ) -> List[ScoredText]:
     """Return the documents of a corpus as they are stored, with the token that ends each.
 
     Args:
-        tokenizer: that of the corpus, to count bytes of text; None: they are not known.
-        start: the token before a document.
-        most: documents to take, from the first on; None: all.
+        tokenizer: that of the corpus; its end comes before each document, too.
+        count: documents to take, from the first on; None: all.
+        counts_bytes: whether to count the bytes of each text, for which it is decoded.
+
+    Raises:
+        DataError: there is no corpus, or it is damaged, or holds no token.
     """
     index = open_corpus(path).index
     documents = []
-    for number in range(index.documents if most is None else min(most, index.documents)):
-        ids = [int(token) for token in index.document(number)]
-        if ids:
-            size = len(tokenizer.decode(ids).encode("utf-8")) if tokenizer is not None else None
-            documents.append(ScoredText(f"{number}", [start, *ids], 1, size))
+    for number in range(index.documents if count is None else min(count, index.documents)):
+        ids = np.concatenate(([tokenizer.end], index.document(number)))
+        if len(ids) > 1:
+            size = len(tokenizer.decode(ids.tolist()).encode("utf-8")) if counts_bytes else None
+            documents.append(ScoredText(f"{number}", ids, 1, size))
+    if not documents:
+        raise DataError(f"{path}: none of its documents has a token")
     return documents
 
 
@@ -101,7 +110,7 @@ def document_of_file(path: Path, tokenizer: TextTokenizer) -> ScoredText:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     ids = [*tokenizer.encode_start(text), tokenizer.end]
-    return ScoredText(str(path), ids, len(ids) - len(tokenizer.encode(text)) - 1, len(text.encode("utf-8")))
+    return ScoredText(str(path), ids, 1, len(text.encode("utf-8")))
 
 
 def read_questions(path: Path, tokenizer: TextTokenizer) -> List[Question]:
@@ -112,7 +121,7 @@ def read_questions(path: Path, tokenizer: TextTokenizer) -> List[Question]:
         UsageError: the file cannot be read, or a line is not valid.
     """
     try:
-        lines = read_text(path, PROMPTS_TEXT).splitlines()
+        lines = read_text(path, PROMPTS_TEXT).split("\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     questions = [_question(f"{path}:{n}", line, tokenizer) for n, line in enumerate(lines, 1) if line.strip()]
@@ -131,7 +140,17 @@ def _question(place: str, line: str, tokenizer: TextTokenizer) -> Question:
         raise UsageError(f"{place}: {cut(line)}: expected question (a text) and choices (a list of texts)")
     if type(answer) is not int or not 0 <= answer < len(choices):
         raise UsageError(f"{place}: answer {cut(str(answer))}: valid: 0 to {len(choices) - 1}, the number of a choice")
-    return Question(answer, [_choice(f"{place} {n}", question, text, tokenizer) for n, text in enumerate(choices)])
+    context = tokenizer.encode_start(question)
+    encoded = [tokenizer.encode_start(question + choice) for choice in choices]
+    # all choices are predicted after the same context; a token that has a part of both differs between choices
+    first = max(1, min(_shared_length(context, ids) for ids in encoded))
+    if any(len(ids) <= first for ids in encoded):
+        raise UsageError(f"{place}: choices: the tokenizer makes no token of one of them")
+    texts = zip(choices, encoded)
+    return Question(
+        answer,
+        [ScoredText(f"{place} {n}", ids, first, len(text.encode("utf-8"))) for n, (text, ids) in enumerate(texts)],
+    )
 
 
 def _fields_of_question(value: Any) -> Tuple[Any, List[Any], Any]:
@@ -140,10 +159,7 @@ def _fields_of_question(value: Any) -> Tuple[Any, List[Any], Any]:
     return value.get("question"), value["choices"], value.get("answer")
 
 
-def _choice(name: str, question: str, choice: str, tokenizer: TextTokenizer) -> ScoredText:
-    """A choice behind its question: a token that has a part of both is predicted, as it differs between choices."""
-    context, ids = tokenizer.encode_start(question), tokenizer.encode_start(question + choice)
-    shared = next(
-        (n for n, (left, right) in enumerate(zip(context, ids)) if left != right), min(len(context), len(ids))
-    )
-    return ScoredText(name, ids, max(1, min(shared, len(ids) - 1)), len(choice.encode("utf-8")))
+def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """The number of tokens with which both begin."""
+    pairs = enumerate(zip(left, right))
+    return next((number for number, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -10,7 +10,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.inference.documents import ScoredText, TextLoss
 from fugaku_gpt.inference.replica import ModelReplica, pad_batch
 
@@ -59,10 +59,11 @@ def text_losses(
     Args:
         stride: tokens between the beginnings of windows; None: the model's sequence length.
         batch: windows that are computed together.
-        on_done: called with the number of tokens done so far by this replica and those beside it.
+        on_done: called with the number of tokens predicted so far by this replica and those beside it.
 
     Raises:
-        UsageError: the stride is longer than the model's sequences.
+        RunFailed: a loss is not finite; raised on every rank.
+        UsageError: the stride is longer than the model's sequences; raised on every rank.
     """
     grid, seq_len = replica.grid, replica.config.model.seq_len
     if stride is not None and stride > seq_len:
@@ -76,10 +77,12 @@ def text_losses(
         for number, members in enumerate(batches):
             if number % grid.dp.size == grid.coordinates.dp:
                 _add_losses(replica, [windows[index] for index in members], texts, members, sums)
-            done += sum(windows[index].stop - windows[index].start for index in members)
+            done += sum(windows[index].stop - windows[index].first for index in members)
             on_done(done)
     grid.dp.all_reduce(sums)  # of each window one replica has the sum, the others zeros
     grid.pp.broadcast(sums, root=grid.pp.size - 1)
+    if not bool(torch.isfinite(sums).all()):
+        raise RunFailed(f"a loss is not finite in {replica.config.training.dtype}; try --dtype float32")
     nats = [0.0] * len(texts)
     for window, loss in zip(windows, sums.tolist()):
         nats[window.text] += loss

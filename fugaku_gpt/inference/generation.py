@@ -135,4 +135,6 @@ class Generator:
         if stable.is_stopped:
             text.reason = STOP
         # at the end, nothing that follows can complete a character or a stop string
-        text.text = decoded if text.reason and not stable.is_stopped else stable.text
+        final = decoded if text.reason and not stable.is_stopped else stable.text
+        if final.startswith(text.text):  # a character that is not complete may hide what was shown, until it is
+            text.text = final

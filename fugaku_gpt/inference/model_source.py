@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import List, NamedTuple, Optional
@@ -76,8 +75,7 @@ def inference_config(source: ModelSource, layout: ReplicaLayout, replicas: int) 
     recorded = source.manifest.config.get("model")
     if not isinstance(recorded, dict):
         raise CheckpointError(f"{source.checkpoint}: does not say which model it holds (config.model)")
-    fields = {field.name for field in dataclasses.fields(ModelConfig)}  # an older version may have recorded others
-    settings = {f"model.{name}": value for name, value in recorded.items() if name in fields and value is not None}
+    settings = {f"model.{name}": value for name, value in recorded.items() if value is not None}
     settings.update({"model.dropout": 0, "model.attention_dropout": 0, "training.dtype": layout.dtype})
     settings.update({"layout.dp": replicas, "layout.tp": layout.tp, "layout.pp": layout.pp})
     settings.update({"training.global_batch": replicas, "training.micro_batch": 1})
@@ -85,6 +83,29 @@ def inference_config(source: ModelSource, layout: ReplicaLayout, replicas: int) 
         return load_run_config(overrides=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
     except ConfigError as error:
         raise ConfigError(f"{source.checkpoint}: its model does not work in this layout:\n{error}") from None
+
+
+def has_read_documents(source: ModelSource) -> bool:
+    """Whether the model was trained here, on documents that follow one another."""
+    return bool(_corpora_of(source))
+
+
+def _corpora_of(source: ModelSource) -> List[str]:
+    data = source.manifest.config.get("data")
+    paths = data.get("paths") if isinstance(data, dict) else None
+    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
+
+
+def tokenizer_at(path: Path) -> Path:
+    """Return the ``tokenizer.json`` that a user names, by itself or by its folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    file = path / TOKENIZER if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file; --tokenizer takes a tokenizer.json, or a folder that holds one")
+    return file
 
 
 def find_tokenizer(source: ModelSource, named: Optional[Path]) -> Path:
@@ -95,16 +116,12 @@ def find_tokenizer(source: ModelSource, named: Optional[Path]) -> Path:
         UsageError: there is none.
     """
     if named is not None:
-        path = named / TOKENIZER if named.is_dir() else named
-        if not path.is_file():
-            raise UsageError(f"{path}: no such file; --tokenizer takes a tokenizer.json, or a folder that holds one")
-        return path
+        return tokenizer_at(named)
     beside = source.checkpoint / TOKENIZER
     if beside.is_file():
         return beside
-    paths = source.manifest.config.get("data", {}).get("paths", [])
     try:
-        return tokenizer_of_corpora(paths).path
+        return tokenizer_of_corpora(_corpora_of(source)).path
     except DataError as error:
         raise UsageError(f"{source.checkpoint}: has no tokenizer: {error}; name one with --tokenizer FILE") from None
 
@@ -116,10 +133,3 @@ def tokenizer_of_corpus(path: str) -> Optional[Path]:
         DataError: there is no corpus, or it is damaged.
     """
     return tokenizer_of_corpora([path]).path if open_corpus(path).manifest is not None else None
-
-
-def start_of_corpus(path: str) -> int:
-    """Return the token that comes before each document of a Megatron pair: the last one of its first document, which
-    ends it."""
-    index = open_corpus(path).index
-    return int(index.document(0)[-1]) if len(index.document(0)) else 0

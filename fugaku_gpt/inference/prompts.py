@@ -23,7 +23,7 @@ def read_prompts(path: Path) -> List[Prompt]:
         UsageError: it cannot be read, a line is not valid, or there is no prompt.
     """
     try:
-        lines = read_text(path, PROMPTS_TEXT).splitlines()
+        lines = read_text(path, PROMPTS_TEXT).split("\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

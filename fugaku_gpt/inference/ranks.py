@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from pathlib import Path
 from typing import Callable, TypeVar
 
+from fugaku_gpt.checkpoint.manifest import MANIFEST, manifest_text, parse_manifest
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
-from fugaku_gpt.errors import EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.errors import EXIT_RUN_FAILED, FugakuGptError, UsageError
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
@@ -22,19 +24,34 @@ from fugaku_gpt.training.startup import (
 T = TypeVar("T")
 
 
-def on_every_rank(source: ModelSource, layout: ReplicaLayout, use: Callable[[ModelReplica], T]) -> T:
+def on_every_rank(
+    source: ModelSource,
+    layout: ReplicaLayout,
+    use: Callable[[ModelReplica], T],
+    check: Callable[[Communicator, int], None] = lambda world, replicas: None,
+) -> T:
     """Join the ranks of this job, load the model, and call ``use`` with this rank's part; collective.
 
-    Ranks beyond those of one replica make further replicas. A rank that fails alone ends all others.
+    Ranks beyond those of one replica make further replicas. All use the checkpoint that the first rank has chosen, as a
+    run may write another meanwhile. A rank that fails alone ends all others.
+
+    Args:
+        check: called with all ranks and the number of replicas before the model is loaded; what it raises, it raises on
+            every rank.
 
     Raises:
-        UsageError: the ranks cannot share the model like that, or it cannot be loaded; raised on every rank.
+        FugakuGptError: the ranks cannot share the model like that, it cannot be loaded, or ``use`` or ``check`` has
+            raised it; raised on every rank.
     """
     world = open_world(threads=layout.threads)
     prepare_process(layout.threads)
     try:
-        return use(_loaded_replica(world, source, layout))
-    except UsageError:  # raised on every rank
+        replicas, rest = divmod(world.size, layout.tp * layout.pp)
+        if rest:
+            raise UsageError(f"{world.size} ranks are no multiple of --tp {layout.tp} * --pp {layout.pp}")
+        check(world, replicas)
+        return use(_loaded_replica(world, _of_first_rank(world, source), layout, replicas))
+    except FugakuGptError:
         raise
     except BaseException as error:
         if world.size == 1:
@@ -44,10 +61,13 @@ def on_every_rank(source: ModelSource, layout: ReplicaLayout, use: Callable[[Mod
         raise error
 
 
-def _loaded_replica(world: Communicator, source: ModelSource, layout: ReplicaLayout) -> ModelReplica:
-    replicas, rest = divmod(world.size, layout.tp * layout.pp)
-    if rest:
-        raise UsageError(f"{world.size} ranks are no multiple of --tp {layout.tp} * --pp {layout.pp}")
+def _of_first_rank(world: Communicator, source: ModelSource) -> ModelSource:
+    """Return the first rank's choice of a checkpoint."""
+    path, text = world.broadcast_json([str(source.checkpoint), manifest_text(source.manifest).decode("ascii")])
+    return ModelSource(Path(path), parse_manifest(text.encode("ascii"), Path(path) / MANIFEST), source.notes)
+
+
+def _loaded_replica(world: Communicator, source: ModelSource, layout: ReplicaLayout, replicas: int) -> ModelReplica:
     config = inference_config(source, layout, replicas)
     collective_try(world, lambda: check_precision(config))
     agree_on_kernels(config, world)

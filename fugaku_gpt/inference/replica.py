@@ -10,12 +10,15 @@ import torch
 from fugaku_gpt.checkpoint.reader import Checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import CheckpointError, RunFailed
+from fugaku_gpt.inference.documents import TokenIds
 from fugaku_gpt.inference.model_source import ModelSource
-from fugaku_gpt.layout.shards import tensor_region
+from fugaku_gpt.layout.shards import logical_shapes, tensor_region
 from fugaku_gpt.layout.stages import chunk_tensors, chunks_of
 from fugaku_gpt.model import build_stage, named_parameters
 from fugaku_gpt.model.kv_cache import KeyValueCache, NewTokens
 
+_NOT_FINITE = -1
 # Chooses the next token of each of b sequences from their logits [b, V] in float64.
 ChooseTokens = Callable[["np.ndarray[tuple[int, int], np.dtype[np.float64]]"], List[int]]
 
@@ -42,6 +45,9 @@ class ModelReplica:
         Raises:
             CheckpointError: the checkpoint is damaged, or of another model.
         """
+        surplus = sorted(set(source.manifest.tensors) - set(logical_shapes(self.config.model)))
+        if surplus:
+            raise CheckpointError(f"{source.checkpoint}: holds {surplus[0]}, which the model that it records has not")
         tp, rank = self.grid.tp.size, self.grid.coordinates.tp
         parameters = named_parameters([self._model])
         with Checkpoint(source.checkpoint, source.manifest) as checkpoint:
@@ -64,12 +70,22 @@ class ModelReplica:
         self, tokens: torch.Tensor, cache: KeyValueCache, new: NewTokens, choose: ChooseTokens
     ) -> List[int]:
         """Read the next tokens [b, t] of b sequences, and return the token that follows each; collective over the
-        replica, on every rank of which the result is the same."""
+        replica, on every rank of which the result is the same.
+
+        Raises:
+            RunFailed: a logit is not finite; raised on every rank of the replica.
+        """
         x = self._hidden_states(tokens, cache, new)
-        chosen = torch.zeros(len(tokens), dtype=torch.int64)
+        chosen = torch.full((len(tokens),), _NOT_FINITE, dtype=torch.int64)
         if self._chunk.has_head:
-            chosen[:] = torch.tensor(choose(self._model.last_logits(x).double().numpy()))
+            logits = self._model.last_logits(x).double()
+            if bool(torch.isfinite(logits).all()):
+                chosen[:] = torch.tensor(choose(logits.numpy()))
+        # ranks with another processor or another NumPy must not go different ways
+        self.grid.tp.broadcast(chosen)
         self.grid.pp.broadcast(chosen, root=self.grid.pp.size - 1)
+        if _NOT_FINITE in chosen:
+            raise RunFailed(f"a logit is not finite in {self.config.training.dtype}; try --dtype float32")
         return [int(token) for token in chosen]
 
     def token_losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Optional[torch.Tensor]:
@@ -93,7 +109,10 @@ class ModelReplica:
         return x
 
 
-def pad_batch(sequences: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+def pad_batch(sequences: Sequence[TokenIds], filler: int) -> torch.Tensor:
     """Return token ids [b, longest], filled up on the right, where causal attention reads nothing."""
     longest = max(map(len, sequences))
-    return torch.tensor([[*sequence, *[filler] * (longest - len(sequence))] for sequence in sequences])
+    padded = torch.full((len(sequences), longest), filler, dtype=torch.int64)
+    for row, sequence in zip(padded, sequences):
+        row[: len(sequence)] = torch.as_tensor(np.asarray(sequence, dtype=np.int64))
+    return padded

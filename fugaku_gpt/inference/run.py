@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import asdict
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
+from fugaku_gpt.comm import Communicator
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
-from fugaku_gpt.inference.documents import ScoredText, TextLoss
+from fugaku_gpt.inference.documents import ScoredText, TextLoss, TokenIds
 from fugaku_gpt.inference.evaluation import text_losses
 from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
@@ -39,9 +43,29 @@ def generate_on_every_rank(
         UsageError: the model cannot be loaded in this layout, or there are more replicas than prompts; raised on
             every rank.
     """
+
+    def check(world: Communicator, replicas: int) -> None:
+        if replicas > len(prompts):
+            raise UsageError(
+                f"{replicas} replicas for {len(prompts)} prompts: start fewer ranks, or share the model: --tp, --pp"
+            )
+        _check_equal(world, "prompts", prompts)
+
     return on_every_rank(
-        source, layout, lambda replica: _generate(replica, prompts, tokenizer, sampling, limits, on_text)
+        source, layout, lambda replica: _generate(replica, prompts, tokenizer, sampling, limits, on_text), check
     )
+
+
+def _check_equal(world: Communicator, name: str, sequences: Sequence[TokenIds]) -> None:
+    """Raise a ``UsageError`` on every rank if ranks have different tokens, as where a file differs between nodes."""
+    digest = 0
+    for ids in sequences:
+        digest = zlib.crc32(np.asarray(ids, dtype="<i8").tobytes(), digest)
+    digests = world.gather_json(digest)
+    ranks = [rank for rank, other in enumerate(digests or []) if other != digest]
+    ranks = world.broadcast_json(ranks)
+    if ranks:
+        raise UsageError(f"rank {ranks[0]} has other {name} than rank 0: does its node have other files?")
 
 
 def losses_on_every_rank(
@@ -54,7 +78,12 @@ def losses_on_every_rank(
 ) -> List[TextLoss]:
     """Join the ranks of this job, and return the loss of each text, on every rank; collective. Arguments and errors:
     see :func:`fugaku_gpt.inference.evaluation.text_losses`."""
-    return on_every_rank(source, layout, lambda replica: text_losses(replica, texts, stride, batch, on_done))
+    return on_every_rank(
+        source,
+        layout,
+        lambda replica: text_losses(replica, texts, stride, batch, on_done),
+        lambda world, replicas: _check_equal(world, "texts", [text.ids for text in texts]),
+    )
 
 
 def _generate(
@@ -66,10 +95,6 @@ def _generate(
     on_text: Optional[Callable[[str], None]],
 ) -> Optional[Tuple[Dict[int, Continuation], Speed]]:
     grid = replica.grid
-    if grid.dp.size > len(prompts):
-        raise UsageError(
-            f"{grid.dp.size} replicas for {len(prompts)} prompts: start fewer ranks, or share the model: --tp, --pp"
-        )
     own = {number: ids for number, ids in enumerate(prompts) if number % grid.dp.size == grid.coordinates.dp}
     generator = Generator(replica, tokenizer.decode_after, sampling, limits)
     if on_text is None:

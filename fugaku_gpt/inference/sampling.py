@@ -51,8 +51,11 @@ class Sampling:
             logits[present] = np.where(values > 0, values / self.repetition_penalty, values * self.repetition_penalty)
         if self.temperature == 0.0:
             return int(np.argmax(logits))
+        candidates = np.arange(len(logits))
+        if self.top_k is not None and self.top_k < len(logits):  # without sorting all of a large vocabulary
+            candidates = np.flatnonzero(logits >= np.partition(logits, -self.top_k)[-self.top_k])
         # the most probable first, of equal ones the first in the vocabulary
-        order = np.argsort(-logits, kind="stable")[: self.top_k]
+        order = candidates[np.argsort(-logits[candidates], kind="stable")][: self.top_k]
         weights = np.exp((logits[order] - logits[order[0]]) / self.temperature)
         sums = np.cumsum(weights)
         if self.top_p < 1.0:

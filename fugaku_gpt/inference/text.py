@@ -11,7 +11,7 @@ from fugaku_gpt.data.tokenizer import Encoder, import_tokenizers
 from fugaku_gpt.errors import DataError, UsageError
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
-from fugaku_gpt.limits import CHAT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT, TOKENIZER_TEXT
+from fugaku_gpt.limits import CHAT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT, TOKENIZER_TEXT, cut
 from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
 
 _INCOMPLETE = "\ufffd"  # what bytes decode to that are not yet a character
@@ -28,8 +28,13 @@ class TextTokenizer:
         stops: ids at which a text ends: ``end``, and the end of a turn where the chat template has one.
     """
 
-    def __init__(self, path: Path, end_token: Optional[str] = None) -> None:
+    def __init__(self, path: Path, end_token: Optional[str] = None, *, begins_after_end: bool = False) -> None:
         """Load a ``tokenizer.json``; files beside it may declare its end token and its chat template.
+
+        Args:
+            end_token: the token that ends documents; None: as the files say.
+            begins_after_end: the model has read documents one behind the other, each behind the end of another, and
+                never what the tokenizer itself puts before a text.
 
         Raises:
             DataError: it cannot be read, or does not say which token ends a document.
@@ -44,13 +49,21 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         # what the tokenizer itself puts before a text, such as <s>; else a text begins where a document has ended
         before = self._tokenizer.encode("", add_special_tokens=True).ids
-        self._start = [int(before[0])] if len(before) == 1 else [self.end]
+        self._start = [int(before[0])] if len(before) == 1 and not begins_after_end else [self.end]
         self._declared = _declarations(path.with_name(TOKENIZER_CONFIG))
         self.stops = frozenset({self.end, *self._ends_of_turns()})
 
     def encode(self, text: str) -> List[int]:
-        """Return the ids of a text as documents of a corpus are encoded, without the end."""
-        return [int(number) for number in self._encoder.encode(text.encode("utf-8"))[:-1]]
+        """Return the ids of a text as documents of a corpus are encoded, without the end.
+
+        Raises:
+            UsageError: the text has what is no character, such as a byte that is not UTF-8.
+        """
+        try:
+            content = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{cut(text)!r}: character {error.start + 1} is none: expected UTF-8") from None
+        return [int(number) for number in self._encoder.encode(content)[:-1]]
 
     def encode_start(self, text: str) -> List[int]:
         """Return the ids of a text that begins a document."""
@@ -62,6 +75,8 @@ class TextTokenizer:
         Raises:
             UsageError: the tokenizer has no chat template, or it fails.
         """
+        for message in messages:
+            self.encode(message["content"])  # refuses what is no text
         text = render_chat(self._chat_template(), messages, self._special_names())
         return [int(number) for number in self._tokenizer.encode(text, add_special_tokens=False).ids]
 

@@ -11,6 +11,8 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
+# numbers of ranks on this node: Open MPI, MPICH
+_NODE_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 # Fujitsu's mpiexec gives a process its rank and its number on its node, and no number of ranks (user guide, environment
 # variables in MPI processes).
 _FUJITSU_RANK, _FUJITSU_NODE_RANK = "PMIX_RANK", "PLE_RANK_ON_NODE"
@@ -50,6 +52,17 @@ def launched_rank(environment: Optional[Mapping[str, str]] = None) -> Optional[L
         if variables.get(rank, "").isdecimal() and variables.get(size, "").isdecimal():
             return LaunchedRank(int(variables[rank]), int(variables[size]), (rank, size))
     return None
+
+
+def ranks_of_node(environment: Optional[Mapping[str, str]] = None) -> int:
+    """Return the number of ranks of this launch on this node; of all its ranks, where the launcher does not tell; 1
+    where it tells neither, or there is none."""
+    variables = os.environ if environment is None else environment
+    launched = launched_rank(variables)
+    if launched is None:
+        return 1
+    sizes = [int(variables[name]) for name in _NODE_SIZES if variables.get(name, "").isdecimal()]
+    return max(1, sizes[0] if sizes else launched.ranks or 1)
 
 
 def without_launch_variables(environment: Mapping[str, str]) -> Dict[str, str]:

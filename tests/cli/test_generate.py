@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.harmless import harmless
+from fugaku_gpt.launch.launcher import find_launcher
 from tests.support import tokenizers
 from tests.support.checkpoints import save_model
 from tests.support.models import model_of_kind
@@ -83,6 +85,50 @@ def test_losses_are_the_same_on_one_rank_and_on_four(model: Path, tmp_path: Path
     assert outputs[1] == outputs[0]
 
 
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_arguments_reach_the_ranks_unchanged(model: Path) -> None:
+    options = ("--prompt", "--ranks=4", "--max-tokens", "2", "--format", "jsonl", "--tp", "2", "--ranks", "2")
+    done = command("generate", model, *options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == "--ranks=4"
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_what_one_rank_alone_refuses_ends_all(model: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, sys
+from fugaku_gpt.cli.main import run
+source = "missing" if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1" else {str(model)!r}
+sys.exit(run(["generate", source, "--prompt", "It's", "--tp", "2"]))
+"""
+    launcher = find_launcher()
+    argv = [*launcher.command_prefix(2), sys.executable, "-c", program]
+    environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode != 0 and "rank 1 on" in done.stderr and "missing: there is no such folder" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_starts")
+def test_the_documents_of_a_corpus_are_read_as_they_are_stored(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for name, text in (("a.txt", "def f(x):\n    return x\n"), ("b.txt", "It's a text")):
+        (tmp_path / "texts" / name).write_text(text, encoding="utf-8")
+    tokenizer = model / "checkpoints" / "step-00000012"
+    prepare = ["data", "prepare", str(tmp_path / "texts"), "--out", str(tmp_path / "corpus")]
+    assert run([*prepare, "--tokenizer", str(tokenizer / "tokenizer.json"), "--suffix", ".txt"]) == 0
+    options = ("--per-document", "--format", "json")
+    of_corpus = json.loads(command("eval", model, "--data", tmp_path / "corpus", *options).stdout)
+    files = [word for name in ("a.txt", "b.txt") for word in ("--text", tmp_path / "texts" / name)]
+    of_files = json.loads(command("eval", model, *files, *options).stdout)
+    values = [sorted((row["bytes"], row["loss"]) for row in rows) for rows in (of_corpus, of_files)]
+    assert values[0] == values[1] and len(values[0]) == 3
+    (one, _) = json.loads(command("eval", model, "--data", tmp_path / "corpus", "--documents", "1", *options).stdout)
+    assert one["text"] == "0"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_starts")
 def test_questions_are_answered_by_the_most_probable_choice(model: Path, tmp_path: Path) -> None:
@@ -103,6 +149,9 @@ def test_questions_are_answered_by_the_most_probable_choice(model: Path, tmp_pat
         (["generate", "MODEL", "--prompt", "x", "--chat"], "has no chat_template"),
         (["generate", "MODEL", "--prompt", "x", "--tokenizer", "missing"], "missing: no such file"),
         (["generate", "missing", "--prompt", "x"], "missing: there is no such folder"),
+        (["generate", "MODEL", "--prompt", "x", "--stop", ""], "--stop: an empty text"),
+        (["generate", "MODEL", "--prompt", "x", "--temperature", "nan"], "nan is not a finite number"),
+        (["generate", "MODEL", "--prompt", "a\udcff"], "character 2 is none: expected UTF-8"),
         (["eval", "MODEL"], "give one of --data CORPUS, --text FILE"),
         (["eval", "MODEL", "--text", "x", "--documents", "3"], "--documents: goes with --data"),
         (["eval", "MODEL", "--text", "missing.txt"], "missing.txt: cannot be read"),

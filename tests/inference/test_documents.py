@@ -46,6 +46,8 @@ def test_a_token_that_reaches_over_the_boundary_is_predicted(tokenizer: TextToke
     for choice, text in zip(choices, ("some words", "some world")):
         assert tokenizer.decode(choice.ids) == text
         assert "some wor".startswith(tokenizer.decode(choice.ids[: choice.first]))
+    # of one choice alone, "wor" would be a token of the context, and cost nothing
+    assert choices[0].first == choices[1].first and len({choice.ids[choice.first] for choice in choices}) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.inference.continuation import CONTEXT, END, LENGTH, STOP, GenerationLimits
 from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
 from fugaku_gpt.inference.sampling import Sampling
+from fugaku_gpt.inference.text import TextTokenizer
+from tests.support import tokenizers
 from tests.support.checkpoints import save_model
 from tests.support.models import MODELS, model_of_kind
 
@@ -23,12 +26,14 @@ PROMPTS: Dict[int, List[int]] = {0: [1, 2, 3], 1: [4], 2: list(range(5, 17)), 3:
 
 @pytest.fixture(scope="module", params=MODELS)
 def replica(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelReplica:
-    return make_replica(tmp_path_factory.mktemp("run"), request.param)
+    folder = tmp_path_factory.mktemp("run")
+    save_model(folder, model_of_kind(request.param))
+    return make_replica(folder, "float64")
 
 
-def make_replica(folder: Path, kind: str) -> ModelReplica:
-    source = find_model(save_model(folder, model_of_kind(kind)))
-    replica = ModelReplica(inference_config(source, ReplicaLayout(dtype="float64"), 1), ProcessGrid.alone())
+def make_replica(folder: Path, dtype: str) -> ModelReplica:
+    source = find_model(folder)
+    replica = ModelReplica(inference_config(source, ReplicaLayout(dtype=dtype), 1), ProcessGrid.alone())
     replica.load(source)
     return replica
 
@@ -99,10 +104,50 @@ def test_tokens_and_seconds_of_prompts_and_of_texts_are_counted_apart(replica: M
     assert speed.prefill_seconds > 0 and speed.decode_seconds > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_type_generates(dtype: str, tmp_path: Path) -> None:
-    source = find_model(save_model(tmp_path, model_of_kind("llama")))
-    replica = ModelReplica(inference_config(source, ReplicaLayout(dtype=dtype), 1), ProcessGrid.alone())
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3-like"])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.06), ("float16", 0.01)])
+def test_logits_of_the_cache_are_those_of_all_tokens_in_every_type(
+    dtype: str, bound: float, kind: str, tmp_path: Path
+) -> None:
+    source = find_model(save_model(tmp_path, model_of_kind(kind)))
+    exact = make_replica(tmp_path, "float64")
+    replica = make_replica(tmp_path, dtype)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [8, 6, 7, 5, 3, 0, 9, 1]])
+    cache, logits = replica.make_cache(2, 24), []
+    choose = lambda values: logits.append(torch.from_numpy(values)) or [0] * len(values)  # noqa: E731
+    with torch.no_grad():
+        # the second sequence begins earlier, so that a batch has two lengths
+        replica.next_tokens(ids[:1, :2], cache, cache.extend(0, 1, 2), choose)
+        replica.next_tokens(ids[1:, :5], cache, cache.extend(1, 2, 5), choose)
+        both = torch.stack([ids[0, 2:3], ids[1, 5:6]])
+        replica.next_tokens(both, cache, cache.extend(0, 2, 1), choose)
+        for row, length in ((0, 3), (1, 6)):
+            expected = exact._model.logits(ids[row : row + 1, :length])[0, -1, :101]
+            distance = (logits[2][row] - expected).abs().max() / expected.abs().max()
+            assert float(distance) < bound
+    assert source.notes == []
+
+
+@pytest.mark.parametrize("kind", [tokenizers.BYTE_LEVEL, tokenizers.LLAMA, tokenizers.METASPACE])
+def test_a_text_that_grows_by_real_tokens_never_takes_back_what_it_has_shown(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
+    tokenizer = TextTokenizer(tokenizers.make_tokenizer(kind, tmp_path / "tokenizer.json"))
+    shown: Dict[int, str] = dict.fromkeys(PROMPTS, "")
+
+    def show(number: int, text: str) -> None:
+        shown[number] += text
+
+    source = find_model(save_model(tmp_path, model_of_kind("llama", f"model.vocab_size={tokenizer.vocab_size}")))
+    replica = ModelReplica(inference_config(source, ReplicaLayout(), 1), ProcessGrid.alone())
     replica.load(source)
-    texts = Generator(replica, letters, Sampling(), GenerationLimits(4, slots=2)).run(PROMPTS)
-    assert all(len(text.ids) == 4 for text in texts.values())
+    generator = Generator(replica, tokenizer.decode_after, Sampling(temperature=3.0), GenerationLimits(12))
+    texts = generator.run(PROMPTS, show)
+    assert {number: text.text for number, text in texts.items()} == shown
+
+
+def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    save_model(tmp_path, model_of_kind("gpt2"))
+    replica = make_replica(tmp_path, "float32")
+    next(replica._model.parameters()).data.fill_(float("nan"))
+    with pytest.raises(RunFailed, match="a logit is not finite in float32"):
+        Generator(replica, letters, Sampling(), GenerationLimits(3)).run(PROMPTS)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--generate",
     "generation",
     metavar="TEXTSxTOKENS",
-    help="Report the memory of `generate` instead, for texts that grow together, such as 8x1024, prompts included.",
+    help="Report the memory of `generate --dtype` training.dtype instead, for texts that grow together: 8x1024.",
 )
 @torch_option("PyTorch build; default: that of the machine.")
 @format_option()

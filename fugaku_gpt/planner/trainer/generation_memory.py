@@ -2,7 +2,7 @@
 
 * ``weights``: this rank's parameters in the type of the computation. Nothing else of training is kept.
 * ``cache``: keys and values of the rank's layers and heads, for every text that grows at the same time. In 16 bits it
-  may be as wide as attention computes, which is float32 where this PyTorch lacks a kernel.
+  is counted as float32, in which attention computes where PyTorch lacks a kernel.
 * ``workspace``: what a layer makes of the longest prompt, which is read at once: the residual, queries, keys, values
   and the attention's output, and the MLP's inner activations before and after GELU or SwiGLU.
 * ``logits``: of all texts, on the last stage: in the type of the computation, gathered over the tensor-parallel ranks,
@@ -13,9 +13,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Dict, List, NamedTuple, Sequence
 
-from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, RunConfig
+from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, LayoutConfig, RunConfig
 from fugaku_gpt.layout.memory import ITEM_BYTES
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, chunks_of
 from fugaku_gpt.machine.framework import Framework
@@ -31,8 +32,10 @@ class GenerationSize(NamedTuple):
 
 
 def generation_memory(config: RunConfig, size: GenerationSize, base: Framework) -> List[Dict[str, int]]:
-    """Return category → bytes of a rank of each stage."""
-    return [_of_stage(config, chunk, size, base) for chunk in chunks_of(config)]
+    """Return category → bytes of a rank of each stage. Stages have one chunk each, as `generate` cuts the model; the
+    type is that of training."""
+    layout = replace(config.layout, chunks=1, schedule=LayoutConfig().schedule, split=())
+    return [_of_stage(config, chunk, size, base) for chunk in chunks_of(replace(config, layout=layout))]
 
 
 def cache_bytes(config: RunConfig, layers: Sequence[int], size: GenerationSize) -> int:
