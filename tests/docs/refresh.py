@@ -25,11 +25,15 @@ _SIMILAR = 0.4  # share of a line that must be the same for it to be the new for
 
 def printed_by(line: str) -> List[str]:
     """Lines that a shown command prints now, standard error after standard output, without trailing spaces."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))  # scripts are printed as bytes
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         for call in fugaku_gpt_calls(line):
             run(call)
-    return [text.rstrip() for text in (out.getvalue() + err.getvalue()).splitlines()]
+    printed = []
+    for stream in (out, err):
+        stream.seek(0)
+        printed += [text.rstrip() for text in stream.read().splitlines()]
+    return printed
 
 
 def refreshed(block: Block) -> str:
