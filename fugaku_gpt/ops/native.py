@@ -85,34 +85,6 @@ def attention_gradient(
     return grad
 
 
-def attention_over_cache(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ranges: KeyRanges) -> torch.Tensor:
-    """Attention of queries that need no gradient with keys and values of a cache, which are not copied.
-
-    Args:
-        q: [b, queries, heads, d], contiguous.
-        keys, values: [b, tokens, kv heads, d] for ``ranges.keys`` tokens or more, of which those beyond are not read;
-            views of the same strides, in which a head's numbers and the heads of a token lie beside each other, and
-            samples follow each other in whole tokens.
-
-    Returns:
-        [b, queries, heads, d]
-    """
-    (samples, queries, heads, width), (kv_heads, (_, row)) = q.shape, (keys.shape[2], keys.stride()[:2])
-    shard = keys.stride(0) // row if samples > 1 else keys.shape[1]
-    is_regular = keys.stride() == values.stride() and keys.stride()[2:] == (width, 1) and keys.stride(0) % row == 0
-    if not (q.is_contiguous() and is_regular and ranges.suits(samples, queries, ranges.keys)):
-        raise ValueError("the tensors or ranges of attention over a cache do not suit each other")
-    if ranges.keys > keys.shape[1]:
-        raise ValueError(f"the cache has {keys.shape[1]} tokens, and attention is to see {ranges.keys}")
-    shape = AttentionShape(
-        samples, heads, kv_heads, width, queries, ranges.keys, queries, shard, heads * width, row,
-        _ranges_row(ranges), _NATIVE_TYPES[q.dtype],
-    )  # fmt: skip
-    y = pooled_empty(q.shape, q.dtype)
-    _attention_into(y, shape, (q.data_ptr(), keys.data_ptr(), values.data_ptr()), ranges, None, 1.0)
-    return y
-
-
 def _attention_into(
     y: torch.Tensor,
     shape: AttentionShape,

@@ -121,33 +121,6 @@ def test_gradients_of_shared_keys_are_rounded_once() -> None:
     assert grad[0, 0, 0, 10].tolist() == [1.0 + 2.0**-6] * 8
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [200, 30])
-def test_attention_over_a_cache_is_that_of_the_last_queries(dtype: torch.dtype, window: int) -> None:
-    """A cache of 300 tokens, of which 200 are in use, in one tensor of keys and values."""
-    cache, q = numbers(2, 300, 2, 2, 16).to(dtype), numbers(2, 7, 4, 16, seed=1).to(dtype)
-    cache[:, 200:] = math.nan  # not read
-    causal = ops.KeyRanges.causal(7, 200)
-    ranges = ops.KeyRanges((causal.end - window).clamp(min=0), causal.end, 200)
-    keys, values = cache.unbind(2)
-    y = ops.attention_over_cache(q, keys, values, ranges)
-    used = torch.zeros(2, 200, 4, 16, dtype=dtype)
-    used[:, 193:] = q
-    packed = torch.cat([used, keys[:, :200], values[:, :200]], 2).unsqueeze(0)
-    every_end = torch.arange(1, 201, dtype=torch.int32).unsqueeze(0)
-    every = ops.KeyRanges((every_end - window).clamp(min=0), every_end, 200)
-    expected = attend_naively(packed.double(), 4, ranges=every)[0, :, 193:]
-    assert y.shape == q.shape and is_close(y, expected, TYPES[dtype])
-    alone = ops.attention_over_cache(q[:1], keys[:1], values[:1], ranges)
-    assert torch.equal(alone, y[:1])
-    with pytest.raises(ValueError, match="the cache has 150 tokens, and attention is to see 200"):
-        ops.attention_over_cache(q, keys[:, :150], values[:, :150], ranges)
-    with pytest.raises(ValueError, match="do not suit"):
-        ops.attention_over_cache(q[:, :6].contiguous(), keys, values, ranges)
-    with pytest.raises(ValueError, match="do not suit"):
-        ops.attention_over_cache(q, keys.transpose(1, 2), values.transpose(1, 2), ranges)
-
-
 def test_ranges_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="not those of 2 samples of 20 tokens"):
         ops.attention(torch.zeros(2, 2, 10, 3, 4), 1, ops.KeyRanges.causal(10), None, 1.0)
