@@ -56,7 +56,7 @@ def gguf_file() -> Path:
 
 @pytest.fixture(scope="module")
 def judge(gguf_file: Path) -> Any:
-    """transformers' model in float64, with the weights as its own reader dequantises and orders them.
+    """The model of transformers in float64, with the weights as its own reader dequantises and orders them.
 
     In float32 its own gradients are off by up to 6e-4 of the largest of a tensor, by those in float64.
     """

@@ -103,7 +103,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """What a file says before its data.
+    """The part of a file before its data.
 
     Attributes:
         values: the metadata by key: int, float, bool, str, a list of str, or an array of numbers.
@@ -271,7 +271,7 @@ class _Cursor:
         """Return the next bytes.
 
         Raises:
-            NotGguf: there are not so many, or the header is longer than its limit.
+            NotGguf: there are fewer, or the header is longer than its limit.
         """
         self._require(size)
         start = self.position - self._begin
