@@ -46,9 +46,12 @@ $(DEV): $(INSTALLED) env/tests.lock env/dev.lock env/mutants.lock
 	@env/install_locked.sh $(BIN)/python env/tests.lock:env/dev.lock:env/mutants.lock --quiet $(PIP_ARGS)
 	@touch $@
 
-demo: install ## train four layouts of a small GPT on the standard library's sources and print the table
+demo: install ## train four layouts of a small GPT and a Llama on the standard library, print the table and a line
 	@$(BIN)/fugaku-gpt data prepare --stdlib --vocab-size 2048 --limit-mib 12 --out runs/demo-data
 	@$(BIN)/fugaku-gpt sweep run benchmarks/sweeps/demo.yaml --out runs/demo --scheduler local
+	@echo "a line of Python that the Llama continues:"
+	@line=$$(printf '\n_'); printf '    if'; $(BIN)/fugaku-gpt generate runs/demo/llama-r1 --threads 1 --prompt '    if' \
+	  --max-tokens 24 --stop "$${line%_}"
 
 ## TESTS: a part of the suite: paths and options of pytest, such as "tests -k 'recompute and not mpi'"
 TESTS ?=
