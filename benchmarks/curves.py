@@ -1,7 +1,8 @@
-"""Draws the loss curve of one small GPT on real text in eight layouts, and measures how far each is from one rank's.
+"""Draws the loss curve of one small model on real text in eight layouts, and measures how far each is from one rank's.
 
     .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and docs/images/curves.svg
     .venv/bin/python benchmarks/curves.py --dtype float64 --picture runs/curves.svg
+    .venv/bin/python benchmarks/curves.py --model llama      # docs/images/curves-llama.svg
 
 The text is the source code of Python's standard library, byte by byte. Every layout starts from the same weights, sees
 the same samples and drops the same activations, so its curve is that of one rank up to rounding. The exit code is 1 if
@@ -25,7 +26,7 @@ import numpy as np
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.machine.rank import launched_rank
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "curves.svg"
+PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"
 MODEL = (
     "model.layers=4",
     "model.hidden=64",
@@ -41,6 +42,19 @@ MODEL = (
     "training.warmup_iterations=10",
     "training.bucket_mib=0.1",
 )
+# model → settings on top of these
+MODELS: Dict[str, Tuple[str, ...]] = {
+    "gpt2": (),
+    "llama": (
+        "model.norm=rmsnorm",
+        "model.positions=rope",
+        "model.mlp=swiglu",
+        "model.kv_heads=2",
+        "model.ffn_hidden=168",
+        "model.biases=none",
+        "model.tied_embeddings=false",
+    ),
+}
 SINGLE_RANK = "one rank"
 LAYOUTS: Dict[str, str] = {
     "dp2 zero1": "dp=2 zero=1",
@@ -75,12 +89,12 @@ class LibraryBytes:
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
 
 
-def settings_of(layout: str, dtype: str, steps: int) -> List[str]:
+def settings_of(layout: str, dtype: str, steps: int, model: str = "gpt2") -> List[str]:
     """The ``key=value`` overrides of a layout such as ``dp=2 recompute=full``."""
     sections = [
         f"training.{setting}" if setting.startswith("recompute") else f"layout.{setting}" for setting in layout.split()
     ]
-    return [*MODEL, f"training.dtype={dtype}", f"training.iterations={steps}", *sections]
+    return [*MODEL, *MODELS[model], f"training.dtype={dtype}", f"training.iterations={steps}", *sections]
 
 
 def losses(config: RunConfig) -> List[float]:
@@ -100,11 +114,11 @@ def losses(config: RunConfig) -> List[float]:
     return [trainer.step().loss for _ in range(config.training.iterations)]
 
 
-def run(name: str, layout: str, dtype: str, steps: int) -> List[float]:
+def run(name: str, layout: str, dtype: str, steps: int, model: str = "gpt2") -> List[float]:
     """The loss of every step of a layout, on ranks that are started for it."""
     from ranks import run_ranks
 
-    settings = settings_of(layout, dtype, steps)
+    settings = settings_of(layout, dtype, steps, model)
     config = load_run_config(overrides=settings)
     started = time.perf_counter()
     lines = run_ranks(config.layout.ranks, __file__, ["--rank", *settings])
@@ -169,9 +183,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--dtype", choices=sorted(BOUNDS), default="float32")
     parser.add_argument("--bound", type=float, help=f"Largest distance that passes; default: {BOUNDS}.")
     parser.add_argument("--only", nargs="+", choices=list(LAYOUTS), help="Layouts to run; default: all.")
-    parser.add_argument(
-        "--picture", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images" / "curves.svg"
-    )
+    parser.add_argument("--model", choices=sorted(MODELS), default="gpt2", help="Kind of the model; default: gpt2.")
+    parser.add_argument("--picture", type=Path, help="File of the picture; default: in docs/images.")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     launched = launched_rank()
@@ -185,12 +198,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     except ImportError:
         raise SystemExit("the picture needs matplotlib: pip install -e '.[plot]'") from None
     bound = BOUNDS[options.dtype] if options.bound is None else options.bound
-    curves = {SINGLE_RANK: run(SINGLE_RANK, "", options.dtype, options.steps)}
-    for name in options.only or LAYOUTS:
-        curves[name] = run(name, LAYOUTS[name], options.dtype, options.steps)
+    picture = options.picture or PICTURES / ("curves.svg" if options.model == "gpt2" else f"curves-{options.model}.svg")
+    layouts = {SINGLE_RANK: "", **{name: LAYOUTS[name] for name in options.only or LAYOUTS}}
+    curves = {name: run(name, text, options.dtype, options.steps, options.model) for name, text in layouts.items()}
     print("\n".join(table(curves)))
-    os.makedirs(options.picture.parent, exist_ok=True)
-    draw(curves, bound, options.picture)
+    os.makedirs(picture.parent, exist_ok=True)
+    draw(curves, bound, picture)
     worst = max((farthest(curve, curves[SINGLE_RANK])[0], name) for name, curve in curves.items())
     far = worst[0] > bound
     print(f"{options.dtype}, {options.steps} steps: largest distance {worst[0]:.1e} ({worst[1]}), bound {bound:.0e}"

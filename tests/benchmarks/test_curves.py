@@ -60,10 +60,10 @@ def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
     curves: Dict[str, List[float]] = {}
     run_ranks = program.run
 
-    def run_once(name: str, layout: str, dtype: str, steps: int) -> List[float]:
+    def run_once(name: str, layout: str, dtype: str, steps: int, model: str) -> List[float]:
         """Runs each layout once, for both calls of the program."""
         if name not in curves:
-            curves[name] = run_ranks(name, layout, dtype, steps)
+            curves[name] = run_ranks(name, layout, dtype, steps, model)
         return curves[name]
 
     monkeypatch.setattr(program, "run", run_once)
