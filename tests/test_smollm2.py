@@ -56,7 +56,7 @@ def gguf_file() -> Path:
 
 @pytest.fixture(scope="module")
 def judge(gguf_file: Path) -> Any:
-    """transformers' model in float64, with the weights as its own reader dequantises and orders them.
+    """The model of transformers in float64, with the weights as its own reader dequantises and orders them.
 
     From its gradients in float32 ours differ by up to 1.8e-3 of the largest of a tensor, from those in float64 by 4e-5.
     """

@@ -103,7 +103,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """What a file says before its data.
+    """The header of a file: all that it says before its data.
 
     Attributes:
         values: the metadata by key: int, float, bool, str, a list of str, or an array of numbers.

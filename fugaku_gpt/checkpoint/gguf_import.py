@@ -38,7 +38,7 @@ class _PermutedTensor(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """The file."""
         return self.tensor.path
 
     @property
