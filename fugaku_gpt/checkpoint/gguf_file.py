@@ -271,7 +271,7 @@ class _Cursor:
         """Return the next bytes.
 
         Raises:
-            NotGguf: there are not so many, or the header is longer than its limit.
+            NotGguf: the file ends before, or the header is longer than its limit.
         """
         self._require(size)
         start = self.position - self._begin
