@@ -103,7 +103,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """The part of a file before its data.
+    """The header of a file: all that it says before its data.
 
     Attributes:
         values: the metadata by key: int, float, bool, str, a list of str, or an array of numbers.
@@ -271,7 +271,7 @@ class _Cursor:
         """Return the next bytes.
 
         Raises:
-            NotGguf: there are fewer, or the header is longer than its limit.
+            NotGguf: the file ends before, or the header is longer than its limit.
         """
         self._require(size)
         start = self.position - self._begin

@@ -45,7 +45,7 @@ class ForeignTensor(Protocol):
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        """The shape, the slowest dimension first."""
+        """The sizes of its dimensions, the slowest first."""
 
     def read(self) -> "Array":
         """Read its elements.
