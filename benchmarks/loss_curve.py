@@ -1,6 +1,6 @@
 """Draws the loss of a run of `fugaku-gpt train`, and its validation loss, as a picture.
 
-    .venv/bin/python benchmarks/loss_curve.py runs/llama docs/images/llama-tiny.svg
+.venv/bin/python benchmarks/loss_curve.py runs/llama docs/images/llama-tiny.svg
 """
 
 from __future__ import annotations

@@ -31,7 +31,12 @@ from fugaku_gpt.checkpoint.hugging_face_models import (
     tensor_pairs,
     their_settings,
 )
-from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, own_tokenizer, tokenizer_files
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import (
+    CorpusTokenizer,
+    imported_tokenizer_files,
+    own_tokenizer,
+    tokenizer_files,
+)
 from fugaku_gpt.checkpoint.imported import DTYPES, IMPORTED_DTYPE, ImportedCheckpoint, check_tensors, write_imported
 from fugaku_gpt.checkpoint.manifest import Manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
@@ -211,7 +216,8 @@ def import_model(folder: Path, directory: Path) -> ImportedCheckpoint:
         check_tensors(folder, pairs, theirs, CONFIG)
         if logits is not None and not np.array_equal(logits.read(), theirs[embedding].read()):
             raise UsageError(f"{folder}: its logits have weights of their own, and {CONFIG} says that they have not")
-        checkpoint = write_imported(directory, model, pairs, theirs, f"Hugging Face folder {folder.name}", {})
+        origin, files = f"Hugging Face folder {folder.name}", imported_tokenizer_files(folder)
+        checkpoint = write_imported(directory, model, pairs, theirs, origin, files)
     return ImportedCheckpoint(checkpoint, model, notes)
 
 

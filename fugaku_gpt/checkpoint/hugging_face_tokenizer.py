@@ -9,10 +9,11 @@ from typing import Any, Dict, NamedTuple, Optional
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import read_bytes, read_text
 from fugaku_gpt.json_text import parse_json
-from fugaku_gpt.limits import TOKENIZER_TEXT
+from fugaku_gpt.limits import TEMPLATE_TEXT, TOKENIZER_TEXT
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+_CHAT_TEMPLATE = "chat_template.jinja"  # of newer versions of transformers
 # Post-processors that add tokens around a text, such as <s>, which no document of a corpus has.
 _ADDING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 
@@ -70,6 +71,37 @@ class OwnTokenizer(NamedTuple):
     files: Dict[str, bytes]
     start: Optional[int]
     end: Optional[int]
+
+
+def imported_tokenizer_files(folder: Path) -> Dict[str, bytes]:
+    """Read the tokenizer of a Hugging Face folder as the files of an imported checkpoint; none if it has no
+    ``tokenizer.json``.
+
+    Special tokens become texts, and a chat template in a file of its own becomes a part of ``tokenizer_config.json``.
+
+    Raises:
+        UsageError: a file cannot be read, or is not what it is called.
+    """
+    path = folder / TOKENIZER
+    if not path.exists():
+        return {}
+    try:
+        files = {TOKENIZER: read_bytes(path, TOKENIZER_TEXT)}
+        parse_json(files[TOKENIZER])
+        path = folder / TOKENIZER_CONFIG
+        declared: Any = parse_json(read_bytes(path, TOKENIZER_TEXT)) if path.exists() else {}
+        for name in ("bos_token", "eos_token"):
+            if isinstance(declared.get(name), dict):  # with the properties of the token
+                declared[name] = declared[name].get("content")
+        path = folder / _CHAT_TEMPLATE
+        if path.exists():
+            declared["chat_template"] = read_text(path, TEMPLATE_TEXT)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not a file of a tokenizer: {error}") from None
+    text = json.dumps(declared, ensure_ascii=False, indent=2) + "\n"
+    return {**files, TOKENIZER_CONFIG: text.encode("utf-8", "replace")}
 
 
 def own_tokenizer(checkpoint: Path) -> Optional[OwnTokenizer]:

@@ -15,6 +15,7 @@ from fugaku_gpt.checkpoint.reader import open_checkpoint
 from fugaku_gpt.checkpoint.safetensors import make_header, read_tensor, write_tensor
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, UsageError
+from tests.support import tokenizers
 from tests.support.checkpoints import cut_flat, save, some_arrays
 
 SMALL = [
@@ -248,3 +249,29 @@ def test_float32_is_rounded_to_bfloat16_as_by_hand(tmp_path: Path) -> None:
     # halves of the last place go to the even neighbour; beyond the largest number is infinity
     assert back[:6].tolist() == [1.0, 1.0, 1.015625, -1.0, np.inf, np.inf] and np.isnan(back[6])
     assert np.signbit(back[8]) and back[7:9].tolist() == [0.0, 0.0] and abs(back[9] - 1e-40) < 1e-40
+
+
+def test_the_tokenizer_of_a_folder_is_carried(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
+    model = a_model("model.vocab_size=330")
+    export_model(a_checkpoint(tmp_path / "checkpoints", model), tmp_path / "out")
+    tokenizer = tokenizers.make_tokenizer(tokenizers.BYTE_LEVEL, tmp_path / "out" / "tokenizer.json")
+    declared = {"eos_token": {"content": "</s>", "lstrip": False}, "bos_token": None}
+    (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(declared), encoding="utf-8")
+    (tmp_path / "out" / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    checkpoint = import_model(tmp_path / "out", tmp_path / "imported").checkpoint
+    assert (checkpoint / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert config == {"eos_token": "</s>", "bos_token": None, "chat_template": "{{ messages[0].content }}"}
+    export_model(checkpoint, tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert again["eos_token"] == "</s>" and again["chat_template"] == config["chat_template"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_is_no_json_is_refused(name: str, tmp_path: Path) -> None:
+    export_model(a_checkpoint(tmp_path / "checkpoints", a_model()), tmp_path / "out")
+    (tmp_path / "out" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "out" / name).write_text("[1", encoding="utf-8")
+    with pytest.raises(UsageError, match=rf"{name}: not a file of a tokenizer"):
+        import_model(tmp_path / "out", tmp_path / "imported")
