@@ -177,6 +177,8 @@ class LocalScheduler:
                 return JobStatus(job_id, UNKNOWN, "RUNNING", reason=f"runs on {job.host}: ask there", group=GROUP)
             if is_alive(state):
                 return JobStatus(job_id, RUNNING, "RUNNING", group=GROUP)
+            if self.store.state(job, sub) != state:  # meanwhile the job has ended, and as its last so has the queue
+                return self._status(job, sub)
             remaining = len(marked_processes(job.mark))
             end = self._end_of_queue(job_id, state)
             reason = f"the queue that ran it has ended: {end}" if end else "the queue that ran it was killed"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 
 import psutil
 import pytest
@@ -19,6 +19,7 @@ import pytest
 import fugaku_gpt
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.jobs.outcome import outcome_of_other_job
+from fugaku_gpt.jobs.schedulers import local as local_module
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
 from fugaku_gpt.jobs.schedulers.local_queue import Queue, _try_lock
 from fugaku_gpt.jobs.schedulers.local_store import (
@@ -147,6 +148,25 @@ def test_a_link_runs_only_after_a_link_to_be_resumed(
     assert [until_state(local, job_id, *OVER).state for job_id in (first, second)] == states
     output = tmp_path / "second" / f"{second}.out"
     assert (output.read_text(encoding="utf-8").strip() if output.exists() else "") == (first if code == 75 else "")
+
+
+def test_a_job_that_ends_with_its_queue_between_two_looks_is_not_lost(
+    local: LocalScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = local.submit(write(tmp_path, "until [[ -e go ]]; do sleep 0.1; done"))
+    until_state(local, job_id, RUNNING)
+    asked: List[int] = []
+
+    def end_meanwhile(process: Any) -> bool:
+        """Lets the job, and then the queue, end between the look at the job's state and that at the queue."""
+        if not asked:
+            asked.append(process["pid"])
+            (tmp_path / "go").touch()
+            until(lambda: not is_alive(process))
+        return is_alive(process)
+
+    monkeypatch.setattr(local_module, "is_alive", end_meanwhile)
+    assert local.poll([job_id])[job_id].state == ENDED and asked
 
 
 def test_a_bulk_job_runs_as_sub_jobs(local: LocalScheduler, tmp_path: Path) -> None:
