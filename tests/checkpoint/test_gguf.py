@@ -70,7 +70,7 @@ def assert_equal(ours: Dict[str, Any], expected: Dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_an_imported_model_is_the_one_that_was_converted(family: str, tmp_path: Path) -> None:
+def test_an_imported_model_equals_the_converted_model(family: str, tmp_path: Path) -> None:
     model, before = a_folder(tmp_path, MODELS[family])
     file = write_gguf(tmp_path / "model.gguf", tmp_path / "hf")
     checkpoint, back, notes = import_gguf(file, tmp_path / "run" / "checkpoints")
@@ -133,7 +133,7 @@ def test_older_formats_of_blocks_are_refused_where_there_are_any(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q6_K", "IQ4_XS"])
-def test_formats_of_large_blocks_are_read_in_parts(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_formats_of_large_blocks_are_read_piece_by_piece(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
     """The package does not quantise to these: the blocks are random bytes, with scales that are numbers."""
     monkeypatch.setattr("fugaku_gpt.checkpoint.gguf_file._DEQUANTISED_AT_ONCE", 1000)
     settings = [*LLAMA, "model.layers=1", "model.ffn_hidden=512"]
@@ -213,7 +213,7 @@ def with_factors(values: Any) -> Callable[[Dict[str, Any]], None]:
         ({}, with_factors([1.0, float("nan"), 8.0, 8.0]), "in another way than Llama 3"),
     ],
 )  # fmt: skip
-def test_what_the_decoder_does_not_compute_is_refused_by_name(
+def test_unsupported_metadata_are_refused_by_name(
     values: Dict[str, Any], change: Optional[Callable[[Dict[str, Any]], None]], message: str, tmp_path: Path
 ) -> None:
     a_folder(tmp_path, LLAMA)

@@ -218,7 +218,7 @@ def test_sentencepiece_tokens_are_those_of_llama_cpp(has_prefix: bool, tmp_path:
         ({"add_bos_token": 1}, "add_bos_token is 1, not true or false"),
     ],
 )
-def test_what_cannot_be_carried_is_named(changes: Dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_tokenizers_are_named(changes: Dict[str, Any], message: str, tmp_path: Path) -> None:
     values = byte_level_metadata(tmp_path, "gpt-2")
     values.update({f"tokenizer.ggml.{key}": value for key, value in changes.items()})
     with pytest.raises(NotCarried, match=message):
@@ -240,7 +240,7 @@ def test_what_cannot_be_carried_is_named(changes: Dict[str, Any], message: str, 
         ("remove_extra_whitespaces", lambda _: True, "it changes texts before it splits them"),
     ],
 )
-def test_what_cannot_be_carried_of_sentencepiece_is_named(key: str, change: Any, message: str) -> None:
+def test_unsupported_sentencepiece_models_are_named(key: str, change: Any, message: str) -> None:
     values = sentencepiece_metadata()
     values[f"tokenizer.ggml.{key}"] = change(values.get(f"tokenizer.ggml.{key}"))
     with pytest.raises(NotCarried, match=message):
@@ -251,7 +251,7 @@ def listed(values: Mapping[str, Any]) -> Dict[str, Optional[Any]]:
     return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
 
 
-def test_an_imported_model_brings_its_tokenizer_to_an_export(tmp_path: Path) -> None:
+def test_an_imported_tokenizer_reaches_an_export(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="the package gguf is not installed: make dev")
     a_folder(tmp_path, [*LLAMA, "model.vocab_size=400"])
     metadata = byte_level_metadata(tmp_path, "smollm")

@@ -45,7 +45,7 @@ def prompt_options(prompts: Sequence[str]) -> List[str]:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forked_starts")
-def test_texts_are_the_same_on_one_rank_and_on_four(model: Path) -> None:
+def test_texts_are_the_same_on_1_and_4_ranks(model: Path) -> None:
     options = ["--temperature", "1", "--seed", "3", "--max-tokens", "8", "--dtype", "float64", "--format", "jsonl"]
     outputs = []
     for layout in ((), ("--ranks=4", "--tp", "2")):
@@ -71,7 +71,7 @@ def test_the_text_of_a_single_prompt_is_printed_as_it_grows(model: Path) -> None
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forked_starts")
-def test_losses_are_the_same_on_one_rank_and_on_four(model: Path, tmp_path: Path) -> None:
+def test_losses_are_the_same_on_1_and_4_ranks(model: Path, tmp_path: Path) -> None:
     for name, text in (("a.txt", "def f(x):\n    return x\n" * 4), ("b.txt", "naïve")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     files = ("--text", tmp_path / "a.txt", "--text", tmp_path / "b.txt")
@@ -96,7 +96,7 @@ def test_arguments_reach_the_ranks_unchanged(model: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forked_starts")
-def test_what_one_rank_alone_refuses_ends_all(model: Path, tmp_path: Path) -> None:
+def test_a_refusal_by_a_single_rank_ends_all(model: Path, tmp_path: Path) -> None:
     program = f"""
 import os, sys
 from fugaku_gpt.cli.main import run
@@ -125,8 +125,8 @@ def test_the_documents_of_a_corpus_are_read_as_they_are_stored(model: Path, tmp_
     of_files = json.loads(command("eval", model, *files, *options).stdout)
     values = [sorted((row["bytes"], row["loss"]) for row in rows) for rows in (of_corpus, of_files)]
     assert values[0] == values[1] and len(values[0]) == 3
-    (one, _) = json.loads(command("eval", model, "--data", tmp_path / "corpus", "--documents", "1", *options).stdout)
-    assert one["text"] == "0"
+    (first, _) = json.loads(command("eval", model, "--data", tmp_path / "corpus", "--documents", "1", *options).stdout)
+    assert first["text"] == "0"
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp
     assert "it was encoded by another model's tokenizer" in capsys.readouterr().err
 
 
-def test_a_checkpoint_without_a_tokenizer_asks_for_one(tmp_path: Path, capsys: Any) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path, capsys: Any) -> None:
     save_model(tmp_path, model_of_kind("gpt2"))
     assert run(["generate", str(tmp_path), "--prompt", "x"]) == 2
     assert "has no tokenizer" in capsys.readouterr().err

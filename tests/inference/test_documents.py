@@ -22,7 +22,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return TextTokenizer(tokenizers.make_tokenizer(tokenizers.BYTE_LEVEL, folder / "tokenizer.json"))
 
 
-def test_a_file_is_a_document_with_its_end(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_a_file_is_a_document_with_an_end(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("naïve", encoding="utf-8")
     document = document_of_file(tmp_path / "a.txt", tokenizer)
     assert document.ids == [tokenizer.end, *tokenizer.encode("naïve"), tokenizer.end]

@@ -61,14 +61,14 @@ def test_losses_are_those_of_the_definition(replica: ModelReplica) -> None:
             ids = torch.tensor([text.ids[window.start : window.stop]])
             with torch.no_grad():
                 logs = torch.log_softmax(replica._model.logits(ids[:, :-1])[0, :, :101], dim=-1)
-            for place in range(window.first, window.stop):
-                expected -= float(logs[place - window.start - 1, text.ids[place]])
+            for position in range(window.first, window.stop):
+                expected -= float(logs[position - window.start - 1, text.ids[position]])
         assert loss.nats == pytest.approx(expected, rel=1e-12)
         assert (loss.tokens, loss.bytes) == (len(text.ids) - text.first, 10)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 50])
-def test_losses_do_not_depend_on_what_is_computed_together(batch: int, replica: ModelReplica) -> None:
+def test_losses_do_not_depend_on_the_batch(batch: int, replica: ModelReplica) -> None:
     expected = text_losses(replica, TEXTS, stride=7)
     done: List[int] = []
     losses = text_losses(replica, TEXTS, stride=7, batch=batch, on_done=done.append)
@@ -81,7 +81,7 @@ def test_a_stride_beyond_the_sequence_length_is_refused(replica: ModelReplica) -
         text_losses(replica, TEXTS, stride=25)
 
 
-def test_a_damaged_checkpoint_is_refused_by_its_tensor(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name_of_the_tensor(tmp_path: Path) -> None:
     path = save_model(tmp_path, model_of_kind("gpt2"), ranks=1)
     (data,) = path.glob("*.safetensors")
     content = bytearray(data.read_bytes())

@@ -96,7 +96,7 @@ def test_a_text_ends_where_the_context_of_the_model_is_full(replica: ModelReplic
     assert (len(text.ids), text.reason) == (1, CONTEXT)
 
 
-def test_tokens_and_seconds_of_prompts_and_of_texts_are_counted_apart(replica: ModelReplica) -> None:
+def test_prefill_and_decode_are_counted_separately(replica: ModelReplica) -> None:
     generator = Generator(replica, letters, Sampling(), GenerationLimits(5, slots=2))
     generator.run(PROMPTS)
     speed = generator.speed
@@ -129,7 +129,7 @@ def test_logits_of_the_cache_are_those_of_all_tokens_in_every_type(
 
 
 @pytest.mark.parametrize("kind", [tokenizers.BYTE_LEVEL, tokenizers.LLAMA, tokenizers.METASPACE])
-def test_a_text_that_grows_by_real_tokens_never_takes_back_what_it_has_shown(kind: str, tmp_path: Path) -> None:
+def test_a_text_that_grows_by_real_tokens_never_shrinks(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
     tokenizer = TextTokenizer(tokenizers.make_tokenizer(kind, tmp_path / "tokenizer.json"))
     shown: Dict[int, str] = dict.fromkeys(PROMPTS, "")

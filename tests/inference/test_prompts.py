@@ -33,7 +33,7 @@ def test_json_lines_are_texts_and_conversations(tmp_path: Path) -> None:
         ("", "holds no prompt"),
     ],
 )
-def test_other_lines_are_refused_by_their_place(line: str, message: str, tmp_path: Path) -> None:
+def test_other_lines_are_refused_by_file_and_line(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text(line, encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         read_prompts(tmp_path / "prompts.jsonl")

@@ -46,7 +46,7 @@ def test_a_continuation_keeps_the_space_before_it(tmp_path: Path) -> None:
     assert tokenizer.decode_after(ids[:split], ids[split:]) == " words"
 
 
-def test_a_text_begins_as_its_tokenizer_begins_it(tmp_path: Path) -> None:
+def test_a_text_begins_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
     import tokenizers as library
 
     path = a_tokenizer(tmp_path, special=["</s>", "<s>"])
@@ -107,7 +107,7 @@ def test_a_chat_template_that_fails_or_reaches_out_is_refused(template: str, mes
 
 
 @given(st.lists(st.text("abEND\ufffd\n", max_size=4), max_size=8), st.lists(st.text("abEND", min_size=1), max_size=2))
-def test_a_growing_text_never_takes_back_what_it_has_shown(pieces: List[str], stops: List[str]) -> None:
+def test_a_growing_text_never_shrinks(pieces: List[str], stops: List[str]) -> None:
     shown, text = "", ""
     for piece in pieces:
         text += piece

@@ -31,7 +31,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield find_model(save_model(folder, model_of_kind(request.param)))  # two heads of keys: with tp 4 they are copied
 
 
-def test_texts_and_losses_are_those_of_one_rank(world: Communicator, source: ModelSource) -> None:
+def test_texts_and_losses_are_those_of_a_single_rank(world: Communicator, source: ModelSource) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, seed=5)
     expected_texts, expected_losses = _use(_replica(source, ProcessGrid.alone(), 1, 1), sampling, PROMPTS)
     for tp, pp in LAYOUTS[world.size]:
