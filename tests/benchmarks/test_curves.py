@@ -66,6 +66,7 @@ def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
             curves[name] = run_ranks(name, layout, dtype, steps, model)
         return curves[name]
 
+    monkeypatch.syspath_prepend(str(Path(program.__file__).parent))  # as for a program in that folder
     monkeypatch.setattr(program, "run", run_once)
     assert program.main(arguments) == 0
     assert "largest distance" in capsys.readouterr().out and picture.exists()
