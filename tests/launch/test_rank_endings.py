@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import List
 
 import pytest
 
+from fugaku_gpt.launch import launcher
+from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.launch.rank_endings import RankEndings
+from fugaku_gpt.launch.rank_watch import RankWatch
+from fugaku_gpt.records.run import RunDirectory
 
 HOST = os.uname().nodename
 MPICH_KILLED = """
@@ -115,3 +120,16 @@ def test_a_supervisor_that_was_killed_is_named(text: str, exit_code: int, senten
 def test_a_lost_proxy_is_noticed() -> None:
     line = "[mpiexec@n] control_cb (/mpich/src/pm/hydra/mpiexec/pmiserv_cb.c:280): assert (!closed) failed"
     assert endings(line).has_lost_proxy and not endings(MPICH_KILLED).has_lost_proxy
+
+
+def test_a_rank_killed_before_it_joined_is_named_where_its_helper_is_lost_too(tmp_path: Path) -> None:
+    lost = "[mpiexec@node7] control_cb (../mpiexec/pmiserv_cb.c:280): assert (!closed) failed"
+    ended = Outcome(11, None, False, 1.0, 0)
+    watch, directory = RankWatch("mark", 2, lambda: False), RunDirectory(tmp_path)
+
+    def reason(text: str, has_joined: bool) -> str:
+        return launcher._lost_reason(ended, watch, endings(text), has_joined, directory)
+
+    killed = f"{lost}\n[mpiexec@node7] Exit codes: [localhost] 0,11\n"
+    assert reason(killed, False) == f"rank 1 on {HOST} ended (signal 11, SIGSEGV) before it joined MPI"
+    assert "hydra_pmi_proxy" in reason(lost, False) and "hydra_pmi_proxy" in reason(killed, True)

@@ -15,6 +15,11 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
+def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
+    """Normally distributed numbers in float64, the same at each call with the same seed."""
+    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def key_ranges(samples: int, length: int) -> "st.SearchStrategy[KeyRanges]":
     """Every kind of ranges of keys, and ranges that merely do not decrease, some of them empty."""
     positions = st.integers(0, length)

@@ -21,27 +21,18 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.kernels import library_file
 from fugaku_gpt.model.attention import attend_naively
 from fugaku_gpt.ops import native
-from tests.ops.inputs import key_ranges
+from tests.ops.inputs import key_ranges, numbers
 
-pytestmark = pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels")
+pytestmark = [
+    pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels"),
+    pytest.mark.usefixtures("threads"),
+]
 
 TYPES = {
     torch.float32: 3e-6,
     torch.bfloat16: 2.0**-5,
 }  # and the largest error relative to the largest value
 DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
-
-
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
-def threads(request: Any) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
-    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def is_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:

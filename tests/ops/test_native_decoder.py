@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import pytest
 import torch
@@ -16,22 +16,14 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.kernels import library_file
 from fugaku_gpt.ops import native, rotary
 from fugaku_gpt.ops.rotary import rotation
+from tests.ops.inputs import numbers
 
-pytestmark = pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels")
+pytestmark = [
+    pytest.mark.skipif(not library_file().exists(), reason="no compiled kernels: fugaku-gpt env kernels"),
+    pytest.mark.usefixtures("threads"),
+]
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
-def threads(request: Any) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-def numbers(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
-    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def check_close(actual: Sequence[Optional[torch.Tensor]], expected: Sequence[Optional[torch.Tensor]]) -> None:
