@@ -181,7 +181,7 @@ class _RankSupervisor:
         self._has_printed_failure = False
         self._parent = launcher  # as it was before the fork: it may have died since
         self._parent_name = _name_of(launcher)
-        self._segments: List[Path] = []  # in shared memory, of the rank's MPI
+        self._segments: Set[Path] = set()  # in shared memory, of the rank's MPI
         self._wakeup_read, self._wakeup_write = os.pipe()
 
     def wait(self, mask: Set[Union[int, signal.Signals]]) -> int:
@@ -229,17 +229,19 @@ class _RankSupervisor:
         ready, _, _ = select.select([self._pipe, self._wakeup_read], [], [], seconds)
         if self._wakeup_read in ready:
             os.read(self._wakeup_read, 4096)
-        if self._pipe not in ready:
-            return False
+        return self._pipe in ready and not self._read_reports()
+
+    def _read_reports(self) -> bool:
+        """Read what the rank has reported; False once it has ended."""
         text = os.read(self._pipe, 65536)
         for line in text.splitlines():
             message = json.loads(line)
             self._has_joined = self._has_joined or "joined" in message
             if self._has_joined:  # all ranks of this node have opened them by now
-                self._segments = segments_of(self._child)
+                self._segments.update(segments_of(self._child))  # a dead rank, whose report is read late, has none
             if "directory" in message:
                 self._directory = RunDirectory(Path(message["directory"]))
-        return not text
+        return bool(text)
 
     def _end_before_joining(self, code: int, ended: float) -> NoReturn:
         """Record that the rank has ended before it joined MPI, and end all others."""
@@ -264,6 +266,8 @@ class _RankSupervisor:
     def _end_without_launcher(self) -> NoReturn:
         """Record that the process of the launcher that has started this rank is gone, and end the rank: what is left of
         the launcher, and the ranks of other nodes, may wait for it for ever."""
+        while select.select([self._pipe], [], [], 0)[0] and self._read_reports():
+            continue  # the run directory may have been reported just now
         host = socket.gethostname()
         reason = f"{self._parent_name} (process {self._parent}) on {host}, which had started rank {self._rank}, is gone"
         self._record(

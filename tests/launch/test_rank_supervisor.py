@@ -195,9 +195,10 @@ def test_ranks_that_are_killed_together_are_named_together(tmp_path: Path, ranks
 
 def test_files_of_a_killed_rank_in_shared_memory_are_removed(tmp_path: Path) -> None:
     name = f"mpich_shm_test_{os.getpid()}_0"
-    # the supervisor reads a second report when it has done all that follows from the first
+    # the supervisor reads a second report when it has done all that follows from the first; the third it reads only
+    # when the rank is dead
     behaviour = f"""
-import array, fcntl, mmap, termios
+import array, fcntl, mmap, signal, termios
 file = open("/dev/shm/{name}", "wb+")
 file.truncate(4096)
 memory = mmap.mmap(file.fileno(), 4096)
@@ -207,6 +208,8 @@ for _ in range(2):
     while unread[0]:
         time.sleep(0.01)
         fcntl.ioctl(link._pipe, termios.FIONREAD, unread)
+os.kill(os.getppid(), signal.SIGSTOP)
+link.report_joined()
 print("mapped", flush=True)
 time.sleep(60)
 """
@@ -214,8 +217,40 @@ time.sleep(60)
     assert supervisor.stdout is not None and supervisor.stdout.readline() == "mapped\n"
     assert Path("/dev/shm", name).exists()
     os.kill(rank, signal.SIGKILL)
+    until(lambda: psutil.Process(rank).status() == psutil.STATUS_ZOMBIE)
+    supervisor.send_signal(signal.SIGCONT)
     end_of(supervisor)
     assert not Path("/dev/shm", name).exists()
+
+
+def test_a_run_directory_is_read_even_if_the_launcher_dies_meanwhile(tmp_path: Path) -> None:
+    """The launcher dies, and the rank reports its directory, between a look at the pipe and one at the launcher."""
+    code = """
+import os, sys, time
+from pathlib import Path
+from fugaku_gpt.launch import rank_supervisor
+directory = Path(sys.argv[1])
+def wait_before_looking_for_the_launcher(supervisor):
+    (directory / "between").touch()
+    while not (directory / "go").exists():
+        time.sleep(0.01)
+rank_supervisor._RankSupervisor._print_recorded_failure = wait_before_looking_for_the_launcher
+link = rank_supervisor.supervise_rank(1)
+link.report_joined()
+while not (directory / "between").exists():
+    time.sleep(0.01)
+link.report_directory(directory)
+(directory / "reported").touch()
+time.sleep(60)
+"""
+    launcher = subprocess.Popen(["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", code, str(tmp_path)])
+    until((tmp_path / "reported").exists)
+    launcher.kill()
+    launcher.wait()
+    (tmp_path / "go").touch()
+    until((tmp_path / "result.json").exists)
+    result = RunDirectory(tmp_path).result()
+    assert result is not None and "which had started rank 1, is gone" in result.reason
 
 
 def test_a_launcher_that_dies_during_the_fork_is_missed(tmp_path: Path) -> None:
