@@ -11,13 +11,12 @@ import pytest
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS, ExportOptions, export_model, import_model
-from fugaku_gpt.checkpoint.hugging_face_models import model_type_of, tensor_pairs
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.checkpoint.reader import open_checkpoint
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, UsageError
-from tests.support.checkpoints import cut_flat, save, some_arrays
+from tests.support.checkpoints import cut_flat, save, save_model, some_arrays
 from tests.support.numpy_gpt import NumpyGPT
 from tests.support.tokenizers import BYTE_LEVEL, edit, ids_of_library, make_tokenizer
 
@@ -27,15 +26,6 @@ TOKENS = np.random.RandomState(0).randint(0, 101, (2, 17))
 
 def a_model(*overrides: str) -> ModelConfig:
     return load_run_config(overrides=[*SMALL, *overrides]).model
-
-
-def a_checkpoint(folder: Path, model: ModelConfig, dtype: str = "F32") -> Path:
-    """Save random weights, large enough that every tensor changes the loss, cut over three ranks."""
-    shapes = {pair.ours: pair.shape for pair in tensor_pairs(model, model_type_of(model))}
-    arrays = some_arrays(1, shapes, dtype)
-    for key in arrays:
-        arrays[key] *= np.asarray(0.3, arrays[key].dtype)
-    return save(folder, 12, arrays, cut_flat(arrays, 3), config={"model": {**vars(model)}})
 
 
 def weights_of(checkpoint: Path) -> Dict[str, Any]:
@@ -68,7 +58,7 @@ def _both_models(folder: Path, settings: Any) -> Any:
     from fugaku_gpt.model import build_model
 
     config = load_run_config(overrides=[*SMALL, *settings])
-    checkpoint = a_checkpoint(folder / "checkpoints", config.model)
+    checkpoint = save_model(folder / "checkpoints", config.model)
     assert export_model(checkpoint, folder / "gpt2") == (config.model, "gpt2")
     theirs, loading = transformers.GPT2LMHeadModel.from_pretrained(folder / "gpt2", output_loading_info=True)
     assert not any(loading.values()), loading
@@ -113,7 +103,7 @@ def test_a_model_saved_by_transformers_has_an_equal_loss_after_import(
 @pytest.mark.parametrize("dtype", ["F32", "F64"])
 def test_weights_are_unchanged_by_export_and_import(tmp_path: Path, dtype: str) -> None:
     model = a_model("model.gelu=tanh", "model.dropout=0.1", "model.ffn_hidden=31")
-    checkpoint = a_checkpoint(tmp_path / "one", model, dtype)
+    checkpoint = save_model(tmp_path / "one", model, dtype=dtype)
     export_model(checkpoint, tmp_path / "gpt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "one"]
     back, same, notes = import_model(tmp_path / "gpt2", tmp_path / "two")
@@ -190,7 +180,7 @@ def rename_a_tensor(folder: Path) -> None:
 def test_an_unsupported_gpt_2_folder_is_refused_and_nothing_is_written(
     tmp_path: Path, spoil: Any, message: str
 ) -> None:
-    export_model(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "gpt2")
+    export_model(save_model(tmp_path / "one", a_model()), tmp_path / "gpt2")
     spoil(tmp_path / "gpt2")
     with pytest.raises(UsageError, match=message):
         import_model(tmp_path / "gpt2", tmp_path / "two")
@@ -199,7 +189,7 @@ def test_an_unsupported_gpt_2_folder_is_refused_and_nothing_is_written(
 
 def test_tied_weights_may_have_the_name_of_the_other_layer(tmp_path: Path) -> None:
     model = a_model()
-    checkpoint = a_checkpoint(tmp_path / "one", model)
+    checkpoint = save_model(tmp_path / "one", model)
     export_model(checkpoint, tmp_path / "gpt2")
     content = (tmp_path / "gpt2" / WEIGHTS).read_bytes()
     renamed = b'lm_head.weight"'  # as long as the old name with the blanks after it, where JSON allows blanks
@@ -245,7 +235,7 @@ BYTE_LEVEL_OFFSETS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offs
 def test_the_tokenizer_of_the_corpus_is_exported(tmp_path: Path, processor: Any, expected: Any) -> None:
     model = a_model("model.vocab_size=330")
     tokenizer = a_tokenizer(tmp_path, processor)
-    export_model(a_checkpoint(tmp_path / "one", model), tmp_path / "gpt2", ExportOptions(tokenizer))
+    export_model(save_model(tmp_path / "one", model), tmp_path / "gpt2", ExportOptions(tokenizer))
     settings = json.loads((tmp_path / "gpt2" / CONFIG).read_text())
     assert (settings["eos_token_id"], settings["bos_token_id"]) == (1, 1)
     declared = json.loads((tmp_path / "gpt2" / "tokenizer_config.json").read_text())
@@ -258,7 +248,7 @@ def test_the_tokenizer_of_the_corpus_is_exported(tmp_path: Path, processor: Any,
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
     with pytest.raises(UsageError, match=r"corpus-tokenizer\.json: has 330 tokens, more than model\.vocab_size 101"):
-        export_model(a_checkpoint(tmp_path / "small", a_model()), tmp_path / "other", ExportOptions(tokenizer))
+        export_model(save_model(tmp_path / "small", a_model()), tmp_path / "other", ExportOptions(tokenizer))
     assert not (tmp_path / "other").exists()
 
 
@@ -268,7 +258,7 @@ def test_transformers_loads_the_folder_and_generates(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
     tokenizer = a_tokenizer(tmp_path, TEMPLATE)
     export_model(
-        a_checkpoint(tmp_path / "one", a_model("model.vocab_size=330")), tmp_path / "gpt2", ExportOptions(tokenizer)
+        save_model(tmp_path / "one", a_model("model.vocab_size=330")), tmp_path / "gpt2", ExportOptions(tokenizer)
     )
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt2")
     text = "It's a text of some words"
@@ -281,7 +271,7 @@ def test_transformers_loads_the_folder_and_generates(tmp_path: Path) -> None:
 
 
 def test_existing_checkpoints_are_not_overwritten(tmp_path: Path) -> None:
-    checkpoint = a_checkpoint(tmp_path / "one", a_model())
+    checkpoint = save_model(tmp_path / "one", a_model())
     export_model(checkpoint, tmp_path / "gpt2")
     with pytest.raises(UsageError, match="holds checkpoints already"):
         import_model(tmp_path / "gpt2", tmp_path / "one")

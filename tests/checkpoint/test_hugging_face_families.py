@@ -16,7 +16,7 @@ from fugaku_gpt.checkpoint.safetensors import make_header, read_tensor, write_te
 from fugaku_gpt.config import ModelConfig, load_run_config
 from fugaku_gpt.errors import CheckpointError, UsageError
 from tests.support import tokenizers
-from tests.support.checkpoints import cut_flat, save, some_arrays
+from tests.support.checkpoints import cut_flat, save, save_model, some_arrays
 
 SMALL = [
     "model.layers=2", "model.hidden=48", "model.heads=6", "model.kv_heads=2", "model.ffn_hidden=80", "model.seq_len=32",
@@ -39,15 +39,6 @@ TOKENS = np.random.RandomState(0).randint(0, 101, (2, 33))
 
 def a_model(*overrides: str) -> ModelConfig:
     return load_run_config(overrides=[*SMALL, *overrides]).model
-
-
-def a_checkpoint(folder: Path, model: ModelConfig) -> Path:
-    """Save random weights, large enough that every tensor changes the logits, cut over three ranks."""
-    shapes = {pair.ours: pair.shape for pair in tensor_pairs(model, model_type_of(model))}
-    arrays = some_arrays(1, shapes, "F32")
-    for key in arrays:
-        arrays[key] *= np.asarray(0.3, arrays[key].dtype)
-    return save(folder, 12, arrays, cut_flat(arrays, 3), config={"model": {**vars(model)}})
 
 
 def our_logits(model: ModelConfig, checkpoint: Path) -> Any:
@@ -76,7 +67,7 @@ def test_an_exported_model_has_equal_logits_in_transformers(family: str, tmp_pat
     import torch
 
     model = a_model(*FAMILIES[family])
-    checkpoint = a_checkpoint(tmp_path / "checkpoints", model)
+    checkpoint = save_model(tmp_path / "checkpoints", model)
     assert export_model(checkpoint, tmp_path / "out") == (model, family.partition(",")[0].partition(" ")[0])
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(loading.values()), loading
@@ -131,7 +122,7 @@ def test_a_model_saved_by_transformers_has_equal_logits_after_import_and_comes_b
 @pytest.mark.slow
 def test_a_large_model_is_exported_in_several_files_with_an_index(tmp_path: Path) -> None:
     model = a_model("model.vocab_size=3000", "model.hidden=192", "model.tied_embeddings=false")
-    checkpoint = a_checkpoint(tmp_path / "one", model)
+    checkpoint = save_model(tmp_path / "one", model)
     export_model(checkpoint, tmp_path / "out", ExportOptions(shard_mib=1))
     index = json.loads((tmp_path / "out" / INDEX).read_text())
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
@@ -178,7 +169,7 @@ def test_a_large_model_is_exported_in_several_files_with_an_index(tmp_path: Path
 def test_a_feature_that_the_decoder_lacks_is_refused_by_name(
     changes: Dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    export_model(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "out")
+    export_model(save_model(tmp_path / "one", a_model()), tmp_path / "out")
     file = tmp_path / "out" / CONFIG
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     with pytest.raises(UsageError, match=message):
@@ -204,7 +195,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(settings: List[str],
 
 def test_older_files_have_theta_and_scaling_apart(tmp_path: Path) -> None:
     settings = {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}
-    export_model(a_checkpoint(tmp_path / "one", a_model()), tmp_path / "out")
+    export_model(save_model(tmp_path / "one", a_model()), tmp_path / "out")
     file = tmp_path / "out" / CONFIG
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
     model = import_model(tmp_path / "out", tmp_path / "two").model
@@ -254,7 +245,7 @@ def test_float32_is_rounded_to_bfloat16_as_by_hand(tmp_path: Path) -> None:
 def test_the_tokenizer_of_a_folder_is_carried(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
     model = a_model("model.vocab_size=330")
-    export_model(a_checkpoint(tmp_path / "checkpoints", model), tmp_path / "out")
+    export_model(save_model(tmp_path / "checkpoints", model), tmp_path / "out")
     tokenizer = tokenizers.make_tokenizer(tokenizers.BYTE_LEVEL, tmp_path / "out" / "tokenizer.json")
     declared = {"eos_token": {"content": "</s>", "lstrip": False}, "bos_token": None}
     (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(declared), encoding="utf-8")
@@ -270,7 +261,7 @@ def test_the_tokenizer_of_a_folder_is_carried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_tokenizer_that_is_no_json_is_refused(name: str, tmp_path: Path) -> None:
-    export_model(a_checkpoint(tmp_path / "checkpoints", a_model()), tmp_path / "out")
+    export_model(save_model(tmp_path / "checkpoints", a_model()), tmp_path / "out")
     (tmp_path / "out" / "tokenizer.json").write_text("{}", encoding="utf-8")
     (tmp_path / "out" / name).write_text("[1", encoding="utf-8")
     with pytest.raises(UsageError, match=rf"{name}: not a file of a tokenizer"):

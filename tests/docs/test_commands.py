@@ -95,6 +95,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow  # some plan for seconds
 @pytest.mark.parametrize("block", RERUN, ids=lambda block: f"{Path(block.page).stem}: {block.commands[0][11:60]}")
 def test_a_shown_output_is_printed_by_the_command(
     block: Block, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -35,10 +35,10 @@ def some_arrays(
     }
 
 
-def save_model(directory: Path, model: ModelConfig, ranks: int = 3, **config: Any) -> Path:
+def save_model(directory: Path, model: ModelConfig, ranks: int = 3, dtype: str = "F32", **config: Any) -> Path:
     """Write a checkpoint of random weights, large enough that every tensor changes the logits, cut over ``ranks``
     ranks; ``config`` has further sections of the run."""
-    arrays = some_arrays(1, logical_shapes(model), "F32", KINDS[:1])
+    arrays = some_arrays(1, logical_shapes(model), dtype, KINDS[:1])
     for key in arrays:
         arrays[key] *= np.asarray(0.3, arrays[key].dtype)
     return save(directory, 12, arrays, cut_flat(arrays, ranks), config={"model": asdict(model), **config})

@@ -13,6 +13,7 @@ from fugaku_gpt.planner.trainer.generation_memory import GENERATION_CATEGORIES, 
 from tests.support.models import MODELS, model_of_kind
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", MODELS)
 def test_weights_and_cache_are_those_of_a_replica(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: make install")
