@@ -128,6 +128,9 @@ def complete_settings(arguments: Mapping[str, str], given: LoggedRun, lines: Seq
     batches = [line["global_batch"] for line in lines if line.get("global_batch")]
     if batches:
         settings["global_batch"] = batches[-1]  # a schedule of growing batches has other ones at the beginning
+    lengths = {line["actual_seq_len"] for line in lines if line.get("actual_seq_len")}
+    if len(lengths) == 1:  # several: a schedule of growing sequences, whose end is not known
+        settings.setdefault("seq_len", *lengths)
     settings.update({key: value for key, value in asdict(given).items() if value is not None})
     run = LoggedRun(**settings)
     if run.ranks is None and run.dp and run.tp and run.pp:

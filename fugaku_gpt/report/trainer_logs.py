@@ -37,7 +37,7 @@ _PREFIX = re.compile(
     r"|(?:INFO|DEBUG|WARNING)\b:?)\s*)*"
 )
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
-_HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15})\s*\|")
+_HEADER = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*(\d{1,15}|inf|infinity)\s*\|")
 _SPEED_BEFORE = re.compile(rf"\bsamples/sec:\s*({_NUMBER})\s*\|\s*$")
 _GROUPED = r"[-+]?\d{1,3}(?:,\d{3}){1,6}(?:\.\d{0,30})?"  # 1,234.5
 _FIRST_NUMBER = re.compile(rf"\s*({_GROUPED}|{_NUMBER})(?:\s*([KMGTP]?)FLOPS?)?(?![\w.]|,\d)", re.IGNORECASE)
@@ -133,7 +133,7 @@ class Log:
             not finite are None. ``tflops_logged`` is the speed that another trainer claims, per rank.
         validations: likewise, for validations.
         arguments: names and values of Megatron's block of arguments, as text.
-        total: number of iterations that the run was to do.
+        total: number of iterations that the run was to do; None if no line states it, or it has no end.
         torn: number of iteration lines of which neither time nor loss could be read.
         unread: number of other lines on an iteration or a validation that are of no known form.
         unknown_fields: name of a field → number of iteration lines that have it, for fields of no known name, or whose
@@ -259,7 +259,7 @@ class LogReader:
                 self._read_fields(
                     open_line.values, [open_line.tail]
                 )  # a last field without its bar; a torn one is read again
-            self._total = int(header[2])
+            self._total = int(header[2]) if header[2].isdecimal() else None
             self._open_lines[rank] = open_line
         is_validation = self._read_validation(text)
         if headers:
@@ -294,8 +294,7 @@ class LogReader:
     def _count_unknown(self, fields: Iterable[str]) -> None:
         """Count the fields of an iteration line whose names or values mean nothing to us, up to a number of names."""
         for text in fields:
-            name, colon, value = text.partition(":")
-            name = _field_name(name)
+            name, colon, value = _name_and_value(text)
             is_read = name in _NOT_MEASURED or (
                 name in _FIELDS and (_FIRST_NUMBER.match(value) or _is_not_finite(value))
             )
@@ -312,8 +311,7 @@ class LogReader:
 
     def _read_fields(self, values: Dict[str, Any], fields: Iterable[str]) -> None:
         for text in fields:
-            name, colon, value = text.partition(":")
-            name = _field_name(name)
+            name, colon, value = _name_and_value(text)
             if not colon or name not in _FIELDS:
                 continue
             key, unit = _FIELDS[name]
@@ -391,6 +389,17 @@ class LogReader:
         if padded:
             self._arguments.setdefault("vocab_size", padded[1])
             self._arguments["padded_vocab_size"] = padded[2]
+
+
+def _name_and_value(text: str) -> Tuple[str, str, str]:
+    """The name of a field, the colon behind it, and its value; a colon also for a field of Megatron-LM before 2021,
+    which has none between a name and a number, as in ``lm loss 6.7E+00``."""
+    name, colon, value = text.partition(":")
+    if not colon:
+        without_number, _, number = text.strip().rpartition(" ")
+        if _field_name(without_number) in _FIELDS:
+            return _field_name(without_number), ":", number
+    return _field_name(name), colon, value
 
 
 def _field_name(text: str) -> str:

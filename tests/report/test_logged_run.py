@@ -64,3 +64,11 @@ def test_the_model_needs_layers_hidden_size_and_sequence_length() -> None:
     assert (model.heads, model.vocab_size, model.ffn_size) == (1, 2, 32)
     for name in shape:
         assert model_of(LoggedRun(**{key: value for key, value in shape.items() if key != name})) is None
+
+
+def test_the_sequence_length_of_all_lines_is_that_of_the_run_unless_its_arguments_state_another() -> None:
+    lines = [{"actual_seq_len": 2048}, {"actual_seq_len": 2048}]
+    assert complete_settings({}, LoggedRun(), lines).seq_len == 2048
+    assert complete_settings({"seq_length": "4096"}, LoggedRun(), lines).seq_len == 4096
+    assert complete_settings({}, LoggedRun(seq_len=1024), lines).seq_len == 1024
+    assert complete_settings({}, LoggedRun(), [*lines, {"actual_seq_len": 1024}]).seq_len is None

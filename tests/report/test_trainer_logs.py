@@ -53,6 +53,24 @@ ARGUMENTS = """\
 """
 
 
+def test_fields_without_colons_as_megatron_lm_had_in_2019() -> None:
+    line = (
+        " iteration      100/  320000 | elapsed time per iteration (ms): 523.1 | learning rate 1.500E-04 | "
+        "lm loss 6.733333E+00 | loss scale 65536.0 |"
+    )
+    log = read_log(line)
+    assert log.iterations == (
+        {"iteration": 100, "seconds": 0.5231, "lr": 1.5e-4, "loss": 6.733333, "loss_scale": 65536.0},
+    )
+    assert log.unknown_fields == {} and log.total == 320000
+
+
+@pytest.mark.parametrize("total", ["infinity", "inf"])
+def test_a_run_without_end_has_no_total(total: str) -> None:
+    log = read_log(DEEPSPEED.replace("95367", total))
+    assert log.iterations == (READ,) and log.total is None
+
+
 def test_megatron_deepspeed() -> None:
     log = read_log(DEEPSPEED)
     assert log.trainer == MEGATRON and log.total == 95367 and log.torn == 0

@@ -94,8 +94,8 @@ def test_options_of_the_k_computer_are_an_info_on_other_sites() -> None:
     assert findings("PJM006", k_computer_script)[0].severity == INFO and findings("PJM020", k_computer_script) == []
 
 
-def test_a_line_disabled_by_a_second_hash_is_an_info() -> None:
-    for text in ("##PJM -S\n", "# #PJM -S\n", "#---#PJM -S\n"):
+def test_a_line_disabled_by_a_second_hash_or_a_dash_is_an_info() -> None:
+    for text in ("##PJM -S\n", "# #PJM -S\n", "#---#PJM -S\n", "#--PJM -S\n", "#-PJM -S\n"):
         assert findings("PJM002", FT + text)[0].severity == INFO
     assert findings("PJM002", FT + "# PJM -S\n")[0].severity == WARNING
 
@@ -143,6 +143,8 @@ def test_values_and_fixes_are_in_the_messages() -> None:
     assert "10 minutes" in finding.message
     (finding,) = findings("PJM044", FT + "#PJM -L elapse=1-12:00:00\n")
     assert "36:00:00" in finding.fix
+    (finding,) = findings("PJM062", FT + "#PJM -L node=1 --mpi proc=1\nexport OMP_NUM_THREADS=12\nmpiexec ./a\n")
+    assert finding.message == "12 threads of 1 process on each node use 12 of 48 cores; 36 are idle"
     (finding,) = findings("PJM062", FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=13\nmpiexec ./a\n")
     assert "52" in finding.message and (finding.line, finding.column) == (4, 8)
 

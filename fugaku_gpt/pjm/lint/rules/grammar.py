@@ -54,9 +54,10 @@ def disabled_directive(facts: Facts) -> Iterator[Hit]:
         if script.body_line and line > script.body_line:
             continue  # it would be ignored in any case
         text = script.lines[line - 1]
-        # a second # or a tab behind it is how editors and people switch a line off; so is any form beside another value
+        # a second #, a dash or a tab behind it is how editors and people switch a line off; so is any form beside
+        # another value
         before = text.partition("PJM")[0]
-        deliberate = before.count("#") > 1 or before.endswith("\t") or _option_of(text) in active
+        deliberate = "-" in before or before.count("#") > 1 or before.endswith("\t") or _option_of(text) in active
         column = len(text) - len(text.lstrip()) + 1
         hit = Hit(line, f"{printable(text.strip())} is a comment to pjsub", column, severity=INFO if deliberate else "")
         if deliberate:

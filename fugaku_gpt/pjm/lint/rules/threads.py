@@ -33,14 +33,13 @@ def threads(facts: Facts) -> Iterator[Hit]:
     if facts.proc and nodes and facts.proc < nodes * ranks_per_node:
         return  # some nodes have no process in any case
     total = count * ranks_per_node
+    processes = "1 process" if ranks_per_node == 1 else f"{ranks_per_node} processes"
     if total > CORES:
-        message = f"{count} threads of {ranks_per_node} processes on each node are {total}, more than {CORES} cores"
+        message = f"{count} threads of {processes} on each node are {total}, more than {CORES} cores"
         yield Hit(setting.line, message, setting.column)
     elif total < CORES and count > 0:
         idle = CORES - total
-        message = (
-            f"{count} threads of {ranks_per_node} processes on each node use {total} of {CORES} cores; {idle} are idle"
-        )
+        message = f"{count} threads of {processes} on each node use {total} of {CORES} cores; {idle} are idle"
         yield Hit(setting.line, message, setting.column)
 
 
