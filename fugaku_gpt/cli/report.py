@@ -168,9 +168,9 @@ def check(tables: Tuple[Path, ...], form: str, machine: Optional[str], si: bool)
         for finding in findings:
             cause = f" ({finding['cause']})" if finding["cause"] else ""
             echo(f"{finding['file']}:{finding['line']}: [{finding['rule']}] {finding['what']}{cause}")
-        echo(f"{rows} rows, {len(findings)} findings", err=True)
+        echo(f"{_counted(rows, 'row')}, {_counted(len(findings), 'finding')}", err=True)
         for rule, count in skipped.items():
-            echo(f"not checked in {count} row{'s' if count > 1 else ''}: {rule}", err=True)
+            echo(f"not checked in {_counted(count, 'row')}: {rule}", err=True)
         if unread:
             echo(f"columns that no rule reads: {', '.join(unread)}", err=True)
     return EXIT_FINDINGS if findings else EXIT_OK
@@ -181,3 +181,7 @@ def _read_table_file(path: Path) -> str:
         return read_bytes(path, TABLE_TEXT).decode("utf-8-sig", "replace")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
