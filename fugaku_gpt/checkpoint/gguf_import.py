@@ -120,7 +120,8 @@ def _is_tied(path: Path, header: GgufHeader) -> bool:
     logits, embedding = header.tensors.get(LOGITS), header.tensors.get(EMBEDDING)
     if logits is None:
         return True
-    is_gpt2 = header.values.get("general.architecture") == GPT2
+    architecture = header.values.get("general.architecture")  # in a forged file an array, which has no equality
+    is_gpt2 = isinstance(architecture, str) and architecture == GPT2
     try:
         return is_gpt2 and embedding is not None and logits.has_same_data(embedding)
     except NotSafetensors as error:

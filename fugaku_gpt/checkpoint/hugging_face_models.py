@@ -335,7 +335,8 @@ def _own_head_dim(settings: Mapping[str, Any], model_type: str) -> Any:
     width = settings.get("head_dim")
     if width is None and model_type == "qwen3":
         width = 128
-    is_usual = isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and width == hidden / heads
+    are_whole = all(isinstance(value, int) for value in (heads, hidden, width))
+    is_usual = are_whole and heads > 0 and width * heads == hidden
     return None if is_usual else width
 
 

@@ -13,6 +13,7 @@ from fugaku_gpt.limits import TEMPLATE_TEXT, TOKENIZER_TEXT
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
 _CHAT_TEMPLATE = "chat_template.jinja"  # of newer versions of transformers
 # Post-processors that add tokens around a text, such as <s>, which no document of a corpus has.
 _ADDING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
@@ -73,11 +74,19 @@ class OwnTokenizer(NamedTuple):
     end: Optional[int]
 
 
+def declared_token(value: Any) -> Optional[str]:
+    """The text of a token as Hugging Face's files declare it: by its text, or with its properties; None if they do
+    not."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
 def imported_tokenizer_files(folder: Path) -> Dict[str, bytes]:
     """Read the tokenizer of a Hugging Face folder as the files of an imported checkpoint; none if it has no
     ``tokenizer.json``.
 
-    Special tokens become texts, and a chat template in a file of its own becomes a part of ``tokenizer_config.json``.
+    Special tokens, which ``special_tokens_map.json`` may declare instead, become texts, and a chat template in a file of its own becomes a part of ``tokenizer_config.json``.
 
     Raises:
         UsageError: a file cannot be read, or is not what it is called.
@@ -90,9 +99,12 @@ def imported_tokenizer_files(folder: Path) -> Dict[str, bytes]:
         parse_json(files[TOKENIZER])
         path = folder / TOKENIZER_CONFIG
         declared: Any = parse_json(read_bytes(path, TOKENIZER_TEXT)) if path.exists() else {}
+        path = folder / _SPECIAL_TOKENS
+        special: Any = parse_json(read_bytes(path, TOKENIZER_TEXT)) if path.exists() else {}
         for name in ("bos_token", "eos_token"):
-            if isinstance(declared.get(name), dict):  # with the properties of the token
-                declared[name] = declared[name].get("content")
+            token = declared_token(declared.get(name)) or declared_token(special.get(name))
+            if token is not None:
+                declared[name] = token
         path = folder / _CHAT_TEMPLATE
         if path.exists():
             declared["chat_template"] = read_text(path, TEMPLATE_TEXT)

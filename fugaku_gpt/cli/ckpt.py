@@ -193,8 +193,8 @@ def import_(source: Path, out: Path) -> None:
     """Import SOURCE, a Hugging Face folder or a GGUF file, as a checkpoint at iteration 0; the optimiser starts afresh.
 
     The model of a folder is a GPT-2, Llama, Mistral without a sliding window, Qwen 2 or Qwen 3; that of a file, whose
-    quantised weights become float32, has the architecture llama, qwen2, qwen3 or gpt2. The checkpoint of a file has its
-    tokenizer as well, or a note says why it has not.
+    quantised weights become float32, has the architecture llama, qwen2, qwen3 or gpt2. The checkpoint has the
+    tokenizer as well; where that of a file cannot be carried, a note says why.
 
     OUT is the folder of checkpoints to write, such as RUN_DIR/checkpoints of a run that will start from it. The
     settings that such a run needs are printed.

@@ -27,7 +27,7 @@ class _Doctor(click.Group):
         names = [
             argument
             for index, argument in enumerate(args)
-            if argument[0] != "-" and args[max(0, index - 1)] != "--format"
+            if not argument.startswith("-") and args[max(0, index - 1)] != "--format"
         ]
         if args[:1] not in (["-h"], ["--help"]) and (not names or names[0] not in self.commands):
             args = [_RUN if names else _MACHINE, *args]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import declared_token
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
@@ -122,6 +123,4 @@ def _declared_token(path: Path, keys: "tuple[str, ...]") -> Optional[str]:
         raise DataError(f"{path}: cannot be read: {error}; mend it, or name the token with --end-token") from None
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
-    if isinstance(value, dict):  # with the properties of the token
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+    return declared_token(value)

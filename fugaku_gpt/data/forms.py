@@ -23,6 +23,8 @@ _MAGIC = (
 _ARCHIVES = ((0, b"PK\x03\x04", "zip"), (0, b"7z\xbc\xaf\x27\x1c", "7z"), (257, b"ustar", "tar"))
 _LONGEST_MAGIC = 512
 _BLOCK = 1 << 17
+# bytes that are decompressed at once: a block of 4 bytes may stand for 128 KiB, so these for 32 MiB
+_ZSTANDARD_PIECE = 1 << 10
 # `zstd --long=31` makes frames whose window has two GiB; the library's own limit is 128 MiB
 _LARGEST_WINDOW = 1 << 31
 
@@ -111,7 +113,7 @@ class _ZstandardStream(io.RawIOBase):
         self._raw = raw
         self._zstandard = zstandard
         self._frame: Optional[Any] = None
-        self._input = b""
+        self._input = memoryview(b"")
         self._output = memoryview(b"")
 
     def readable(self) -> bool:
@@ -137,9 +139,9 @@ class _ZstandardStream(io.RawIOBase):
 
     def _decompress(self) -> bool:
         """Decompress the next block, which may give no bytes; return False at the end of the file."""
-        block = self._input or self._raw.read(_BLOCK)
-        self._input = b""
-        if not block:
+        block = self._input or memoryview(self._raw.read(_BLOCK))
+        piece, self._input = block[:_ZSTANDARD_PIECE], block[_ZSTANDARD_PIECE:]
+        if not piece:
             if self._frame is not None:
                 raise _Damaged("the file ends within a frame")
             return False
@@ -147,9 +149,9 @@ class _ZstandardStream(io.RawIOBase):
             decompressor = self._zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
             self._frame = decompressor.decompressobj()
         try:
-            self._output = memoryview(self._frame.decompress(block))
+            self._output = memoryview(self._frame.decompress(piece))
         except self._zstandard.ZstdError as error:
             raise _Damaged(str(error)) from None
         if self._frame.eof:
-            self._input, self._frame = self._frame.unused_data, None
+            self._input, self._frame = memoryview(self._frame.unused_data + bytes(self._input)), None
         return True

@@ -32,9 +32,10 @@ def parquet_rows(stream: BinaryIO, path: Path, text_key: str, on_bad: OnBad) -> 
         file = pyarrow.parquet.ParquetFile(stream)
         column = _column(list(file.schema_arrow.names), text_key, path)
         for batch in file.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
-            for row in batch.to_pylist():
+            for index in range(batch.num_rows):
                 number += 1
                 try:
+                    row = _row(batch, index, f"{path}: row {number}")
                     text = text_of_record(_as_record(row), text_key, f"{path}: row {number}")
                 except BadText as error:
                     on_bad(error)
@@ -53,6 +54,19 @@ def _column(names: List[str], text_key: str, path: Path) -> str:
         if name in names:
             return name
     raise BadText(f"{path}: no column {text_key!r}; columns: {', '.join(names)}; name one with --text-key")
+
+
+def _row(batch: Any, index: int, location: str) -> Dict[str, Any]:
+    """A row of a batch, by column.
+
+    Raises:
+        BadText: a text in it is no UTF-8, which pyarrow does not look at before.
+    """
+    try:
+        (row,) = batch.slice(index, 1).to_pylist()
+    except UnicodeDecodeError as error:
+        raise BadText(f"{location}: no UTF-8: {error.reason}") from None
+    return dict(row)
 
 
 def _as_record(row: Dict[str, Any]) -> Dict[str, Any]:

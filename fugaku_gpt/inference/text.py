@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER_CONFIG
+from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER_CONFIG, declared_token
 from fugaku_gpt.data.tokenizer import Encoder, import_tokenizers
 from fugaku_gpt.errors import DataError, UsageError
 from fugaku_gpt.input_files import read_text
@@ -104,12 +104,12 @@ class TextTokenizer:
         return template
 
     def _special_names(self) -> Dict[str, str]:
-        names = {name: _token_text(self._declared.get(name)) for name in ("bos_token", "eos_token")}
+        names = {name: declared_token(self._declared.get(name)) for name in ("bos_token", "eos_token")}
         return {name: text for name, text in names.items() if text is not None}
 
     def _ends_of_turns(self) -> List[int]:
         """The special tokens by which chat models end an answer, where this tokenizer has them."""
-        names = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", _token_text(self._declared.get("eos_token")))
+        names = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", declared_token(self._declared.get("eos_token")))
         ids = [self._tokenizer.token_to_id(name) for name in names if name]
         return [number for number in ids if number is not None]
 
@@ -183,9 +183,3 @@ def _declarations(path: Path) -> Dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     return values if isinstance(values, dict) else {}
-
-
-def _token_text(token: Any) -> Optional[str]:
-    if isinstance(token, dict):  # with the properties of the token
-        token = token.get("content")
-    return token if isinstance(token, str) else None

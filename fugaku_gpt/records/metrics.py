@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import lines_of_file, open_file
@@ -94,6 +94,41 @@ def read_lines(metrics: Path) -> Iterator[Dict[str, Any]]:
         return
     except OSError as error:
         raise UsageError(f"{metrics}: cannot be read: {error.strerror}") from None
+
+
+def read_sound_lines(metrics: Path) -> Tuple[List[Dict[str, Any]], int]:
+    """Read the sound lines of a metrics file, and count those that are damaged; the last line does not count as such: a
+    kill cuts it.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    lines: List[Dict[str, Any]] = []
+    damaged, is_last_damaged = 0, False
+    try:
+        for text in lines_of_file(metrics, METRICS_LINE):
+            damaged += is_last_damaged
+            line = _sound_line(text)
+            is_last_damaged = line is None
+            if line is not None and line.get("kind") != CUT:
+                lines.append(line)
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise UsageError(f"{metrics}: cannot be read: {error.strerror}") from None
+    return lines, damaged
+
+
+def _sound_line(text: str) -> Optional[Dict[str, Any]]:
+    """The line of a text; None if it is damaged."""
+    line = _parse_object(text)
+    try:
+        if line is not None:
+            json.dumps(line, allow_nan=False)
+            return _checked_line(line, "")
+    except (UsageError, ValueError):
+        pass
+    return None
 
 
 def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:

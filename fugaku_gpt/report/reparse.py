@@ -11,12 +11,12 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.input_files import open_file
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.layout.batch import iteration_sizes
-from fugaku_gpt.records.files import write_text_atomically
+from fugaku_gpt.records.files import write_bytes_atomically, write_text_atomically
 from fugaku_gpt.records.job import read_history
-from fugaku_gpt.records.metrics import CUT, RESUMED, without_superseded
+from fugaku_gpt.records.metrics import RESUMED, read_sound_lines, without_superseded
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import locate_job, run_job_id, sub_runs
@@ -114,7 +114,7 @@ def _count(directory: Path) -> int:
 
 def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     record = RunDirectory(directory)
-    lines, damaged = _lines(record.metrics_file)
+    lines, damaged = read_sound_lines(record.metrics_file)
     lines = without_superseded(lines)
     recorded = {(line.get("kind"), line.get("iteration")) for line in lines}
     # the log of a resumed run also has later iterations, which are to be done again
@@ -133,9 +133,8 @@ def _restore(directory: Path, log: Log) -> Tuple[int, Tuple[str, ...]]:
     notes: List[str] = []
     if missing or damaged:
         if damaged:
-            write_text_atomically(
-                directory / DAMAGED, record.metrics_file.read_text(encoding="utf-8", errors="replace")
-            )
+            with open_file(record.metrics_file) as stream:
+                write_bytes_atomically(directory / DAMAGED, stream.read())
             notes.append(f"{damaged} damaged lines of metrics.jsonl left out; a copy is in {DAMAGED}")
         merged = sorted([*lines, *missing], key=lambda line: line.get("iteration") or 0)
         text = "".join(json.dumps(_complete(line), allow_nan=False) + "\n" for line in merged)
@@ -165,29 +164,6 @@ def _with_sizes(config: RunConfig, lines: Sequence[Dict[str, Any]]) -> Iterator[
 def _complete(line: Dict[str, Any]) -> Dict[str, Any]:
     """Add the keys that readers rely on to a line."""
     return {"loss": None, **line} if line.get("kind") == "iteration" else line
-
-
-def _lines(path: Path) -> Tuple[List[Dict[str, Any]], int]:
-    """Return (readable lines, number of damaged lines); the last line does not count as damaged: a kill cuts it."""
-    try:
-        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    lines: List[Dict[str, Any]] = []
-    damaged = 0
-    for number, text in enumerate(texts):
-        try:
-            line = parse_json(text)
-        except ValueError:
-            line = None
-        if isinstance(line, dict):
-            if line.get("kind") != CUT:
-                lines.append(line)
-        elif number < len(texts) - 1:
-            damaged += 1
-    return lines, damaged
 
 
 def _by_numbers(path: Path) -> Tuple[Any, ...]:

@@ -245,6 +245,20 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
         import_gguf(tmp_path / "model.gguf", tmp_path / "two")
 
 
+def test_an_architecture_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt2")
+    writer.kv_data[0].clear()
+    writer.add_array("general.architecture", [1, 2])
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.add_tensor("output.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UsageError, match="general.architecture is "):
+        import_gguf(tmp_path / "model.gguf", tmp_path / "two")
+
+
 def test_a_file_that_is_cut_anywhere_is_refused_in_one_line(tmp_path: Path) -> None:
     a_folder(tmp_path, LLAMA)
     whole = write_gguf(tmp_path / "whole.gguf", tmp_path / "hf").read_bytes()

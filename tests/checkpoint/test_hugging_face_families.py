@@ -219,6 +219,16 @@ def test_null_settings_of_a_gpt2_are_those_of_transformers(tmp_path: Path) -> No
     assert (model.attention_dropout, model.dropout, model.layers) == (0.1, 0.1, 12)
 
 
+def test_sizes_beyond_all_bounds_are_refused_with_the_key(tmp_path: Path) -> None:
+    export_model(save_model(tmp_path / "one", a_model()), tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / CONFIG).read_text())
+    settings.pop("head_dim", None)
+    for key in ("hidden_size", "num_attention_heads"):
+        (tmp_path / "out" / CONFIG).write_text(json.dumps({**settings, key: 10**400}))
+        with pytest.raises(UsageError, match="model.h"):
+            import_model(tmp_path / "out", tmp_path / "two")
+
+
 def test_dropout_that_theirs_has_not_is_a_note() -> None:
     assert export_notes(a_model("model.dropout=0.1"), "llama") == [
         "model.dropout 0.1 is not exported: Llama has it on attention alone"

@@ -62,6 +62,11 @@ def test_doctor_hang_names_the_culprit(hanging_run: Path, capsys: pytest.Capture
     assert report["hang"]["call"]["site"] == "a.py:7" and report["hang"]["others"] == []
 
 
+def test_an_empty_argument_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", ""]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run_directory_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["doctor", str(tmp_path)], ["doctor", "hang", str(tmp_path)]):
         assert run(arguments) == 2

@@ -9,12 +9,14 @@ import json
 import lzma
 import sys
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
 import pytest
 
+from fugaku_gpt.data.forms import ZSTD, open_uncompressed
 from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, read_documents
 from fugaku_gpt.errors import DataError
 
@@ -176,6 +178,20 @@ def test_a_damaged_file_of_any_compression_is_refused(tmp_path: Path, damaged: b
         texts(as_file(tmp_path, "a.txt", damaged))
 
 
+def test_a_small_zstandard_file_that_stands_for_gigabytes_is_read_in_pieces(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard", reason="zstandard is not installed: make dev")
+    # RFC 8878, 3.1.1.2: a header of 3 bytes, of type 1 and size 128 KiB, and the byte that is repeated
+    block = ((1 << 17) << 3 | 1 << 1).to_bytes(3, "little") + b"\n"
+    path = as_file(tmp_path, "a.txt.zst", b"\x28\xb5\x2f\xfd\x00\x58" + block * 20_000)
+    tracemalloc.start()
+    try:
+        with open(path, "rb") as raw:
+            assert open_uncompressed(raw, ZSTD, path).read(10) == b"\n" * 10
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
 def parquet_file(path: Path, columns: Any) -> Path:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make dev")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -197,6 +213,17 @@ def test_parquet_is_read_by_row(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"b\.parquet: not a complete Parquet file: .*; copy it again"):
         texts(path)
+
+
+def test_a_text_of_parquet_that_is_no_utf_8_is_a_bad_row(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    starts = pyarrow.py_buffer((0).to_bytes(4, "little") + (1).to_bytes(4, "little") + (3).to_bytes(4, "little"))
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, starts, pyarrow.py_buffer(b"a\xff\xfe")])
+    path = parquet_file(tmp_path / "a.parquet", {"text": column})
+    with pytest.raises(DataError, match=r"a\.parquet: row 2: no UTF-8"):
+        texts(path)
+    counts = SourceCounts()
+    assert texts(path, counts=counts, skip_bad=True) == ["a"] and counts.bad == 1
 
 
 @pytest.mark.parametrize(

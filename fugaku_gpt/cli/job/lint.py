@@ -16,6 +16,7 @@ from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
 from fugaku_gpt.input_files import read_stream, read_text
 from fugaku_gpt.limits import STATISTICS
+from fugaku_gpt.records.files import write_text_atomically
 
 if TYPE_CHECKING:
     from fugaku_gpt.pjm.groups import SiteLimits
@@ -193,7 +194,7 @@ def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optio
         echo(text, nl=False)
         return EXIT_OK
     try:
-        out.write_text(text, encoding="utf-8")
+        write_text_atomically(out, text)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written: {error.strerror}") from None
     names = ", ".join(f"{group.name} ({group.date})" for group in groups)
