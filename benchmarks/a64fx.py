@@ -117,12 +117,35 @@ def _attention(name: str, products: int) -> Case:
     return Case((name, str(_LENGTH), str(width)), "multiply-add", products * pairs * width, 2.0, 0.0)
 
 
+def _gemv(vectors: int, kind: str, bytes_per_weight: float) -> Case:
+    outputs, inputs = 48, 576
+    numbers = (str(vectors), str(outputs), str(inputs), kind)
+    return Case(("gemv", *numbers), "weight", outputs * inputs, 2.0 * vectors, bytes_per_weight)
+
+
+def _decode_attention(kind: str, bytes_per_number: float) -> Case:
+    """A token's attention to the keys and values of one head, which three heads of queries share."""
+    keys, sharing, width = 512, 3, 64
+    return Case(
+        ("decode_attention", str(keys), str(sharing), kind),
+        "number of the cache",
+        2 * keys * width,
+        2.0 * sharing,
+        bytes_per_number,
+    )
+
+
 CASES: Dict[str, Case] = {
     "gemm_nn": _gemm("nn", 256, 96, _WIDTH),
     "gemm_nt": _gemm("nt", 256, 96, _WIDTH),
     "gemm_tn": _gemm("tn", 256, 96, _WIDTH),
     "attention_forward": _attention("attention_forward", 2),
     "attention_backward": _attention("attention_backward", 5),
+    "gemv": _gemv(1, _F32, 4.0),
+    "gemv_bfloat16": _gemv(1, _BF16, 2.0),
+    "gemv_of_8": _gemv(8, _F32, 4.0),
+    "decode_attention": _decode_attention(_F32, 4.0),
+    "decode_attention_bfloat16": _decode_attention(_BF16, 2.0),
     "layer_norm": _rows("layer_norm", 8, _WIDTH, _F32, 8.0),
     "layer_norm_bfloat16": _rows("layer_norm", 8, _WIDTH, _BF16, 4.0),
     "layer_norm_gradient": _rows("layer_norm_gradient", 64, _WIDTH, _F32, 12.0),
