@@ -74,6 +74,11 @@ class Case(NamedTuple):
     bytes: float
 
     @property
+    def is_bound_by_flop(self) -> bool:
+        """Whether the floating-point operations take longer than the bytes."""
+        return self.flop / PEAK_FLOP > self.bytes / MEMORY_BYTES
+
+    @property
     def bound_cycles(self) -> float:
         """Cycles of a unit at the processor's peak or at its memory's bandwidth, whichever takes longer."""
         return max(self.flop / PEAK_FLOP, self.bytes / MEMORY_BYTES)
@@ -271,7 +276,7 @@ def _markdown(rows: List[List[str]]) -> str:
     lines = ["| kernel | unit | cycles of 16 units | bound, cycles | share |", "|---|---|---:|---:|---:|"]
     for name, loop, unit, cycles, bound, share, *_ in rows:
         if not loop:
-            limit = "multiply-adds" if CASES[name].flop else "memory"
+            limit = "multiply-adds" if CASES[name].is_bound_by_flop else "memory"
             figures = f"{16 * float(cycles):.2f} | {16 * float(bound):.2f}, {limit} | {100 * float(share):.1f} %"
             lines.append(f"| `{name}` | {unit} | {figures} |")
     lines += ["", "| kernel: loop | time | cycles of an iteration | flop a cycle | of the peak | spills, div, dup |"]

@@ -50,6 +50,9 @@ INLINE Sum add_product(Sum sum, Sum a, Sum b) { return svmla_f32_x(svptrue_b32()
 
 INLINE float total(Sum first, Sum second) { return svaddv_f32(svptrue_b32(), add_vectors(first, second)); }
 #else
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
 typedef vec Sum;
 typedef uint32_t uint32_vec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t uint16_vec __attribute__((vector_size(2 * LANES)));
@@ -75,11 +78,15 @@ INLINE Sum add_product(Sum sum, Sum a, Sum b) { return sum + a * b; }
 INLINE float total(Sum first, Sum second)
 {
     const Sum both = first + second;
+#if defined(__aarch64__) && LANES == 4 /* NEON's; GCC 12 permutes the results of loops if it may use SVE of any length */
+    return vaddvq_f32((float32x4_t)both);
+#else
     float numbers[LANES], sum = 0.0f;
     memcpy(numbers, &both, sizeof numbers);
 #pragma omp simd reduction(+ : sum)
     for (int i = 0; i < LANES; i++) sum += numbers[i];
     return sum;
+#endif
 }
 #endif
 
@@ -126,11 +133,16 @@ INLINE void multiply(const Gemv *p, const int rows, int64_t row, const int colum
 #pragma GCC unroll 2
     for (int c = 0; c < columns; c++) {
         float bias = 0.0f;
-        if (p->bias) load_scaled(p->bias, column + c, type, 1.0f, &bias, 1);
+        if (p->bias && type == BFLOAT16) bias = from_bfloat16(((const uint16_t *)p->bias)[column + c]);
+        if (p->bias && type != BFLOAT16) bias = ((const float *)p->bias)[column + c];
 #pragma GCC unroll 4
         for (int i = 0; i < rows; i++) {
+            const int64_t at = (row + i) * p->y_row + column + c;
             const float y = total(even.of[i][c], odd.of[i][c]) + bias;
-            store_scaled(&y, 1.0f, p->y, (row + i) * p->y_row + column + c, p->y_type, 1);
+            if (p->y_type == BFLOAT16)
+                ((uint16_t *)p->y)[at] = to_bfloat16(y);
+            else
+                ((float *)p->y)[at] = y;
         }
     }
 }
