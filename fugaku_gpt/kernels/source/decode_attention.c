@@ -1,18 +1,18 @@
 /* Attention of few new tokens over a cache of keys and values.
 
    The keys of a head are cut into chunks, which threads take one by one. Each gives the softmax over its keys alone, of
-   all heads of queries that share them, and the chunks of a query are then combined by their largest scores (Milakov and
-   Gimelshein 2018, "Online normalizer calculation for softmax"). So all threads have work where a single text with few
-   heads of keys has grown long. Sums have the same order for any number of threads. */
+   all heads of queries that share them, and the chunks of a query are then combined by their largest scores (Milakov
+   and Gimelshein 2018, "Online normalizer calculation for softmax"). So all threads have work where a single text with
+   few heads of keys has grown long. Sums have the same order for any number of threads. */
 #include "gemv.h"
 
-#define KEYS 256 /* of a chunk */
+#define KEYS 256                   /* of a chunk */
 #define VECTORS (ROWS > 2 ? 4 : 2) /* of a row of values, whose sums stay in registers for ROWS rows */
 #define LOG2_E 1.44269504088896341f
 
-/* One call: queries [samples, tokens, heads, width], tokens query_row numbers from each other; keys and values [samples,
-   kv_heads, capacity, width]. The query at a position sees the keys up to it; positions [samples, tokens] grow along a
-   sample. Rows are the queries of a sample that share a head of keys: [tokens, heads / kv_heads]. */
+/* One call: queries [samples, tokens, heads, width], tokens query_row numbers from each other; keys and values
+   [samples, kv_heads, capacity, width]. The query at a position sees the keys up to it; positions [samples, tokens]
+   grow along a sample. Rows are the queries of a sample that share a head of keys: [tokens, heads / kv_heads]. */
 typedef struct {
     const void *queries, *keys, *values;
     const int64_t *positions;

@@ -13,8 +13,8 @@
 #else
 #define ROWS 2
 #endif
-/* Processors stop prefetching at the end of a page. A64FX has larger pages and goes on by itself; its sums wait longer for
-   each other, so that a single vector takes several rows of the weight, too. */
+/* Processors stop prefetching at the end of a page. A64FX has larger pages and goes on by itself; its sums wait longer
+   for each other, so that a single vector takes several rows of the weight, too. */
 #define PREFETCH_BYTES 4096
 #ifdef __aarch64__
 #define IS_STREAM 0
@@ -78,7 +78,7 @@ INLINE Sum add_product(Sum sum, Sum a, Sum b) { return sum + a * b; }
 INLINE float total(Sum first, Sum second)
 {
     const Sum both = first + second;
-#if defined(__aarch64__) && LANES == 4 /* NEON's; GCC 12 permutes the results of loops if it may use SVE of any length */
+#if defined(__aarch64__) && LANES == 4 /* where GCC 12 may use SVE of any length, it permutes the sums of loops */
     return vaddvq_f32((float32x4_t)both);
 #else
     float numbers[LANES], sum = 0.0f;
