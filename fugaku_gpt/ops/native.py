@@ -434,7 +434,8 @@ def has_native_gemv(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def gemv(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
-    """x weightᵀ + bias of few rows: [..., inputs], [outputs, inputs], [outputs] → [..., outputs], all of one type.
+    """Computes x weightᵀ + bias of few rows: [..., inputs], [outputs, inputs], [outputs] → [..., outputs], all of one
+    type.
 
     Sums are float32 and rounded once; those of a row do not depend on the other rows, nor on the threads.
     """

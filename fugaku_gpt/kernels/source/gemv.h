@@ -13,7 +13,7 @@
 #else
 #define ROWS 2
 #endif
-/* Processors stop prefetching at the end of a page. A64FX has larger pages and goes on by itself; its sums wait longer
+/* Processors stop prefetching at the end of a page. A64FX has larger pages, and needs no help; its sums wait longer
    for each other, so that a single vector takes several rows of the weight, too. */
 #define PREFETCH_BYTES 4096
 #ifdef __aarch64__
