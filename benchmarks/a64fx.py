@@ -74,6 +74,11 @@ class Case(NamedTuple):
     bytes: float
 
     @property
+    def is_bound_by_flop(self) -> bool:
+        """Whether the floating-point operations take longer than the bytes."""
+        return self.flop / PEAK_FLOP > self.bytes / MEMORY_BYTES
+
+    @property
     def bound_cycles(self) -> float:
         """Cycles of a unit at the processor's peak or at its memory's bandwidth, whichever takes longer."""
         return max(self.flop / PEAK_FLOP, self.bytes / MEMORY_BYTES)
@@ -117,12 +122,35 @@ def _attention(name: str, products: int) -> Case:
     return Case((name, str(_LENGTH), str(width)), "multiply-add", products * pairs * width, 2.0, 0.0)
 
 
+def _gemv(vectors: int, kind: str, bytes_per_weight: float) -> Case:
+    outputs, inputs = 48, 576
+    numbers = (str(vectors), str(outputs), str(inputs), kind)
+    return Case(("gemv", *numbers), "weight", outputs * inputs, 2.0 * vectors, bytes_per_weight)
+
+
+def _decode_attention(kind: str, bytes_per_number: float) -> Case:
+    """A token's attention to the keys and values of one head, which three heads of queries share."""
+    keys, sharing, width = 512, 3, 64
+    return Case(
+        ("decode_attention", str(keys), str(sharing), kind),
+        "number of the cache",
+        2 * keys * width,
+        2.0 * sharing,
+        bytes_per_number,
+    )
+
+
 CASES: Dict[str, Case] = {
     "gemm_nn": _gemm("nn", 256, 96, _WIDTH),
     "gemm_nt": _gemm("nt", 256, 96, _WIDTH),
     "gemm_tn": _gemm("tn", 256, 96, _WIDTH),
     "attention_forward": _attention("attention_forward", 2),
     "attention_backward": _attention("attention_backward", 5),
+    "gemv": _gemv(1, _F32, 4.0),
+    "gemv_bfloat16": _gemv(1, _BF16, 2.0),
+    "gemv_of_8": _gemv(8, _F32, 4.0),
+    "decode_attention": _decode_attention(_F32, 4.0),
+    "decode_attention_bfloat16": _decode_attention(_BF16, 2.0),
     "layer_norm": _rows("layer_norm", 8, _WIDTH, _F32, 8.0),
     "layer_norm_bfloat16": _rows("layer_norm", 8, _WIDTH, _BF16, 4.0),
     "layer_norm_gradient": _rows("layer_norm_gradient", 64, _WIDTH, _F32, 12.0),
@@ -248,7 +276,7 @@ def _markdown(rows: List[List[str]]) -> str:
     lines = ["| kernel | unit | cycles of 16 units | bound, cycles | share |", "|---|---|---:|---:|---:|"]
     for name, loop, unit, cycles, bound, share, *_ in rows:
         if not loop:
-            limit = "multiply-adds" if CASES[name].flop else "memory"
+            limit = "multiply-adds" if CASES[name].is_bound_by_flop else "memory"
             figures = f"{16 * float(cycles):.2f} | {16 * float(bound):.2f}, {limit} | {100 * float(share):.1f} %"
             lines.append(f"| `{name}` | {unit} | {figures} |")
     lines += ["", "| kernel: loop | time | cycles of an iteration | flop a cycle | of the peak | spills, div, dup |"]

@@ -43,6 +43,14 @@ int64_t gemm_workspace_floats(int64_t m, int64_t n, int64_t k, int type, int c_t
 void gemm(const void *a, int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column, int type,
           const float *bias, void *c, int64_t c_row, int c_type, int accumulates, int64_t m, int64_t n, int64_t k,
           float *work, int threads);
+void gemv(const void *x, const void *w, const void *bias, void *y, int64_t m, int64_t n, int64_t k, int type,
+          float *work, int threads);
+int64_t decode_attention_workspace_floats(int64_t samples, int64_t tokens, int64_t heads, int64_t kv_heads,
+                                          int64_t width, int64_t keys, int threads);
+void decode_attention(const void *queries, int64_t query_row, const void *keys, const void *values,
+                      const int64_t *positions, void *y, int64_t samples, int64_t tokens, int64_t heads,
+                      int64_t kv_heads, int64_t width, int64_t capacity, int64_t keys_in_use, int type, float *work,
+                      int threads);
 int64_t attention_workspace_floats(int64_t length, int64_t width);
 typedef struct {
     int64_t samples, heads, kv_heads, width, queries, keys, query_shard, key_shard, query_row, key_row, ranges_row, type;
@@ -129,6 +137,25 @@ static void run_gemm(const char *layout, int64_t m, int64_t n, int64_t k)
 static void *random_numbers(int64_t n, int type)
 {
     return type == BFLOAT16 ? (void *)random_bfloat16(n) : random_floats(n);
+}
+
+static void run_gemv(int64_t m, int64_t n, int64_t k, int type)
+{
+    void *x = random_numbers(m * k, type), *w = random_numbers(n * k, type), *y = random_numbers(m * n, type);
+    float *work = random_floats(m * k);
+    begin();
+    gemv(x, w, 0, y, m, n, k, type, work, 1);
+}
+
+/* One token of a text of `keys` tokens; heads of 64, of which `sharing` share their keys. */
+static void run_decode_attention(int64_t keys, int64_t sharing, int type)
+{
+    void *q = random_numbers(sharing * 64, type), *y = random_numbers(sharing * 64, type);
+    void *k = random_numbers(keys * 64, type), *v = random_numbers(keys * 64, type);
+    const int64_t position = keys - 1;
+    float *work = random_floats(decode_attention_workspace_floats(1, 1, sharing, 1, 64, keys, 1));
+    begin();
+    decode_attention(q, sharing * 64, k, v, &position, y, 1, 1, sharing, 1, 64, keys, keys, type, work, 1);
 }
 
 static void run_layer_norm(int64_t rows, int64_t width, int type, int backward)
@@ -218,6 +245,10 @@ int main(int argc, char **argv)
         run_attention(number[0], number[1], !strcmp(name, "attention_backward"));
     else if (has_prefix(name, "gemm_"))
         run_gemm(name + strlen("gemm_"), number[0], number[1], number[2]);
+    else if (!strcmp(name, "gemv"))
+        run_gemv(number[0], number[1], number[2], (int)number[3]);
+    else if (!strcmp(name, "decode_attention"))
+        run_decode_attention(number[0], number[1], (int)number[2]);
     else if (!strcmp(name, "layer_norm"))
         run_layer_norm(number[0], number[1], (int)number[2], 0);
     else if (!strcmp(name, "layer_norm_gradient"))

@@ -100,6 +100,16 @@ class Library:
         side, result = [_ADDRESS, _INT64, _INT64], [_ADDRESS, _INT64, _INT, _INT]
         self.gemm.argtypes = [*side, *side, _INT, _ADDRESS, *result, *[_INT64] * 3, _ADDRESS, _INT]
         self.gemm.restype = None
+        self.gemv = loaded.gemv
+        self.gemv.argtypes, self.gemv.restype = [*[_ADDRESS] * 4, *[_INT64] * 3, _INT, _ADDRESS, _INT], None
+        self._decode_attention_workspace_floats = loaded.decode_attention_workspace_floats
+        self._decode_attention_workspace_floats.argtypes = [*[_INT64] * 6, _INT]
+        self._decode_attention_workspace_floats.restype = _INT64
+        self.decode_attention = loaded.decode_attention
+        self.decode_attention.argtypes = [
+            _ADDRESS, _INT64, *[_ADDRESS] * 4, *[_INT64] * 7, _INT, _ADDRESS, _INT,
+        ]  # fmt: skip
+        self.decode_attention.restype = None
         rows = [_ADDRESS, *[_INT64] * 3, _INT]
         self.loss_sums = loaded.loss_sums
         self.loss_sums.argtypes, self.loss_sums.restype = [*rows, _ADDRESS, _ADDRESS, _INT], None
@@ -133,6 +143,12 @@ class Library:
     ) -> int:
         """float32 numbers of workspace for a matrix product."""
         return int(self._gemm_workspace_floats(rows, columns, inner, kind, kind_of_result, threads))
+
+    def decode_attention_workspace_floats(
+        self, samples: int, tokens: int, heads: int, kv_heads: int, width: int, keys: int, threads: int
+    ) -> int:
+        """float32 numbers of workspace for attention over a cache, of which ``keys`` keys are in use."""
+        return int(self._decode_attention_workspace_floats(samples, tokens, heads, kv_heads, width, keys, threads))
 
     def attention_workspace_floats(self, length: int, width: int) -> int:
         """float32 numbers of workspace per thread of attention, for this number of queries and of keys."""

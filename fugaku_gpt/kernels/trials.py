@@ -60,6 +60,8 @@ def trials(library: Library, threads: int) -> Iterator[Trial]:
     for kind in (FLOAT32, BFLOAT16):
         for kernel in (_attention, _loss, _layer_norm, _rms_norm, _gelu, _swiglu, _rotation, _gemm):
             yield from kernel(library, kind, threads)
+        yield from _gemv(library, kind, threads)
+        yield from _decode_attention(library, kind, threads)
     yield from _reductions(library, threads)
     yield from _adamw(library, threads)
 
@@ -336,6 +338,41 @@ def _gemm(library: Library, kind: int, threads: int) -> Iterator[Trial]:
     spaced[:, :inner] = x
     out = product((spaced[:, : inner - 1], y.T[: inner - 1]), np.zeros((rows, columns), np.float32), None, 0)
     yield _trial("product (left with gaps between its rows)", kind, out, _wide(x[:, :-1]) @ _wide(y[:, :-1]).T)
+
+
+def _gemv(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    """Vectors of whole numbers, whose sums are not rounded: as many as are taken together, and a rest; by a weight with
+    an odd number of rows, and with more numbers in a row than two steps of any processor, and a rest."""
+    vectors, outputs, inputs = 7, 4 * 3 * threads + 1, 75
+    x, weight = (_stored(np.round(4.0 * _wave(n, inputs)), kind) for n in (vectors, outputs))
+    bias, work = _stored(np.round(4.0 * _wave(outputs)), kind), np.zeros(vectors * inputs, np.float32)
+    expected = _wide(x) @ _wide(weight).T
+    for name, bias_address, more in (("", None, 0.0), (" and a bias", _address(bias), _wide(bias))):
+        y = np.zeros((vectors, outputs), x.dtype)
+        for first, count in ((0, vectors - 1), (vectors - 1, 1)):
+            addresses = _address(x[first:]), _address(weight), bias_address, _address(y[first:])
+            library.gemv(*addresses, count, outputs, inputs, kind, _address(work), threads)
+        yield _trial(f"product of few vectors{name}", kind, y, expected + more)
+
+
+def _decode_attention(library: Library, kind: int, threads: int) -> Iterator[Trial]:
+    """Attention of two tokens of each of two texts, one of which has keys in several chunks."""
+    samples, tokens, heads, kv_heads, width, capacity = 2, 2, 6, 2, 21, 600
+    positions = np.array([[0, 1], [597, 598]], np.int64)
+    spaced = _stored(4.0 * _wave(samples, tokens, heads + 1, width), kind)  # another head follows those of a token
+    keys, values = (_stored(wave(_wave(samples, kv_heads, capacity, width)), kind) for wave in (np.cos, np.sin))
+    y, length = np.zeros((samples, tokens, heads, width), spaced.dtype), int(positions.max()) + 1
+    sizes = (samples, tokens, heads, kv_heads, width)
+    work = np.zeros(library.decode_attention_workspace_floats(*sizes, length, threads), np.float32)
+    addresses = (_address(keys), _address(values), _address(positions), _address(y))
+    row = (heads + 1) * width
+    library.decode_attention(_address(spaced), row, *addresses, *sizes, capacity, length, kind, _address(work), threads)
+    q = _heads(_wide(spaced[:, :, :heads]))
+    k, v = (np.repeat(_wide(x), heads // kv_heads, 1) for x in (keys, values))
+    is_seen = np.arange(capacity) <= positions[:, np.newaxis, :, np.newaxis]
+    scores = np.where(is_seen, q @ k.swapaxes(2, 3) / math.sqrt(width), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    yield _trial("attention over a cache", kind, y, _heads(weights / weights.sum(-1, keepdims=True) @ v))
 
 
 def _reductions(library: Library, threads: int) -> Iterator[Trial]:

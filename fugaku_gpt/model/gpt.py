@@ -200,7 +200,7 @@ class GPT(nn.Module):
     def last_logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [b, V] after the last token of hidden states [b, t, h], without the padding of the
         vocabulary, equal on every rank of ``tp``; collective."""
-        logits = ops.linear(x[:, -1], self.output_weight)
+        logits = ops.linear_of_few_rows(x[:, -1], self.output_weight)
         gathered = self._tp.all_gather(logits)  # [tp, b, V / tp]
         return gathered.transpose(0, 1).reshape(len(x), -1)[:, : self.config.vocab_size]
 

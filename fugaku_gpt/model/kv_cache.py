@@ -54,6 +54,11 @@ class CachedLayer:
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store [b, t, kv heads, d] of the new tokens."""
+        if not self.new.is_ragged:  # the same places in all sequences: no index for each
+            start = self.new.end - keys.shape[1]
+            self.keys[:, :, start : self.new.end].copy_(keys.transpose(1, 2))
+            self.values[:, :, start : self.new.end].copy_(values.transpose(1, 2))
+            return
         rows = torch.arange(self.keys.shape[0]).unsqueeze(1)  # [b, 1]: with [b, t] of positions, [b, t, kv heads, d]
         self.keys.transpose(1, 2)[rows, self.new.positions] = keys.to(self.keys.dtype)
         self.values.transpose(1, 2)[rows, self.new.positions] = values.to(self.values.dtype)
@@ -62,9 +67,12 @@ class CachedLayer:
         """Attend from the new tokens to all up to themselves: q [b, t, heads, d] → [b, t, heads, d]."""
         (b, t, heads, d), kv_heads = q.shape, self.keys.shape[1]
         n = self.new.end
+        wide = q.to(self.keys.dtype)
+        if ops.has_native_decode_attention(wide, self.keys):
+            return ops.decode_attention(wide, self.keys, self.values, self.new.positions, n).to(q.dtype)
         keys, values = (x[:, :, :n].flatten(0, 1) for x in (self.keys, self.values))  # [b * kv heads, n, d]
         # the query heads that share a key are rows of one product
-        rows = q.to(keys.dtype).view(b, t, kv_heads, -1, d).permute(0, 2, 3, 1, 4).reshape(b * kv_heads, -1, d)
+        rows = wide.view(b, t, kv_heads, -1, d).permute(0, 2, 3, 1, 4).reshape(b * kv_heads, -1, d)
         scores = torch.bmm(rows * (1.0 / math.sqrt(d)), keys.transpose(1, 2))
         if self.new.is_ragged:
             is_later = torch.arange(n) > self.new.positions.view(b, 1, 1, t, 1)

@@ -48,6 +48,8 @@ class _NativeGelu(torch.autograd.Function):
 
 
 def _native_gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    if not torch.is_grad_enabled():  # without what autograd asks for
+        return native.gelu(x.contiguous(), by_tanh)
     y: torch.Tensor = _NativeGelu.apply(x.contiguous(), by_tanh)
     return y
 
@@ -109,6 +111,8 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"): silu(a) * b of [..., 2 f], which is a beside b, as
     [..., f], computed in float32 at least."""
+    if native.has_native_swiglu(x) and not torch.is_grad_enabled():  # without what autograd asks for
+        return native.swiglu(x.contiguous())
     y: torch.Tensor = _NativeSwiGlu.apply(x.contiguous()) if native.has_native_swiglu(x) else _SwiGlu.apply(x)
     return y
 

@@ -29,6 +29,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     return _linear(x, weight, bias)
 
 
+def linear_of_few_rows(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Computes x weightᵀ + bias without gradients, for models that are used: where x has few rows, such as the newest
+    token of each text, by a kernel that reads the weight at the speed of memory. Its sums have another order than those
+    of :func:`linear`, which training uses for any number of rows."""
+    if native.has_native_gemv(x, weight):
+        return native.gemv(x, weight, bias)
+    return _linear(x, weight, bias)
+
+
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Computes x y: [..., inner], [inner, columns] → [..., columns]."""
     return _matmul(x, y)

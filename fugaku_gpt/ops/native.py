@@ -19,6 +19,11 @@ from fugaku_gpt.ops.product_choice import recorded_verdict
 from fugaku_gpt.ops.tensor_pool import pooled_empty, private_memory
 
 _NATIVE_TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+# Less work is done by the thread that has it: others may have gone to sleep, and are awake after tens of microseconds.
+_MIN_SHARED_NUMBERS = 2**14  # of a pass over a tensor
+_MIN_SHARED_BYTES = 2**16  # of a weight that few rows are multiplied with, or of a cache of keys and values
+MAX_GEMV_ROWS = 8  # of more rows, the products of libraries are as fast
+_MAX_DECODED_TOKENS = 8  # of a text at a time; attention of more is one of tiles
 
 
 def has_native_kernels() -> bool:
@@ -171,7 +176,7 @@ def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm of contiguous x [..., width], and the statistics [2, rows] that its gradient needs."""
-    width, threads = x.shape[-1], torch.get_num_threads()
+    width, threads = x.shape[-1], _threads_for(x.numel())
     rows = x.numel() // width
     y, statistics = pooled_empty(x.shape, x.dtype), x.new_empty(2, rows, dtype=torch.float32)
     tensors = (x, weight.contiguous(), bias.contiguous(), y, statistics[0], statistics[1])
@@ -208,7 +213,7 @@ def has_native_rms_norm(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm of x [..., width], whose rows have even steps, and the scales [rows] that its gradient needs."""
-    width, threads = x.shape[-1], torch.get_num_threads()
+    width, threads = x.shape[-1], _threads_for(x.numel())
     rows = x.numel() // width
     y, scales = pooled_empty(x.shape, x.dtype), x.new_empty(rows, dtype=torch.float32)
     tensors = (weight.contiguous(), y, scales)
@@ -238,6 +243,8 @@ def _steps(x: torch.Tensor) -> Optional[Tuple[int, int]]:
     """Elements from a group of rows [..., n, width] to the next, and from a row to the next; None if they differ."""
     if x.dim() < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1):
         return None
+    if x.is_contiguous():
+        return x.shape[-2] * x.shape[-1], x.shape[-1]
     step, groups = 0, 1
     for length, stride in zip(reversed(x.shape[:-2]), reversed(x.stride()[:-2])):
         if length > 1:
@@ -268,7 +275,7 @@ def supports_gelu(dtype: torch.dtype) -> bool:
 
 def gelu(x: torch.Tensor, by_tanh: bool) -> torch.Tensor:
     """GELU of contiguous x, exact or by its tanh approximation."""
-    y, threads = pooled_empty(x.shape, x.dtype), torch.get_num_threads()
+    y, threads = pooled_empty(x.shape, x.dtype), _threads_for(x.numel())
     _library().gelu(x.data_ptr(), y.data_ptr(), x.numel(), _NATIVE_TYPES[x.dtype], int(by_tanh), threads)
     return y
 
@@ -288,7 +295,7 @@ def has_native_swiglu(x: torch.Tensor) -> bool:
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """SwiGLU of contiguous x [..., 2 f], the gate first: [..., f]."""
-    width, threads = x.shape[-1] // 2, torch.get_num_threads()
+    width, threads = x.shape[-1] // 2, _threads_for(x.numel())
     y, rows = pooled_empty((*x.shape[:-1], width), x.dtype), x.numel() // x.shape[-1]
     _library().swiglu(x.data_ptr(), y.data_ptr(), rows, width, _NATIVE_TYPES[x.dtype], threads)
     return y
@@ -317,7 +324,7 @@ def rotate_into(
     out: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, backwards: bool
 ) -> None:
     """Write x [shards, b, tokens, n, d], rotated by each position's angles, or back by them."""
-    steps, out_steps, threads = _steps(x), _steps(out), torch.get_num_threads()
+    steps, out_steps, threads = _steps(x), _steps(out), _threads_for(x.numel())
     assert steps is not None and out_steps is not None  # callers have checked it
     sides = (x.data_ptr(), *steps, out.data_ptr(), *out_steps)
     numbers = (*x.shape, _NATIVE_TYPES[x.dtype], int(backwards), threads)
@@ -416,6 +423,79 @@ def matmul_(
     return out
 
 
+def has_native_gemv(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the native kernel multiplies few rows x [..., inputs] by a weight [outputs, inputs], unseen by
+    autograd."""
+    if x.dtype not in _NATIVE_TYPES or weight.dtype != x.dtype or torch.is_grad_enabled():
+        return False
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1] or not 0 < x.numel() <= MAX_GEMV_ROWS * x.shape[-1]:
+        return False
+    return weight.is_contiguous() and uses_native_kernels()
+
+
+def gemv(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """Computes x weightᵀ + bias of few rows: [..., inputs], [outputs, inputs], [outputs] → [..., outputs], all of one
+    type.
+
+    Sums are float32 and rounded once; those of a row do not depend on the other rows, nor on the threads.
+    """
+    outputs, inputs = weight.shape
+    x, y = x.contiguous(), pooled_empty((*x.shape[:-1], outputs), x.dtype)
+    kind, rows = _NATIVE_TYPES[x.dtype], x.numel() // inputs
+    bias = None if bias is None else bias.to(x.dtype).contiguous()
+    threads = torch.get_num_threads() if weight.numel() * weight.element_size() >= _MIN_SHARED_BYTES else 1
+    tensors = (x.data_ptr(), weight.data_ptr(), _address(bias), y.data_ptr())
+    work = _workspace_address(rows * inputs) if kind == BFLOAT16 else None
+    _library().gemv(*tensors, rows, outputs, inputs, kind, work, threads)
+    return y
+
+
+def has_native_decode_attention(q: torch.Tensor, keys: torch.Tensor) -> bool:
+    """True if the native kernels compute attention of new tokens q [b, t, heads, d] to a cache of keys [b, kv heads,
+    capacity, d]."""
+    if q.dtype not in _NATIVE_TYPES or keys.dtype != q.dtype or q.shape[1] > _MAX_DECODED_TOKENS:
+        return False
+    return keys.is_contiguous() and _token_step(q) is not None and uses_native_kernels()
+
+
+def _token_step(q: torch.Tensor) -> Optional[int]:
+    """Elements of [b, t, heads, d] from a token to the next, over all samples; None if they differ, or heads have
+    gaps."""
+    (b, t, heads, d), strides = q.shape, q.stride()
+    if (d > 1 and strides[3] != 1) or (heads > 1 and strides[2] != d):
+        return None
+    if b > 1 and t > 1 and strides[0] != t * strides[1]:
+        return None
+    return strides[1] if t > 1 else strides[0]
+
+
+def decode_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, length: int
+) -> torch.Tensor:
+    """Attention of new tokens to a cache.
+
+    Args:
+        q: [b, t, heads, d].
+        keys, values: the cache [b, kv heads, capacity, d], which holds the new tokens' own.
+        positions: int64 [b, t], growing along a sample; a token sees the keys up to its own position.
+        length: one past the last position of all samples.
+
+    Returns:
+        [b, t, heads, d]
+    """
+    (b, t, heads, d), (_, kv_heads, capacity, _), threads = q.shape, keys.shape, torch.get_num_threads()
+    if 2 * b * kv_heads * length * d * keys.element_size() < _MIN_SHARED_BYTES:
+        threads = 1
+    y = pooled_empty(q.shape, q.dtype)
+    step = _token_step(q)
+    assert step is not None  # callers have checked it
+    floats = _library().decode_attention_workspace_floats(b, t, heads, kv_heads, d, length, threads)
+    tensors = (keys.data_ptr(), values.data_ptr(), positions.data_ptr(), y.data_ptr())
+    sizes = (b, t, heads, kv_heads, d, capacity, length, _NATIVE_TYPES[q.dtype])
+    _library().decode_attention(q.data_ptr(), step, *tensors, *sizes, _workspace_address(floats), threads)
+    return y
+
+
 @functools.lru_cache(maxsize=1024)
 def _gemm_workspace_floats(rows: int, columns: int, inner: int, kind: int, result_kind: int, threads: int) -> int:
     return _library().gemm_workspace_floats(rows, columns, inner, kind, result_kind, threads)
@@ -489,6 +569,11 @@ def step_adamw(
     tensors = (parameters, gradients, *moments)
     addresses = (*(x.data_ptr() for x in tensors), _address(rounded))
     _library().adamw(*addresses, parameters.numel(), *numbers, torch.get_num_threads())
+
+
+def _threads_for(numbers: int) -> int:
+    """Threads for a pass over a tensor."""
+    return torch.get_num_threads() if numbers >= _MIN_SHARED_NUMBERS else 1
 
 
 def _floats(count: int) -> torch.Tensor:

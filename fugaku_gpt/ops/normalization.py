@@ -23,7 +23,10 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
     y: torch.Tensor
     if native.has_native_layer_norm(x, weight, bias):
-        y = _NativeLayerNorm.apply(x.contiguous(), weight, bias, eps)
+        x = x.contiguous()
+        if not torch.is_grad_enabled():  # without what autograd asks for
+            return native.layer_norm(x, weight, bias, eps)[0]
+        y = _NativeLayerNorm.apply(x, weight, bias, eps)
         return y
     if x.dtype in WIDE_DTYPES:
         return normalize(x, weight, bias)
@@ -51,7 +54,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     at least. ``weight`` may be float32 beside a 16-bit ``x``: its gradient, a sum over tokens, is then not rounded."""
     y: torch.Tensor
     if native.has_native_rms_norm(x, weight):
-        y = _NativeRmsNorm.apply(x if native.has_even_steps(x) else x.contiguous(), weight, eps)
+        x = x if native.has_even_steps(x) else x.contiguous()
+        if not torch.is_grad_enabled():  # without what autograd asks for
+            return native.rms_norm(x, weight, eps)[0]
+        y = _NativeRmsNorm.apply(x, weight, eps)
     else:
         y = _RmsNorm.apply(x, weight, eps)
     return y

@@ -50,7 +50,19 @@ def pack_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Option
     Returns:
         [shards, b, tokens, heads + 2 kv heads, d]: queries, keys, values
     """
+    if not torch.is_grad_enabled():  # without what autograd asks for
+        return _packed(q, k, v, rotary)
     packed: torch.Tensor = _PackHeads.apply(q, k, v, rotary)
+    return packed
+
+
+def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[Rotation]) -> torch.Tensor:
+    heads = (q.shape[3], k.shape[3], v.shape[3])
+    packed = pooled_empty((*q.shape[:3], sum(heads), q.shape[4]), q.dtype)
+    queries, keys, values = packed.split(heads, 3)
+    _rotate_into(queries, q, rotary, False)
+    _rotate_into(keys, k, rotary, False)
+    values.copy_(v)
     return packed
 
 
@@ -62,12 +74,7 @@ class _PackHeads(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[Rotation]
     ) -> torch.Tensor:
         ctx.rotary, ctx.heads = rotary, (q.shape[3], k.shape[3], v.shape[3])
-        packed = pooled_empty((*q.shape[:3], sum(ctx.heads), q.shape[4]), q.dtype)
-        queries, keys, values = packed.split(ctx.heads, 3)
-        _rotate_into(queries, q, rotary, False)
-        _rotate_into(keys, k, rotary, False)
-        values.copy_(v)
-        return packed
+        return _packed(q, k, v, rotary)
 
     @staticmethod
     @once_differentiable

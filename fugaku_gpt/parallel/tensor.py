@@ -125,7 +125,9 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor
-        if self._tp.size == 1:
+        if self._tp.size == 1 and not torch.is_grad_enabled():
+            x = F.embedding(tokens, self.weight)
+        elif self._tp.size == 1:
             x = _Lookup.apply(tokens, self.weight)
         else:
             x = _VocabParallelLookup.apply(tokens, self.weight, self.first_row, self._tp, self._sequence_parallel)
@@ -142,11 +144,44 @@ def _apply(
     # the backward pass, which prepares again, is reached through x
     if prepare is not None and not (first._recompute_input and x.requires_grad):
         x, prepare = prepare(x), None
+    if not (first.training or torch.is_grad_enabled()):  # without what autograd asks for
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        is_column = function is _ColumnParallel
+        return _outputs(x, first._tp, first._sequence_parallel, is_column, weights, biases, ops.linear_of_few_rows)
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     y: Tuple[torch.Tensor, ...] = function.apply(
         x, first._tp, prepare, first._sequence_parallel, function is _ColumnParallel, *parameters
     )
     return y
+
+
+def _outputs(
+    x: torch.Tensor,
+    tp: Communicator,
+    sequence_parallel: bool,
+    is_column: bool,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[Optional[torch.Tensor]],
+    linear: Callable[[torch.Tensor, torch.Tensor, Optional[torch.Tensor]], torch.Tensor],
+) -> Tuple[torch.Tensor, ...]:
+    """The outputs of layers of the same input; ``linear`` computes x weightᵀ + bias."""
+    if is_column:
+        inputs = gather(x, tp) if sequence_parallel else x
+        return tuple(
+            linear(inputs, _rows(weight), bias.view(-1) if bias is not None else None)
+            for weight, bias in zip(weights, biases)
+        )
+    (weight,), (bias,) = weights, biases
+    if sequence_parallel:  # a tensor of its own, so that the full one is freed
+        y = scatter(linear(x, weight, None), tp)
+        return (y + bias if bias is not None else y.clone(),)
+    # PyTorch's result may be a view, to which the residual could not be added in place
+    y = linear(x, weight, bias if tp.size == 1 else None).data
+    if tp.size > 1:
+        tp.all_reduce(y)
+        if bias is not None:
+            y.add_(bias)
+    return (y,)
 
 
 class _CutLinear(torch.autograd.Function):
@@ -177,23 +212,7 @@ class _CutLinear(torch.autograd.Function):
         ctx.tp, ctx.prepare, ctx.sequence_parallel, ctx.is_column = tp, prepare, sequence_parallel, is_column
         if prepare is not None:
             x = prepare(x)
-        if is_column:
-            inputs = gather(x, tp) if sequence_parallel else x
-            return tuple(
-                ops.linear(inputs, _rows(weight), bias.view(-1) if bias is not None else None)
-                for weight, bias in zip(weights, biases)
-            )
-        (weight,), (bias,) = weights, biases
-        if sequence_parallel:  # a tensor of its own, so that the full one is freed
-            y = scatter(ops.linear(x, weight), tp)
-            return (y + bias if bias is not None else y.clone(),)
-        # PyTorch's result may be a view, to which the residual could not be added in place
-        y = ops.linear(x, weight, bias if tp.size == 1 else None).data
-        if tp.size > 1:
-            tp.all_reduce(y)
-            if bias is not None:
-                y.add_(bias)
-        return (y,)
+        return _outputs(x, tp, sequence_parallel, is_column, weights, biases, ops.linear)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:

@@ -19,6 +19,8 @@ from a64fx_trace import Machine, compile_program  # isort: skip
 KERNEL_OF_EACH_SOURCE = (
     "gemm_nn",
     "attention_forward",
+    "gemv",
+    "decode_attention",
     "layer_norm",
     "rms_norm",
     "gelu_erf",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fugaku_gpt import ops
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.inference.continuation import CONTEXT, END, LENGTH, STOP, GenerationLimits
@@ -126,6 +127,42 @@ def test_logits_of_the_cache_are_those_of_all_tokens_in_every_type(
             distance = (logits[2][row] - expected).abs().max() / expected.abs().max()
             assert float(distance) < bound
     assert source.notes == []
+
+
+@pytest.mark.skipif(not ops.has_native_kernels(), reason="no kernels are compiled here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3-like"])
+def test_logits_of_a_text_do_not_depend_on_the_texts_beside_it(dtype: str, kind: str, tmp_path: Path) -> None:
+    save_model(tmp_path, model_of_kind(kind))
+    replica = make_replica(tmp_path, dtype)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [8, 6, 7, 5, 3, 0, 9, 1]])
+    logits: List[torch.Tensor] = []
+    choose = lambda values: logits.append(torch.from_numpy(values)) or [0] * len(values)  # noqa: E731
+    with torch.no_grad():
+        for slots in (1, 2):
+            cache = replica.make_cache(slots, 24)
+            for slot, length in zip(range(slots), (3, 6)):
+                replica.next_tokens(ids[slot : slot + 1, :length], cache, cache.extend(slot, slot + 1, length), choose)
+            newest = torch.stack([ids[0, 3:4], ids[1, 6:7]])[:slots]
+            replica.next_tokens(newest, cache, cache.extend(0, slots, 1), choose)
+    assert torch.equal(logits[1][0], logits[-1][0]) and not torch.equal(logits[-1][0], logits[-1][1])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3-like"])
+def test_several_new_tokens_of_a_text_are_read_at_once_as_one_by_one(kind: str, tmp_path: Path) -> None:
+    save_model(tmp_path, model_of_kind(kind))
+    replica = make_replica(tmp_path, "float32")
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    logits: List[torch.Tensor] = []
+    choose = lambda values: logits.append(torch.from_numpy(values)) or [0] * len(values)  # noqa: E731
+    with torch.no_grad():
+        for parts in ((4, 3, 1), (4, 1, 1, 1, 1)):
+            cache, start = replica.make_cache(1, 24), 0
+            for count in parts:
+                tokens = ids[:, start : start + count]
+                replica.next_tokens(tokens, cache, cache.extend(0, 1, count), choose)
+                start += count
+    assert float((logits[2] - logits[-1]).abs().max()) < 1e-5 * float(logits[-1].abs().max())
 
 
 @pytest.mark.parametrize("kind", [tokenizers.BYTE_LEVEL, tokenizers.LLAMA, tokenizers.METASPACE])

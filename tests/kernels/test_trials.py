@@ -32,6 +32,8 @@ OUTPUTS: Dict[str, List[int]] = {
     "swiglu_gradient": [2],
     "rotate": [3],
     "gemm": [8],
+    "gemv": [3],
+    "decode_attention": [5],
     "accumulate": [0],
     "sum_of_rows": [3],
     "adamw": [0, 2, 3, 4],
@@ -92,6 +94,7 @@ def test_every_function_of_the_library_that_computes_is_tried() -> None:
     computing = {*OUTPUTS, "sum_of_squares"} - (set() if library.supports_gemm(FLOAT32) else {"gemm"})
     assert computing <= used
     others = {"set_progress_callback", "supports_gemm", "gemm_workspace_floats", "attention_workspace_floats", "lanes"}
+    others |= {"decode_attention_workspace_floats"}
     others |= {"triad", "chained_additions", "multiply_adds"}  # they measure the node; tests/kernels/test_rates.py
     assert {name for name in (*vars(library), *vars(Library)) if not name.startswith("_")} <= {*OUTPUTS, *used, *others}
 

@@ -31,20 +31,23 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield find_model(save_model(folder, model_of_kind(request.param)))  # two heads of keys: with tp 4 they are copied
 
 
-def test_texts_and_losses_are_those_of_a_single_rank(world: Communicator, source: ModelSource) -> None:
+@pytest.mark.parametrize(("dtype", "error"), [("float64", 1e-12), ("float32", 1e-5)])
+def test_texts_and_losses_are_those_of_a_single_rank(
+    dtype: str, error: float, world: Communicator, source: ModelSource
+) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, seed=5)
-    expected_texts, expected_losses = _use(_replica(source, ProcessGrid.alone(), 1, 1), sampling, PROMPTS)
+    expected_texts, expected_losses = _use(_replica(source, ProcessGrid.alone(), 1, 1, dtype), sampling, PROMPTS)
     for tp, pp in LAYOUTS[world.size]:
         replicas = world.size // (tp * pp)
         grid = ProcessGrid(world, inference_config(source, ReplicaLayout(tp, pp), replicas).layout)
         own = {number: ids for number, ids in PROMPTS.items() if number % replicas == grid.coordinates.dp}
-        texts, losses = _use(_replica(source, grid, tp, pp), sampling, own)
+        texts, losses = _use(_replica(source, grid, tp, pp, dtype), sampling, own)
         assert texts == {number: expected_texts[number] for number in own}
-        assert losses == pytest.approx(expected_losses, rel=1e-12)
+        assert losses == pytest.approx(expected_losses, rel=error)
 
 
-def _replica(source: ModelSource, grid: ProcessGrid, tp: int, pp: int) -> ModelReplica:
-    config = inference_config(source, ReplicaLayout(tp, pp, "float64"), grid.dp.size)
+def _replica(source: ModelSource, grid: ProcessGrid, tp: int, pp: int, dtype: str) -> ModelReplica:
+    config = inference_config(source, ReplicaLayout(tp, pp, dtype), grid.dp.size)
     replica = ModelReplica(config, grid)
     replica.load(source)
     return replica

@@ -121,6 +121,11 @@ def runs(
     parameters, gradients, first, second = (fences.of(numbers(1003).abs()) for _ in range(4))
     step = native.AdamWStep(divisor=2.0, keeps=0.9, betas=(0.9, 0.95), step_size=0.1, eps=1e-8)
     yield "step_adamw", partial(native.step_adamw, parameters, gradients, (first, second), rounded, step)
+    for vectors in (1, 2, 7):
+        weight, bias, x = of(37, 103), of(37), of(vectors, 103)
+        yield f"gemv of {vectors}", partial(native.gemv, x, weight, bias)
+    q, cache, positions = of(2, 2, 6, 19), of(2, 2, 300, 19), fences.of(torch.tensor([[0, 1], [298, 299]]))
+    yield "decode_attention", partial(native.decode_attention, q, cache, of(2, 2, 300, 19), positions, 300)
     if native._library().supports_gemm(native._NATIVE_TYPES[dtype]):
         yield from products(fences, dtype, sizes)
 

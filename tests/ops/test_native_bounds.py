@@ -28,6 +28,7 @@ def test_kernels_read_and_write_nothing_outside_of_their_tensors() -> None:
     kinds = {line.split()[0] for line in names}
     assert {"attention", "attention_gradient", "layer_norm_gradient", "loss_sums", "matmul_", "step_adamw"} <= kinds
     assert {"rms_norm", "rms_norm_gradient", "swiglu", "swiglu_gradient", "rotate_into"} <= kinds
+    assert {"gemv", "decode_attention"} <= kinds
 
 
 @pytest.mark.parametrize("at_end", [True, False])

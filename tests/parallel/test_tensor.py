@@ -77,6 +77,18 @@ def test_a_linear_layer_on_a_single_rank_is_nn_linear(name: str, layer: nn.Modul
         assert torch.equal(actual.reshape(expected.shape), expected)
 
 
+def test_a_layer_that_trains_multiplies_few_rows_in_the_same_way_with_and_without_gradients() -> None:
+    for cut in (ColumnParallelLinear, RowParallelLinear):
+        layer = cut(70, 40, ALONE, torch.float32)
+        fill(layer)
+        x = random(3, 70).detach().float()
+        with torch.no_grad():  # as recomputed layers run for the first time
+            without = layer.train()(x)
+            in_use = layer.eval()(x)
+        assert torch.equal(without, layer.train()(x.requires_grad_()))
+        assert torch.allclose(without, in_use, rtol=1e-5, atol=1e-5)
+
+
 def test_sections_are_query_key_and_value_in_this_order() -> None:
     layer = ColumnParallelLinear(INPUTS, OUTPUTS, ALONE, torch.float64, sections=3)
     fill(layer)
