@@ -34,6 +34,10 @@ class ResultRow:
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.
         settings: (dotted key, value) of the settings that differ from their defaults.
+        layers, hidden, heads: shape of the model; None if unknown.
+        hardware: processor of the run's nodes, or the machine that a row of reference names; empty if unknown.
+        samples_per_second: rate as a sheet states it; else it follows from batch and time.
+        is_reference: whether the row is of a sheet or table of others, and not of a run in a directory.
         trainer: the trainer that the figures come from, if it is not this one.
         energy_joules: energy of the run's jobs on all nodes, start-up included; measured, else the scheduler's ideal
             value.
@@ -92,6 +96,19 @@ class ResultRow:
     joules_per_token: Optional[float] = None
     energy_basis: str = ""
     settings: Tuple[Tuple[str, Any], ...] = ()
+    layers: Optional[int] = None
+    hidden: Optional[int] = None
+    heads: Optional[int] = None
+    hardware: str = ""
+    samples_per_second: Optional[float] = None
+    is_reference: bool = False
+
+    @property
+    def samples_rate(self) -> Optional[float]:
+        """Samples per second: as stated, else the global batch over the seconds per iteration."""
+        if self.samples_per_second is not None or not self.global_batch or not self.seconds_per_iteration:
+            return self.samples_per_second
+        return self.global_batch / self.seconds_per_iteration
 
 
 # the knobs that tables show, in their order: those with a field of their own in a row, and those in its field `knobs`
@@ -152,6 +169,9 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
     """Return a row for CSV and JSON: raw values with units in the names, and where they come from."""
     return {
         "model": row.size,
+        "layers": row.layers,
+        "hidden": row.hidden,
+        "heads": row.heads,
         "sequence_length_tokens": row.seq_len,
         "activation_checkpointing": row.recompute,
         "torch": row.torch,
@@ -177,6 +197,7 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "rss_max_bytes_per_rank": row.rss_max_bytes,
         "seconds_per_iteration": row.seconds_per_iteration,
         "tokens_per_second": row.tokens_per_second,
+        "samples_per_second": row.samples_rate,
         "tflops_per_node_notes": row.tflops_notes,
         "tflops_per_node_exact": row.tflops_exact,
         "formula_notes": row.formula_notes,
@@ -192,6 +213,7 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "energy": row.energy_basis,
         "formula_energy": ENERGY_FORMULA,
         "trainer": row.trainer or OURS,
+        "hardware": row.hardware,
         "git_commit": row.git_commit,
         "date": row.date,
         "job_id": row.job_id,
