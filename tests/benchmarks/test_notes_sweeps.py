@@ -1,4 +1,4 @@
-"""Tests that the sweeps of the notes are the tables' configurations, make clean jobs, and come back beside their rows."""
+"""Tests that the sweeps of the notes are the configurations of their tables, and that their jobs lint clean."""
 
 from __future__ import annotations
 
