@@ -62,7 +62,7 @@ def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool, besi
 
     With --beside, each row of reference stands next to the runs that have all the settings that it states: the ratio
     of their seconds per iteration, and whether the reference is outside of the spread of the repeats. The cells of what
-    has not been run are empty.
+    has not been run are empty; the folder of its runs need not be there.
     """
     if beside is None:
         print_table(collect_rows(directories), form, si, energy)
@@ -73,23 +73,18 @@ def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool, besi
 
 
 def print_beside(directories: Sequence[Path], reference: str, form: str) -> None:
-    """Print runs next to rows of reference in one of ``TABLE_FORMATS``.
+    """Print runs next to rows of reference in one of ``TABLE_FORMATS``; a folder without a run is named in a note.
 
     Raises:
-        UsageError: a folder is not there, or the reference cannot be read.
+        UsageError: the reference cannot be read, or a run's file is damaged.
     """
     from fugaku_gpt.report.beside import TITLES, cells_of, pairs_by_heading, put_beside, values_of
     from fugaku_gpt.report.beside_tables import beside_page, beside_tables
 
     references, notes = _references(reference)
-    with_rows = [path for path in directories if holds_runs(path) or not path.is_dir()]
+    with_rows = [path for path in directories if holds_runs(path)]
     merged, runs = collect_rows(with_rows) if with_rows else ([], [])
     pairs = put_beside(references, merged, runs)
-    for path in directories:
-        if path not in with_rows:
-            echo(f"note: {path}: no run is in it", err=True)
-    for note in notes:
-        echo(f"note: {note}", err=True)
     if form == "md":
         echo(beside_tables(pairs), nl=False)
     elif form == "html":
@@ -101,6 +96,11 @@ def print_beside(directories: Sequence[Path], reference: str, form: str) -> None
     else:
         values = [values_of(pair) for pair in pairs]
         echo(render_rows(list(values[0]), values, form), nl=False)
+    for path in directories:
+        if path not in with_rows:
+            echo(f"note: {path}: {'no run is in it' if path.is_dir() else 'no such folder'}: nothing was run", err=True)
+    for note in notes:
+        echo(f"note: {note}", err=True)
 
 
 def _references(text: str) -> "Tuple[List[ReferenceRow], Tuple[str, ...]]":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import DTYPES, RECOMPUTE
@@ -69,6 +69,7 @@ class Bullet:
         recompute: one of ``RECOMPUTE``.
         more: further settings, as they are written.
         rate: samples per second of the whole run.
+        rounding: half a unit of the last digit of the rate as it is written.
         sample: noun of a sample, in the plural: samples, sequences or images.
         status: one of ``records.run.STATUSES``.
         remark: what stands in parentheses behind the rate.
@@ -89,6 +90,7 @@ class Bullet:
     pp: Optional[int] = None
     more: Tuple[str, ...] = ()
     rate: Optional[float] = None
+    rounding: float = field(default=0.0, compare=False)
     sample: str = "samples"
     status: str = OK
     remark: str = ""
@@ -269,12 +271,19 @@ def _with_outcome(bullet: Bullet, outcome: str, location: str) -> Bullet:
     if rate is None or not is_rate(rate):
         raise UsageError(f"{location}: rate {matched[1]}: must be a number from {_RATES[0]:g} to {_RATES[1]:g}")
     noun = matched[2].lower()
-    return replace(bullet, rate=rate, sample="sequences" if noun == "seq" else f"{noun}s")
+    sample = "sequences" if noun == "seq" else f"{noun}s"
+    return replace(bullet, rate=rate, rounding=half_digit(matched[1]), sample=sample)
 
 
 def is_rate(rate: float) -> bool:
     """Whether a number of samples per second is one that a run may have."""
     return _RATES[0] <= rate <= _RATES[1]
+
+
+def half_digit(text: str) -> float:
+    """Half a unit of the last digit of a number that is written without an exponent; 0 for any other text."""
+    integer, _, decimals = text.strip().replace(",", "").partition(".")
+    return 0.5 * 10.0 ** -len(decimals) if (integer + decimals).isdecimal() else 0.0
 
 
 def _number(text: str) -> Optional[float]:

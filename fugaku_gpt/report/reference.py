@@ -24,6 +24,7 @@ from fugaku_gpt.planner.tables.rows import (
     read_table,
 )
 from fugaku_gpt.records.run import FAILED, HUNG, OK, OUT_OF_MEMORY
+from fugaku_gpt.report.bullets import half_digit
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import ResultRow
 from fugaku_gpt.report.sheet import is_sheet, rows_with_bullets
@@ -102,7 +103,12 @@ def read_reference(path: Path, is_selected: IsSelected = lambda _: True) -> Tupl
                 f"{path}: no imported sheet in it; give a CSV, or a folder of `report import --form bullets`"
             )
         return [
-            ReferenceRow(row, _stated_by_bullet(row, bullet.recompute, bullet.more), (Path(row.runs[0]).name,))
+            ReferenceRow(
+                row,
+                _stated_by_bullet(row, bullet.recompute, bullet.more),
+                (Path(row.runs[0]).name,),
+                seconds_digit=(row.seconds_per_iteration or 0.0) * bullet.rounding / (bullet.rate or 1.0),
+            )
             for row, bullet in rows_with_bullets(path)
         ], ()
     rows: List[ReferenceRow] = []
@@ -172,7 +178,7 @@ def _row_of_cells(config: ConfigRow, measurement: Measurement, cells: Mapping[st
         stated,
         (config.id,),
         _memory_text(cells),
-        _half_digit(cells.get("sec_per_it", "")),
+        half_digit(cells.get("sec_per_it", "")),
         notes_flops(model, config.global_batch, config.vocab, config.recompute),
     )
 
@@ -235,12 +241,6 @@ def _recompute(changed: Mapping[str, object]) -> object:
 def _memory_text(cells: Mapping[str, str]) -> str:
     value, unit = cells.get("mem_value", "").strip(), cells.get("mem_unit", "").strip().partition(" ")[0]
     return harmless(f"{value} {unit}".strip()) if value else ""
-
-
-def _half_digit(text: str) -> float:
-    """Half a unit of the last digit of a number that is written without an exponent; 0 for any other text."""
-    integer, _, decimals = text.strip().partition(".")
-    return 0.5 * 10.0 ** -len(decimals) if (integer + decimals).isdecimal() else 0.0
 
 
 def _positive(text: str) -> Optional[float]:

@@ -150,7 +150,8 @@ def _checked(values: Dict[str, Any]) -> Dict[str, List[Bullet]]:
     for sheet in values["sheets"]:
         bullets = [record_of(Bullet, bullet) for bullet in sheet["bullets"]]
         for bullet in bullets:
-            has_figures = bullet.global_batch >= 1 and (bullet.rate is None or is_rate(bullet.rate))
+            is_rounded = 0 <= bullet.rounding <= 1
+            has_figures = is_rounded and bullet.global_batch >= 1 and (bullet.rate is None or is_rate(bullet.rate))
             if bullet.status not in STATUSES or not has_figures:
                 raise ValueError(f"line {bullet.line} of {sheet['file']} is no row")
         bullets_of_file.setdefault(str(sheet["file"]), []).extend(bullets)

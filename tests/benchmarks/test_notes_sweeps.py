@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from typing import Dict, List, Set
 
@@ -12,6 +13,7 @@ from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.values import parse_duration
+from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.pjm.lint.engine import Linter
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 from fugaku_gpt.records.summary import WARMUP_SAMPLES
@@ -132,3 +134,17 @@ def test_the_jobs_of_the_sweeps_have_no_error_and_no_warning(tmp_path: Path, mon
             notes.update(planned.job.notes)
     assert [note for note in sorted(notes) if not note.startswith(NOTES)] == []
     assert all(any(note.startswith(start) for note in notes) for start in NOTES)
+
+
+def test_the_guide_lists_the_sweeps_with_their_rows_and_node_hours() -> None:
+    page = (ROOT / "docs" / "guide" / "redo-fugaku.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(.+)\.yaml` \| (\d+) \| (.+) \| (\d+) \| ([\d,]+) \|$", page, re.MULTILINE)
+    expected = set()
+    for file in SWEEPS:
+        runs = expand_sweep(file).runs
+        configs = [run.config for run in runs if run.config is not None]
+        nodes = [config.job.nodes for config in configs]
+        hours = sum(node_hours(config) or 0.0 for config in configs)
+        extent = f"{min(nodes):,} to {max(nodes):,}" if min(nodes) < max(nodes) else f"{max(nodes):,}"
+        expected.add((file.stem, str(len({run.row for run in runs})), extent, str(len(runs)), f"{hours:,.0f}"))
+    assert set(listed) == expected and len(listed) == len(SWEEPS)

@@ -117,6 +117,7 @@ def test_a_sheet_matches_by_the_settings_of_its_bullets(tmp_path: Path) -> None:
     import_bullets([sheet], tmp_path / "sheet")
     (plain, flat), _ = read_reference(tmp_path / "sheet")
     assert plain.ids == ("s.md:2",) and matches(plain, tmp_path) and matches(plain, tmp_path, "layout.dp=2")
+    assert plain.seconds_digit == pytest.approx(16 / 30 * 0.5 / 30)
     assert not matches(plain, tmp_path, "training.recompute=full") and not matches(flat, tmp_path)
     with pytest.raises(UsageError, match="no imported sheet in it"):
         read_reference(tmp_path)
