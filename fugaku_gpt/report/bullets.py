@@ -4,12 +4,14 @@
 
     ## vision1 on 4x L4                                                  model and machine of the bullets below
     - global batch size 64, recompute=full, fp32: ~ 50 images/s
+    - global batch size 96, recompute=full, float32, tp=2: ~ 9.5 samples/s, ~ 9730 tokens/s (largest, fastest)
     - global batch size 128, remat=True, bf16, seq_len=1024: OOM
 
 Before the colon are settings: the batch, ``recompute`` (or ``remat``), a dtype, ``seq_len`` and counts of the layout as
 ``name=N``, and any other word or ``name=value``, which stays as it is. After it is a rate in samples, sequences or
-images per second, or how the run failed; a remark in parentheses may follow. A title may state a dtype and settings of
-the form ``name=value`` after a comma; a bullet's own settings take their place. Other lines are prose.
+images per second, with tokens per second or without, or how the run failed; a remark in parentheses may follow. A title
+may state a dtype and settings of the form ``name=value`` after a comma; a bullet's own settings take their place. Other
+lines are prose.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from fugaku_gpt.config.schema import DTYPES, RECOMPUTE
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.limits import TABLE_LINE, cut
-from fugaku_gpt.records.run import FAILED, HUNG, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
+from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, LOST, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
 
 _LARGEST_COUNT = 2**24
 _RATES = (1e-9, 1e12)  # samples per second
@@ -32,7 +34,7 @@ _MACHINE = re.compile(r"(.+?) on ((?:\d{1,6} ?x ?)?[A-Z0-9].*)")
 _BULLET = re.compile(r"(?:[-*+]|\d{1,3}[.)]) (.*)")
 _BATCH = re.compile(r"(?:global[ _])?batch(?:[ _]size)?\s*[=:]?\s*(\d{1,12})\b(.*)", re.IGNORECASE)
 _RATE = re.compile(
-    r"[~≈]?\s*([\d.,]{1,24}(?:e[+-]?\d{1,3})?)\s*(image|sample|sequence|seq)s?\s*(?:/|per)\s*s(?:ec(?:onds?)?)?",
+    r"[~≈]?\s*([\d.,]{1,24}(?:e[+-]?\d{1,3})?)\s*(image|sample|sequence|seq|token)s?\s*(?:/|per)\s*s(?:ec(?:onds?)?)?",
     re.IGNORECASE,
 )
 _REMARK = re.compile(r"(.*?) ?\(([^()]{1,200})\)")
@@ -54,9 +56,10 @@ _DTYPES = {
 SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 _ENDS = {
     "oom": OUT_OF_MEMORY, "out of memory": OUT_OF_MEMORY, "refused": REFUSED, "hang": HUNG, "timeout": TIMEOUT,
-    "failed": FAILED, "x": FAILED,
+    "failed": FAILED, "x": FAILED, "interrupted": INTERRUPTED, "lost": LOST,
 }  # fmt: skip
-_ENDINGS = {OUT_OF_MEMORY: "OOM", REFUSED: "refused", HUNG: "hang", TIMEOUT: "timeout", FAILED: "failed"}
+_ENDINGS = {OUT_OF_MEMORY: "OOM", REFUSED: "refused", HUNG: "hang", TIMEOUT: "timeout", FAILED: "failed",
+             INTERRUPTED: "interrupted", LOST: "lost"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Bullet:
         more: further settings, as they are written.
         rate: samples per second of the whole run.
         rounding: half a unit of the last digit of the rate as it is written.
+        tokens: tokens per second, where the sheet has them besides.
         sample: noun of a sample, in the plural: samples, sequences or images.
         status: one of ``records.run.STATUSES``.
         remark: what stands in parentheses behind the rate.
@@ -91,6 +95,7 @@ class Bullet:
     more: Tuple[str, ...] = ()
     rate: Optional[float] = None
     rounding: float = field(default=0.0, compare=False)
+    tokens: Optional[float] = None
     sample: str = "samples"
     status: str = OK
     remark: str = ""
@@ -160,7 +165,9 @@ def marks_of(bullets: Sequence[Bullet]) -> List[Tuple[str, ...]]:
     batch below the smallest one that ran out of memory. Bullets of one setting differ in their batch alone."""
     settings: Dict[Bullet, List[int]] = {}
     for number, bullet in enumerate(bullets):
-        setting = replace(bullet, global_batch=1, micro_batch=None, rate=None, sample="", status=OK, remark="", line=0)
+        setting = replace(
+            bullet, global_batch=1, micro_batch=None, rate=None, tokens=None, sample="", status=OK, remark="", line=0
+        )
         settings.setdefault(setting, []).append(number)
     marks: List[List[str]] = [[] for _ in bullets]
     for numbers in settings.values():
@@ -168,7 +175,8 @@ def marks_of(bullets: Sequence[Bullet]) -> List[Tuple[str, ...]]:
         edge = min((bullets[n].global_batch for n in numbers if bullets[n].status == OUT_OF_MEMORY), default=0)
         below = [number for number in rated if bullets[number].global_batch < edge]
         if len(rated) > 1:
-            marks[max(rated, key=lambda number: bullets[number].rate or 0.0)].append("fastest")
+            fastest = max(rated, key=lambda number: bullets[number].rate or 0.0)
+            marks[fastest] += ["fastest"] if "fastest" not in bullets[fastest].remark else []
         if below:
             marks[max(below, key=lambda number: bullets[number].global_batch)].append(f"largest before OOM at {edge}")
     return [tuple(of_bullet) for of_bullet in marks]
@@ -184,6 +192,7 @@ def bullet_text(bullet: Bullet) -> str:
     outcome = _ENDINGS.get(bullet.status, bullet.status)
     if bullet.rate is not None:
         outcome = f"~ {_rate_text(bullet.rate)} {bullet.sample}/s"
+        outcome += f", ~ {_rate_text(bullet.tokens)} tokens/s" if bullet.tokens is not None else ""
     return f"{', '.join(settings)}: {outcome}" + (f" ({bullet.remark})" if bullet.remark else "")
 
 
@@ -261,18 +270,30 @@ def _with_outcome(bullet: Bullet, outcome: str, location: str) -> Bullet:
         outcome, bullet = remark[1], replace(bullet, remark=remark[2].strip())
     if outcome.lower() in _ENDS:
         return replace(bullet, status=_ENDS[outcome.lower()])
-    matched = _RATE.fullmatch(outcome)
-    if matched is None:
-        raise UsageError(
-            f"{location}: {cut(outcome)!r}: neither a rate such as '~ 50 samples/s' or '~ 50 images/s' nor one of "
-            f"{', '.join(_ENDINGS.values())}"
-        )
-    rate = _number(matched[1])
+    rates = [_RATE.fullmatch(text.strip()) for text in re.split(r",(?!\d)", outcome)]
+    for rate in rates:
+        if rate is None:
+            raise UsageError(
+                f"{location}: {cut(outcome)!r}: neither a rate such as '~ 50 samples/s' or '~ 50 images/s' nor one of "
+                f"{', '.join(_ENDINGS.values())}"
+            )
+        if rate[2].lower() == "token":
+            bullet = replace(bullet, tokens=_rate(rate[1], location))
+        elif bullet.rate is not None:
+            raise UsageError(f"{location}: {cut(outcome)!r}: two rates; state one, and tokens/s besides if you like")
+        else:
+            sample = "sequences" if rate[2].lower() == "seq" else f"{rate[2].lower()}s"
+            bullet = replace(bullet, rate=_rate(rate[1], location), rounding=half_digit(rate[1]), sample=sample)
+    if bullet.rate is None:
+        raise UsageError(f"{location}: {cut(outcome)!r}: tokens/s alone; state the samples/s, too")
+    return bullet
+
+
+def _rate(text: str, location: str) -> float:
+    rate = _number(text)
     if rate is None or not is_rate(rate):
-        raise UsageError(f"{location}: rate {matched[1]}: must be a number from {_RATES[0]:g} to {_RATES[1]:g}")
-    noun = matched[2].lower()
-    sample = "sequences" if noun == "seq" else f"{noun}s"
-    return replace(bullet, rate=rate, rounding=half_digit(matched[1]), sample=sample)
+        raise UsageError(f"{location}: rate {text}: must be a number from {_RATES[0]:g} to {_RATES[1]:g}")
+    return rate
 
 
 def is_rate(rate: float) -> bool:

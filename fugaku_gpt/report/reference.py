@@ -33,6 +33,8 @@ DEFAULT_MHZ = 2000  # clock of Fugaku's nodes when the tables were written, and 
 IsSelected = Callable[[ConfigRow], bool]
 _DEFAULT = "default"  # a knob that was left alone
 _UNMATCHED = "settings that no run states"
+_FLAGS = ("tcmalloc", "sequence_parallel")  # settings of runs that bullets state as name=value
+_NUMBERS = ("zero", "chunks", "freq_mhz", "retention_state")
 _DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
 _STATUSES = {"fail": FAILED, "hang": HUNG, "oom": OUT_OF_MEMORY}  # of the tables; others are shown as they are
 
@@ -184,7 +186,7 @@ def _row_of_cells(config: ConfigRow, measurement: Measurement, cells: Mapping[st
 
 
 def _stated_by_bullet(row: ResultRow, recompute: Optional[str], more: Sequence[str]) -> Dict[str, object]:
-    """The settings that a bullet states; its further ones are those of no run of ours."""
+    """The settings that a bullet states."""
     stated: Dict[str, object] = {
         "model": row.size.lower() if row.size != NO_VALUE else None,
         "seq_len": row.seq_len,
@@ -195,7 +197,15 @@ def _stated_by_bullet(row: ResultRow, recompute: Optional[str], more: Sequence[s
     if row.ranks_per_node != 1:
         stated["ranks_per_node"] = row.ranks_per_node
     settings = {name: value for name, value in stated.items() if value is not None}
-    return {**settings, **{text: text for text in more}}
+    return {**settings, **dict(_further_setting(text) for text in more)}
+
+
+def _further_setting(text: str) -> Tuple[str, object]:
+    """(name, value) of a bullet's further setting; one that no run has is matched by none."""
+    name, _, value = text.partition("=")
+    if name in _FLAGS and value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    return (name, int(value)) if name in _NUMBERS and value.isdecimal() else (text, text)
 
 
 def _without_duplicates(rows: Sequence[ReferenceRow]) -> List[ReferenceRow]:

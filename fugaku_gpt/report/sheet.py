@@ -95,7 +95,9 @@ def rows_with_bullets(path: Path) -> List[Tuple[ResultRow, Bullet]]:
 
 def _row_of(bullet: Bullet, marks: Sequence[str], file: str) -> ResultRow:
     """A bullet as a row of reference; ``file`` is the sheet that it is from."""
-    rate = bullet.rate
+    rate, tokens = bullet.rate, bullet.tokens
+    if tokens is None and rate is not None and bullet.seq_len is not None:
+        tokens = rate * bullet.seq_len
     remarks = [
         SHORT_DTYPES.get(bullet.dtype or "", ""),
         "recompute=selective" if bullet.recompute == "selective" else "",
@@ -114,7 +116,7 @@ def _row_of(bullet: Bullet, marks: Sequence[str], file: str) -> ResultRow:
         recompute=bullet.recompute == "full",
         dtype=bullet.dtype or "",
         seconds_per_iteration=bullet.global_batch / rate if rate is not None else None,
-        tokens_per_second=rate * bullet.seq_len if rate is not None and bullet.seq_len is not None else None,
+        tokens_per_second=tokens,
         samples_per_second=rate,
         status=bullet.status,
         remarks=tuple(remark for remark in remarks if remark),
@@ -151,7 +153,11 @@ def _checked(values: Dict[str, Any]) -> Dict[str, List[Bullet]]:
         bullets = [record_of(Bullet, bullet) for bullet in sheet["bullets"]]
         for bullet in bullets:
             is_rounded = 0 <= bullet.rounding <= 1
-            has_figures = is_rounded and bullet.global_batch >= 1 and (bullet.rate is None or is_rate(bullet.rate))
+            has_figures = (
+                is_rounded
+                and bullet.global_batch >= 1
+                and all(rate is None or is_rate(rate) for rate in (bullet.rate, bullet.tokens))
+            )
             if bullet.status not in STATUSES or not has_figures:
                 raise ValueError(f"line {bullet.line} of {sheet['file']} is no row")
         bullets_of_file.setdefault(str(sheet["file"]), []).extend(bullets)

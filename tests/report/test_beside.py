@@ -117,9 +117,9 @@ def test_tflops_are_counted_as_the_reference_counts_them(runs: Path) -> None:
 
 
 def test_the_notes_name_another_processor() -> None:
-    here, there = (replace(ROW, hardware=name, date="11-14") for name in ("Fujitsu A64FX", "A Xeon"))
-    assert cells_of(Pair(REFERENCE, here, (1.0,)))[-1] == "t.1; 11-14"
-    assert cells_of(Pair(REFERENCE, there, (1.0,)))[-1] == "t.1; 11-14; on A Xeon"
+    same, other = (replace(ROW, hardware=name, date="11-14") for name in ("Fujitsu A64FX", "A Xeon"))
+    assert cells_of(Pair(REFERENCE, same, (1.0,)))[-1] == "t.1; 11-14"
+    assert cells_of(Pair(REFERENCE, other, (1.0,)))[-1] == "t.1; 11-14; on A Xeon"
 
 
 def test_each_measured_row_of_a_configuration_has_a_line(runs: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config.schema import DTYPES, RECOMPUTE
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.records.run import FAILED, HUNG, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
+from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, LOST, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
 from fugaku_gpt.report.bullets import Bullet, bullet_text, marks_of, read_bullets
 
 SHEET = """\
@@ -61,7 +61,15 @@ def test_our_own_bullets_and_the_older_ones_are_read(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "status"),
-    [("OOM", OUT_OF_MEMORY), ("refused", REFUSED), ("hang", HUNG), ("timeout", TIMEOUT), ("x", FAILED)],
+    [
+        ("OOM", OUT_OF_MEMORY),
+        ("refused", REFUSED),
+        ("interrupted", INTERRUPTED),
+        ("lost", LOST),
+        ("hang", HUNG),
+        ("timeout", TIMEOUT),
+        ("x", FAILED),
+    ],
 )
 def test_how_a_run_failed_takes_the_place_of_the_rate(word: str, status: str) -> None:
     assert (only(f"batch 8: {word}").status, only(f"batch 8: {word}").rate) == (status, None)
@@ -83,7 +91,9 @@ def test_how_a_run_failed_takes_the_place_of_the_rate(word: str, status: str) ->
         ("global batch size 64: ~ 0 images/s", "rate 0: must be a number from 1e-09 to 1e+12"),
         ("global batch size 64: 1,0 images/s", "rate 1,0: must be a number"),
         ("global batch size 64: 1e99 images/s", "rate 1e99: must be a number from"),
-        ("global batch size 64: 50 tokens/s", "'50 tokens/s': neither a rate"),
+        ("global batch size 64: 50 tokens/s", "'50 tokens/s': tokens/s alone; state the samples/s, too"),
+        ("global batch size 64: 5 samples/s, 5 images/s", "'5 samples/s, 5 images/s': two rates"),
+        ("global batch size 64: 5 samples/s, fast", "'5 samples/s, fast': neither a rate"),
     ],
 )
 def test_an_error_names_file_and_line(line: str, message: str) -> None:
@@ -108,6 +118,16 @@ def test_given_settings_hold_where_the_sheet_says_nothing() -> None:
     for text, message in (("size=1", "unknown key; valid: model, hardware, "), ("dtype", "not KEY=VALUE")):
         with pytest.raises(UsageError, match=f"--set {text}: {message}"):
             only("batch 8: OOM", text)
+
+
+def test_the_result_of_a_search_for_the_frontier_is_read() -> None:
+    bullet = only("global batch size 96, recompute=none, float32, tp=2, zero=1: ~ 1,234.5 samples/s, ~ 158000 tokens/s "
+                  "(largest, fastest)")  # fmt: skip
+    assert (bullet.rate, bullet.tokens, bullet.sample) == (1234.5, 158000.0, "samples")
+    assert (bullet.tp, bullet.more, bullet.remark) == (2, ("zero=1",), "largest, fastest")
+    assert marks_of([bullet, only("global batch size 48, recompute=none, float32, tp=2, zero=1: ~ 9 samples/s")]) == [
+        (), (),
+    ]  # fmt: skip
 
 
 def test_marks_are_of_one_setting_each() -> None:
@@ -144,6 +164,7 @@ COUNTS = st.none() | st.integers(1, 2**20)
         dp=COUNTS,
         more=st.lists(st.sampled_from(["flat", "bucket=30", "two words"]), max_size=2, unique=True).map(tuple),
         rate=st.none() | st.integers(1, 999).map(float),
+        tokens=st.none() | st.integers(1, 999).map(float),
         sample=st.just("samples"),
         remark=st.sampled_from(["", "fastest"]),
         line=st.just(1),
@@ -152,5 +173,5 @@ COUNTS = st.none() | st.integers(1, 2**20)
 )
 def test_a_written_bullet_is_read_as_it_was(bullet: Bullet, status: str) -> None:
     if bullet.rate is None:
-        bullet = Bullet(**{**vars(bullet), "status": status})
+        bullet = Bullet(**{**vars(bullet), "status": status, "tokens": None})
     assert only(bullet_text(bullet)) == bullet and (bullet.rate is None) == (bullet.status != OK)

@@ -113,9 +113,11 @@ def test_selected_rows_alone_are_read() -> None:
 def test_a_sheet_matches_by_the_settings_of_its_bullets(tmp_path: Path) -> None:
     sheet = tmp_path / "s.md"
     sheet.write_text("# 1.1M on 4x L4\n- batch 16, recompute=none, fp32, seq_len=128: ~ 30 samples/s\n"
-                     "- batch 16, flat: ~ 40 samples/s\n", encoding="utf-8")  # fmt: skip
+                     "- batch 16, flat: ~ 40 samples/s\n- batch 16, dp=2, zero=1, sequence_parallel=false: OOM\n",
+                     encoding="utf-8")  # fmt: skip
     import_bullets([sheet], tmp_path / "sheet")
-    (plain, flat), _ = read_reference(tmp_path / "sheet")
+    (plain, flat, sharded), _ = read_reference(tmp_path / "sheet")
+    assert matches(sharded, tmp_path, "layout.dp=2", "layout.zero=1") and not matches(sharded, tmp_path, "layout.dp=2")
     assert plain.ids == ("s.md:2",) and matches(plain, tmp_path) and matches(plain, tmp_path, "layout.dp=2")
     assert plain.seconds_digit == pytest.approx(16 / 30 * 0.5 / 30)
     assert not matches(plain, tmp_path, "training.recompute=full") and not matches(flat, tmp_path)
