@@ -21,7 +21,7 @@ from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
 from fugaku_gpt.report.logged_run import parse_settings
 from fugaku_gpt.report.notes_table import column_titles, has_samples, notes_tables, row_cells, rows_by_heading
-from fugaku_gpt.report.rows import ResultRow, raw_values
+from fugaku_gpt.report.rows import ResultRow, values_of_rows
 
 if TYPE_CHECKING:
     from fugaku_gpt.report.reference import ReferenceRow
@@ -157,10 +157,10 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
         return html_tables(merged, si, energy)
     if form == "table":
         return "\n".join(_terminal_table(heading, members, si, energy) for heading, members in rows_by_heading(merged))
-    values = [raw_values(row) for row in merged]
+    values = values_of_rows(merged)
     if form == "csv":
         return render_rows(list(values[0]), values, "csv")
-    singles = [raw_values(row) for row in runs]
+    singles = values_of_rows(runs)
     for row, value in zip(merged, values):
         value["repeats"] = [single for run, single in zip(runs, singles) if run.runs[0] in row.runs]
         value["runs"] = list(row.runs)

@@ -144,6 +144,10 @@ def values_of(pair: Pair) -> Dict[str, Any]:
     stated = reference.row if reference is not None else None
     shown = raw_values(pair.row)
     return {
+        "model": pair.row.size,
+        "layers": pair.row.layers,
+        "hidden": pair.row.hidden,
+        "heads": pair.row.heads,
         **{name: shown[name] for name in _CONFIGURATION},
         "reference": " ".join(reference.ids) if reference is not None else None,
         "reference_hardware": stated.hardware if stated is not None else None,
@@ -170,7 +174,7 @@ def values_of(pair: Pair) -> Dict[str, Any]:
 
 
 _CONFIGURATION = (
-    "model", "layers", "hidden", "heads", "sequence_length_tokens", "activation_checkpointing", "torch", "dtype",
+    "sequence_length_tokens", "activation_checkpointing", "torch", "dtype",
     "nodes", "ranks_per_node", "dp", "tp", "pp", "micro_batch_sequences", "global_batch_sequences",
     "freq_mhz_applied", "tcmalloc_applied", "retention_state_applied",
 )  # fmt: skip

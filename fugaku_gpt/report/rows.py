@@ -165,13 +165,19 @@ FIGURES = (
 _ENERGIES = ("energy_joules", "watts_per_node", "joules_per_iteration", "joules_per_token")
 
 
+def values_of_rows(rows: Sequence[ResultRow]) -> List[Dict[str, Any]]:
+    """Return the raw values of a table's rows; with hardware and samples per second if one is a row of reference."""
+    values = [raw_values(row) for row in rows]
+    if any(row.is_reference for row in rows):
+        for row, shown in zip(rows, values):
+            shown.update(hardware=row.hardware, samples_per_second=row.samples_rate)
+    return values
+
+
 def raw_values(row: ResultRow) -> Dict[str, Any]:
     """Return a row for CSV and JSON: raw values with units in the names, and where they come from."""
     return {
         "model": row.size,
-        "layers": row.layers,
-        "hidden": row.hidden,
-        "heads": row.heads,
         "sequence_length_tokens": row.seq_len,
         "activation_checkpointing": row.recompute,
         "torch": row.torch,
@@ -197,7 +203,6 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "rss_max_bytes_per_rank": row.rss_max_bytes,
         "seconds_per_iteration": row.seconds_per_iteration,
         "tokens_per_second": row.tokens_per_second,
-        "samples_per_second": row.samples_rate,
         "tflops_per_node_notes": row.tflops_notes,
         "tflops_per_node_exact": row.tflops_exact,
         "formula_notes": row.formula_notes,
@@ -213,7 +218,6 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "energy": row.energy_basis,
         "formula_energy": ENERGY_FORMULA,
         "trainer": row.trainer or OURS,
-        "hardware": row.hardware,
         "git_commit": row.git_commit,
         "date": row.date,
         "job_id": row.job_id,

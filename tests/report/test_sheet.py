@@ -15,7 +15,7 @@ from fugaku_gpt.report.bullets import Bullet
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.notes_table import notes_tables
-from fugaku_gpt.report.rows import raw_values
+from fugaku_gpt.report.rows import values_of_rows
 from fugaku_gpt.report.sheet import import_bullets, rows_with_bullets, sheet_rows
 from tests.sweep.fake import leave_run
 
@@ -53,7 +53,8 @@ def test_rows_of_reference_stand_beside_those_of_runs(sheet: Path) -> None:
     assert notes_tables(merged) == TABLES and len(runs) == 3
     assert notes_tables(collect_rows([sheet.parent / "run", sheet])[0]) == TABLES
     assert html_tables(merged).count("<td>50</td>") == 1
-    values = raw_values(merged[1])
+    of_run, values, _ = values_of_rows(merged)
+    assert (of_run["samples_per_second"], of_run["trainer"]) == (32.0, "fugaku_gpt")
     assert (values["hardware"], values["trainer"], values["runs"]) == ("4x L4", "unknown", f"{sheet}/s.md:2")
     assert values["samples_per_second"] == 50.0 and values["seconds_per_iteration"] == 1.28
 
