@@ -244,8 +244,9 @@ def _order(order: str, row: ResultRow) -> str:
 def _recompute(changed: Mapping[str, object]) -> object:
     """True for all layers, False for none; another value for some of them, or for attention's masks alone."""
     kind = changed.get("training.recompute", RunConfig().training.recompute)
-    is_partial = any(f"training.recompute_{name}" in changed for name in ("layers", "budget_mib"))
-    return kind == "full" if kind in ("full", "none") and not (is_partial and kind == "full") else f"{kind}, partly"
+    if kind == "full" and any(f"training.recompute_{name}" in changed for name in ("layers", "budget_mib")):
+        return "some layers"
+    return {"full": True, "none": False}.get(str(kind), kind)
 
 
 def _memory_text(cells: Mapping[str, str]) -> str:

@@ -59,6 +59,7 @@ def test_the_tables_byte_for_byte(runs: Path) -> None:
     assert ALIGNMENT.count("|") == len(TITLES) + 1
     page = beside_page(pairs)
     assert page.count("<tr") == 2 + 3 and page.count('class="bad"') == 1 and "outside 0.300 to 0.450" in page
+    assert "<dt>least_seconds</dt><dd>0.3</dd>" in page and "tcmalloc_applied" not in page
     assert "Ref. columns are the reference" in page and "TFLOPs × nodes" not in page
 
 

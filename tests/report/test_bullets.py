@@ -130,6 +130,12 @@ def test_the_result_of_a_search_for_the_frontier_is_read() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "rounding"), [("50", 0.5), ("50.0", 0.05), ("1,050", 0.5), ("5e1", 0.0)])
+def test_a_rate_is_rounded_to_its_last_digit(text: str, rounding: float) -> None:
+    bullet = only(f"batch 8: ~ {text} seqs/s")
+    assert bullet.rounding == pytest.approx(rounding) and bullet.sample == "sequences"
+
+
 def test_marks_are_of_one_setting_each() -> None:
     text = """\
 - batch 128, bf16, flat: 92 images/s

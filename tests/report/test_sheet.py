@@ -56,7 +56,19 @@ def test_rows_of_reference_stand_beside_those_of_runs(sheet: Path) -> None:
     of_run, values, _ = values_of_rows(merged)
     assert (of_run["samples_per_second"], of_run["trainer"]) == (32.0, "fugaku_gpt")
     assert (values["hardware"], values["trainer"], values["runs"]) == ("4x L4", "unknown", f"{sheet}/s.md:2")
-    assert values["samples_per_second"] == 50.0 and values["seconds_per_iteration"] == 1.28
+    assert (
+        values["dtype"] == "float32"
+        and values["samples_per_second"] == 50.0
+        and values["seconds_per_iteration"] == 1.28
+    )
+
+
+def test_tokens_per_second_are_stated_or_follow_from_the_sequence_length(tmp_path: Path) -> None:
+    rate = "2 samples/s"
+    text = f"- batch 8, seq_len=128: {rate}, 250 tokens/s\n- batch 8, seq_len=128: {rate}\n- batch 8: {rate}\n"
+    (tmp_path / "s.md").write_text(text, encoding="utf-8")
+    rows = import_bullets([tmp_path / "s.md"], tmp_path / "out")
+    assert [row.tokens_per_second for row in rows] == [250.0, 256.0, None]
 
 
 def test_tables_without_a_sheet_have_no_column_of_samples(tmp_path: Path) -> None:
@@ -94,6 +106,9 @@ def test_nothing_is_written_of_a_sheet_that_cannot_be_read(tmp_path: Path) -> No
     ],
 )
 def test_a_damaged_record_is_refused(sheet: Path, bullet: Dict[str, object]) -> None:
+    whole = {"global_batch": 8, "model": "m", "rate": 2.0}
+    (sheet / "reference.json").write_text(json.dumps({"version": 1, "sheets": [{"file": "s.md", "bullets": [whole]}]}))
+    assert [(row.size, row.seconds_per_iteration) for row in sheet_rows(sheet)] == [("m", 4.0)]
     for bullets in ([bullet], []):
         record = {"version": 1, "sheets": [{"file": "s.md", "bullets": bullets}]}
         (sheet / "reference.json").write_text(json.dumps(record), encoding="utf-8")
