@@ -17,6 +17,7 @@ from fugaku_gpt.formulas.flops import notes_flops
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.limits import cut
 from fugaku_gpt.planner.tables.rows import (
+    MEASURED_ORDER,
     ConfigRow,
     Measurement,
     parse_measurement,
@@ -67,7 +68,8 @@ class ReferenceRow:
 def settings_of_row(row: ResultRow) -> Dict[str, object]:
     """The settings of a measured row by which it is put beside rows of reference.
 
-    Layers that are recomputed in part, or by a budget of memory, are neither recomputed nor not.
+    The order of ranks of another trainer is Megatron's, which most logs are of. Layers that are recomputed in part, or
+    by a budget of memory, are neither recomputed nor not.
     """
     changed = dict(row.settings)
     defaults = RunConfig()
@@ -76,7 +78,7 @@ def settings_of_row(row: ResultRow) -> Dict[str, object]:
         "model": row.size.lower(),
         **_shape(row.layers, row.hidden, row.heads, row.seq_len),
         **_counts(row),
-        "order": _order(str(changed.get("layout.order", layout.order)), row),
+        "order": _order(MEASURED_ORDER if row.trainer else str(changed.get("layout.order", layout.order)), row),
         "zero": changed.get("layout.zero", layout.zero),
         "chunks": changed.get("layout.chunks", layout.chunks),
         "sequence_parallel": row.tp != 1 and changed.get("layout.sequence_parallel", layout.sequence_parallel),
