@@ -46,7 +46,7 @@ from fugaku_gpt.records import (
     summary,
     sweep,
 )
-from fugaku_gpt.report import imported
+from fugaku_gpt.report import bullets, imported, sheet
 from fugaku_gpt.sweep import plan as sweep_plan
 
 FOLDER = Path(__file__).resolve().parent / "reference"
@@ -92,6 +92,7 @@ RECORD_FORMATS = (
     RecordFormat("Live comparison", "`comparison.json`, `pair-<number>/`", comparison_pairs),
     RecordFormat("Report of nodes", "`node-report.json`, `node-report.txt`, `measurements.json`", node_report),
     RecordFormat("Imported log", "`imported.json`, `metrics.jsonl`", imported),
+    RecordFormat("Imported sheet of bullets", "`reference.json`", sheet, (bullets.Bullet,)),
     RecordFormat(
         "Probed machine",
         "section `probed` of a machine file",

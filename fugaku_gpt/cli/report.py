@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Counter, Dict, List, Optional, Sequence, Tuple
 
 import click
 
@@ -16,17 +16,21 @@ from fugaku_gpt.limits import TABLE_TEXT
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.report.catalogue import MACHINE_NAMES
 from fugaku_gpt.report.check import check_tables
-from fugaku_gpt.report.collect import collect_rows
+from fugaku_gpt.report.collect import collect_rows, holds_runs
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
 from fugaku_gpt.report.logged_run import parse_settings
-from fugaku_gpt.report.notes_table import column_titles, notes_tables, row_cells, rows_by_heading
-from fugaku_gpt.report.rows import ResultRow, raw_values
+from fugaku_gpt.report.notes_table import column_titles, has_samples, notes_tables, row_cells, rows_by_heading
+from fugaku_gpt.report.rows import ResultRow, values_of_rows
+
+if TYPE_CHECKING:
+    from fugaku_gpt.report.reference import ReferenceRow
 
 Rows = Tuple[List[ResultRow], List[ResultRow]]  # one for each configuration, one for each run
 CHECK_FORMATS = ("text", "json", "md")
 _FINDING_COLUMNS = ("file", "line", "rule", "what", "cause")
 TABLE_FORMATS = (*FORMATS, "html")
+IMPORT_FORMS = ("log", "bullets")
 
 
 @click.group()
@@ -43,13 +47,84 @@ def report() -> None:
 @click.option(
     "--energy", is_flag=True, help="Show watts per node, and joules per iteration and per token (see `job collect`)."
 )
-def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool) -> None:
+@click.option(
+    "--beside",
+    metavar="ROWS",
+    help="Print the runs next to rows of reference: ROWS.csv with the columns of "
+    "benchmarks/reference/measurements.csv, with conditions after a colon as in `compare`, or a folder of "
+    "`report import --form bullets`.",
+)
+def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool, beside: Optional[str]) -> None:
     """Print the table of the runs in DIR: a run directory, or a folder of them such as a sweep's.
 
     The format md is that of the notes; html is a self-contained page; csv and json contain raw values with units,
     formulas and origin, and json contains every repeat.
+
+    With --beside, each row of reference stands next to the runs that have all the settings that it states: the ratio
+    of their seconds per iteration, and whether the reference is outside of the spread of the repeats. The cells of what
+    has not been run are empty; the folder of its runs need not be there.
     """
-    print_table(collect_rows(directories), form, si, energy)
+    if beside is None:
+        print_table(collect_rows(directories), form, si, energy)
+        return
+    if si or energy:
+        raise UsageError("--beside: has neither aggregates nor energy; leave out --si and --energy")
+    print_beside(directories, beside, form)
+
+
+def print_beside(directories: Sequence[Path], reference: str, form: str) -> None:
+    """Print runs next to rows of reference in one of ``TABLE_FORMATS``; a folder without a run is named in a note.
+
+    Raises:
+        UsageError: the reference cannot be read, or a run's file is damaged.
+    """
+    from fugaku_gpt.report.beside import TITLES, cells_of, pairs_by_heading, put_beside, values_of
+    from fugaku_gpt.report.beside_tables import beside_page, beside_tables
+
+    references, notes = _references(reference)
+    with_rows = [path for path in directories if holds_runs(path)]
+    merged, runs = collect_rows(with_rows) if with_rows else ([], [])
+    pairs = put_beside(references, merged, runs)
+    if form == "md":
+        echo(beside_tables(pairs), nl=False)
+    elif form == "html":
+        echo(beside_page(pairs), nl=False)
+    elif form == "table":
+        groups = pairs_by_heading(pairs)
+        shown = ((title, [dict(zip(TITLES, cells_of(pair))) for pair in members]) for title, members in groups)
+        echo("\n".join(f"{title.lstrip('# ')}\n{render_rows(TITLES, rows, form)}" for title, rows in shown), nl=False)
+    else:
+        values = [values_of(pair) for pair in pairs]
+        echo(render_rows(list(values[0]), values, form), nl=False)
+    for path in directories:
+        if path not in with_rows:
+            echo(f"note: {path}: {'no run is in it' if path.is_dir() else 'no such folder'}: nothing was run", err=True)
+    for note in notes:
+        echo(f"note: {note}", err=True)
+
+
+def _references(text: str) -> "Tuple[List[ReferenceRow], Tuple[str, ...]]":
+    """The rows of reference that an option names, and notes on those that are left out.
+
+    Raises:
+        UsageError: it is neither a CSV nor a folder, or cannot be read.
+    """
+    from fugaku_gpt.compare.sides import RecordedSide, parse_side
+    from fugaku_gpt.report.reference import read_reference
+
+    if Path(text).is_dir():
+        return read_reference(Path(text))
+    side = parse_side(text, lambda _: False) if text.partition(":")[0].endswith(".csv") else None
+    if not isinstance(side, RecordedSide):
+        raise UsageError(
+            f"--beside {text}: neither a CSV nor a folder; valid: ROWS.csv, ROWS.csv:torch=1.7,nodes<=64, or a folder "
+            "of `report import --form bullets`"
+        )
+    conditions = side.conditions
+    return read_reference(
+        side.path,
+        lambda row: all(condition.is_met_by(getattr(row, condition.key)) for condition in conditions),
+    )
 
 
 def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> None:
@@ -82,10 +157,10 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
         return html_tables(merged, si, energy)
     if form == "table":
         return "\n".join(_terminal_table(heading, members, si, energy) for heading, members in rows_by_heading(merged))
-    values = [raw_values(row) for row in merged]
+    values = values_of_rows(merged)
     if form == "csv":
         return render_rows(list(values[0]), values, "csv")
-    singles = [raw_values(row) for row in runs]
+    singles = values_of_rows(runs)
     for row, value in zip(merged, values):
         value["repeats"] = [single for run, single in zip(runs, singles) if run.runs[0] in row.runs]
         value["runs"] = list(row.runs)
@@ -94,8 +169,9 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
     """The notes' columns and the validation loss; the widest column comes last."""
-    titles = column_titles(energy, validation=True)
-    displayed = [dict(zip(titles, row_cells(row, si, energy, validation=True))) for row in rows]
+    samples = has_samples(rows)
+    titles = column_titles(energy, validation=True, samples=samples)
+    displayed = [dict(zip(titles, row_cells(row, si, energy, validation=True, samples=samples))) for row in rows]
     return heading.lstrip("# ") + "\n" + render_rows(titles, displayed, "table")
 
 
@@ -109,14 +185,31 @@ def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: b
     metavar="KEY=VALUE",
     help="Value that the log lacks, such as nodes=4; repeatable.",
 )
-def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...]) -> None:
+@click.option(
+    "--form",
+    type=click.Choice(IMPORT_FORMS),
+    default="log",
+    show_default=True,
+    help="Form of the files: logs of one run, or sheets of bullets, each of which is a row.",
+)
+def import_(logs: Tuple[Path, ...], out: Path, settings: Tuple[str, ...], form: str) -> None:
     """Import a training LOG of Megatron-DeepSpeed, Megatron-LM, GPT-NeoX, NeMo or fugaku_gpt as a row; several files
-    are one run.
+    are one run. With --form bullets, import sheets of rates as rows of reference.
 
     Values that neither the log nor --set gives stay unknown. Keys: name, layers, hidden, heads, seq_len, padded_vocab,
     nodes, ranks, ranks_per_node, dp, tp, pp, micro_batch, global_batch, recompute, dtype, torch, job_id, date, status
     and more; the error for a wrong key lists them all.
+
+    A bullet is such as `- global batch size 64, recompute=full, bf16, seq_len=1024: ~ 50 samples/s`, or ends with OOM;
+    a title above, such as `## 124M on 4x L4`, names model and hardware, as do --set model=124M and hardware=L4.
     """
+    if form == "bullets":
+        from fugaku_gpt.report.sheet import import_bullets
+
+        rows = import_bullets(logs, out, settings)
+        print_table((rows, rows), "table")
+        echo(f"rows of reference: {len(rows)}", err=True)
+        return
     row = import_logs(logs, out, parse_settings(settings))
     unknown = unknown_settings(out)
     print_table(([row], [row]), "table")

@@ -583,6 +583,12 @@ class JobConfig:
     chain: int = option(
         1, "number of chained jobs, each of which resumes where the previous one stopped", at_least=1, at_most=10**4
     )
+    accept_findings: Tuple[str, ...] = option(
+        (),
+        "rules of `job lint` whose findings are accepted, such as PJM032 for a node count that is billed as a larger "
+        "one: a comment in the script silences them",
+        form=(r"PJM[0-9]{3}", "the id of a rule, such as PJM032"),
+    )
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,7 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
 _COPIED_KEYS = (
     "scheduler", "nodes", "group", "resource_group", "resource_unit", "node_memory", "rank_map_file", "statistics",
     "volumes", "local_tmp", "shared_tmp", "llio", "transfer", "transfer_dirs", "tarball", "bulk", "chain",
+    "accept_findings",
 )  # fmt: skip
 
 

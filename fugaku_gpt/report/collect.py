@@ -48,6 +48,7 @@ from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
 from fugaku_gpt.report.imported import imported_row, is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE, toggle_text
 from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, ResultRow, merge_repeats
+from fugaku_gpt.report.sheet import sheet_rows, sheets_in
 
 _SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the bulk job's run directory
 # PJM's name of a power knob → its name in a run file
@@ -57,16 +58,27 @@ _FIELDS = {knob.resource: knob.name for knob in POWER_KNOBS}
 def collect_rows(paths: Sequence[Path]) -> Tuple[List[ResultRow], List[ResultRow]]:
     """Return (one row per configuration, one row per run) of run directories and of folders of them.
 
-    Rows are in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name.
+    Rows are in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name. Those of
+    imported sheets (:mod:`fugaku_gpt.report.sheet`) come last, each as it is.
 
     Raises:
-        UsageError: a path holds no run, or a file in it is damaged.
+        UsageError: a path holds no run and no sheet, or a file in it is damaged.
     """
-    runs = sorted((read_run(path) for path in find_runs(paths)), key=_sort_key)
+    sheets_of_path = {path: sheets_in(path) for path in paths}
+    with_runs = [path for path, sheets in sheets_of_path.items() if not sheets or holds_runs(path)]
+    runs = sorted((read_run(path) for path in find_runs(with_runs)), key=_sort_key)
     groups: Dict[Tuple[str, str], List[ResultRow]] = {}
     for row in runs:
         groups.setdefault((row.sweep, row.digest), []).append(row)
-    return _with_differences([merge_repeats(members) for members in groups.values()]), runs
+    merged = _with_differences([merge_repeats(members) for members in groups.values()])
+    every_sheet = dict.fromkeys(sheet for sheets in sheets_of_path.values() for sheet in sheets)
+    references = [row for sheet in every_sheet for row in sheet_rows(sheet)]
+    return [*merged, *references], [*runs, *references]
+
+
+def holds_runs(path: Path) -> bool:
+    """True for a run directory, and for a folder with one directly below it."""
+    return path.is_dir() and (_is_run_directory(path) or any(map(_is_run_directory, path.iterdir())))
 
 
 _IN_COLUMNS = frozenset(
@@ -170,6 +182,7 @@ def read_run(path: Path) -> ResultRow:
         **toggles,
         **figures,
         threads_per_rank=_threads(environment),
+        hardware=str(environment.get("processor") or ""),
         torch=_major_minor(torch_build),
         torch_build=torch_build,
         git_commit=str(environment.get("git_commit") or ""),
@@ -203,6 +216,9 @@ def _row_settings(config: RunConfig) -> Dict[str, Any]:
         "size": size_name(config.model),
         "formula_notes": notes_formula(config.model),
         "formula_exact": exact_formula(config.model),
+        "layers": config.model.layers,
+        "hidden": config.model.hidden,
+        "heads": config.model.heads,
         "seq_len": config.model.seq_len,
         "nodes": config.job.nodes,
         "dp": layout.dp,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.records.run import OK
-from fugaku_gpt.report.notes_table import column_titles, has_validation, row_cells, rows_by_heading
-from fugaku_gpt.report.rows import NO_STATUS, ResultRow, raw_values
+from fugaku_gpt.report.notes_table import column_titles, has_samples, has_validation, row_cells, rows_by_heading
+from fugaku_gpt.report.rows import NO_STATUS, ResultRow, values_of_rows
 
 TEMPLATE = Path(__file__).parent / "table.html.j2"
 
@@ -19,23 +19,41 @@ def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fals
     Args:
         si, energy: as for ``notes_tables``.
     """
+    tables: List[Dict[str, Any]] = []
+    validation, samples = has_validation(rows), has_samples(rows)
+    for heading, members in rows_by_heading(rows):
+        values = values_of_rows(members)
+        shown = [
+            {
+                "cells": row_cells(row, si, energy, validation, samples),
+                "ok": row.status in (OK, NO_STATUS),
+                "origin": [(name, value) for name, value in origin.items() if value not in (None, "", False)],
+            }
+            for row, origin in zip(members, values)
+        ]
+        tables.append({"heading": heading.lstrip("# "), "rows": shown})
+    return render_page(tables, column_titles(energy, validation, samples), _EXPLANATION.format(1000 if si else 1024))
+
+
+_EXPLANATION = (
+    "TFLOPs are per node, by the formula of the notes; the aggregate is TFLOPs × nodes / {}; Mem is what a whole node "
+    "uses. A row in colour did not end well."
+)
+
+
+def render_page(tables: Sequence[Mapping[str, Any]], columns: Sequence[str], explanation: str) -> str:
+    """Render tables as one page.
+
+    Args:
+        tables: each with its ``heading`` and ``rows``; a row has ``cells``, ``ok`` (else it is coloured) and
+            ``origin``, (name, value) of what stands below it.
+        explanation: the last paragraph.
+    """
     from jinja2 import Environment, StrictUndefined  # here: no other form of a table needs it
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_shown)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    tables: List[Dict[str, Any]] = []
-    validation = has_validation(rows)
-    for heading, members in rows_by_heading(rows):
-        shown = [
-            {
-                "cells": row_cells(row, si, energy, validation),
-                "ok": row.status in (OK, NO_STATUS),
-                "origin": [(name, value) for name, value in raw_values(row).items() if value not in (None, "", False)],
-            }
-            for row in members
-        ]
-        tables.append({"heading": heading.lstrip("# "), "rows": shown})
-    return template.render(tables=tables, columns=column_titles(energy, validation), si=si) + "\n"
+    return template.render(tables=tables, columns=columns, explanation=explanation) + "\n"
 
 
 def _shown(value: Any) -> Any:

@@ -184,6 +184,9 @@ def imported_row(path: Path) -> ResultRow:
         digest=digest_of(json.dumps([asdict(run), values["trainer"]], sort_keys=True)),
         runs=(str(path),),
         trainer=values["trainer"],
+        layers=run.layers,
+        hidden=run.hidden,
+        heads=run.heads,
     )
 
 

@@ -21,6 +21,8 @@ ENERGY_COLUMNS = ("W/node", "J/it", "J/token")  # on request, last before the no
 _ENERGY_ALIGNMENT = "| -----: | ---: | ------: "
 VALIDATION_COLUMN = "Validation loss"  # where a run has one, before the notes
 _VALIDATION_ALIGNMENT = "| --------------: "
+SAMPLES_COLUMN = "Samples/s"  # where a sheet states rates, before the notes
+_SAMPLES_ALIGNMENT = "| --------: "
 _REASON_LENGTH = 80
 _KNOBS = {knob.name: knob for knob in NODE_KNOBS}
 STATUS_LABELS = {
@@ -42,21 +44,27 @@ def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fal
         energy: whether to add ``ENERGY_COLUMNS``, which the notes do not have.
     """
     tables: List[str] = []
-    validation = has_validation(rows)
+    validation, samples = has_validation(rows), has_samples(rows)
     notes = _ALIGNMENT.rindex("| ----")
-    more = (_VALIDATION_ALIGNMENT if validation else "") + (_ENERGY_ALIGNMENT if energy else "")
+    more = (_SAMPLES_ALIGNMENT if samples else "") + (_VALIDATION_ALIGNMENT if validation else "")
+    more += _ENERGY_ALIGNMENT if energy else ""
     alignment = _ALIGNMENT[:notes] + more + _ALIGNMENT[notes:]
-    for heading, members in rows_by_heading(rows):
+    for title, members in rows_by_heading(rows):
         lines = [
-            markdown_cell(heading).replace("\\|", "|"),
-            "| " + " | ".join(column_titles(energy, validation)) + " |",
+            markdown_title(title),
+            "| " + " | ".join(column_titles(energy, validation, samples)) + " |",
             alignment,
         ]
         for row in members:
-            cells = row_cells(row, si, energy, validation)
+            cells = row_cells(row, si, energy, validation, samples)
             lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
+
+
+def markdown_title(title: str) -> str:
+    """A title of a table as a line of Markdown, in which a bar separates nothing."""
+    return markdown_cell(title).replace("\\|", "|")
 
 
 def rows_by_heading(rows: Sequence[ResultRow]) -> List[Tuple[str, List[ResultRow]]]:
@@ -65,7 +73,7 @@ def rows_by_heading(rows: Sequence[ResultRow]) -> List[Tuple[str, List[ResultRow
     only = builds.pop() if len(builds) == 1 else ""  # a row that never started joins the one build that the others ran
     groups: Dict[str, List[ResultRow]] = {}
     for row in rows:
-        groups.setdefault(_heading(row, row.torch or only), []).append(row)
+        groups.setdefault(heading(row, row.torch or ("" if row.is_reference else only)), []).append(row)
     return list(groups.items())
 
 
@@ -74,37 +82,46 @@ def has_validation(rows: Sequence[ResultRow]) -> bool:
     return any(row.last_validation_loss is not None for row in rows)
 
 
-def column_titles(energy: bool = False, validation: bool = False) -> Tuple[str, ...]:
+def has_samples(rows: Sequence[ResultRow]) -> bool:
+    """True if a row states its rate in samples, and so the tables a column for it."""
+    return any(row.samples_per_second is not None for row in rows)
+
+
+def column_titles(energy: bool = False, validation: bool = False, samples: bool = False) -> Tuple[str, ...]:
     """Titles of a table's columns."""
     return (
         *COLUMNS[:-1],
+        *((SAMPLES_COLUMN,) if samples else ()),
         *((VALIDATION_COLUMN,) if validation else ()),
         *(ENERGY_COLUMNS if energy else ()),
         COLUMNS[-1],
     )
 
 
-def row_cells(row: ResultRow, si: bool = False, energy: bool = False, validation: bool = False) -> List[str]:
+def row_cells(
+    row: ResultRow, si: bool = False, energy: bool = False, validation: bool = False, samples: bool = False
+) -> List[str]:
     """The cells of one row, in the order of :func:`column_titles`."""
     has_aggregate = row.tflops_notes is not None and row.nodes is not None
     aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if has_aggregate else None
     memory = row.node_used_bytes
     return [
-        nodes_cell(row),
-        row.size,
-        _integer_cell(row.dp),
-        _integer_cell(row.tp),
-        _integer_cell(row.pp),
-        _integer_cell(row.micro_batch),
-        _integer_cell(row.global_batch),
+        *configuration_cells(row),
         f"{memory / 2**20:.1f} MiB" if memory is not None else NO_VALUE,
         seconds_cell(row.seconds_per_iteration),
         f"{row.tflops_notes:.2f}" if row.tflops_notes is not None else NO_VALUE,
         f"{aggregate:.3f}" if aggregate is not None else NO_VALUE,
+        *((_samples_cell(row),) if samples else ()),
         *((validation_cell(row),) if validation else ()),
         *(_energy_cells(row) if energy else ()),
         notes_cell(row) or NO_VALUE,
     ]
+
+
+def configuration_cells(row: ResultRow) -> List[str]:
+    """The cells of the first seven columns: what was run."""
+    counts = (row.dp, row.tp, row.pp, row.micro_batch, row.global_batch)
+    return [nodes_cell(row), row.size, *map(_integer_cell, counts)]
 
 
 def nodes_cell(row: ResultRow) -> str:
@@ -176,11 +193,22 @@ def _energy_cells(row: ResultRow) -> List[str]:
     ]
 
 
-def _heading(row: ResultRow, torch: str) -> str:
+def _samples_cell(row: ResultRow) -> str:
+    rate = row.samples_rate
+    return NO_VALUE if rate is None else f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"
+
+
+def heading(row: ResultRow, torch: str) -> str:
+    """The title of the table of a row: model, sequence length, activation checkpointing and PyTorch build; a row of
+    reference is named so, with its machine."""
     phrases = [f"{row.size} model", f"Sequence Length={row.seq_len if row.seq_len is not None else NO_VALUE}"]
     if row.recompute:
         phrases.append("Activation Checkpointing")
     phrases.append(f"PyTorch {torch or 'unknown'}")
+    if row.is_reference:  # what it does not say stays unsaid
+        phrases[0] += f" on {row.hardware or 'unknown hardware'} (reference)"
+        unknown = {phrases[1]: row.seq_len is None, phrases[-1]: not torch}
+        phrases = [phrase for phrase in phrases if not unknown.get(phrase)]
     return "### " + ", ".join(phrases)
 
 

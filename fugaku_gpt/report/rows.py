@@ -34,6 +34,10 @@ class ResultRow:
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.
         settings: (dotted key, value) of the settings that differ from their defaults.
+        layers, hidden, heads: shape of the model; None if unknown.
+        hardware: processor of the run's nodes, or the machine that a row of reference names; empty if unknown.
+        samples_per_second: rate as a sheet states it; else it follows from batch and time.
+        is_reference: whether the row is of a sheet or table of others, and not of a run in a directory.
         trainer: the trainer that the figures come from, if it is not this one.
         energy_joules: energy of the run's jobs on all nodes, start-up included; measured, else the scheduler's ideal
             value.
@@ -92,6 +96,19 @@ class ResultRow:
     joules_per_token: Optional[float] = None
     energy_basis: str = ""
     settings: Tuple[Tuple[str, Any], ...] = ()
+    layers: Optional[int] = None
+    hidden: Optional[int] = None
+    heads: Optional[int] = None
+    hardware: str = ""
+    samples_per_second: Optional[float] = None
+    is_reference: bool = False
+
+    @property
+    def samples_rate(self) -> Optional[float]:
+        """Samples per second: as stated, else the global batch over the seconds per iteration."""
+        if self.samples_per_second is not None or not self.global_batch or not self.seconds_per_iteration:
+            return self.samples_per_second
+        return self.global_batch / self.seconds_per_iteration
 
 
 # the knobs that tables show, in their order: those with a field of their own in a row, and those in its field `knobs`
@@ -146,6 +163,15 @@ FIGURES = (
     "last_validation_loss",
 )
 _ENERGIES = ("energy_joules", "watts_per_node", "joules_per_iteration", "joules_per_token")
+
+
+def values_of_rows(rows: Sequence[ResultRow]) -> List[Dict[str, Any]]:
+    """Return the raw values of a table's rows; with hardware and samples per second if one is a row of reference."""
+    values = [raw_values(row) for row in rows]
+    if any(row.is_reference for row in rows):
+        for row, shown in zip(rows, values):
+            shown.update(hardware=row.hardware, samples_per_second=row.samples_rate)
+    return values
 
 
 def raw_values(row: ResultRow) -> Dict[str, Any]:

@@ -85,6 +85,98 @@ def test_energy_columns_are_optional(runs: Path, capsys: pytest.CaptureFixture[s
     assert "J/token" in table(capsys, str(runs), "--energy")
 
 
+ROWS = """\
+id,hardware,model,layers,hidden,heads,vocab,seq_len,nodes,ranks_per_node,dp,tp,pp,micro_batch,global_batch,torch,sec_per_it,status
+t.1,A64FX Fugaku,tiny,4,128,4,2048,128,1,2,2,1,1,4,16,,0.50,ok
+t.2,A64FX Fugaku,tiny,4,128,4,2048,128,1,1,1,1,1,4,16,1.7,0.50,fail
+t.3,V100,tiny,4,128,4,2048,128,1,4,4,1,1,4,16,,0.50,ok
+"""
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Path:
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "rows.csv").write_text(ROWS, encoding="utf-8")
+    return tmp_path / "reference" / "rows.csv"
+
+
+def test_runs_are_printed_beside_rows_of_others_in_every_format(
+    runs: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(runs), "--beside", f"{reference}:hardware=A64FX Fugaku"]
+    text = table(capsys, *arguments, "--format", "md")
+    assert text.count("###") == 3 and text == table(capsys, *arguments, "--format", "md")
+    assert "| 0.500 | 0.500 | 1.000 | inside 0.250 to 0.750 | - | 0.03 | t.1; 11-14, n=2 |" in text
+    first, second, third = json.loads(table(capsys, *arguments, "--format", "json"))
+    assert (first["ratio"], first["is_outside_of_spread"], first["repeats"]) == (1.0, False, 2)
+    assert (second["reference"], second["status"]) == ("t.2", None) and third["reference"] is None
+    lines = list(csv.DictReader(io.StringIO(table(capsys, *arguments, "--format", "csv"))))
+    assert [line["ratio"] for line in lines] == ["1.0", "", ""] and set(lines[0]) == set(first)
+    assert table(capsys, *arguments, "--format", "html").startswith("<!DOCTYPE html>")
+    assert "Ref. Sec/it" in table(capsys, *arguments).splitlines()[1]
+
+
+def test_nothing_was_run_yet(tmp_path: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    folders = [str(tmp_path / name) for name in ("empty", "none")]
+    assert run(["report", "table", *folders, "--beside", str(reference), "--format", "csv"]) == 0
+    captured = capsys.readouterr()
+    lines = list(csv.DictReader(io.StringIO(captured.out)))
+    assert [line["reference"] for line in lines] == ["t.1", "t.2", "t.3"]
+    assert not any(line["seconds_per_iteration"] or line["ratio"] or line["runs"] for line in lines)
+    assert captured.err.splitlines() == [
+        f"note: {folders[0]}: no run is in it: nothing was run",
+        f"note: {folders[1]}: no such folder: nothing was run",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ("rows.txt", "--beside rows.txt: neither a CSV nor a folder; valid: ROWS.csv, "),
+        ("none.csv", "none.csv: no such file"),
+        ("reference", "reference: no imported sheet in it"),
+        ("reference/rows.csv:nods=1", "nods"),
+        ("reference/rows.csv:nodes=2", "rows.csv: no row of it is left"),
+    ],
+)
+def test_a_reference_that_cannot_be_read_is_a_usage_error(
+    runs: Path, reference: Path, beside: str, message: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(runs)
+    assert run(["report", "table", "a", "--beside", beside]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_beside_has_no_aggregates_and_no_energy(
+    runs: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--si", "--energy"):
+        assert run(["report", "table", str(runs), "--beside", str(reference), option]) == 2
+        assert "has neither aggregates nor energy" in capsys.readouterr().err
+
+
+def test_a_sheet_of_bullets_is_imported_and_shown(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sheet = tmp_path / "sheet.md"
+    sheet.write_text("- global batch size 16, recompute=none, fp32, seq_len=128: ~ 64 samples/s\n", encoding="utf-8")
+    arguments = ["report", "import", "--form", "bullets", str(sheet), "--out", str(runs / "sheet")]
+    assert run([*arguments, "--set", "model=1.1M", "--set", "hardware=TPU v5e-8"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("1.1M model on TPU v5e-8 (reference), Sequence Length=128\n")
+    assert captured.err == "rows of reference: 1\n"
+    text = table(capsys, str(runs), "--format", "md")
+    assert text.count("| Samples/s |") == 2 and "| 0.250 | - | - | 64 | - | fp32, 64 samples/s |" in text
+    lines = table(capsys, str(runs), "--beside", str(runs / "sheet"), "--format", "md").splitlines()
+    (merged,) = [line for line in lines if "n=2" in line]
+    assert "| 0.250 | 0.500 | 2.000 | inside 0.250 to 0.750 | - |" in merged
+    assert merged.endswith(" | sheet.md:1; reference: fp32, 64 samples/s; 11-14, n=2 |")
+    sheet.write_text("text\n- global batch size 16: fast\n", encoding="utf-8")
+    assert run(arguments) == 2 and f"{sheet}:2: 'fast': neither a rate" in capsys.readouterr().err
+
+
 CLEAN = """\
 ### 124M model, Sequence Length=1024, PyTorch 1.10
 | Nodes | Size | DP | TP | PP | MBS | GBS | Mem | Sec/it | TFLOPs | Est. Aggr. PetaFLOPs | Notes |

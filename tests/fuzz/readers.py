@@ -114,6 +114,39 @@ def csv(path: Path) -> object:
     return parse_measured_rows(read_table(path))
 
 
+def reference(path: Path) -> object:
+    """Rows of reference as `report table --beside` reads and shows them."""
+    from fugaku_gpt.report.reference import read_reference
+
+    return _beside(read_reference(path)[0])
+
+
+def bullets(path: Path) -> object:
+    from fugaku_gpt.report.bullets import bullet_text, read_bullets
+    from fugaku_gpt.report.reference import read_reference
+    from fugaku_gpt.report.sheet import import_bullets
+
+    out = path.parent / "sheet"
+    rows = import_bullets([path], out)
+    texts = [bullet_text(bullet) for bullet in read_bullets(path.read_text("utf-8", "replace"), str(path))]
+    return texts, _rendered(rows), _beside(read_reference(out)[0])
+
+
+def sheet(path: Path) -> object:
+    from fugaku_gpt.report.reference import read_reference
+    from fugaku_gpt.report.sheet import sheet_rows
+
+    return _rendered(sheet_rows(path.parent)), _beside(read_reference(path.parent)[0])
+
+
+def _beside(references: List[Any]) -> object:
+    from fugaku_gpt.report.beside import put_beside, values_of
+    from fugaku_gpt.report.beside_tables import beside_page, beside_tables
+
+    pairs = put_beside(references, [], [])
+    return beside_tables(pairs), beside_page(pairs), [values_of(pair) for pair in pairs]
+
+
 def log(path: Path) -> object:
     from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
     from fugaku_gpt.report.logged_run import LoggedRun

@@ -53,6 +53,19 @@ id,hardware,layers,hidden,heads,vocab,seq_len,nodes,ranks_per_node,dp,tp,pp,micr
 t.1,A64FX,24,2048,32,50257,1024,4,1,1,4,1,2,1024,3231.4
 t.2,A64FX,24,2048,32,50257,1024,8,1,2,4,1,2,1024,
 """
+BULLETS = b"""# Rates
+## vision1 on 4x L4, bf16, bucket=16
+- global batch size 64, remat=True, fp32: ~ 50 images/s (best)
+  * batch size: 1,024, remat=False, seq_len=128: OOM
+1. global batch size 96, recompute=selective, dp=2, flat: 1,234.5 samples per second
+- global batch size 128: hang
+"""
+SHEET = {
+    "version": 1, "imported": 1.0, "sheets": [{"file": "s.md", "bullets": [
+        {"global_batch": 64, "model": "m", "hardware": "4x L4", "recompute": "full", "dtype": "bfloat16", "seq_len": 8,
+         "more": ["flat"], "rate": 50.0, "sample": "images", "status": "ok", "remark": "best", "line": 3},
+        {"global_batch": 128, "status": "oom"}]}],
+}  # fmt: skip
 LOG = b"""------------------------ arguments ------------------------
   num_layers ...................................... 24
   hidden_size ..................................... 2048
@@ -288,6 +301,9 @@ def all_readers() -> Tuple[Reader, ...]:
         Reader("job script", "job.sh", TEXT, readers.script, (SCRIPT, *_golden_scripts()), cost=8),
         Reader("table in Markdown", "table.md", TEXT, readers.markdown, (TABLE,), cost=4),
         Reader("table in CSV", "table.csv", TEXT, readers.csv, (CSV,)),
+        Reader("rows of reference in CSV", "rows.csv", TEXT, readers.reference, (CSV,), cost=8),
+        Reader("sheet of bullets", "sheet.md", TEXT, readers.bullets, (BULLETS,), cost=8),
+        Reader("imported sheet", "reference.json", JSON, readers.sheet, _json(SHEET), cost=8),
         Reader("training log", "run.out", TEXT, readers.log, logs, cost=20, commands=3),
         _in_run("config.yaml", TEXT, *yaml),
         _in_run("result.json", JSON),

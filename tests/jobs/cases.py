@@ -67,6 +67,9 @@ CASES: Dict[str, Tuple[str, Profile, List[str]]] = {
     ),
     "pjm-rank-map": ("124m", A64FX, [*FUGAKU, *_wide(24), "job.shape=2x3x4", "job.rank_map=bynode:YZX"]),
     "pjm-statistics-of-nodes": ("124m", A64FX, [*FUGAKU, *FOUR_RANKS, "job.statistics=nodes"]),
+    "pjm-accepted-finding": (
+        "124m", A64FX, [*FUGAKU, *_wide(512), "job.resource_group=large", "job.accept_findings=[PJM032]"],
+    ),
     "pjm-elapse-range": ("124m", A64FX, [*FUGAKU, *FOUR_RANKS, "job.elapse_min=30:00"]),
     "pjm-bulk": ("124m", A64FX, [*FUGAKU, *FOUR_RANKS, "job.bulk=0-9"]),
     "pjm-chain": ("124m", A64FX, [*FUGAKU, *FOUR_RANKS, "job.chain=4"]),

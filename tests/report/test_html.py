@@ -46,7 +46,7 @@ def test_a_page_that_needs_nothing_else() -> None:
     assert "\n\n" not in body and body.endswith("</html>\n"), "no blank lines in the place of loops"
     assert tags.seen.count("h2") == 2 and tags.seen.count("th") == 2 * len(COLUMNS)
     assert all(f"<td>{cell}</td>" in text for cell in row_cells(ROW)[:-1]) and text.count('class="bad"') == 1
-    assert "TFLOPs &times; nodes / 1024" in text and "/ 1000;" in html_tables([ROW], si=True)
+    assert "TFLOPs × nodes / 1024" in text and "/ 1000;" in html_tables([ROW], si=True)
 
 
 def test_text_from_outside_is_escaped() -> None:
