@@ -118,26 +118,35 @@ def _resolve(
 ) -> Iterable[_ResolvedRow]:
     base = preset_settings(sweep.preset, file).values if sweep.preset is not None else {}
     for row in sweep.rows:
-        settings = {**sweep.defaults, **row.values}
-        written = {**base, **settings, **override_settings}
-        settings = with_paths_from(file, settings, base_folder)
-        config, refusal, digest = None, "", ""
-        notes: Tuple[str, ...] = ()
-        layers = [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)]
-        try:
-            config = build_run_config(layers, sweep.preset)
-            # what the row states: a corpus that is not there yet, or is made anew, makes no other run of it
-            digest = digest_of_config(config)
-            config, notes = _with_vocabulary(config, layers, sweep.preset, base_folder)
-        except ConfigError as error:
-            config, refusal = None, str(error)
-        name = _name_of_row(sweep, row)
-        if row.is_filtered and not _passes_filters(sweep, config, written, name):
-            continue
-        texts = {key: plain_values(value) for key, value in written.items()}
-        yield _ResolvedRow(
-            name, texts, config, refusal, digest or _digest_of_written(written), ", ".join(row.variant), notes
-        )
+        written = {**base, **sweep.defaults, **row.values, **override_settings}
+        resolved = _resolve_row(sweep, row, written, override_settings, file, base_folder)
+        if not row.is_filtered or _passes_filters(sweep, resolved.config, written, resolved.name):
+            yield resolved
+
+
+def _resolve_row(
+    sweep: SweepFile,
+    row: SweepRow,
+    written: Mapping[str, Tree],
+    override_settings: Mapping[str, Tree],
+    file: str,
+    base_folder: Optional[Path],
+) -> _ResolvedRow:
+    """Resolves one row; ``written`` has all its settings, with those of the preset and the overrides."""
+    settings = with_paths_from(file, {**sweep.defaults, **row.values}, base_folder)
+    config, refusal, digest = None, "", ""
+    notes: Tuple[str, ...] = ()
+    layers = [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)]
+    try:
+        config = build_run_config(layers, sweep.preset)
+        # what the row states: a corpus that is not there yet, or is made anew, makes no other run of it
+        digest = digest_of_config(config)
+        config, notes = _with_vocabulary(config, layers, sweep.preset, base_folder)
+    except ConfigError as error:
+        config, refusal = None, str(error)
+    texts = {key: plain_values(value) for key, value in written.items()}
+    name, variant = _name_of_row(sweep, row), ", ".join(row.variant)
+    return _ResolvedRow(name, texts, config, refusal, digest or _digest_of_written(written), variant, notes)
 
 
 def _with_vocabulary(
