@@ -98,6 +98,25 @@ def expand_text(text: str, origin: str, name: str, overrides: Sequence[str] = ()
     return _expand(parse_yaml(text, origin), origin, name, overrides, base)
 
 
+def run_of_row(
+    sweep: SweepFile, row: SweepRow, overrides: Mapping[str, Tree], origin: str, order: int, preset: Mapping[str, Tree]
+) -> Run:
+    """Resolves one row of a sweep file into its first run; its filters and the names of other rows are not regarded.
+
+    Args:
+        overrides: settings over the row.
+        origin: path of the file.
+        order: number of the row.
+        preset: the settings of the file's preset.
+
+    Raises:
+        ConfigError: a key is unknown.
+    """
+    written = {**preset, **sweep.defaults, **row.values, **overrides}
+    resolved = _resolve_row(sweep, row, written, overrides, origin, None)
+    return _run_of(resolved, resolved.name, order, 1)
+
+
 def _expand(
     tree: Mapping[str, Tree], origin: str, name: str, overrides: Sequence[str], base: Optional[Path] = None
 ) -> Sweep:
@@ -219,18 +238,22 @@ def _ordered_runs(resolved: Sequence[_ResolvedRow], names: Sequence[str], sweep:
     grouped = ((repeat, row) for row in rows for repeat in repeats)
     interleaved = ((repeat, row) for repeat in repeats for row in rows)
     for repeat, (order, (name, row)) in grouped if sweep.order == GROUPED else interleaved:
-        yield Run(
-            f"{name}-r{repeat}",
-            name,
-            order,
-            repeat,
-            row.written_settings,
-            row.config,
-            row.refusal,
-            row.digest,
-            row.variant,
-            row.notes,
-        )
+        yield _run_of(row, name, order, repeat)
+
+
+def _run_of(row: _ResolvedRow, name: str, order: int, repeat: int) -> Run:
+    return Run(
+        f"{name}-r{repeat}",
+        name,
+        order,
+        repeat,
+        row.written_settings,
+        row.config,
+        row.refusal,
+        row.digest,
+        row.variant,
+        row.notes,
+    )
 
 
 def _unique_names(rows: Sequence[_ResolvedRow], file: str) -> List[str]:

@@ -1,0 +1,250 @@
+"""Finds the largest batch that fits into memory, for each combination of settings, by really running it.
+
+The planner's estimate of memory is the first try; :mod:`fugaku_gpt.sweep.edge_search` chooses the next ones. Each try
+is a run in a directory of its own, ``OUT/<combination>-mbs<N>-r1``, as those of other sweeps. A try that exceeds
+``node.memory_limit`` is ended by the memory guard of its ranks and is a row with the status ``oom``. Recorded tries are
+not repeated, so that the same command continues a search that was stopped or killed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Protocol, Tuple
+
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.planner.trainer.memory_check import NodeLimits, refuse_too_large
+from fugaku_gpt.records.run import INTERRUPTED, OK, OUT_OF_MEMORY, Result
+from fugaku_gpt.sweep.edge_search import Verdict, largest_that_fits, next_try, next_try_for_rate
+from fugaku_gpt.sweep.expand import Run
+from fugaku_gpt.sweep.folder import require_same_run
+from fugaku_gpt.sweep.frontier_plan import FrontierPlan, FrontierRow
+from fugaku_gpt.sweep.lock import SweepLock
+from fugaku_gpt.sweep.run import Launch, LocalRuns
+
+SAMPLES = "samples/s"
+_PER_SECOND = "_per_second"
+
+
+@dataclass(frozen=True)
+class Try:
+    """One try.
+
+    Attributes:
+        batch: its micro-batch.
+        is_earlier: whether it was recorded by an earlier call.
+    """
+
+    batch: int
+    run: Run
+    result: Result
+    is_earlier: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits, and if not, whether that was for lack of memory."""
+        if self.result.status == OK:
+            return Verdict.FITS
+        return Verdict.NO_MEMORY if self.result.status == OUT_OF_MEMORY else Verdict.BROKEN
+
+    @property
+    def global_batch(self) -> Optional[int]:
+        """Samples of an iteration, as its settings have it, also where they are refused."""
+        text = str(self.run.written_settings.get("training.global_batch", ""))
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def rates(self) -> Dict[str, float]:
+        """Unit → rate: samples per second, and each rate that the run itself has measured; empty if it did not end
+        well."""
+        summary, config = self.result.summary, self.run.config
+        seconds = summary.get("seconds_per_iteration")
+        if self.result.status != OK or config is None or not seconds:
+            return {}
+        measured = {
+            f"{key[: -len(_PER_SECOND)]}/s": float(value)
+            for key, value in summary.items()
+            if key.endswith(_PER_SECOND) and value is not None
+        }
+        return {SAMPLES: config.training.global_batch / seconds, **measured}
+
+    @property
+    def samples_per_second(self) -> Optional[float]:
+        """Samples of the global batch per second; None if it did not end well."""
+        return self.rates.get(SAMPLES)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The result of one combination.
+
+    Attributes:
+        planned: largest micro-batch that fits by the planner; None if none does.
+        tries: all tries, by their micro-batch.
+        above: the smallest micro-batch above the largest one that fits, which does not; None: there is none.
+        is_complete: whether the search has come to its end.
+    """
+
+    row: FrontierRow
+    planned: Optional[int]
+    tries: Tuple[Try, ...]
+    above: Optional[Try]
+    is_complete: bool
+
+    @property
+    def largest(self) -> Optional[Try]:
+        """The largest try that fits; None if none does."""
+        return max((one for one in self.tries if one.verdict is Verdict.FITS), key=lambda one: one.batch, default=None)
+
+    @property
+    def fastest(self) -> Optional[Try]:
+        """The fastest try, the smallest batch among equals; None if none fits."""
+        fitting = [one for one in self.tries if one.samples_per_second is not None]
+        return max(fitting, key=lambda one: (one.samples_per_second or 0.0, -one.batch), default=None)
+
+    @property
+    def gaps(self) -> Tuple[Try, ...]:
+        """Tries below the largest one that fits, which do not: memory did not grow with the batch, or a run failed."""
+        largest = self.largest
+        return tuple(
+            one for one in self.tries if largest and one.batch < largest.batch and one.verdict is not Verdict.FITS
+        )
+
+
+class FrontierProgress(Protocol):
+    """Reports the progress of a search."""
+
+    def row_started(self, row: FrontierRow, planned: Optional[int]) -> None:
+        """Reports that a combination begins, with the largest micro-batch that is planned to fit."""
+
+    def try_started(self, row: FrontierRow, batch: int) -> None:
+        """Reports that ranks are started."""
+
+    def try_ended(self, row: FrontierRow, ended: Try) -> None:
+        """Reports how a try has ended, now or in an earlier call."""
+
+
+def find_frontier(
+    plan: FrontierPlan,
+    out: Path,
+    launch: Launch,
+    progress: FrontierProgress,
+    limits: NodeLimits,
+    *,
+    timeout: Optional[float] = None,
+    retry_failed: bool = False,
+    is_whole_curve: bool = False,
+) -> List[Edge]:
+    """Searches every combination. If the search is stopped, the list ends with the combination in which it was stopped.
+
+    Args:
+        launch: starts the ranks of one try and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
+        limits: this machine and its memory.
+        timeout: seconds for each try.
+        retry_failed: whether tries that did not end well are made again.
+        is_whole_curve: whether all powers of two below the largest batch are tried.
+
+    Raises:
+        UsageError: a sweep runs in ``out``, or ``out`` holds other configurations under the same names.
+    """
+    checks_machine = {row.order: bool(row.value("node.memory_check")) for row in plan.rows}
+    with SweepLock(out) as lock:
+        edges: List[Edge] = []
+        for row in plan.rows:
+
+            def check(config: RunConfig, is_checked: bool = checks_machine[row.order]) -> None:
+                if is_checked:
+                    _refuse_beyond_machine(config, limits)
+
+            runs = LocalRuns(plan.name, out, launch, lock.mark, timeout, retry_failed, check)
+            edge = _Search(plan, row, runs, progress, limits, is_whole_curve).edge()
+            edges.append(edge)
+            if not edge.is_complete:
+                break
+        return edges
+
+
+class _Search:
+    """The search of one combination."""
+
+    def __init__(
+        self,
+        plan: FrontierPlan,
+        row: FrontierRow,
+        runs: LocalRuns,
+        progress: FrontierProgress,
+        limits: NodeLimits,
+        is_whole_curve: bool,
+    ) -> None:
+        self._plan, self._row, self._runs, self._progress = plan, row, runs, progress
+        self._is_whole_curve = is_whole_curve
+        self._batches = plan.batches
+        self._guess = plan.planned_index(row, limits)
+        self._tries: Dict[int, Try] = {}
+
+    def edge(self) -> Edge:
+        """Makes the tries that are missing."""
+        planned = self._batches[self._guess] if self._guess >= 0 else None
+        self._progress.row_started(self._row, planned)
+        self._read_recorded()
+        is_complete = True
+        while is_complete:
+            index = self._next()
+            if index is None:
+                break
+            is_complete = self._try(index)
+        largest = largest_that_fits(self._verdicts())
+        above = min((index for index in self._tries if index > largest), default=None)
+        tries = tuple(self._tries[index] for index in sorted(self._tries))
+        return Edge(self._row, planned, tries, self._tries[above] if above is not None else None, is_complete)
+
+    def _next(self) -> Optional[int]:
+        verdicts = self._verdicts()
+        index = next_try(len(self._batches), self._guess, verdicts)
+        largest = largest_that_fits(verdicts)
+        if index is not None or largest < 0:
+            return index
+        rates = {index: ended.samples_per_second for index, ended in self._tries.items()}
+        return next_try_for_rate(self._batches, largest, rates, self._is_whole_curve)
+
+    def _verdicts(self) -> Mapping[int, Verdict]:
+        return {index: ended.verdict for index, ended in self._tries.items()}
+
+    def _read_recorded(self) -> None:
+        """Takes the tries of earlier calls.
+
+        Raises:
+            UsageError: a directory holds another run.
+        """
+        for index, batch in enumerate(self._batches):
+            directory = self._runs.out / self._plan.run_name(self._row, batch)
+            if not directory.is_dir():
+                continue
+            run = self._plan.run(self._row, batch)
+            require_same_run(run, directory)
+            result = self._runs.reusable_result(run)
+            if result is not None:
+                self._tries[index] = Try(batch, run, result, is_earlier=True)
+                self._progress.try_ended(self._row, self._tries[index])
+
+    def _try(self, index: int) -> bool:
+        """Makes a try; returns whether the search goes on."""
+        batch = self._batches[index]
+        run = self._plan.run(self._row, batch)
+        self._progress.try_started(self._row, batch)
+        result, is_stopped = self._runs.start(run)
+        ended = Try(batch, run, result)
+        if result.status != INTERRUPTED:
+            self._tries[index] = ended
+        self._progress.try_ended(self._row, ended)
+        return not is_stopped
+
+
+def _refuse_beyond_machine(config: RunConfig, limits: NodeLimits) -> None:
+    """Refuses a try that would fill this machine itself, whatever ``node.memory_limit`` is.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    node = replace(config.node, memory_limit="", memory_check=True)
+    refuse_too_large(replace(config, node=node), limits, range(config.layout.ranks))
