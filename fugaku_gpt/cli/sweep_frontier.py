@@ -20,7 +20,7 @@ from fugaku_gpt.sweep.frontier_plan import MICRO_BATCH, OUT_OF_MEMORY_ONLY, Fron
 from fugaku_gpt.sweep.progress import describe_result
 
 if TYPE_CHECKING:
-    from fugaku_gpt.sweep.frontier import Edge, Try
+    from fugaku_gpt.sweep.frontier import Edge, Trial
     from fugaku_gpt.sweep.frontier_plan import FrontierRow
 
 _DEFAULTS = FrontierOptions()
@@ -28,12 +28,12 @@ _DEFAULTS = FrontierOptions()
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How tries are made and shown.
+    """How trials are made and shown.
 
     Attributes:
-        out: folder of the tries and the tables.
-        timeout: time limit of each try in seconds; None for none.
-        retry_failed: whether tries that did not end well are made again.
+        out: folder of the trials and the tables.
+        timeout: time limit of each trial in seconds; None for none.
+        retry_failed: whether trials that did not end well are made again.
         curve: whether all powers of two below the largest batch are tried.
         plot: file of the picture, or None.
         form: format of the edges on standard output.
@@ -49,7 +49,7 @@ class SearchOptions:
 
 @click.command()
 @run_source(settings_help="Override a setting in every combination; repeatable.")
-@click.option("--out", required=True, type=PATH, help="Folder for the run directories of the tries and the tables.")
+@click.option("--out", required=True, type=PATH, help="Folder for the run directories of the trials and the tables.")
 @click.option(
     "--over",
     type=click.Choice([MICRO_BATCH]),
@@ -93,18 +93,20 @@ class SearchOptions:
     type=click.IntRange(min=1),
     default=_DEFAULTS.iterations,
     show_default=True,
-    help="Iterations of each try; the first two are not timed.",
+    help="Iterations of each trial; the first two are not timed.",
 )
-@click.option("--curve", is_flag=True, help="Try every power of two below the largest batch, too, for the picture.")
-@click.option("--timeout", metavar="H:MM:SS", callback=seconds_of_option, help="Time limit of each try; default: none.")
-@click.option("--retry-failed", is_flag=True, help="Make the recorded tries again that did not end well.")
+@click.option("--curve", is_flag=True, help="Trial every power of two below the largest batch, too, for the picture.")
+@click.option(
+    "--timeout", metavar="H:MM:SS", callback=seconds_of_option, help="Time limit of each trial; default: none."
+)
+@click.option("--retry-failed", is_flag=True, help="Make the recorded trials again that did not end well.")
 @click.option("--plot", type=PATH, metavar="FILE.svg|png", help="Draw the rates against the batches into this file.")
 @click.option(
     "--scheduler",
     type=click.Choice(SCHEDULERS),
     default="local",
     show_default=True,
-    help="Only local: each try decides which one is next, so tries are no jobs that wait one for another.",
+    help="Only local: each trial decides which one is next, so trials are no jobs that wait one for another.",
 )
 @format_option()
 @options_as(SearchOptions, "search")
@@ -122,16 +124,16 @@ def frontier(
 ) -> None:
     """Find the largest batch that fits into memory, and the fastest, for each combination of settings of RUN.yaml.
 
-    Each try really runs a few iterations here. A try whose ranks use more than node.memory_limit ends as a row: OOM.
-    The planner's estimate is the first try; then the batch doubles or halves its way to the edge. The largest batch is
-    not always the fastest: halves of it are tried as long as they are faster. Ctrl-C stops the search; the same command
+    Each trial really runs a few iterations here. A trial whose ranks use more than node.memory_limit is a row: OOM. The
+    planner's estimate is the first trial; from there steps double up to the edge, then halve. The largest batch is not
+    always the fastest: halves of it are tried as long as they are faster. Ctrl-C stops the search; the same command
     resumes it. OUT gets the runs, their table, frontier.md with the bullets, frontier.csv and frontier.json.
 
     Exit codes: 0 every edge is known, 1 stopped, or an edge is that of a failure other than memory.
     """
     if scheduler != "local":
         raise UsageError(
-            f"--scheduler {scheduler}: the search runs on this machine only, since each try decides which one is next; "
+            f"--scheduler {scheduler}: the search runs on this machine only, since each trial decides which is next; "
             "inside a job of one node, call it as the job's command"
         )
     if source.run_file is None and source.preset is None:
@@ -142,27 +144,27 @@ def frontier(
         check_plot(search.plot)
     options = FrontierOptions(most, iterations, micro_batches, exact)
     plan = frontier_plan(source.run_file, source.preset, source.settings, matrix, options)
-    _print_results(plan, _search_here(plan, search), search)
+    _print_results(plan, _run_search(plan, search), search)
 
 
 class _Lines:
-    """Prints a line at the start of each combination, and at the start and the end of each try."""
+    """Prints a line at the start of each combination, and at the start and the end of each trial."""
 
     def row_started(self, row: "FrontierRow", planned: Optional[int]) -> None:
         """See :class:`fugaku_gpt.sweep.frontier.FrontierProgress`."""
         echo(f"{row.name}: planned to fit: {f'micro-batch {planned}' if planned else 'nothing'}", err=True)
 
-    def try_started(self, row: "FrontierRow", batch: int) -> None:
+    def trial_started(self, row: "FrontierRow", batch: int) -> None:
         """See :class:`fugaku_gpt.sweep.frontier.FrontierProgress`."""
         echo(f"{row.name}, micro-batch {batch}: started", err=True)
 
-    def try_ended(self, row: "FrontierRow", ended: "Try") -> None:
+    def trial_ended(self, row: "FrontierRow", ended: "Trial") -> None:
         """See :class:`fugaku_gpt.sweep.frontier.FrontierProgress`."""
-        kept = "kept: " if ended.is_earlier else ""
-        echo(f"{row.name}, micro-batch {ended.batch}: {kept}{describe_result(ended.result)}", err=True)
+        prefix = "kept: " if ended.is_earlier else ""
+        echo(f"{row.name}, micro-batch {ended.batch}: {prefix}{describe_result(ended.result)}", err=True)
 
 
-def _search_here(plan: FrontierPlan, search: SearchOptions) -> "List[Edge]":
+def _run_search(plan: FrontierPlan, search: SearchOptions) -> "List[Edge]":
     """Search on this machine.
 
     Raises:
@@ -177,7 +179,7 @@ def _search_here(plan: FrontierPlan, search: SearchOptions) -> "List[Edge]":
     limits = local_node_limits()
     if not all(row.value("node.memory_limit") for row in plan.rows):
         size = min(size for size, _ in limits.limits)
-        echo(f"note: no node.memory_limit: tries may use this machine's {size / 2**30:.1f} GiB", err=True)
+        echo(f"note: no node.memory_limit: trials may use this machine's {size / 2**30:.1f} GiB", err=True)
     return find_frontier(
         plan,
         search.out,
@@ -186,12 +188,12 @@ def _search_here(plan: FrontierPlan, search: SearchOptions) -> "List[Edge]":
         limits,
         timeout=search.timeout,
         retry_failed=search.retry_failed,
-        is_whole_curve=search.curve,
+        is_full_curve=search.curve,
     )
 
 
 def _print_results(plan: FrontierPlan, edges: "Sequence[Edge]", search: SearchOptions) -> None:
-    """Print and write bullets, edges, the table of the tries, and the picture.
+    """Print and write bullets, edges, the table of the trials, and the picture.
 
     Raises:
         RunFailed: the search was stopped, or an edge is that of a failure other than memory.
@@ -200,7 +202,7 @@ def _print_results(plan: FrontierPlan, edges: "Sequence[Edge]", search: SearchOp
     from fugaku_gpt.sweep.frontier_text import bullets, edge_columns, edge_rows, setting_text
 
     lines, columns, rows = bullets(edges), edge_columns(edges), edge_rows(edges)
-    if any(edge.tries for edge in edges):
+    if any(edge.trials for edge in edges):
         merged = write_tables([search.out], search.out)
         texts = {form: render_rows(columns, rows, form) for form in ("md", "csv", "json")}
         texts["md"] = "".join(f"{line}\n" for line in lines) + "\n" + texts["md"]
@@ -217,10 +219,10 @@ def _print_results(plan: FrontierPlan, edges: "Sequence[Edge]", search: SearchOp
 
             limits = sorted({str(row.value("node.memory_limit")) for row in plan.rows} - {""})
             draw_frontier(edges, " ".join([plan.name, *(f"within {limit}" for limit in limits)]), search.plot)
-    closing = [f"{len(edges)} of {len(plan.rows)} combinations, {sum(len(edge.tries) for edge in edges)} tries"]
+    closing = [f"{len(edges)} of {len(plan.rows)} combinations, {sum(len(edge.trials) for edge in edges)} trials"]
     closing.append(f"tables: {search.out / 'frontier.md'}, {search.out / 'table.md'}")
     if not edges or not edges[-1].is_complete:
-        raise RunFailed("\n".join([*closing, "stopped; the same command goes on"]))
+        raise RunFailed("\n".join([*closing, "stopped; the same command continues"]))
     broken = [edge for edge in edges if edge.above and edge.above.result.status not in (OUT_OF_MEMORY, REFUSED)]
     if broken:
         names = "; ".join(setting_text(edge.row) for edge in broken)

@@ -1,9 +1,9 @@
-"""Searches for the largest batch that fits into memory, with few tries, each of which is a whole run.
+"""Searches for the largest batch that fits into memory, with few trials, each of which is a whole run.
 
-The search is a function of the tries that are there, not of a state: a search that was killed goes on with its recorded
-tries. It ends for any outcome of the tries, also where a larger batch fits and a smaller one does not, and with any
-tries of earlier searches. At its end the largest batch that fits has been tried, and the next candidate above it has
-been tried and does not fit, or there is none.
+The search is a function of the trials that are there, not of a state: a search that was killed continues with its
+recorded trials. It ends for any outcome of the trials, also where a larger batch fits and a smaller one does not, and
+with any trials of earlier searches. At its end the largest batch that fits has been tried, and the next candidate above
+it has been tried and does not fit, or there is none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EXACT_UP_TO = 16  # below it, every batch is a candidate; above it, eight of ea
 
 
 class Verdict(Enum):
-    """How a try has ended, as far as it decides which batch is tried next."""
+    """How a trial has ended, as far as it decides which batch is tried next."""
 
     FITS = "fits"
     NO_MEMORY = "no memory"
@@ -47,17 +47,17 @@ def largest_that_fits(verdicts: Mapping[int, Verdict]) -> int:
     return max((index for index, verdict in verdicts.items() if verdict is Verdict.FITS), default=-1)
 
 
-def next_try(count: int, guess: int, verdicts: Mapping[int, Verdict]) -> Optional[int]:
+def next_trial(count: int, guess: int, verdicts: Mapping[int, Verdict]) -> Optional[int]:
     """The candidate to try next, by its index; None at the end of the search.
 
-    The first is the guess. From there the search goes up while tries fit, and down while they do not, by steps that
-    double; then it halves the gap. After a try that has ended for another reason than memory, it goes down to the
+    The first is the guess. From there the search goes up while trials fit, and down while they do not, by steps that
+    double; then it halves the gap. After a trial that has ended for another reason than memory, it goes down to the
     smallest candidate at once.
 
     Args:
         count: number of candidates.
         guess: index of the candidate that is expected to be the largest that fits.
-        verdicts: index → how its try has ended, in any order.
+        verdicts: index → how its trial has ended, in any order.
     """
     low = largest_that_fits(verdicts)
     high = min((index for index in verdicts if index > low), default=count)
@@ -74,8 +74,8 @@ def next_try(count: int, guess: int, verdicts: Mapping[int, Verdict]) -> Optiona
     return _middle(low, high)
 
 
-def next_try_for_rate(
-    batches: Sequence[int], largest: int, rates: Mapping[int, Optional[float]], is_whole_curve: bool = False
+def next_trial_for_rate(
+    batches: Sequence[int], largest: int, rates: Mapping[int, Optional[float]], is_full_curve: bool = False
 ) -> Optional[int]:
     """The candidate to try next for the best rate, once the largest that fits is known; None at the end.
 
@@ -84,8 +84,8 @@ def next_try_for_rate(
 
     Args:
         largest: index of the largest candidate that fits.
-        rates: index → rate of its try; None where it has none, since it did not end well.
-        is_whole_curve: all powers of two are tried.
+        rates: index → rate of its trial; None where it has none, since it did not end well.
+        is_full_curve: all powers of two are tried.
     """
     limit = 2 ** (batches[largest].bit_length() - 1)
     power = limit if limit < batches[largest] else limit // 2
@@ -95,7 +95,7 @@ def next_try_for_rate(
             return index
         larger = [rate for other, rate in rates.items() if index < other <= largest and rate is not None]
         rate = rates[index]
-        if not is_whole_curve and (rate is None or rate <= max(larger, default=0.0)):
+        if not is_full_curve and (rate is None or rate <= max(larger, default=0.0)):
             return None
         power //= 2
     return None

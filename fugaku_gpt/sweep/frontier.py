@@ -1,9 +1,9 @@
 """Finds the largest batch that fits into memory, for each combination of settings, by really running it.
 
-The planner's estimate of memory is the first try; :mod:`fugaku_gpt.sweep.edge_search` chooses the next ones. Each try
-is a run in a directory of its own, ``OUT/<combination>-mbs<N>-r1``, as those of other sweeps. A try that exceeds
-``node.memory_limit`` is ended by the memory guard of its ranks and is a row with the status ``oom``. Recorded tries are
-not repeated, so that the same command continues a search that was stopped or killed.
+The planner's estimate of memory is the first trial; :mod:`fugaku_gpt.sweep.edge_search` chooses the next ones. Each
+trial is a run in a directory of its own, ``OUT/<combination>-mbs<N>-r1``, as those of other sweeps. A trial that
+exceeds ``node.memory_limit`` is ended by the memory guard of its ranks and is a row with the status ``oom``. Recorded
+trials are not repeated, so that the same command continues a search that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional, Protocol, Tuple
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.planner.trainer.memory_check import NodeLimits, refuse_too_large
 from fugaku_gpt.records.run import INTERRUPTED, OK, OUT_OF_MEMORY, Result
-from fugaku_gpt.sweep.edge_search import Verdict, largest_that_fits, next_try, next_try_for_rate
+from fugaku_gpt.sweep.edge_search import Verdict, largest_that_fits, next_trial, next_trial_for_rate
 from fugaku_gpt.sweep.expand import Run
 from fugaku_gpt.sweep.folder import require_same_run
 from fugaku_gpt.sweep.frontier_plan import FrontierPlan, FrontierRow
@@ -27,8 +27,8 @@ _PER_SECOND = "_per_second"
 
 
 @dataclass(frozen=True)
-class Try:
-    """One try.
+class Trial:
+    """One trial.
 
     Attributes:
         batch: its micro-batch.
@@ -80,34 +80,40 @@ class Edge:
 
     Attributes:
         planned: largest micro-batch that fits by the planner; None if none does.
-        tries: all tries, by their micro-batch.
+        trials: all trials, by their micro-batch.
         above: the smallest micro-batch above the largest one that fits, which does not; None: there is none.
         is_complete: whether the search has come to its end.
     """
 
     row: FrontierRow
     planned: Optional[int]
-    tries: Tuple[Try, ...]
-    above: Optional[Try]
+    trials: Tuple[Trial, ...]
+    above: Optional[Trial]
     is_complete: bool
 
     @property
-    def largest(self) -> Optional[Try]:
-        """The largest try that fits; None if none does."""
-        return max((one for one in self.tries if one.verdict is Verdict.FITS), key=lambda one: one.batch, default=None)
+    def largest(self) -> Optional[Trial]:
+        """The largest trial that fits; None if none does."""
+        return max(
+            (trial for trial in self.trials if trial.verdict is Verdict.FITS),
+            key=lambda trial: trial.batch,
+            default=None,
+        )
 
     @property
-    def fastest(self) -> Optional[Try]:
-        """The fastest try, the smallest batch among equals; None if none fits."""
-        fitting = [one for one in self.tries if one.samples_per_second is not None]
-        return max(fitting, key=lambda one: (one.samples_per_second or 0.0, -one.batch), default=None)
+    def fastest(self) -> Optional[Trial]:
+        """The fastest trial, the smallest batch among equals; None if none fits."""
+        fitting = [trial for trial in self.trials if trial.samples_per_second is not None]
+        return max(fitting, key=lambda trial: (trial.samples_per_second or 0.0, -trial.batch), default=None)
 
     @property
-    def gaps(self) -> Tuple[Try, ...]:
-        """Tries below the largest one that fits, which do not: memory did not grow with the batch, or a run failed."""
+    def gaps(self) -> Tuple[Trial, ...]:
+        """Trials below the largest one that fits, which do not: memory did not grow with the batch, or a run failed."""
         largest = self.largest
         return tuple(
-            one for one in self.tries if largest and one.batch < largest.batch and one.verdict is not Verdict.FITS
+            trial
+            for trial in self.trials
+            if largest and trial.batch < largest.batch and trial.verdict is not Verdict.FITS
         )
 
 
@@ -117,11 +123,11 @@ class FrontierProgress(Protocol):
     def row_started(self, row: FrontierRow, planned: Optional[int]) -> None:
         """Reports that a combination begins, with the largest micro-batch that is planned to fit."""
 
-    def try_started(self, row: FrontierRow, batch: int) -> None:
+    def trial_started(self, row: FrontierRow, batch: int) -> None:
         """Reports that ranks are started."""
 
-    def try_ended(self, row: FrontierRow, ended: Try) -> None:
-        """Reports how a try has ended, now or in an earlier call."""
+    def trial_ended(self, row: FrontierRow, ended: Trial) -> None:
+        """Reports how a trial has ended, now or in an earlier call."""
 
 
 def find_frontier(
@@ -133,16 +139,16 @@ def find_frontier(
     *,
     timeout: Optional[float] = None,
     retry_failed: bool = False,
-    is_whole_curve: bool = False,
+    is_full_curve: bool = False,
 ) -> List[Edge]:
     """Searches every combination. If the search is stopped, the list ends with the combination in which it was stopped.
 
     Args:
-        launch: starts the ranks of one try and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
+        launch: starts the ranks of one trial and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
         limits: this machine and its memory.
-        timeout: seconds for each try.
-        retry_failed: whether tries that did not end well are made again.
-        is_whole_curve: whether all powers of two below the largest batch are tried.
+        timeout: seconds for each trial.
+        retry_failed: whether trials that did not end well are made again.
+        is_full_curve: whether all powers of two below the largest batch are tried.
 
     Raises:
         UsageError: a sweep runs in ``out``, or ``out`` holds other configurations under the same names.
@@ -157,7 +163,7 @@ def find_frontier(
                     _refuse_beyond_machine(config, limits)
 
             runs = LocalRuns(plan.name, out, launch, lock.mark, timeout, retry_failed, check)
-            edge = _Search(plan, row, runs, progress, limits, is_whole_curve).edge()
+            edge = _Search(plan, row, runs, progress, limits, is_full_curve).edge()
             edges.append(edge)
             if not edge.is_complete:
                 break
@@ -174,16 +180,16 @@ class _Search:
         runs: LocalRuns,
         progress: FrontierProgress,
         limits: NodeLimits,
-        is_whole_curve: bool,
+        is_full_curve: bool,
     ) -> None:
         self._plan, self._row, self._runs, self._progress = plan, row, runs, progress
-        self._is_whole_curve = is_whole_curve
+        self._is_full_curve = is_full_curve
         self._batches = plan.batches
         self._guess = plan.planned_index(row, limits)
-        self._tries: Dict[int, Try] = {}
+        self._trials: Dict[int, Trial] = {}
 
     def edge(self) -> Edge:
-        """Makes the tries that are missing."""
+        """Makes the trials that are missing."""
         planned = self._batches[self._guess] if self._guess >= 0 else None
         self._progress.row_started(self._row, planned)
         self._read_recorded()
@@ -192,26 +198,26 @@ class _Search:
             index = self._next()
             if index is None:
                 break
-            is_complete = self._try(index)
+            is_complete = self._trial(index)
         largest = largest_that_fits(self._verdicts())
-        above = min((index for index in self._tries if index > largest), default=None)
-        tries = tuple(self._tries[index] for index in sorted(self._tries))
-        return Edge(self._row, planned, tries, self._tries[above] if above is not None else None, is_complete)
+        above = min((index for index in self._trials if index > largest), default=None)
+        trials = tuple(self._trials[index] for index in sorted(self._trials))
+        return Edge(self._row, planned, trials, self._trials[above] if above is not None else None, is_complete)
 
     def _next(self) -> Optional[int]:
         verdicts = self._verdicts()
-        index = next_try(len(self._batches), self._guess, verdicts)
+        index = next_trial(len(self._batches), self._guess, verdicts)
         largest = largest_that_fits(verdicts)
         if index is not None or largest < 0:
             return index
-        rates = {index: ended.samples_per_second for index, ended in self._tries.items()}
-        return next_try_for_rate(self._batches, largest, rates, self._is_whole_curve)
+        rates = {index: ended.samples_per_second for index, ended in self._trials.items()}
+        return next_trial_for_rate(self._batches, largest, rates, self._is_full_curve)
 
     def _verdicts(self) -> Mapping[int, Verdict]:
-        return {index: ended.verdict for index, ended in self._tries.items()}
+        return {index: ended.verdict for index, ended in self._trials.items()}
 
     def _read_recorded(self) -> None:
-        """Takes the tries of earlier calls.
+        """Takes the trials of earlier calls.
 
         Raises:
             UsageError: a directory holds another run.
@@ -224,24 +230,24 @@ class _Search:
             require_same_run(run, directory)
             result = self._runs.reusable_result(run)
             if result is not None:
-                self._tries[index] = Try(batch, run, result, is_earlier=True)
-                self._progress.try_ended(self._row, self._tries[index])
+                self._trials[index] = Trial(batch, run, result, is_earlier=True)
+                self._progress.trial_ended(self._row, self._trials[index])
 
-    def _try(self, index: int) -> bool:
-        """Makes a try; returns whether the search goes on."""
+    def _trial(self, index: int) -> bool:
+        """Makes a trial; returns whether the search continues."""
         batch = self._batches[index]
         run = self._plan.run(self._row, batch)
-        self._progress.try_started(self._row, batch)
+        self._progress.trial_started(self._row, batch)
         result, is_stopped = self._runs.start(run)
-        ended = Try(batch, run, result)
+        ended = Trial(batch, run, result)
         if result.status != INTERRUPTED:
-            self._tries[index] = ended
-        self._progress.try_ended(self._row, ended)
+            self._trials[index] = ended
+        self._progress.trial_ended(self._row, ended)
         return not is_stopped
 
 
 def _refuse_beyond_machine(config: RunConfig, limits: NodeLimits) -> None:
-    """Refuses a try that would fill this machine itself, whatever ``node.memory_limit`` is.
+    """Refuses a trial that would fill this machine itself, whatever ``node.memory_limit`` is.
 
     Raises:
         UsageError: it does not fit.

@@ -1,6 +1,6 @@
-"""The plan of a search for the largest batches: settings of a run file, combined with a matrix; each try is a run.
+"""The plan of a search for the largest batches: settings of a run file, combined with a matrix; each trial is a run.
 
-A try runs a few iterations of one micro-batch size. Its global batch is ``layout.dp`` times the micro-batch times the
+A trial runs a few iterations of one micro-batch size. Its global batch is ``layout.dp`` times the micro-batch times the
 number of micro-batches, so that a larger batch is more memory and not more accumulation. Batches and sequences that
 grow in the first iterations have their full size at once.
 """
@@ -44,7 +44,7 @@ class FrontierOptions:
 
     Attributes:
         most: largest micro-batch that is tried.
-        iterations: number of iterations of each try.
+        iterations: number of iterations of each trial.
         micro_batches: micro-batches of each replica per iteration; None: as many as pipeline stages.
         is_exact: every micro-batch is a candidate (see :func:`fugaku_gpt.sweep.edge_search.candidate_batches`).
     """
@@ -86,10 +86,10 @@ class FrontierRow:
 
 @dataclass(frozen=True)
 class FrontierPlan:
-    """A search: its combinations, and how each try is made.
+    """A search: its combinations, and how each trial is made.
 
     Attributes:
-        name: name of the sweep that the tries belong to.
+        name: name of the sweep that the trials belong to.
         origin: path of the run file, for messages.
         sweep: the run file and the matrix, as a sweep.
         overrides: settings over all combinations.
@@ -109,11 +109,11 @@ class FrontierPlan:
         return candidate_batches(self.options.most, self.options.is_exact)
 
     def run_name(self, row: FrontierRow, batch: int) -> str:
-        """The name of the directory of a try."""
+        """The name of the directory of a trial."""
         return f"{row.name}-mbs{batch}-r1"
 
     def run(self, row: FrontierRow, batch: int) -> Run:
-        """The run of a try."""
+        """The run of a trial."""
         micro_batches = self.options.micro_batches or row.value("layout.pp")
         numbers = {
             MICRO_BATCH: batch,
@@ -147,10 +147,10 @@ def is_planned_to_fit(config: Optional[RunConfig], limits: NodeLimits) -> bool:
     """True if a run is valid and its memory, as planned, is within this machine's and ``node.memory_limit``."""
     if config is None:
         return False
-    here = replace(config, job=replace(config.job, node_memory=""))
-    limit = limits.smallest_limit(here)
+    local_config = replace(config, job=replace(config.job, node_memory=""))
+    limit = limits.smallest_limit(local_config)
     try:
-        return limit is None or limits.run_memory(here).bytes_of_node <= limit[0]
+        return limit is None or limits.run_memory(local_config).bytes_of_node <= limit[0]
     except UsageError:  # nothing fits training.recompute_budget_mib
         return False
 
@@ -171,7 +171,7 @@ def frontier_plan(
 
     Raises:
         ConfigError: a file or a text is not valid, or names a setting that the search itself sets.
-        UsageError: the memory guard, which ends tries that grow too large, is off.
+        UsageError: the memory guard, which ends trials that grow too large, is off.
     """
     origin = str(run_file) if run_file is not None else "--preset"
     tree: Dict[str, Tree] = dict(flatten(read_yaml_file(run_file))) if run_file is not None else {}
@@ -192,7 +192,9 @@ def frontier_plan(
     rows = _rows(sweep, overrides, origin)
     for row in rows:
         if not row.value("node.memory_guard"):
-            raise UsageError("node.memory_guard: false: the search needs it to end tries before the kernel kills ranks")
+            raise UsageError(
+                "node.memory_guard: false: the search needs it to end trials before the kernel kills ranks"
+            )
     name = run_file.stem if run_file is not None else sweep.preset or "frontier"
     return FrontierPlan(name, origin, sweep, overrides, tuple(rows), options)
 
@@ -205,8 +207,8 @@ def _matrix(texts: Sequence[str], overrides: Mapping[str, Tree]) -> Dict[str, Tr
             raise ConfigError(f"--matrix {text}: expected FIELD=V1,V2, such as training.dtype=float32,bfloat16")
         key, listed = parse_override(f"{key}={values}" if values.lstrip().startswith("[") else f"{key}=[{values}]")
         if key in axes or key in overrides:
-            other = "another --matrix" if key in axes else "--set"
-            raise ConfigError(f"--matrix {text}: {key} is in {other}, too; one would hide the other")
+            rival = "another --matrix" if key in axes else "--set"
+            raise ConfigError(f"--matrix {text}: {key} is in {rival}, too; one would hide the other")
         axes[key] = listed
     return axes
 

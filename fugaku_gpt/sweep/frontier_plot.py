@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 
 from fugaku_gpt.plotting import picture
 from fugaku_gpt.sweep.edge_search import Verdict
-from fugaku_gpt.sweep.frontier import SAMPLES, Edge, Try
+from fugaku_gpt.sweep.frontier import SAMPLES, Edge, Trial
 from fugaku_gpt.sweep.frontier_text import setting_text
 
 _MARKERS = "osD^v<>P*"
@@ -34,9 +34,9 @@ def draw_frontier(edges: Sequence[Edge], title: str, file: Path) -> None:
 
 def _draw_edge(axes: Any, edge: Edge, color: str, marker: str) -> List[int]:
     """Draws one combination; returns the batches that it has shown."""
-    points = [(one.global_batch, one.samples_per_second, one) for one in edge.tries]
+    points = [(trial.global_batch, trial.samples_per_second, trial) for trial in edge.trials]
     fitting = [(batch, rate) for batch, rate, _ in points if batch is not None and rate is not None]
-    failed = [one for batch, rate, one in points if rate is None and batch is not None]
+    failed = [trial for batch, rate, trial in points if rate is None and batch is not None]
     label = setting_text(edge.row) + ("" if fitting else ": nothing fits")
     axes.plot([x for x, _ in fitting], [y for _, y in fitting], color=color, marker=marker, ms=5, label=label)
     fastest = edge.fastest
@@ -45,14 +45,14 @@ def _draw_edge(axes: Any, edge: Edge, color: str, marker: str) -> List[int]:
     return [batch for batch, _ in fitting] + _draw_failures(axes, edge, failed, color)
 
 
-def _draw_failures(axes: Any, edge: Edge, failed: Sequence[Try], color: str) -> List[int]:
-    """Marks the tries that do not fit at the rate of the largest that does; a dotted line leads to the edge."""
+def _draw_failures(axes: Any, edge: Edge, failed: Sequence[Trial], color: str) -> List[int]:
+    """Marks the trials that do not fit at the rate of the largest that does; a dotted line leads to the edge."""
     largest = edge.largest
     height = largest.samples_per_second or 0.0 if largest is not None else 0.0
     shown = []
-    for one in failed:
-        batch = one.global_batch
-        if batch is None or one.verdict is Verdict.FITS:
+    for trial in failed:
+        batch = trial.global_batch
+        if batch is None or trial.verdict is Verdict.FITS:
             continue
         axes.plot([batch], [height], "x", color=color, ms=7, mew=1.5)
         shown.append(batch)

@@ -1,7 +1,7 @@
 """The results of a search for the largest batches as text: bullets as sheets have them, and one row for each edge.
 
 A bullet is ``global batch size N, recompute=R, DTYPE[, FIELD=VALUE ...]: ~ X samples/s[, ~ Y tokens/s]``, or ends in
-the way in which the try has failed, such as ``OOM``. Marks in parentheses follow: the largest batch, and the fastest.
+the way in which the trial has failed, such as ``OOM``. Marks in parentheses follow: the largest batch, and the fastest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence
 
 from fugaku_gpt.records.run import HUNG, OK, OUT_OF_MEMORY
-from fugaku_gpt.sweep.frontier import SAMPLES, Edge, Try
+from fugaku_gpt.sweep.frontier import SAMPLES, Edge, Trial
 from fugaku_gpt.sweep.frontier_plan import FrontierRow
 
 _SHOWN = ("training.recompute", "training.dtype")  # in each bullet
@@ -19,27 +19,27 @@ LARGEST, FASTEST = "largest", "fastest"
 
 def setting_text(row: FrontierRow) -> str:
     """The settings of a combination: ``recompute=none, float32``, and those of the matrix."""
-    others = [f"{key.rpartition('.')[2]}={text}" for key, text in row.matrix_texts().items() if key not in _SHOWN]
-    return ", ".join([f"recompute={row.value(_SHOWN[0])}", str(row.value(_SHOWN[1])), *others])
+    varied = [f"{key.rpartition('.')[2]}={text}" for key, text in row.matrix_texts().items() if key not in _SHOWN]
+    return ", ".join([f"recompute={row.value(_SHOWN[0])}", str(row.value(_SHOWN[1])), *varied])
 
 
 def bullets(edges: Sequence[Edge]) -> List[str]:
-    """One line for each try, by combination and batch."""
-    return [_bullet(edge, one) for edge in edges for one in edge.tries]
+    """One line for each trial, by combination and batch."""
+    return [_bullet(edge, trial) for edge in edges for trial in edge.trials]
 
 
-def _bullet(edge: Edge, one: Try) -> str:
-    marks = [name for name, marked in ((LARGEST, edge.largest), (FASTEST, edge.fastest)) if marked is one]
-    rates = ", ".join(f"~ {rate_text(rate)} {unit}" for unit, rate in one.rates.items())
-    end = (rates or one.result.status) if one.result.status == OK else failure_text(one)
-    return f"- global batch size {one.global_batch}, {setting_text(edge.row)}: {end}" + (
+def _bullet(edge: Edge, trial: Trial) -> str:
+    marks = [name for name, marked in ((LARGEST, edge.largest), (FASTEST, edge.fastest)) if marked is trial]
+    rates = ", ".join(f"~ {rate_text(rate)} {unit}" for unit, rate in trial.rates.items())
+    end = (rates or trial.result.status) if trial.result.status == OK else failure_text(trial)
+    return f"- global batch size {trial.global_batch}, {setting_text(edge.row)}: {end}" + (
         f" ({', '.join(marks)})" if marks else ""
     )
 
 
-def failure_text(one: Try) -> str:
-    """How a try that did not end well has ended, in a word: OOM, hang, refused, timeout, failed."""
-    return _FAILURES.get(one.result.status, one.result.status)
+def failure_text(trial: Trial) -> str:
+    """How a trial that did not end well has ended, in a word: OOM, hang, refused, timeout, failed."""
+    return _FAILURES.get(trial.result.status, trial.result.status)
 
 
 def rate_text(rate: float) -> str:
@@ -49,10 +49,10 @@ def rate_text(rate: float) -> str:
 
 def edge_columns(edges: Sequence[Edge]) -> List[str]:
     """The columns of :func:`edge_rows`."""
-    units = list(dict.fromkeys(unit for edge in edges for one in edge.tries for unit in one.rates))
+    units = list(dict.fromkeys(unit for edge in edges for trial in edge.trials for unit in trial.rates))
     return [
         "settings", "planned", "largest", "global_batch", *(units or [SAMPLES]), "above", "fastest",
-        f"fastest {SAMPLES}", "tries", "remark",
+        f"fastest {SAMPLES}", "trials", "remark",
     ]  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def edge_rows(edges: Sequence[Edge]) -> List[Dict[str, Any]]:
             "above": f"{edge.above.batch}: {failure_text(edge.above)}" if edge.above else None,
             "fastest": fastest.batch if fastest else None,
             f"fastest {SAMPLES}": _rounded(fastest.rates[SAMPLES]) if fastest else None,
-            "tries": len(edge.tries),
+            "trials": len(edge.trials),
             "remark": "; ".join(_remarks(edge)) or None,
         }
         row.update({unit: _rounded(rate) for unit, rate in (largest.rates.items() if largest else ())})
@@ -86,7 +86,7 @@ def _remarks(edge: Edge) -> List[str]:
         remarks.append("nothing fits")
     elif edge.above is None and edge.is_complete:
         remarks.append("everything fits that was allowed: --most")
-    remarks += [f"{one.batch} below it: {failure_text(one)}" for one in edge.gaps]
+    remarks += [f"{trial.batch} below it: {failure_text(trial)}" for trial in edge.gaps]
     if edge.above is not None and edge.above.result.status != OUT_OF_MEMORY:
         remarks.append(edge.above.result.reason)
     return remarks

@@ -1,4 +1,4 @@
-"""Tests of the search for the largest batch on runs that a launcher without ranks ends by a function of their memory."""
+"""Tests of the search for the largest batch, with a launcher without ranks that ends runs by their batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fugaku_gpt.planner.trainer.memory_check import NodeLimits
 from fugaku_gpt.records.run import FAILED, HUNG, OUT_OF_MEMORY, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import collect_rows
-from fugaku_gpt.sweep.frontier import Edge, Try, find_frontier
+from fugaku_gpt.sweep.frontier import Edge, Trial, find_frontier
 from fugaku_gpt.sweep.frontier_plan import FrontierOptions, FrontierPlan, frontier_plan
 from fugaku_gpt.sweep.frontier_text import bullets, edge_columns, edge_rows
 from tests.sweep.fake import iteration, outcome
@@ -66,11 +66,11 @@ class Quiet:
     def row_started(self, row: Any, planned: Optional[int]) -> None:
         """A combination begins."""
 
-    def try_started(self, row: Any, batch: int) -> None:
-        """A try begins."""
+    def trial_started(self, row: Any, batch: int) -> None:
+        """A trial begins."""
 
-    def try_ended(self, row: Any, ended: Try) -> None:
-        """A try is over."""
+    def trial_ended(self, row: Any, ended: Trial) -> None:
+        """A trial is over."""
         if ended.is_earlier:
             self.earlier.append(ended.batch)
 
@@ -93,24 +93,24 @@ def plan_of(file: Path, *matrix: str, settings: Any = (), **options: Any) -> Fro
     return frontier_plan(file, None, settings, matrix, FrontierOptions(**{"most": 256, **options}))
 
 
-def found(plan: FrontierPlan, out: Path, node: FakeNode, **options: Any) -> List[Edge]:
+def search_all(plan: FrontierPlan, out: Path, node: FakeNode, **options: Any) -> List[Edge]:
     return find_frontier(plan, out, node, Quiet(), LIMITS, **options)
 
 
 def only(plan: FrontierPlan, out: Path, node: FakeNode, **options: Any) -> Edge:
-    (edge,) = found(plan, out, node, **options)
+    (edge,) = search_all(plan, out, node, **options)
     return edge
 
 
 def batches(edge: Edge) -> Dict[str, Optional[int]]:
     """The largest batch, the one above it, and the fastest."""
     named = (("largest", edge.largest), ("above", edge.above), ("fastest", edge.fastest))
-    return {name: one.batch if one else None for name, one in named}
+    return {name: trial.batch if trial else None for name, trial in named}
 
 
-def test_each_try_is_a_run_of_a_few_iterations_at_its_full_batch(file: Path, tmp_path: Path) -> None:
+def test_each_trial_is_a_run_of_a_few_iterations_at_full_batch(file: Path, tmp_path: Path) -> None:
     plan, node = plan_of(file, "layout.dp=1,2", iterations=3, micro_batches=2), FakeNode(up_to(6))
-    edges = found(plan, tmp_path / "out", node)
+    edges = search_all(plan, tmp_path / "out", node)
     assert [batches(edge)["largest"] for edge in edges] == [6, 6]
     for config in node.configs:
         training = config.training
@@ -119,7 +119,7 @@ def test_each_try_is_a_run_of_a_few_iterations_at_its_full_batch(file: Path, tmp
         assert not config.node.memory_check and config.node.memory_limit == "500Mi" and config.model.seq_len == 64
     merged, _ = collect_rows([tmp_path / "out"])
     assert [(row.dp, row.micro_batch) for row in merged] == [
-        (edge.row.value("layout.dp"), one.batch) for edge in edges for one in edge.tries
+        (edge.row.value("layout.dp"), trial.batch) for edge in edges for trial in edge.trials
     ]  # by combination and batch, not in the order in which they were tried
     assert {row.status for row in merged} == {"ok", OUT_OF_MEMORY}
 
@@ -143,7 +143,7 @@ def test_the_first_try_is_the_largest_that_the_planner_lets_fit(file: Path, tmp_
 
 
 @pytest.mark.parametrize("most", [1, 3, 16, 52, 256])
-def test_the_edge_is_found_wherever_it_is(most: int, file: Path, tmp_path: Path) -> None:
+def test_the_edge_may_be_anywhere(most: int, file: Path, tmp_path: Path) -> None:
     node = FakeNode(up_to(most))
     edge = only(plan_of(file), tmp_path / "out", node)
     assert edge.is_complete and edge.largest is not None and edge.largest.batch == most
@@ -163,7 +163,7 @@ def test_nothing_fits(file: Path, tmp_path: Path) -> None:
     assert bullets([edge])[0] == "- global batch size 1, recompute=none, float32: OOM"
 
 
-def test_exact_edges_are_found_to_one_sample(file: Path, tmp_path: Path) -> None:
+def test_exact_edges_are_right_to_one_sample(file: Path, tmp_path: Path) -> None:
     assert batches(only(plan_of(file), tmp_path / "coarse", FakeNode(up_to(75))))["largest"] == 72
     assert batches(only(plan_of(file, is_exact=True), tmp_path / "exact", FakeNode(up_to(75))))["largest"] == 75
 
@@ -171,7 +171,7 @@ def test_exact_edges_are_found_to_one_sample(file: Path, tmp_path: Path) -> None
 def test_failures_below_the_largest_are_remarked(file: Path, tmp_path: Path) -> None:
     """Memory that does not grow with the batch: the batches of one doubling fail, larger ones fit."""
     node = FakeNode(lambda config: OUT_OF_MEMORY if 16 < config.training.micro_batch <= 32 else up_to(100)(config))
-    edge = only(plan_of(file), tmp_path / "out", node, is_whole_curve=True)
+    edge = only(plan_of(file), tmp_path / "out", node, is_full_curve=True)
     assert batches(edge)["largest"] == 96 and batches(edge)["above"] == 104
     assert "32 below it: OOM" in edge_rows([edge])[0]["remark"]
 
@@ -186,7 +186,7 @@ def test_the_fastest_batch_may_be_below_the_largest(file: Path, tmp_path: Path) 
     assert lines[-1].endswith(": OOM")
 
 
-def test_what_hangs_or_fails_is_an_edge_of_its_own_kind(file: Path, tmp_path: Path) -> None:
+def test_a_hang_or_a_failure_is_an_edge_of_another_kind(file: Path, tmp_path: Path) -> None:
     for status, word in ((HUNG, "hang"), (FAILED, "failed")):
         node = FakeNode(up_to(30, status))
         edge = only(plan_of(file), tmp_path / status, node)
@@ -198,17 +198,17 @@ def test_what_hangs_or_fails_is_an_edge_of_its_own_kind(file: Path, tmp_path: Pa
     assert len(everything.started) == 2 and everything.started[1] == 1  # a broken run is not tried at each size
 
 
-def test_a_refused_combination_is_a_row_and_does_not_stop_the_others(file: Path, tmp_path: Path) -> None:
+def test_a_refused_combination_is_a_row_and_stops_nothing_else(file: Path, tmp_path: Path) -> None:
     node = FakeNode(up_to(9))
-    refused, valid = found(plan_of(file, "layout.tp=3,2"), tmp_path / "out", node)
-    assert [one.result.status for one in refused.tries] == ["refused"] and valid.largest is not None
-    assert "layout.tp: 3: must divide model.heads 4" in refused.tries[0].result.reason
+    refused, valid = search_all(plan_of(file, "layout.tp=3,2"), tmp_path / "out", node)
+    assert [trial.result.status for trial in refused.trials] == ["refused"] and valid.largest is not None
+    assert "layout.tp: 3: must divide model.heads 4" in refused.trials[0].result.reason
     assert edge_rows([refused])[0]["above"] == "1: refused"
     assert bullets([refused]) == ["- global batch size 1, recompute=none, float32, tp=3: refused"]
-    assert len(collect_rows([tmp_path / "out"])[0]) == 1 + len(valid.tries)
+    assert len(collect_rows([tmp_path / "out"])[0]) == 1 + len(valid.trials)
 
 
-def test_what_exceeds_the_machine_is_never_started(file: Path, tmp_path: Path) -> None:
+def test_runs_beyond_the_machine_are_never_started(file: Path, tmp_path: Path) -> None:
     limits = replace(LIMITS, limits=((600 * MIB, "this machine"),))
     plan, node = plan_of(file, settings=["node.memory_limit=4Gi"]), FakeNode(up_to(1000))
     (edge,) = find_frontier(plan, tmp_path / "out", node, Quiet(), limits)
@@ -219,42 +219,42 @@ def test_what_exceeds_the_machine_is_never_started(file: Path, tmp_path: Path) -
     assert edge.above is None
 
 
-def test_a_stopped_search_goes_on_with_what_is_recorded(file: Path, tmp_path: Path) -> None:
-    plan, whole = plan_of(file, "training.recompute=none,full"), FakeNode(up_to(32))
-    expected = [batches(edge) for edge in found(plan, tmp_path / "whole", whole)]
+def test_a_stopped_search_continues_with_recorded_trials(file: Path, tmp_path: Path) -> None:
+    plan, full = plan_of(file, "training.recompute=none,full"), FakeNode(up_to(32))
+    expected = [batches(edge) for edge in search_all(plan, tmp_path / "full", full)]
     first, out = FakeNode(up_to(32)), tmp_path / "out"
     first.stop_at = 3
-    edges = found(plan, out, first)
-    assert [edge.is_complete for edge in edges] == [False] and len(edges[0].tries) == 2
+    edges = search_all(plan, out, first)
+    assert [edge.is_complete for edge in edges] == [False] and len(edges[0].trials) == 2
     assert edge_rows(edges)[0]["remark"].startswith("stopped")
     killed = out / plan.run_name(plan.rows[0], first.started[0])
     (killed / "result.json").unlink()  # as if the search had been killed before it wrote that
     second, progress = FakeNode(up_to(32)), Quiet()
     again = find_frontier(plan, out, second, progress, LIMITS)
     assert [batches(edge) for edge in again] == expected
-    assert len(progress.earlier) == 1 and set(progress.earlier).isdisjoint(second.started[: len(edges[0].tries)])
+    assert len(progress.earlier) == 1 and set(progress.earlier).isdisjoint(second.started[: len(edges[0].trials)])
     assert (out / "attempts" / killed.name / "1").is_dir()
     third = FakeNode(up_to(32))
-    assert [batches(edge) for edge in found(plan, out, third)] == expected and third.started == []
+    assert [batches(edge) for edge in search_all(plan, out, third)] == expected and third.started == []
 
 
 def test_failures_are_tried_again_on_request(file: Path, tmp_path: Path) -> None:
     plan, out = plan_of(file), tmp_path / "out"
-    found(plan, out, FakeNode(up_to(10)))
+    search_all(plan, out, FakeNode(up_to(10)))
     node = FakeNode(up_to(24))
     assert batches(only(plan, out, node))["largest"] == 10 and node.started == []
     assert batches(only(plan, out, node, retry_failed=True))["largest"] == 24 and min(node.started) > 10
 
 
 def test_a_folder_of_another_search_is_not_mixed(file: Path, tmp_path: Path) -> None:
-    found(plan_of(file), tmp_path / "out", FakeNode(up_to(10)))
+    search_all(plan_of(file), tmp_path / "out", FakeNode(up_to(10)))
     with pytest.raises(UsageError, match=r"training.iterations: 5 then, 7 now\); choose another --out"):
-        found(plan_of(file, iterations=7), tmp_path / "out", FakeNode(up_to(10)))
+        search_all(plan_of(file, iterations=7), tmp_path / "out", FakeNode(up_to(10)))
 
 
 def test_rates_have_the_units_that_the_run_has_measured(file: Path, tmp_path: Path) -> None:
-    first, second = found(plan_of(file, "model.seq_len=32,64"), tmp_path / "out", FakeNode(up_to(4)))
-    assert all(list(one.rates) == (["samples/s", "tokens/s"] if one.batch <= 4 else []) for one in first.tries)
+    first, second = search_all(plan_of(file, "model.seq_len=32,64"), tmp_path / "out", FakeNode(up_to(4)))
+    assert all(list(trial.rates) == (["samples/s", "tokens/s"] if trial.batch <= 4 else []) for trial in first.trials)
     assert first.largest is not None and first.largest.rates == {"samples/s": 8.0, "tokens/s": 256.0}
     summary = {**first.largest.result.summary, "images_per_second": 7.0}
     summary.pop("tokens_per_second")

@@ -15,9 +15,9 @@ Categories, each in bytes of one rank:
 * ``communication``: sums that are sent in another type, messages between stages, and MPI's copies of sums in flight.
 * ``allocator``: free blocks of the allocator, and of the pool of large tensors (``ops/tensor_pool.py``), that no tensor
   fits into. With the pool, on PyTorch 2.13 and glibc's heap, it was 0 to 0.17 of activations and workspace (1 to 30
-  million parameters, 30 to 900 MiB of these), and 0.14 to 0.3 where all layers are recomputed, whose tensors come and go
-  in another order. Without the pool it was 0.2 (98 million parameters, 600 MiB) to 0.7 (30 million on pipelines, 50 to
-  90 MiB).
+  million parameters, 30 to 900 MiB of these), and 0.14 to 0.3 where all layers are recomputed, whose tensors come and
+  go in another order. Without the pool it was 0.2 (98 million parameters, 600 MiB) to 0.7 (30 million on pipelines, 50
+  to 90 MiB).
 * ``base``: interpreter, PyTorch and MPI before there is a model (``machine/framework.py``).
 
 Workspace and logits are needed one after the other, but free blocks of one may not fit the other, so the sum has both.
@@ -155,7 +155,7 @@ def _allocator_waste(moving: int, has_tensor_pool: bool, is_recomputed: bool) ->
     ``benchmarks/planned.py`` and to micro-batches of 1 to 256 of the preset ``tiny``."""
     if not has_tensor_pool:
         return int(min(moving, 0.2 * moving + 40 * MIB))
-    return int(min(moving, (0.25 if is_recomputed else 0.1) * moving + 4 * MIB))
+    return int(0.25 * moving if is_recomputed else min(moving, 0.1 * moving + 4 * MIB))
 
 
 def _lasting_bytes(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]:
