@@ -209,7 +209,8 @@ def _matrix(texts: Sequence[str], overrides: Mapping[str, Tree]) -> Dict[str, Tr
         if key in axes or key in overrides:
             rival = "another --matrix" if key in axes else "--set"
             raise ConfigError(f"--matrix {text}: {key} is in {rival}, too; one would hide the other")
-        axes[key] = listed
+        items = listed if isinstance(listed, list) else [listed]
+        axes[key] = [replace(item, location=f"--matrix {text}") if isinstance(item, Scalar) else item for item in items]
     return axes
 
 

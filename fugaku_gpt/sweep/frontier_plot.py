@@ -26,8 +26,12 @@ def draw_frontier(edges: Sequence[Edge], title: str, file: Path) -> None:
         axes.set(xlabel="global batch (samples)", ylabel=SAMPLES, title=title)
         if batches:
             _label_batches(axes, batches)
-            axes.plot([], [], "x", color="black", label="above the edge: does not fit")
-            axes.plot([], [], "*", color="black", label="fastest")
+            for marker, label in (
+                ("*", "fastest"),
+                ("|", "edge: the largest that fits"),
+                ("x", "does not fit, or failed"),
+            ):
+                axes.plot([], [], marker, color="black", ms=8, label=label)
             axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
         axes.set_ylim(bottom=0)
 
@@ -57,6 +61,7 @@ def _draw_failures(axes: Any, edge: Edge, failed: Sequence[Trial], color: str) -
         axes.plot([batch], [height], "x", color=color, ms=7, mew=1.5)
         shown.append(batch)
     if largest is not None and edge.above is not None:
+        axes.plot([largest.global_batch], [height], "|", color=color, ms=18, mew=2)
         axes.plot([largest.global_batch, edge.above.global_batch], [height, height], ":", color=color, linewidth=1)
     return shown
 

@@ -202,7 +202,8 @@ def test_a_refused_combination_is_a_row_and_stops_nothing_else(file: Path, tmp_p
     node = FakeNode(up_to(9))
     refused, valid = search_all(plan_of(file, "layout.tp=3,2"), tmp_path / "out", node)
     assert [trial.result.status for trial in refused.trials] == ["refused"] and valid.largest is not None
-    assert "layout.tp: 3: must divide model.heads 4" in refused.trials[0].result.reason
+    reason = refused.trials[0].result.reason
+    assert reason.startswith("--matrix layout.tp=3,2: layout.tp: 3: must divide model.heads 4")
     assert edge_rows([refused])[0]["above"] == "1: refused"
     assert bullets([refused]) == ["- global batch size 1, recompute=none, float32, tp=3: refused"]
     assert len(collect_rows([tmp_path / "out"])[0]) == 1 + len(valid.trials)
@@ -302,3 +303,25 @@ def test_a_preset_is_enough() -> None:
     config = plan.run(plan.rows[0], 4).config
     expected = load_run_config(preset="tiny", overrides=["training.micro_batch=4"])
     assert config is not None and config.model == expected.model and plan.name == "tiny"
+
+
+def test_the_picture_has_a_line_for_each_combination_and_the_same_bytes(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from fugaku_gpt.sweep.frontier_plot import draw_frontier
+
+    node = FakeNode(lambda config: up_to(0 if config.training.recompute == "none" else 12)(config))
+    edges = search_all(plan_of(file, "training.recompute=none,full"), tmp_path / "out", node)
+    pictures = [tmp_path / "first.svg", tmp_path / "second.svg"]
+    for picture in pictures:
+        draw_frontier(edges, "small within 500Mi", picture)
+    text = pictures[0].read_text(encoding="utf-8")
+    assert pictures[1].read_text(encoding="utf-8") == text
+    for label in (
+        "recompute=none, float32: nothing fits",
+        "recompute=full, float32",
+        "small within 500Mi",
+        "samples/s",
+    ):
+        assert label in text
+    draw_frontier([], "nothing was tried", tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").stat().st_size > 0
