@@ -28,9 +28,13 @@ _DEFAULTS = FrontierOptions()
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How trials are made and shown.
+    """What is searched, and how its trials are made and shown.
 
     Attributes:
+        over: the setting that grows.
+        until: where the search ends.
+        matrix: texts ``FIELD=V1,V2``.
+        scheduler: where trials run; only local is valid.
         out: folder of the trials and the tables.
         timeout: time limit of each trial in seconds; None for none.
         retry_failed: whether trials that did not end well are made again.
@@ -39,6 +43,10 @@ class SearchOptions:
         form: format of the edges on standard output.
     """
 
+    over: str
+    until: str
+    matrix: Tuple[str, ...]
+    scheduler: str
     out: Path
     timeout: Optional[float]
     retry_failed: bool
@@ -80,6 +88,7 @@ class SearchOptions:
 )
 @click.option(
     "--exact",
+    "is_exact",
     is_flag=True,
     help="Find the edge to one sample; default: 1 to 16, and eight batches in each doubling above.",
 )
@@ -109,19 +118,9 @@ class SearchOptions:
     help="Only local: each trial decides which one is next, so trials are no jobs that wait one for another.",
 )
 @format_option()
+@options_as(FrontierOptions, "batches")
 @options_as(SearchOptions, "search")
-def frontier(
-    source: RunSource,
-    over: str,
-    until: str,
-    matrix: Tuple[str, ...],
-    most: int,
-    exact: bool,
-    micro_batches: Optional[int],
-    iterations: int,
-    scheduler: str,
-    search: SearchOptions,
-) -> None:
+def frontier(source: RunSource, batches: FrontierOptions, search: SearchOptions) -> None:
     """Find the largest batch that fits into memory, and the fastest, for each combination of settings of RUN.yaml.
 
     Each trial really runs a few iterations here. A trial whose ranks use more than node.memory_limit is a row: OOM. The
@@ -131,10 +130,10 @@ def frontier(
 
     Exit codes: 0 every edge is known, 1 stopped, or an edge is that of a failure other than memory.
     """
-    if scheduler != "local":
+    if search.scheduler != "local":
         raise UsageError(
-            f"--scheduler {scheduler}: the search runs on this machine only, since each trial decides which is next; "
-            "inside a job of one node, call it as the job's command"
+            f"--scheduler {search.scheduler}: the search runs on this machine only, since each trial decides which is "
+            "next; valid: local"
         )
     if source.run_file is None and source.preset is None:
         raise UsageError("name a RUN.yaml, or a --preset")
@@ -142,8 +141,7 @@ def frontier(
         from fugaku_gpt.plotting import check_plot
 
         check_plot(search.plot)
-    options = FrontierOptions(most, iterations, micro_batches, exact)
-    plan = frontier_plan(source.run_file, source.preset, source.settings, matrix, options)
+    plan = frontier_plan(source.run_file, source.preset, source.settings, search.matrix, batches)
     _print_results(plan, _run_search(plan, search), search)
 
 

@@ -141,12 +141,9 @@ def _without_activations(config: RunConfig, chunks: Sequence[Chunk], base: Frame
     by_category["logits"] = _logit_bytes(config, threads) if any(chunk.has_head for chunk in chunks) else 0
     by_category["communication"] = _communication_bytes(config, chunks)
     narrow = base.sixteen_bit_bytes if config.training.dtype in SIXTEEN_BIT_DTYPES else 0
-    by_category["base"] = (
-        base.private_bytes
-        + base.shared_bytes
-        + narrow
-        + (_packed_panel_bytes(config, threads) if base.has_native_matmul else 0)
-    )
+    panels = _packed_panel_bytes(config, threads) if base.has_native_matmul else 0
+    # products of layers are ours, or those of oneDNN
+    by_category["base"] = base.private_bytes + base.shared_bytes + max(narrow, panels)
     return by_category
 
 
