@@ -22,7 +22,7 @@ from fugaku_gpt.records.sweep import digest_of
 from fugaku_gpt.sweep.edge_search import candidate_batches
 from fugaku_gpt.sweep.expand import Run, run_of_row
 from fugaku_gpt.sweep.file import SweepFile, SweepRow, check_keys, read_sweep
-from fugaku_gpt.sweep.names import row_name
+from fugaku_gpt.sweep.names import MAX_LENGTH, row_name
 
 MICRO_BATCH = "training.micro_batch"
 OUT_OF_MEMORY_ONLY = "oom"
@@ -35,6 +35,7 @@ _SET_BY_SEARCH = {
 _RAMPS = (
     "ramp_start", "ramp_increment", "ramp_samples", "seq_ramp_start", "seq_ramp_increment", "seq_ramp_iterations",
 )  # fmt: skip
+_NAME_LENGTH = MAX_LENGTH - 20  # a digest and the micro-batch follow
 _DEFAULTS = RunConfig()
 
 
@@ -221,7 +222,7 @@ def _rows(sweep: SweepFile, overrides: Mapping[str, Tree], origin: str) -> List[
         settings = {**base, **sweep.defaults, **row.values, **overrides}
         texts = {key: _text(value) for key, value in settings.items()}
         own = {key: _text(value) for key, value in row.naming_settings.items()}
-        rows.append(FrontierRow(row_name(texts, own), order, row, settings))
+        rows.append(FrontierRow(row_name(texts, own)[:_NAME_LENGTH], order, row, settings))
     names = [row.name.lower() for row in rows]
     return [
         row

@@ -14,6 +14,7 @@ from fugaku_gpt.sweep.frontier_plan import FrontierRow
 
 _SHOWN = ("training.recompute", "training.dtype")  # in each bullet
 _FAILURES = {OUT_OF_MEMORY: "OOM", HUNG: "hang"}
+_OWN_LIMIT = "(limit: node.memory_limit)"  # as the memory guard calls it
 LARGEST, FASTEST = "largest", "fastest"
 
 
@@ -87,7 +88,7 @@ def _remarks(edge: Edge) -> List[str]:
     elif edge.above is None and edge.is_complete:
         remarks.append("everything fits that was allowed: --most")
     remarks += [f"{trial.batch} below it: {failure_text(trial)}" for trial in edge.gaps]
-    if edge.above is not None and edge.above.result.status != OUT_OF_MEMORY:
+    if edge.above is not None and _OWN_LIMIT not in edge.above.result.reason:  # others may have filled the machine
         remarks.append(edge.above.result.reason)
     return remarks
 

@@ -20,7 +20,7 @@ from fugaku_gpt.sweep.lock import SweepLock
 RUN = """
 model: {layers: 2, hidden: 256, heads: 4, seq_len: 512, vocab_size: 256, vocab_multiple: 8, name: mini}
 data: {paths: [DATA], split: [80, 19, 1]}
-node: {threads_per_rank: 1, memory_limit: 460Mi}
+node: {threads_per_rank: 1, memory_limit: 430Mi}
 """
 BULLET = re.compile(
     r"- global batch size (\d+), recompute=(\w+), (\w+)(?:, \w+=\w+)*: "
@@ -49,7 +49,7 @@ def test_a_search_ends_at_the_limit_of_memory_and_leaves_no_rank(
     enter = SweepLock.__enter__
     monkeypatch.setattr(SweepLock, "__enter__", lambda lock: (marks.append(lock.mark), enter(lock))[1])
     out = tmp_path / "out"
-    search = ["sweep", "frontier", str(file), "--out", str(out), "--iterations", "1", "--most", "32"]
+    search = ["sweep", "frontier", str(file), "--out", str(out), "--iterations", "2", "--most", "32"]
     search += ["--matrix", "layout.dp=1", "--matrix", "layout.tp=1,3"]
     assert run(search) == 0
     captured = capsys.readouterr()

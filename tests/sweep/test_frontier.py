@@ -52,7 +52,9 @@ class FakeNode:
             return outcome(15, stopped_by=signal.SIGINT)
         status = self.status(config)
         summary = summarise(config, [iteration(1, self.pace(config))], []) if status == "ok" else {}
-        reason = "" if status == "ok" else f"ended as {status}"
+        reason = {"ok": "", OUT_OF_MEMORY: "600 of 500 MiB in use (limit: node.memory_limit)"}.get(
+            status, f"ended as {status}"
+        )
         directory.write_result(Result(status, reason, 1.7e9, 1.7e9 + 2, 1, summary))
         return outcome(0 if status == "ok" else 1)
 
@@ -161,6 +163,9 @@ def test_nothing_fits(file: Path, tmp_path: Path) -> None:
     row = edge_rows([edge])[0]
     assert (row["largest"], row["above"], row["remark"]) == (None, "1: OOM", "nothing fits")
     assert bullets([edge])[0] == "- global batch size 1, recompute=none, float32: OOM"
+    by_machine = replace(edge.trials[0].result, reason="30 of 31 GiB in use (limit: this machine)")
+    above = replace(edge.trials[0], result=by_machine)
+    assert edge_rows([replace(edge, above=above)])[0]["remark"] == f"nothing fits; {above.result.reason}"
 
 
 def test_exact_edges_are_right_to_one_sample(file: Path, tmp_path: Path) -> None:
@@ -294,6 +299,7 @@ def test_combinations_have_names_of_their_own(file: Path) -> None:
     plan = plan_of(file, f"job.name={long}1,{long}2", "training.dtype=float32,bfloat16")
     names = {row.name for row in plan.rows}
     assert len(names) == 4
+    assert all(plan.run(row, 1024).row == f"{row.name}-mbs1024" for row in plan.rows)  # nothing is cut
     dp2 = plan_of(file, "layout.tp=1,2", settings=["layout.dp=2"])
     assert [dp2.run_name(row, 8) for row in dp2.rows] == ["dp2-tp1-mbs8-r1", "dp2-tp2-mbs8-r1"]
 
