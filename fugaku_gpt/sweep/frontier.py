@@ -8,6 +8,7 @@ trials are not repeated, so that the same command continues a search that was st
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Protocol, Tuple
@@ -22,7 +23,7 @@ from fugaku_gpt.sweep.frontier_plan import FrontierPlan, FrontierRow
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.run import Launch, LocalRuns
 
-SAMPLES = "samples/s"
+SAMPLES, TOKENS = "samples/s", "tokens/s"
 _PER_SECOND = "_per_second"
 
 
@@ -56,7 +57,7 @@ class Trial:
     @property
     def rates(self) -> Dict[str, float]:
         """Unit → rate: samples per second, and each rate that the run itself has measured; empty if it did not end
-        well."""
+        well. Where samples have a unit of the run's own, such as images per second, it stands for them."""
         summary, config = self.result.summary, self.run.config
         seconds = summary.get("seconds_per_iteration")
         if self.result.status != OK or config is None or not seconds:
@@ -66,12 +67,14 @@ class Trial:
             for key, value in summary.items()
             if key.endswith(_PER_SECOND) and value is not None
         }
-        return {SAMPLES: config.training.global_batch / seconds, **measured}
+        samples = config.training.global_batch / seconds
+        same = (unit for unit, rate in measured.items() if unit != TOKENS and math.isclose(rate, samples, rel_tol=1e-6))
+        return {next(same, SAMPLES): samples, **measured}
 
     @property
     def samples_per_second(self) -> Optional[float]:
         """Samples of the global batch per second; None if it did not end well."""
-        return self.rates.get(SAMPLES)
+        return next(iter(self.rates.values()), None)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ def draw_frontier(edges: Sequence[Edge], title: str, file: Path) -> None:
     """
     with picture(file, size=(8, 5), log=False) as axes:
         batches: List[int] = []
+        units = [unit for edge in edges for trial in edge.trials for unit in list(trial.rates)[:1]]
         for number, edge in enumerate(edges):
             batches += _draw_edge(axes, edge, f"C{number % 10}", _MARKERS[number % len(_MARKERS)])
-        axes.set(xlabel="global batch (samples)", ylabel=SAMPLES, title=title)
+        axes.set(xlabel="global batch (samples)", ylabel=next(iter(units), SAMPLES), title=title)
         if batches:
             _label_batches(axes, batches)
             for marker, label in (

@@ -52,15 +52,16 @@ def edge_columns(edges: Sequence[Edge]) -> List[str]:
     """The columns of :func:`edge_rows`."""
     units = list(dict.fromkeys(unit for edge in edges for trial in edge.trials for unit in trial.rates))
     return [
-        "settings", "planned", "largest", "global_batch", *(units or [SAMPLES]), "above", "fastest",
-        f"fastest {SAMPLES}", "trials", "remark",
+        "settings", "planned", "largest", "global_batch", *(units or [SAMPLES]), "above", "fastest", "fastest_rate",
+        "trials", "remark",
     ]  # fmt: skip
 
 
 def edge_rows(edges: Sequence[Edge]) -> List[Dict[str, Any]]:
     """One row for each combination.
 
-    ``planned``, ``largest``, ``above`` and ``fastest`` are micro-batches; the other figures are those of the largest.
+    ``planned``, ``largest``, ``above`` and ``fastest`` are micro-batches; the other figures are those of the largest,
+    but for ``fastest_rate``, which is the first rate of the fastest.
     """
     rows = []
     for edge in edges:
@@ -72,7 +73,7 @@ def edge_rows(edges: Sequence[Edge]) -> List[Dict[str, Any]]:
             "global_batch": largest.global_batch if largest else None,
             "above": f"{edge.above.batch}: {failure_text(edge.above)}" if edge.above else None,
             "fastest": fastest.batch if fastest else None,
-            f"fastest {SAMPLES}": _rounded(fastest.rates[SAMPLES]) if fastest else None,
+            "fastest_rate": _rounded(fastest.samples_per_second or 0.0) if fastest else None,
             "trials": len(edge.trials),
             "remark": "; ".join(_remarks(edge)) or None,
         }
