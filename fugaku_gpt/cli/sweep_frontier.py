@@ -28,7 +28,7 @@ _DEFAULTS = FrontierOptions()
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is searched, and how its trials are made and shown.
+    """The subject of a search, and how its trials are made and shown.
 
     Attributes:
         over: the setting that grows.
