@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
@@ -15,7 +14,6 @@ from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.config.schema import SCHEDULERS
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.files import write_text_atomically
-from fugaku_gpt.records.run import OUT_OF_MEMORY, REFUSED
 from fugaku_gpt.sweep.frontier_plan import MICRO_BATCH, OUT_OF_MEMORY_ONLY, FrontierOptions, FrontierPlan, frontier_plan
 from fugaku_gpt.sweep.progress import describe_result
 
@@ -200,12 +198,14 @@ def _print_results(plan: FrontierPlan, edges: "Sequence[Edge]", search: SearchOp
     from fugaku_gpt.sweep.frontier_text import bullets, edge_columns, edge_rows, setting_text
 
     lines, columns, rows = bullets(edges), edge_columns(edges), edge_rows(edges)
+    closing = [f"{len(edges)} of {len(plan.rows)} combinations, {sum(len(edge.trials) for edge in edges)} trials"]
     if any(edge.trials for edge in edges):
         merged = write_tables([search.out], search.out)
         texts = {form: render_rows(columns, rows, form) for form in ("md", "csv", "json")}
         texts["md"] = "".join(f"{line}\n" for line in lines) + "\n" + texts["md"]
         for form, text in texts.items():
             write_text_atomically(search.out / f"frontier.{form}", text)
+        closing.append(f"tables: {search.out / 'frontier.md'}, {search.out / 'table.md'}")
         if search.form == "table":
             echo("\n".join(lines) + "\n")
         echo(render_rows(columns, rows, search.form), nl=False)
@@ -216,14 +216,11 @@ def _print_results(plan: FrontierPlan, edges: "Sequence[Edge]", search: SearchOp
             from fugaku_gpt.sweep.frontier_plot import draw_frontier
 
             limits = sorted({str(row.value("node.memory_limit")) for row in plan.rows} - {""})
-            draw_frontier(edges, " ".join([plan.name, *(f"within {limit}" for limit in limits)]), search.plot)
-    closing = [f"{len(edges)} of {len(plan.rows)} combinations, {sum(len(edge.trials) for edge in edges)} trials"]
-    closing.append(f"tables: {search.out / 'frontier.md'}, {search.out / 'table.md'}")
+            title = f"{plan.name} within {limits[0]}" if len(limits) == 1 else plan.name
+            draw_frontier(edges, title, search.plot)
     if not edges or not edges[-1].is_complete:
         raise RunFailed("\n".join([*closing, "stopped; the same command continues"]))
-    broken = [edge for edge in edges if edge.above and edge.above.result.status not in (OUT_OF_MEMORY, REFUSED)]
-    if broken:
-        names = "; ".join(setting_text(edge.row) for edge in broken)
-        raise RunFailed("\n".join([*closing, f"an edge is not that of memory: {names}"]))
+    failed = [setting_text(edge.row) for edge in edges if edge.has_failed]
+    if failed:
+        raise RunFailed("\n".join([*closing, f"edges of failures other than memory: {'; '.join(failed)}"]))
     echo("\n".join(closing), err=True)
-    sys.stderr.flush()

@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional, Protocol, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.planner.trainer.memory_check import NodeLimits, refuse_too_large
-from fugaku_gpt.records.run import INTERRUPTED, OK, OUT_OF_MEMORY, Result
+from fugaku_gpt.records.run import INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, Result
 from fugaku_gpt.sweep.edge_search import Verdict, largest_that_fits, next_trial, next_trial_for_rate
 from fugaku_gpt.sweep.expand import Run
 from fugaku_gpt.sweep.folder import require_same_run
@@ -108,6 +108,15 @@ class Edge:
         """The fastest trial, the smallest batch among equals; None if none fits."""
         fitting = [trial for trial in self.trials if trial.samples_per_second is not None]
         return max(fitting, key=lambda trial: (trial.samples_per_second or 0.0, -trial.batch), default=None)
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the edge is that of a failure other than memory; a combination that is no valid configuration, and a
+        batch beyond what is valid or fits this machine, are results and no failures."""
+        above = self.above
+        if above is None or above.verdict is not Verdict.BROKEN:
+            return False
+        return above.result.status != REFUSED or (self.largest is None and above.run.config is not None)
 
     @property
     def gaps(self) -> Tuple[Trial, ...]:

@@ -14,7 +14,7 @@ from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.launch.processes import Outcome
 from fugaku_gpt.machine.framework import Framework
 from fugaku_gpt.planner.trainer.memory_check import NodeLimits
-from fugaku_gpt.records.run import FAILED, HUNG, OUT_OF_MEMORY, Result, RunDirectory
+from fugaku_gpt.records.run import FAILED, HUNG, OUT_OF_MEMORY, REFUSED, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.sweep.frontier import Edge, Trial, find_frontier
@@ -197,9 +197,10 @@ def test_a_hang_or_a_failure_is_an_edge_of_another_kind(file: Path, tmp_path: Pa
         edge = only(plan_of(file), tmp_path / status, node)
         assert batches(edge)["largest"] == 30
         row = edge_rows([edge])[0]
-        assert (row["above"], row["remark"]) == (f"32: {word}", f"ended as {status}")
+        assert (row["above"], row["remark"]) == (f"32: {word}", f"ended as {status}") and edge.has_failed
     everything = FakeNode(lambda config: FAILED)
     assert batches(only(plan_of(file), tmp_path / "all", everything))["largest"] is None
+    assert only(plan_of(file), tmp_path / "all", everything).has_failed
     assert len(everything.started) == 2 and everything.started[1] == 1  # a broken run is not tried at each size
 
 
@@ -209,7 +210,9 @@ def test_a_refused_combination_is_a_row_and_stops_nothing_else(file: Path, tmp_p
     assert [trial.result.status for trial in refused.trials] == ["refused"] and valid.largest is not None
     reason = refused.trials[0].result.reason
     assert reason.startswith("--matrix layout.tp=3,2: layout.tp: 3: must divide model.heads 4")
-    assert edge_rows([refused])[0]["above"] == "1: refused"
+    assert edge_rows([refused])[0]["above"] == "1: refused" and not refused.has_failed and not valid.has_failed
+    corpus = only(plan_of(file), tmp_path / "no-corpus", FakeNode(lambda config: REFUSED))  # by its ranks
+    assert corpus.largest is None and corpus.has_failed
     assert bullets([refused]) == ["- global batch size 1, recompute=none, float32, tp=3: refused"]
     assert len(collect_rows([tmp_path / "out"])[0]) == 1 + len(valid.trials)
 
@@ -219,7 +222,7 @@ def test_runs_beyond_the_machine_are_never_started(file: Path, tmp_path: Path) -
     plan, node = plan_of(file, settings=["node.memory_limit=4Gi"]), FakeNode(up_to(1000))
     (edge,) = find_frontier(plan, tmp_path / "out", node, Quiet(), limits)
     assert edge.planned == max(node.started) and edge.above is not None
-    assert edge.above.result.status == "refused" and "(this machine" in edge.above.result.reason
+    assert edge.above.result.status == REFUSED and "(this machine" in edge.above.result.reason and not edge.has_failed
     free = plan_of(file, settings=["node.memory_limit=4Gi", "node.memory_check=false"])
     (edge,) = find_frontier(free, tmp_path / "free", FakeNode(up_to(1000)), Quiet(), limits)
     assert edge.above is None
