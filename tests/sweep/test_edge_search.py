@@ -115,6 +115,7 @@ def test_halves_are_tried_as_long_as_they_are_faster() -> None:
     assert rate_search(batches, largest, lambda batch: 1.0 + batch, full=True) == [128, 64, 32, 16, 8, 4, 2, 1]
     assert rate_search(batches, batches.index(128), lambda batch: 1.0 + batch) == [64]
     assert rate_search(batches, 0, lambda batch: 1.0) == []
+    assert rate_search(batches, largest, lambda batch: 1.0) == [128]  # no faster
 
 
 @settings(max_examples=60, deadline=None)
