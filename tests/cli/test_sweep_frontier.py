@@ -20,7 +20,7 @@ from fugaku_gpt.sweep.lock import SweepLock
 RUN = """
 model: {layers: 2, hidden: 256, heads: 4, seq_len: 512, vocab_size: 256, vocab_multiple: 8, name: mini}
 data: {paths: [DATA], split: [80, 19, 1]}
-node: {threads_per_rank: 1, memory_limit: 430Mi}
+node: {threads_per_rank: 1, memory_limit: 410Mi}
 """
 BULLET = re.compile(
     r"- global batch size (\d+), recompute=(\w+), (\w+)(?:, \w+=\w+)*: "
