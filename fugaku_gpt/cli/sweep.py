@@ -15,6 +15,7 @@ import click
 from fugaku_gpt.cli.numbers import seconds_of_option
 from fugaku_gpt.cli.options import PATH, format_option, options_as, scheduler_option, scheduler_overrides
 from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.sweep_frontier import frontier
 from fugaku_gpt.cli.sweep_plan import print_jobs, print_notes
 from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
 from fugaku_gpt.errors import RunFailed, UsageError
@@ -100,6 +101,9 @@ def _submit_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.group()
 def sweep() -> None:
     """Expand a sweep file into its runs; run them here, or submit them as jobs and follow them."""
+
+
+sweep.add_command(frontier)
 
 
 @sweep.command()

@@ -98,6 +98,25 @@ def expand_text(text: str, origin: str, name: str, overrides: Sequence[str] = ()
     return _expand(parse_yaml(text, origin), origin, name, overrides, base)
 
 
+def run_of_row(
+    sweep: SweepFile, row: SweepRow, overrides: Mapping[str, Tree], origin: str, order: int, preset: Mapping[str, Tree]
+) -> Run:
+    """Resolves one row of a sweep file into its first run; its filters and the names of other rows are not regarded.
+
+    Args:
+        overrides: settings over the row.
+        origin: path of the file.
+        order: number of the row.
+        preset: the settings of the file's preset.
+
+    Raises:
+        ConfigError: a key is unknown.
+    """
+    written = {**preset, **sweep.defaults, **row.values, **overrides}
+    resolved = _resolve_row(sweep, row, written, overrides, origin, None)
+    return _run_of(resolved, resolved.name, order, 1)
+
+
 def _expand(
     tree: Mapping[str, Tree], origin: str, name: str, overrides: Sequence[str], base: Optional[Path] = None
 ) -> Sweep:
@@ -118,26 +137,35 @@ def _resolve(
 ) -> Iterable[_ResolvedRow]:
     base = preset_settings(sweep.preset, file).values if sweep.preset is not None else {}
     for row in sweep.rows:
-        settings = {**sweep.defaults, **row.values}
-        written = {**base, **settings, **override_settings}
-        settings = with_paths_from(file, settings, base_folder)
-        config, refusal, digest = None, "", ""
-        notes: Tuple[str, ...] = ()
-        layers = [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)]
-        try:
-            config = build_run_config(layers, sweep.preset)
-            # what the row states: a corpus that is not there yet, or is made anew, makes no other run of it
-            digest = digest_of_config(config)
-            config, notes = _with_vocabulary(config, layers, sweep.preset, base_folder)
-        except ConfigError as error:
-            config, refusal = None, str(error)
-        name = _name_of_row(sweep, row)
-        if row.is_filtered and not _passes_filters(sweep, config, written, name):
-            continue
-        texts = {key: plain_values(value) for key, value in written.items()}
-        yield _ResolvedRow(
-            name, texts, config, refusal, digest or _digest_of_written(written), ", ".join(row.variant), notes
-        )
+        written = {**base, **sweep.defaults, **row.values, **override_settings}
+        resolved = _resolve_row(sweep, row, written, override_settings, file, base_folder)
+        if not row.is_filtered or _passes_filters(sweep, resolved.config, written, resolved.name):
+            yield resolved
+
+
+def _resolve_row(
+    sweep: SweepFile,
+    row: SweepRow,
+    written: Mapping[str, Tree],
+    override_settings: Mapping[str, Tree],
+    file: str,
+    base_folder: Optional[Path],
+) -> _ResolvedRow:
+    """Resolves one row; ``written`` has all its settings, with those of the preset and the overrides."""
+    settings = with_paths_from(file, {**sweep.defaults, **row.values}, base_folder)
+    config, refusal, digest = None, "", ""
+    notes: Tuple[str, ...] = ()
+    layers = [MEASURED_ONLY, SettingsLayer(file, settings), SettingsLayer("--set", override_settings)]
+    try:
+        config = build_run_config(layers, sweep.preset)
+        # what the row states: a corpus that is not there yet, or is made anew, makes no other run of it
+        digest = digest_of_config(config)
+        config, notes = _with_vocabulary(config, layers, sweep.preset, base_folder)
+    except ConfigError as error:
+        config, refusal = None, str(error)
+    texts = {key: plain_values(value) for key, value in written.items()}
+    name, variant = _name_of_row(sweep, row), ", ".join(row.variant)
+    return _ResolvedRow(name, texts, config, refusal, digest or _digest_of_written(written), variant, notes)
 
 
 def _with_vocabulary(
@@ -210,18 +238,22 @@ def _ordered_runs(resolved: Sequence[_ResolvedRow], names: Sequence[str], sweep:
     grouped = ((repeat, row) for row in rows for repeat in repeats)
     interleaved = ((repeat, row) for repeat in repeats for row in rows)
     for repeat, (order, (name, row)) in grouped if sweep.order == GROUPED else interleaved:
-        yield Run(
-            f"{name}-r{repeat}",
-            name,
-            order,
-            repeat,
-            row.written_settings,
-            row.config,
-            row.refusal,
-            row.digest,
-            row.variant,
-            row.notes,
-        )
+        yield _run_of(row, name, order, repeat)
+
+
+def _run_of(row: _ResolvedRow, name: str, order: int, repeat: int) -> Run:
+    return Run(
+        f"{name}-r{repeat}",
+        name,
+        order,
+        repeat,
+        row.written_settings,
+        row.config,
+        row.refusal,
+        row.digest,
+        row.variant,
+        row.notes,
+    )
 
 
 def _unique_names(rows: Sequence[_ResolvedRow], file: str) -> List[str]:

@@ -73,14 +73,14 @@ def require_same_run(run: Run, directory: Path) -> None:
     )
 
 
-def write_entry(sweep: Sweep, run: Run, directory: Path) -> None:
+def write_entry(sweep: str, run: Run, directory: Path) -> None:
     """Records in a run's directory which run it is."""
     directory.mkdir(parents=True, exist_ok=True)
-    entry = SweepEntry(sweep.name, run.name, run.row, run.order, run.repeat, run.digest, run.variant)
+    entry = SweepEntry(sweep, run.name, run.row, run.order, run.repeat, run.digest, run.variant)
     write_sweep_entry(directory, entry)
 
 
-def write_refused(sweep: Sweep, run: Run, directory: RunDirectory, reason: str, timestamp: float) -> Result:
+def write_refused(sweep: str, run: Run, directory: RunDirectory, reason: str, timestamp: float) -> Result:
     """Writes a refused run's directory: its settings as they were written, and why they are refused."""
     write_entry(sweep, run, directory.path)
     text = str(yaml.safe_dump(dict(run.written_settings), sort_keys=False, width=120, allow_unicode=True))

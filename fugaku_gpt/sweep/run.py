@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, List, Optional, Protocol, Tuple
 
-from fugaku_gpt.config import dump_run_config
+from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launch_result import result_of_launch
 from fugaku_gpt.launch.processes import Outcome
@@ -89,16 +89,15 @@ def run_sweep(
             _refuse_submitted_run(out / run.name)
         if plan is not None:
             write_plan(out, plan)
+        runs = LocalRuns(sweep.name, out, launch, lock.mark, timeout, retry_failed)
         ended: List[EndedRun] = []
         total = len(sweep.runs)
         for number, run in enumerate(sweep.runs, start=1):
-            directory = RunDirectory(out / run.name)
-            result = _reusable_result(run, directory, retry_failed)
+            result = runs.reusable_result(run)
             is_earlier_result, stopped = result is not None, False
             if result is None:
-                move_attempt_aside(directory.path, attempts_of(out, run))
-                progress.run_started(run, number, total, directory)
-                result, stopped = _run_and_record(sweep, run, directory, launch, timeout, lock.mark)
+                progress.run_started(run, number, total, runs.directory(run))
+                result, stopped = runs.start(run)
             ended.append(EndedRun(run, result, stopped))
             progress.run_ended(run, number, total, result, is_earlier_result)
             if stopped:
@@ -106,35 +105,73 @@ def run_sweep(
         return ended
 
 
-def _run_and_record(
-    sweep: Sweep, run: Run, directory: RunDirectory, launch: Launch, timeout: Optional[float], mark: str
-) -> Tuple[Result, bool]:
-    """Runs a run; returns its result, and whether the sweep was stopped meanwhile."""
-    started = steady_time()
-    if run.config is None:
-        return write_refused(sweep, run, directory, run.refusal, started), False
-    write_entry(sweep, run, directory.path)
-    directory.create(dump_run_config(run.config), mark)
-    log = directory.log_file
-    limits = [limit for limit in (timeout, run.config.job.elapse) if limit is not None]
-    stopped = False
-    try:
-        refuse_too_large(run.config, local_node_limits(), range(run.config.layout.ranks))
-        outcome = launch(
-            run.config,
-            directory,
-            timeout=min(limits) if limits else None,
-            mark=mark,
-        )
-        result = result_of_launch(directory, run.config, outcome, log, started)
-        if result.is_resumable and outcome.stopped_by is None:
-            # a run that met a time limit has a result; a run that was stopped is run again
-            result = replace(result, status=TIMEOUT)
-        stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
-    except UsageError as error:
-        result = Result(REFUSED, first_line(str(error)), started, steady_time())
-    directory.write_result(result)
-    return result, stopped
+def refuse_on_this_machine(config: RunConfig) -> None:
+    """Refuses a run that does not fit this machine, or its own limit of memory, unless ``node.memory_check`` is off.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
+
+
+@dataclass(frozen=True)
+class LocalRuns:
+    """Starts runs of one folder on this machine, one at a time, and records how each ended.
+
+    Attributes:
+        sweep: name of the sweep that they belong to.
+        out: the folder, whose lock is held.
+        launch: starts the ranks of one run and waits for them.
+        mark: the mark of the lock, by which left-over ranks are found.
+        timeout: seconds for each run, beside its own ``job.elapse``.
+        retry_failed: whether runs that failed are started again.
+        check: refuses a run before its ranks are started, by a UsageError.
+    """
+
+    sweep: str
+    out: Path
+    launch: Launch
+    mark: str
+    timeout: Optional[float] = None
+    retry_failed: bool = False
+    check: Callable[[RunConfig], None] = refuse_on_this_machine
+
+    def directory(self, run: Run) -> RunDirectory:
+        """The directory of a run."""
+        return RunDirectory(self.out / run.name)
+
+    def reusable_result(self, run: Run) -> Optional[Result]:
+        """The recorded result if the run need not be repeated, else None."""
+        return _reusable_result(run, self.directory(run), self.retry_failed)
+
+    def start(self, run: Run) -> Tuple[Result, bool]:
+        """Moves an earlier attempt aside and runs; returns the result, and whether this program was asked to stop."""
+        directory = self.directory(run)
+        move_attempt_aside(directory.path, attempts_of(self.out, run))
+        started = steady_time()
+        if run.config is None:
+            return write_refused(self.sweep, run, directory, run.refusal, started), False
+        write_entry(self.sweep, run, directory.path)
+        directory.create(dump_run_config(run.config), self.mark)
+        limits = [limit for limit in (self.timeout, run.config.job.elapse) if limit is not None]
+        stopped = False
+        try:
+            self.check(run.config)
+            outcome = self.launch(
+                run.config,
+                directory,
+                timeout=min(limits) if limits else None,
+                mark=self.mark,
+            )
+            result = result_of_launch(directory, run.config, outcome, directory.log_file, started)
+            if result.is_resumable and outcome.stopped_by is None:
+                # a run that met a time limit has a result; a run that was stopped is run again
+                result = replace(result, status=TIMEOUT)
+            stopped = outcome.stopped_by is not None or result.status == INTERRUPTED
+        except UsageError as error:
+            result = Result(REFUSED, first_line(str(error)), started, steady_time())
+        directory.write_result(result)
+        return result, stopped
 
 
 def _refuse_submitted_run(directory: Path) -> None:

@@ -181,7 +181,7 @@ def submit_sweep(
         write_plan(out, plan)
         for standing in standings:
             if standing.run.config is None:
-                write_refused(sweep, standing.run, RunDirectory(standing.directory), standing.run.refusal, clock())
+                write_refused(sweep.name, standing.run, RunDirectory(standing.directory), standing.run.refusal, clock())
         job_ids, refused, stopped = _submit_jobs(sweep, jobs, out, on_job, scheduler_factory, clock)
         return SubmittedSweep(standings, job_ids, refused, len(due) - len(job_ids) - len(refused), stopped)
 
@@ -217,13 +217,13 @@ def _submit_jobs(
         run, directory = planned.run, out / planned.run.name
         move_attempt_aside(directory, attempts_of(out, run))
         if planned.job is None:
-            write_refused(sweep, run, RunDirectory(directory), planned.refusal, clock())
+            write_refused(sweep.name, run, RunDirectory(directory), planned.refusal, clock())
             refused[run.name] = planned.refusal
             on_job(number, len(jobs), planned, f"refused: {first_line(planned.refusal)}")
             continue
         name = planned.job.config.job.scheduler
         try:
-            write_entry(sweep, run, directory)
+            write_entry(sweep.name, run, directory)
             prepared = prepare_job(planned.job.config, directory)
             if name not in schedulers:
                 schedulers[name] = scheduler_factory(name)

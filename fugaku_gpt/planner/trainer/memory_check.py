@@ -15,7 +15,7 @@ from fugaku_gpt.config.values import size_bytes
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.machine import local
-from fugaku_gpt.machine.framework import Framework, framework_of
+from fugaku_gpt.machine.framework import Framework, framework_of, framework_on
 from fugaku_gpt.machine.memory import guard_margin
 from fugaku_gpt.planner.trainer.run_memory import MIB, RunMemory, memory_of_run
 
@@ -61,9 +61,8 @@ def local_node_limits(torch: str = "") -> NodeLimits:
         torch: version of PyTorch; default: the installed one.
     """
     limits = ((local.memory_limit(), "this machine"),)
-    return NodeLimits(
-        limits, framework_of(torch or _installed_torch()), len(local.usable_cores()), has_more_nodes=False
-    )
+    framework = framework_on(framework_of(torch or _installed_torch()), local.vector_flags())
+    return NodeLimits(limits, framework, len(local.usable_cores()), has_more_nodes=False)
 
 
 def refuse_too_large(config: RunConfig, node_limits: NodeLimits, ranks: Optional[Sequence[int]] = None) -> None:

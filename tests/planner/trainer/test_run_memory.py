@@ -21,7 +21,7 @@ from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.memory import layer_bytes, peak_activation_bytes, pipeline_states, recompute_of_layers
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.layout.tensors import model_tensors
-from fugaku_gpt.machine.framework import framework_of
+from fugaku_gpt.machine.framework import framework_of, framework_on
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradient_path import GradientReducer
@@ -236,7 +236,7 @@ def test_memory_of_compiled_products_counts_where_they_can_be_used(dtype: str, l
     def base(*settings: str, **fields: Any) -> int:
         overrides = [f"training.dtype={dtype}", "training.micro_batch=1", "node.threads_per_rank=2", *settings]
         config = load_run_config(preset="124m", overrides=overrides)
-        return memory_of_run(config, replace(framework_of(), **fields)).stages[0]["base"]
+        return memory_of_run(config, replace(framework_of(), **{"sixteen_bit_bytes": 0, **fields})).stages[0]["base"]
 
     without = base("node.compiled_kernels=false")
     assert base() - without == gemm_workspace_bytes(50304, later, 2)
@@ -244,3 +244,24 @@ def test_memory_of_compiled_products_counts_where_they_can_be_used(dtype: str, l
         base(has_native_matmul=False) == base("model.seq_len=32") == without
     )  # another machine, and rows that are too few
     assert base("node.compiled_products=off") == without
+    separate = base(sixteen_bit_bytes=2**26) - without  # kernels of oneDNN's, which then make the products
+    assert separate == (gemm_workspace_bytes(50304, later, 2) if dtype == "float32" else 2**26)
+
+
+def test_a_processor_that_multiplies_bfloat16_itself_needs_fewer_kernels_for_it() -> None:
+    build = framework_of("2.13")
+    assert framework_on(build, ["avx2", "fma"]) == build
+    narrow = framework_on(build, ["avx512f", "avx512_bf16", "avx2"])
+    assert narrow == replace(build, sixteen_bit_bytes=narrow.sixteen_bit_bytes)
+    assert 0 < narrow.sixteen_bit_bytes < build.sixteen_bit_bytes
+
+
+def test_free_blocks_are_fewer_where_large_tensors_are_pooled() -> None:
+    def waste(pooled: bool, recompute: str = "none", batch: int = 64) -> int:
+        overrides = [f"training.recompute={recompute}", f"training.micro_batch={batch}", "training.global_batch=64"]
+        config = load_run_config(preset="tiny", overrides=overrides)
+        return memory_of_run(config, replace(framework_of("2.13"), has_tensor_pool=pooled)).stages[0]["allocator"]
+
+    for kind in ("none", "full"):
+        assert 0 < waste(True, kind, 1) <= waste(True, kind) < waste(False, kind)
+    assert waste(True) != waste(True, "full")
