@@ -22,7 +22,8 @@ from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
-    from fugaku_gpt.inference.documents import Question, ScoredText, TextLoss
+    from fugaku_gpt.data.scored_text import ScoredText, TextLoss
+    from fugaku_gpt.inference.documents import Question
     from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")

@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.data.scored_text import ScoredText
 from fugaku_gpt.errors import DataError, UsageError
 from fugaku_gpt.inference.text import TextTokenizer
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT, cut
-
-TokenIds = Union[Sequence[int], "np.ndarray[Any, np.dtype[Any]]"]
-
-
-@dataclass(frozen=True)
-class ScoredText:
-    """Token ids, of which those from ``first`` on are predicted from all before them.
-
-    Attributes:
-        name: how it is called in results.
-        ids: the tokens, context included.
-        first: index of the first predicted token, at least 1.
-        bytes: bytes of the predicted text in UTF-8; None where they are not known.
-    """
-
-    name: str
-    ids: TokenIds
-    first: int
-    bytes: Optional[int]
-
-
-class TextLoss(NamedTuple):
-    """Loss of a text.
-
-    Attributes:
-        name: the text's.
-        nats: sum of the tokens' cross-entropies.
-        tokens: number of predicted tokens.
-        bytes: as in :class:`ScoredText`.
-    """
-
-    name: str
-    nats: float
-    tokens: int
-    bytes: Optional[int]
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy of a token, in nats."""
-        return self.nats / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that is too large for a number."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> Optional[float]:
-        """Bits for each byte of the text, which models with different tokenizers can be compared by."""
-        return self.nats / math.log(2) / self.bytes if self.bytes else None
 
 
 class Question(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from fugaku_gpt.data.scored_text import TextLoss
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.inference.documents import TextLoss, document_of_file, read_questions
+from fugaku_gpt.inference.documents import document_of_file, read_questions
 from fugaku_gpt.inference.text import TextTokenizer
 from tests.support import tokenizers
 
