@@ -23,8 +23,8 @@ from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
     from fugaku_gpt.data.scored_text import ScoredText, TextLoss
-    from fugaku_gpt.inference.documents import Question
     from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+    from fugaku_gpt.inference.questions import Answers, Question
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
 _QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
@@ -108,7 +108,10 @@ def eval_(
     if not is_first_rank():
         return
     if prepared.questions:
-        echo(render_rows(_QUESTION_COLUMNS, [_row_of_questions(prepared.questions, losses)], form), nl=False)
+        from fugaku_gpt.inference.questions import count_right_answers
+
+        row = _row_of_questions(count_right_answers(prepared.questions, losses))
+        echo(render_rows(_QUESTION_COLUMNS, [row], form), nl=False)
         return
     rows = [_row(loss) for loss in losses] if per_document else []
     echo(render_rows(_COLUMNS, [*rows, _row(_total(losses))], form), nl=False)
@@ -123,7 +126,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(source: Path, inputs: EvalInputs, options: ModelRanks) -> _Prepared:
-    from fugaku_gpt.inference.documents import document_of_file, documents_of_corpus, read_questions
+    from fugaku_gpt.inference.documents import document_of_file, documents_of_corpus
     from fugaku_gpt.inference.model_source import (
         find_model,
         find_tokenizer,
@@ -131,6 +134,7 @@ def _prepare(source: Path, inputs: EvalInputs, options: ModelRanks) -> _Prepared
         tokenizer_at,
         tokenizer_of_corpus,
     )
+    from fugaku_gpt.inference.questions import read_questions
     from fugaku_gpt.inference.text import TextTokenizer
 
     model_source, questions = find_model(source), []
@@ -197,16 +201,13 @@ def _row(loss: "TextLoss") -> Dict[str, Any]:
     return dict(zip(_COLUMNS, values))
 
 
-def _row_of_questions(questions: "Sequence[Question]", losses: "Sequence[TextLoss]") -> Dict[str, Any]:
-    """Count right answers: by the probability of a choice, and by that for each of its bytes."""
-    right, right_by_byte, at = 0, 0, 0
-    for question in questions:
-        choices = losses[at : at + len(question.choices)]
-        at += len(choices)
-        best = min(range(len(choices)), key=lambda number: choices[number].nats)
-        best_by_byte = min(range(len(choices)), key=lambda number: choices[number].nats / (choices[number].bytes or 1))
-        right += best == question.answer
-        right_by_byte += best_by_byte == question.answer
-    count = len(questions)
-    values = (count, right, f"{right / count:.4f}", right_by_byte, f"{right_by_byte / count:.4f}")
+def _row_of_questions(answers: "Answers") -> Dict[str, Any]:
+    count = answers.questions
+    values = (
+        count,
+        answers.right,
+        f"{answers.right / count:.4f}",
+        answers.right_by_byte,
+        f"{answers.right_by_byte / count:.4f}",
+    )
     return dict(zip(_QUESTION_COLUMNS, values))
