@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
+
+from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.errors import DataError
 
 TokenIds = Union[Sequence[int], "np.ndarray[Any, np.dtype[Any]]"]
 
@@ -57,6 +60,31 @@ class TextLoss(NamedTuple):
     def bits_per_byte(self) -> Optional[float]:
         """Bits for each byte of the text, which models with different tokenizers can be compared by."""
         return self.nats / math.log(2) / self.bytes if self.bytes else None
+
+
+def documents_of_corpus(
+    path: str, end: int, decode: Optional[Callable[[List[int]], str]] = None, count: Optional[int] = None
+) -> List[ScoredText]:
+    """Return the documents of a corpus as they are stored, with the token that ends each.
+
+    Args:
+        end: the token that ends a document, which comes before each, too.
+        decode: makes text of token ids, by which the bytes of each document are counted; None: they are not.
+        count: documents to take, from the first on; None: all.
+
+    Raises:
+        DataError: there is no corpus, or it is damaged, or holds no token.
+    """
+    index = open_corpus(path).index
+    documents = []
+    for number in range(index.documents if count is None else min(count, index.documents)):
+        ids = np.concatenate(([end], index.document(number)))
+        if len(ids) > 1:
+            size = len(decode(ids.tolist()).encode("utf-8")) if decode is not None else None
+            documents.append(ScoredText(f"{number}", ids, 1, size))
+    if not documents:
+        raise DataError(f"{path}: none of its documents has a token")
+    return documents
 
 
 class Window(NamedTuple):

@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
 from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
 from fugaku_gpt.checkpoint.recorded_model import recorded_model
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
+from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
 from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
@@ -45,13 +45,13 @@ class ReplicaLayout(NamedTuple):
     threads: int = 1
 
 
-def find_model(path: Path) -> ModelSource:
-    """Find the newest valid checkpoint at a path.
+def find_model(path: Path, name: Optional[str] = None) -> ModelSource:
+    """Find the newest valid checkpoint at a path, or the one of a name (``best``, or that of its folder).
 
     Raises:
         CheckpointError: there is none.
     """
-    checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
+    checkpoint, rejected = newest_valid(named_checkpoints_at(path, name), deep=False)
     if checkpoint is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise CheckpointError(f"{path}: none of its checkpoints is complete: {reasons}")
