@@ -1,7 +1,8 @@
 """Checkpoints of a run: folders ``step-<iteration>`` that are either complete or absent.
 
 A checkpoint is written in a hidden neighbour, ``.step-<iteration>.<token>.tmp``, and made visible by one rename after
-all its files are on the disk; the manifest is written last, and the tracker ``latest.json`` after the rename. No step
+all its files are on the disk; the manifest is written last, and the tracker ``latest.json`` after the rename, as is
+``best.json``, which names the checkpoint with the lowest of some loss, where a run keeps it. No step
 changes an existing checkpoint: a second one of the same iteration is called ``step-<iteration>-2``. So whenever the
 writer dies, visible folders are complete, and hidden ones are removed by the next save.
 """
@@ -12,20 +13,23 @@ import contextlib
 import json
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Mapping, Optional
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, manifest_text
 from fugaku_gpt.errors import CheckpointError, RunFailed
+from fugaku_gpt.typed_json import is_number
 from fugaku_gpt.versioned_json import parse_versioned_json
 
 TRACKER = "latest.json"
 TRACKER_VERSION = 1
+BEST = "best.json"
+BEST_VERSION = 1
 _VISIBLE = re.compile(r"step-(\d{8,})(?:-([2-9]|[1-9]\d+))?")
-_HIDDEN = re.compile(r"\.(step-\d{8,}|latest\.json)\.[0-9a-z]+\.tmp")
+_HIDDEN = re.compile(r"\.(step-\d{8,}|latest\.json|best\.json)\.[0-9a-z]+\.tmp")
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,74 @@ def update_tracker(checkpoint: Path) -> None:
     Raises:
         OSError: as reported by the file system; the tracker is then unchanged, or names this checkpoint.
     """
-    directory = checkpoint.parent
-    temporary = directory / f".{TRACKER}.{uuid.uuid4().hex}.tmp"
-    text = json.dumps({"version": TRACKER_VERSION, "name": checkpoint.name}, indent=2) + "\n"
+    _replace_record(checkpoint.parent, TRACKER, {"version": TRACKER_VERSION, "name": checkpoint.name})
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """The checkpoint with the lowest value of a loss.
+
+    Attributes:
+        name: name of its folder.
+        loss: name of the loss (``checkpoint.keep_best``).
+        value: that of this checkpoint.
+        iteration: that after which it was written.
+    """
+
+    name: str
+    loss: str
+    value: float
+    iteration: int
+
+
+def write_best(directory: Path, best: BestCheckpoint) -> None:
+    """Record which checkpoint of a directory is the best; nothing is written if that is recorded already.
+
+    Raises:
+        OSError: as reported by the file system; the record is then unchanged, or names this checkpoint.
+    """
+    try:
+        if read_best(directory) == best:
+            return
+    except CheckpointError:  # a damaged record is replaced
+        pass
+    _replace_record(directory, BEST, {"version": BEST_VERSION, **asdict(best)})
+
+
+def read_best(directory: Path) -> Optional[BestCheckpoint]:
+    """Return the recorded best checkpoint of a directory, which may be gone; None if there is no record.
+
+    Raises:
+        CheckpointError: the record cannot be read, or is damaged.
+    """
+    path = directory / BEST
+    try:
+        text = file_system.read_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_versioned_json(
+        text, path, "the record of a best checkpoint", [BEST_VERSION], _best_of, mend="remove it", error=CheckpointError
+    )
+
+
+def _best_of(values: Mapping[str, Any]) -> BestCheckpoint:
+    name, loss, value, iteration = (values[key] for key in ("name", "loss", "value", "iteration"))
+    if not isinstance(name, str) or not is_checkpoint_name(name):
+        raise ValueError("its name is not that of a checkpoint")
+    if not isinstance(loss, str) or not is_number(value) or type(iteration) is not int:
+        raise ValueError("its loss is not a name, or its value or iteration not a number")
+    return BestCheckpoint(name, loss, float(value), iteration)
+
+
+def _replace_record(directory: Path, name: str, values: Mapping[str, Any]) -> None:
+    """Write a small record by one rename; the one before is complete until then."""
+    temporary = directory / f".{name}.{uuid.uuid4().hex}.tmp"
+    text = json.dumps(values, indent=2) + "\n"
     try:
         file_system.write_file(temporary, text.encode("utf-8"))
-        file_system.rename(temporary, directory / TRACKER)
+        file_system.rename(temporary, directory / name)
         file_system.sync_folder(directory)
     except OSError:
         discard_temporary(temporary)

@@ -38,8 +38,8 @@ from fugaku_gpt.checkpoint.hugging_face_tokenizer import (
     tokenizer_files,
 )
 from fugaku_gpt.checkpoint.imported import DTYPES, IMPORTED_DTYPE, ImportedCheckpoint, check_tensors, write_imported
-from fugaku_gpt.checkpoint.manifest import Manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
+from fugaku_gpt.checkpoint.recorded_model import recorded_model
 from fugaku_gpt.checkpoint.safetensors import (
     ITEM_BYTES,
     Header,
@@ -98,7 +98,7 @@ def export_model(checkpoint: Path, out: Path, options: ExportOptions = _USUAL) -
     out, tokenizer = out.absolute(), options.tokenizer
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
     with open_checkpoint(checkpoint) as source:
-        model = _model_of_run(checkpoint, source.manifest)
+        model = recorded_model(checkpoint, source.manifest)
         if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
             raise UsageError(
                 f"{tokenizer.path}: has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
@@ -250,13 +250,6 @@ class _ForeignTensor(NamedTuple):
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from None
         except NotSafetensors as error:
             raise UsageError(f"{self.path}: {error}") from None
-
-
-def _model_of_run(checkpoint: Path, manifest: Manifest) -> ModelConfig:
-    try:
-        return ModelConfig(**manifest.config["model"])
-    except (KeyError, TypeError):
-        raise CheckpointError(f"{checkpoint}: does not say which model it holds (config.model)") from None
 
 
 def _read_json(path: Path) -> Dict[str, Any]:

@@ -8,18 +8,27 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 
 from fugaku_gpt.checkpoint import CHECKPOINTS, file_system
 from fugaku_gpt.checkpoint.directory import (
+    BEST,
+    BestCheckpoint,
     CheckpointInfo,
     is_checkpoint_name,
     list_checkpoints,
+    read_best,
     remove_tree,
     tracked_checkpoint,
+    write_best,
 )
 from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, read_manifest
 from fugaku_gpt.checkpoint.reader import damage_message, open_shard
 from fugaku_gpt.checkpoint.safetensors import NotSafetensors, checksum
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, tiles
+from fugaku_gpt.limits import cut
+from fugaku_gpt.typed_json import is_number
 
+LOSSES = "losses"  # in a checkpoint's state: the losses that were measured of exactly its weights, by name
+BEST_NAME = "best"  # by which a user names the best checkpoint
+MOST_NAMED = 8  # checkpoints that a message names
 Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
 
 
@@ -119,7 +128,9 @@ def summary_line(problems: Sequence[str]) -> Optional[str]:
     return problems[0] + more if problems else None
 
 
-def remove_old_checkpoints(directory: Path, keep_last: int, keep_every: Optional[int] = None) -> List[str]:
+def remove_old_checkpoints(
+    directory: Path, keep_last: int, keep_every: Optional[int] = None, keep_best: Optional[str] = None
+) -> List[str]:
     """Remove old checkpoints after a new one is written; returns their names.
 
     Checkpoints that are damaged, judging by the manifest and the lengths of files, neither count nor are removed: a
@@ -129,21 +140,79 @@ def remove_old_checkpoints(directory: Path, keep_last: int, keep_every: Optional
     Args:
         keep_last: number of the newest checkpoints to keep, at least 1.
         keep_every: also keep checkpoints of iterations that are multiples of this.
+        keep_best: also keep the checkpoint of which this loss is lowest, and record it, before any is removed.
 
     Raises:
-        OSError: a checkpoint cannot be removed.
+        OSError: a checkpoint cannot be removed, or the record cannot be written.
         CheckpointError: the directory cannot be read.
     """
     checkpoints = list_checkpoints(directory)
     written = tracked_checkpoint(directory)
     first = next((index for index, info in enumerate(checkpoints) if info.path == written), 0)
     sound = [info for info in checkpoints[first:] if _has_complete_files(info.path)]
-    gone = _superfluous(sound, max(1, keep_last), keep_every)
+    best = _best_of(sound, keep_best) if keep_best is not None else None
+    if best is not None:
+        write_best(directory, best)
+    gone = [
+        info
+        for info in _superfluous(sound, max(1, keep_last), keep_every)
+        if best is None or info.path.name != best.name
+    ]
     for info in gone:
         hidden = directory / f".step-{info.iteration:08d}.{uuid.uuid4().hex}.tmp"
         file_system.rename(info.path, hidden)  # a kill in the middle leaves nothing that looks like a checkpoint
         remove_tree(hidden)
     return [info.path.name for info in gone]
+
+
+def _best_of(newest_first: Sequence[CheckpointInfo], loss: str) -> Optional[BestCheckpoint]:
+    """The checkpoint with the lowest recorded value of a loss, the earliest of equal ones; None if none has any."""
+    measured = []
+    for info in newest_first:
+        losses = read_manifest(info.path).state.get(LOSSES)
+        value = losses.get(loss) if isinstance(losses, dict) else None
+        if value is not None and is_number(value):
+            measured.append(BestCheckpoint(info.path.name, loss, float(value), info.iteration))
+    # of several attempts at one iteration the newest, which comes first, is the one that is kept in any case
+    return min(measured, key=lambda best: (best.value, best.iteration), default=None)
+
+
+def named_checkpoints_at(path: Path, name: Optional[str]) -> List[Path]:
+    """Resolve a user's path as :func:`checkpoints_at`, and the name of one of the checkpoints there.
+
+    Args:
+        name: ``best`` for the recorded best one, or the name of a folder, such as step-00000100; None: all of them.
+
+    Raises:
+        CheckpointError: there are none, or none of this name.
+    """
+    if name is None:
+        return checkpoints_at(path)
+    if name == BEST_NAME:
+        return [_best_checkpoint_at(path)]
+    checkpoints = checkpoints_at(path)
+    named = [checkpoint for checkpoint in checkpoints if checkpoint.absolute().name == name]
+    if not named:
+        there = ", ".join(checkpoint.absolute().name for checkpoint in checkpoints[:MOST_NAMED])
+        more = len(checkpoints) - MOST_NAMED
+        there += f" and {more} more" if more > 0 else ""
+        raise CheckpointError(f"{path}: holds no checkpoint {cut(name)}; valid: {BEST_NAME}, {there}")
+    return named
+
+
+def _best_checkpoint_at(path: Path) -> Path:
+    """The checkpoint that is recorded as the best of a run or a folder of checkpoints.
+
+    Raises:
+        CheckpointError: there is no record, or its checkpoint is gone.
+    """
+    for directory in (path / CHECKPOINTS, path):
+        best = read_best(directory)
+        if best is not None:
+            if not file_system.is_folder(directory / best.name):
+                raise CheckpointError(f"{directory / BEST}: names {best.name}, which is gone")
+            return directory / best.name
+    raise CheckpointError(f"{path}: holds no {BEST}: a run writes it with checkpoint.keep_best, such as validation")
 
 
 def _has_complete_files(checkpoint: Path) -> bool:

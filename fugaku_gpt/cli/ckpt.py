@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import PATH, format_option
+from fugaku_gpt.cli.options import PATH, checkpoint_option, format_option
 from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError, DataError
@@ -36,7 +36,7 @@ def ckpt() -> None:
 @format_option()
 def list_(path: Path, form: str) -> None:
     """List the checkpoints of a run, newest first; their data are not read (see `ckpt verify`)."""
-    from fugaku_gpt.checkpoint.directory import tracked_checkpoint
+    from fugaku_gpt.checkpoint.directory import read_best, tracked_checkpoint
     from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
     from fugaku_gpt.checkpoint.retention import checkpoints_at, summary_line, verify_checkpoint
 
@@ -52,9 +52,15 @@ def list_(path: Path, form: str) -> None:
             row["problem"] = str(error)
         except FileNotFoundError:
             row["problem"] = "removed meanwhile"
-        row["latest"] = "yes" if tracked_checkpoint(checkpoint.absolute().parent) == checkpoint.absolute() else None
+        directory = checkpoint.absolute().parent
+        row["latest"] = "yes" if tracked_checkpoint(directory) == checkpoint.absolute() else None
+        best = read_best(directory)
+        if best is not None and best.name == checkpoint.absolute().name:
+            row["best"] = f"{best.loss} {best.value:.6f}"
         rows.append(row)
-    columns = ("checkpoint", "iteration", "samples", "tokens", "files", "bytes", "written_utc", "latest", "problem")
+    columns = ["checkpoint", "iteration", "samples", "tokens", "files", "bytes", "written_utc", "latest", "problem"]
+    if any("best" in row for row in rows):  # where a run keeps one
+        columns.insert(-1, "best")
     echo(render_rows(columns, rows, form), nl=False)
 
 
@@ -118,6 +124,7 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
 @ckpt.command("export")
 @_path_argument
 @click.argument("out", metavar="OUT", type=PATH)
+@checkpoint_option
 @click.option(
     "--data",
     metavar="DIR",
@@ -135,33 +142,36 @@ def verify(paths: Tuple[Path, ...], fast: bool, form: str) -> int:
     show_default=True,
     help="Largest file of weights, in MiB; a larger tensor has one of its own.",
 )
-def export(path: Path, out: Path, data: Optional[str], dtype: Optional[str], max_shard_mib: int) -> None:
+def export(
+    path: Path, out: Path, checkpoint: Optional[str], data: Optional[str], dtype: Optional[str], max_shard_mib: int
+) -> None:
     """Export the weights of a checkpoint as a Hugging Face folder OUT, with its tokenizer or that of its corpus.
 
-    If there are several checkpoints, the newest valid one is exported. OUT holds config.json, model.safetensors or
-    several files and their index, tokenizer.json and tokenizer_config.json: `AutoModelForCausalLM` and `AutoTokenizer`
-    load it, as GPT-2, Llama (a Mistral too), Qwen 2 or Qwen 3, by the model's settings.
+    Of several checkpoints, the newest valid one is exported, or the one of --checkpoint. OUT holds config.json,
+    model.safetensors or several files and their index, tokenizer.json and tokenizer_config.json:
+    `AutoModelForCausalLM` and `AutoTokenizer` load it, as GPT-2, Llama (a Mistral too), Qwen 2 or Qwen 3, by the
+    settings of the model.
     """
     from fugaku_gpt.checkpoint.hugging_face import ExportOptions, export_model
     from fugaku_gpt.checkpoint.hugging_face_models import MODEL_NAMES, export_notes
     from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
-    from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
+    from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
     from fugaku_gpt.formulas.parameters import size_name
 
-    checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
+    newest, rejected = newest_valid(named_checkpoints_at(path, checkpoint), deep=False)
     for name, reason in rejected:
         echo(f"fugaku-gpt: warning: {name} is left out: {reason}", err=True)
-    if checkpoint is None:
+    if newest is None:
         raise CheckpointError(f"{path}: none of its checkpoints is complete")
-    tokenizer = _tokenizer_to_export(checkpoint, data)
-    model, model_type = export_model(checkpoint, out, ExportOptions(tokenizer, dtype, max_shard_mib))
+    tokenizer = _tokenizer_to_export(newest, data)
+    model, model_type = export_model(newest, out, ExportOptions(tokenizer, dtype, max_shard_mib))
     for note in export_notes(model, model_type):
         echo(f"fugaku-gpt: note: {note}", err=True)
     if tokenizer is not None:
         carried = f", with {tokenizer.path}, whose {tokenizer.end_name} ends a text"
     else:
         carried = ", with the tokenizer that was imported with it" if (out / TOKENIZER).exists() else ""
-    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {checkpoint}{carried}")
+    echo(f"{out}: {MODEL_NAMES[model_type]} of {size_name(model)} parameters from {newest}{carried}")
 
 
 def _tokenizer_to_export(checkpoint: Path, data: Optional[str]) -> "Optional[CorpusTokenizer]":

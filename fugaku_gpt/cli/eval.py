@@ -17,13 +17,14 @@ from fugaku_gpt.cli.model_ranks import (
     on_joined_ranks,
     start_model_ranks,
 )
-from fugaku_gpt.cli.options import PATH, format_option, options_as
+from fugaku_gpt.cli.options import PATH, checkpoint_option, format_option, options_as
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:
-    from fugaku_gpt.inference.documents import Question, ScoredText, TextLoss
+    from fugaku_gpt.data.scored_text import ScoredText, TextLoss
     from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+    from fugaku_gpt.inference.questions import Answers, Question
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
 _QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
@@ -75,19 +76,21 @@ class EvalInputs:
     help="Tokens between the beginnings of windows; fewer give more context, and take longer; default: model.seq_len.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Windows computed together.")
+@checkpoint_option
 @model_ranks
 @format_option()
 @options_as(EvalInputs, "inputs")
 @options_as(WindowOptions, "windows")
 def eval_(
     source: Path,
+    checkpoint: Optional[str],
     per_document: bool,
     form: str,
     model_ranks: ModelRanks,
     inputs: EvalInputs,
     windows: WindowOptions,
 ) -> None:
-    """Compute the loss of texts with the newest valid checkpoint of RUN_OR_CHECKPOINT.
+    """Compute the loss of texts with the newest valid checkpoint of RUN_OR_CHECKPOINT, or with the one of --checkpoint.
 
     Each document is predicted on its own, its end included: loss in nats for each token, perplexity, and bits for each
     byte of text, by which models with other tokenizers can be compared. With --questions, the choice with the largest
@@ -95,19 +98,22 @@ def eval_(
 
     Exit codes: 0 the table is printed, 1 a rank failed, 2 usage error, 128 + N ended by signal N.
     """
+    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model
+
     inputs.check()
     start_model_ranks(model_ranks)
-    prepared = before_joining(lambda: _prepare(source, inputs, model_ranks))
+    prepared = before_joining(lambda: _prepare(find_model(source, checkpoint), inputs, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
-    from fugaku_gpt.inference.model_source import ReplicaLayout
-
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
     losses = on_joined_ranks(lambda: _losses(prepared, layout, windows))
     if not is_first_rank():
         return
     if prepared.questions:
-        echo(render_rows(_QUESTION_COLUMNS, [_row_of_questions(prepared.questions, losses)], form), nl=False)
+        from fugaku_gpt.inference.questions import count_right_answers
+
+        row = _row_of_questions(count_right_answers(prepared.questions, losses))
+        echo(render_rows(_QUESTION_COLUMNS, [row], form), nl=False)
         return
     rows = [_row(loss) for loss in losses] if per_document else []
     echo(render_rows(_COLUMNS, [*rows, _row(_total(losses))], form), nl=False)
@@ -121,18 +127,19 @@ class _Prepared(NamedTuple):
     texts: "List[ScoredText]"
 
 
-def _prepare(source: Path, inputs: EvalInputs, options: ModelRanks) -> _Prepared:
-    from fugaku_gpt.inference.documents import document_of_file, documents_of_corpus, read_questions
+def _prepare(model_source: "ModelSource", inputs: EvalInputs, options: ModelRanks) -> _Prepared:
+    from fugaku_gpt.data.scored_text import documents_of_corpus
+    from fugaku_gpt.inference.documents import document_of_file
     from fugaku_gpt.inference.model_source import (
-        find_model,
         find_tokenizer,
         has_read_documents,
         tokenizer_at,
         tokenizer_of_corpus,
     )
+    from fugaku_gpt.inference.questions import read_questions
     from fugaku_gpt.inference.text import TextTokenizer
 
-    model_source, questions = find_model(source), []
+    questions: List[Question] = []
     path = tokenizer_at(options.tokenizer) if options.tokenizer is not None else None
     if inputs.data is not None and path is None:
         path = tokenizer_of_corpus(inputs.data)  # none of a Megatron pair, which was encoded by the model's
@@ -142,7 +149,8 @@ def _prepare(source: Path, inputs: EvalInputs, options: ModelRanks) -> _Prepared
         questions = read_questions(inputs.questions, tokenizer)
         texts = [choice for question in questions for choice in question.choices]
     elif inputs.data is not None:
-        texts = documents_of_corpus(inputs.data, tokenizer, inputs.documents, counts_bytes=is_first_rank())
+        decode = tokenizer.decode if is_first_rank() else None  # other ranks print no bits for each byte
+        texts = documents_of_corpus(inputs.data, tokenizer.end, decode, inputs.documents)
     else:
         texts = [document_of_file(file, tokenizer) for file in inputs.text]
     _check_vocabulary(texts, model_source)
@@ -196,16 +204,13 @@ def _row(loss: "TextLoss") -> Dict[str, Any]:
     return dict(zip(_COLUMNS, values))
 
 
-def _row_of_questions(questions: "Sequence[Question]", losses: "Sequence[TextLoss]") -> Dict[str, Any]:
-    """Count right answers: by the probability of a choice, and by that for each of its bytes."""
-    right, right_by_byte, at = 0, 0, 0
-    for question in questions:
-        choices = losses[at : at + len(question.choices)]
-        at += len(choices)
-        best = min(range(len(choices)), key=lambda number: choices[number].nats)
-        best_by_byte = min(range(len(choices)), key=lambda number: choices[number].nats / (choices[number].bytes or 1))
-        right += best == question.answer
-        right_by_byte += best_by_byte == question.answer
-    count = len(questions)
-    values = (count, right, f"{right / count:.4f}", right_by_byte, f"{right_by_byte / count:.4f}")
+def _row_of_questions(answers: "Answers") -> Dict[str, Any]:
+    count = answers.questions
+    values = (
+        count,
+        answers.right,
+        f"{answers.right / count:.4f}",
+        answers.right_by_byte,
+        f"{answers.right_by_byte / count:.4f}",
+    )
     return dict(zip(_QUESTION_COLUMNS, values))

@@ -19,7 +19,7 @@ from fugaku_gpt.cli.model_ranks import (
     start_model_ranks,
 )
 from fugaku_gpt.cli.numbers import FiniteRange
-from fugaku_gpt.cli.options import PATH, options_as
+from fugaku_gpt.cli.options import PATH, checkpoint_option, options_as
 from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import UsageError
 
@@ -89,10 +89,12 @@ class SamplingOptions:
     show_default=True,
     help="Print texts, or a line of JSON for each prompt.",
 )
+@checkpoint_option
 @model_ranks
 @options_as(SamplingOptions, "sampling")
 def generate(
     source: Path,
+    checkpoint: Optional[str],
     prompts: Tuple[str, ...],
     prompt_file: Optional[Path],
     chat: bool,
@@ -100,23 +102,23 @@ def generate(
     model_ranks: ModelRanks,
     sampling: SamplingOptions,
 ) -> None:
-    """Continue prompts with the newest valid checkpoint of RUN_OR_CHECKPOINT.
+    """Continue prompts with the newest valid checkpoint of RUN_OR_CHECKPOINT, or with the one of --checkpoint.
 
     A prompt is read as the beginning of a document. The same seed gives the same text, whatever the layout of ranks.
     The text of a single prompt is printed as it grows. Speeds are printed on standard error.
 
     Exit codes: 0 all texts are printed, 1 a rank failed, 2 usage error, 128 + N ended by signal N.
     """
+    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model
+
     if bool(prompts) == (prompt_file is not None):
         raise UsageError("give prompts: --prompt TEXT (repeatable), or --prompts FILE")
     if "" in sampling.stop:
         raise UsageError("--stop: an empty text would end every text at its beginning")
     start_model_ranks(model_ranks)
-    prepared = before_joining(lambda: _prepare(source, prompts, prompt_file, chat, model_ranks))
+    prepared = before_joining(lambda: _prepare(find_model(source, checkpoint), prompts, prompt_file, chat, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
-    from fugaku_gpt.inference.model_source import ReplicaLayout
-
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
     on_joined_ranks(lambda: _generate(prepared, layout, sampling, form))
 
@@ -131,14 +133,13 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(
-    source: Path, prompts: Tuple[str, ...], prompt_file: Optional[Path], chat: bool, options: ModelRanks
+    model_source: "ModelSource", prompts: Tuple[str, ...], prompt_file: Optional[Path], chat: bool, options: ModelRanks
 ) -> _Prepared:
     """Read everything before MPI starts: a chat template is rendered in a fork."""
-    from fugaku_gpt.inference.model_source import find_model, find_tokenizer, has_read_documents, model_of
+    from fugaku_gpt.inference.model_source import find_tokenizer, has_read_documents, model_of
     from fugaku_gpt.inference.prompts import encode_prompts, read_prompts
     from fugaku_gpt.inference.text import TextTokenizer
 
-    model_source = find_model(source)
     path = find_tokenizer(model_source, options.tokenizer)
     tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
     texts = list(prompts) if prompt_file is None else read_prompts(prompt_file)

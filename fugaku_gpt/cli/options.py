@@ -144,6 +144,16 @@ def scheduler_overrides(scheduler: Optional[str]) -> List[str]:
     return [f"job.scheduler={scheduler}"] if scheduler is not None else []
 
 
+def checkpoint_option(function: Command) -> Command:
+    """Add ``--checkpoint`` to a command that uses one checkpoint of a run."""
+    return click.option(
+        "--checkpoint",
+        metavar="best|NAME",
+        help="The run's checkpoint with the lowest loss (checkpoint.keep_best), or one by its name, such as "
+        "step-00000100; default: the newest valid one.",
+    )(function)
+
+
 def data_overrides(data: Optional[str]) -> List[str]:
     """The override that ``--data`` stands for; none where it was not given."""
     return [f"data.paths=[{json.dumps(data)}]"] if data is not None else []

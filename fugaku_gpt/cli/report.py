@@ -159,7 +159,7 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
         return "\n".join(_terminal_table(heading, members, si, energy) for heading, members in rows_by_heading(merged))
     values = values_of_rows(merged)
     if form == "csv":
-        return render_rows(list(values[0]), values, "csv")
+        return render_rows(list(dict.fromkeys(key for row in values for key in row)), values, "csv")
     singles = values_of_rows(runs)
     for row, value in zip(merged, values):
         value["repeats"] = [single for run, single in zip(runs, singles) if run.runs[0] in row.runs]

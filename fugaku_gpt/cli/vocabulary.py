@@ -39,12 +39,13 @@ def vocabulary_of_run(source: RunSource, config: RunConfig, resume_from: Optiona
 def _vocabulary_of_checkpoint(path: Path) -> "Optional[Vocabulary]":
     """The vocabulary of the newest checkpoint at a path; None if there is none."""
     from fugaku_gpt.checkpoint.manifest import read_manifest
+    from fugaku_gpt.checkpoint.recorded_model import recorded_model
     from fugaku_gpt.checkpoint.retention import checkpoints_at
     from fugaku_gpt.data.vocabulary import Vocabulary
 
     try:
         checkpoint = checkpoints_at(path)[0]
-        size = read_manifest(checkpoint).config.get("model", {}).get("vocab_size")
+        size = recorded_model(checkpoint, read_manifest(checkpoint)).vocab_size
     except (CheckpointError, FileNotFoundError):  # the ranks report it
         return None
-    return Vocabulary(int(size), f"the checkpoint {checkpoint}") if size is not None else None
+    return Vocabulary(size, f"the checkpoint {checkpoint}")

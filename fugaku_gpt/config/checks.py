@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable, List, Sequence, Tuple
 
-from fugaku_gpt.config.schema import RunConfig, TrainingConfig
+from fugaku_gpt.config.schema import VALIDATION, RunConfig, TrainingConfig
 from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, cut
 
 Locate = Callable[[str], str]
@@ -34,6 +34,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_health(config, report_problem)
     _check_recompute(config, report_problem)
     _check_data(config, report_problem)
+    _check_evaluation(config, report_problem)
     _check_checkpoint(config, report_problem)
     _check_job(config, report_problem)
     return problems
@@ -319,6 +320,39 @@ def _check_data(config: RunConfig, report_problem: ReportProblem) -> None:
             list(data.split),
             "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]",
         )
+
+
+def _check_evaluation(config: RunConfig, report_problem: ReportProblem) -> None:
+    training, checkpoint, best = config.training, config.checkpoint, config.checkpoint.keep_best
+    for number, (path, name) in enumerate(zip(training.eval_files, training.eval_names)):
+        if not name or name == VALIDATION:
+            rule = f"its name would be {name!r}; valid: another one than {VALIDATION}, so give the file one"
+            report_problem("training.eval_files", path, rule)
+        elif name in training.eval_names[:number]:
+            report_problem("training.eval_files", path, f"another file has the same name, {name}; rename one")
+    if training.eval_files and training.eval_interval is None:
+        rule = "needs training.eval_interval, the iterations between evaluations"
+        report_problem("training.eval_files", list(training.eval_files), rule)
+    if best is None:
+        return
+    valid = ((VALIDATION,) if has_validation_part(config) else ()) + training.eval_names
+    interval, every = checkpoint.interval, training.eval_interval
+    if best not in valid:
+        rule = "names no loss that this run measures"
+        report_problem("checkpoint.keep_best", best, f"{rule}; valid: {', '.join(valid) or 'null'}")
+    if interval is None or every is None:
+        rule = "needs checkpoint.interval and training.eval_interval, at which checkpoints are written and measured"
+        report_problem("checkpoint.keep_best", best, rule)
+    elif interval % every:
+        multiple = interval // every * every
+        rule = f"so that each is measured, must be a multiple of training.eval_interval {every} with "
+        rule += f"checkpoint.keep_best; valid: {f'{multiple} or ' if multiple else ''}{multiple + every}"
+        report_problem("checkpoint.interval", interval, rule)
+
+
+def has_validation_part(config: RunConfig) -> bool:
+    """Whether a validation reads the corpora's part for it: where other files are evaluated, they may have none."""
+    return not config.training.eval_files or (len(config.data.split) == 3 and config.data.split[1] > 0)
 
 
 def _check_checkpoint(config: RunConfig, report_problem: ReportProblem) -> None:

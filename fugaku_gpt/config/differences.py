@@ -18,7 +18,7 @@ _SUBMISSION = frozenset(
         *("name", "scheduler", "elapse", "elapse_min", "stop_margin", "group", "resource_group", "resource_unit"),
         *("statistics", "volumes", "tarball", "transfer", "transfer_dirs", "profile", "template", "bulk", "chain"),
     )
-) | {"checkpoint.at_end", "checkpoint.keep_last", "checkpoint.keep_every"}
+) | {f"checkpoint.{name}" for name in ("at_end", "keep_last", "keep_every", "keep_best")}
 _OF_JOB = ("job.", "checkpoint.")  # sections whose settings are named with the section, as checkpoint.interval
 
 

@@ -11,8 +11,11 @@ from fugaku_gpt.config.tree import Scalar, Tree
 from fugaku_gpt.config.values import is_null_text
 
 # settings that are paths, or lists of them; job.profile, which may also be a name, is looked up by `environments`
-PATH_KEYS = ("data.paths", "job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.template")
-_CORPUS_ENDS = (".idx", ".bin")  # data.paths may name the prefix of such a pair
+PATH_KEYS = (
+    *("data.paths", "training.eval_files"),
+    *("job.transfer", "job.transfer_dirs", "job.tarball", "job.rank_map_file", "job.template"),
+)
+_CORPUS_ENDS = (".idx", ".bin")  # data.paths and training.eval_files may name the prefix of such a pair
 
 
 def with_paths_from(file: str, settings: Mapping[str, Tree], base: Optional[Path] = None) -> Dict[str, Tree]:

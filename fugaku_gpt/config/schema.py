@@ -6,7 +6,9 @@ them, so a field is described in one place only. Cross-field rules are in ``chec
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Optional, Tuple
 
 from fugaku_gpt.config.knobs import NodeKnob, gigahertz, knobs_of
@@ -20,6 +22,7 @@ PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SCHEDULERS = ("pjm", "slurm", "local")
 LOG_FORMATS = ("short", "megatron")
 RECOMPUTE = ("none", "selective", "full")
+VALIDATION = "validation"  # the name of the loss of the validation split, beside those of training.eval_files
 LR_SCHEDULES = ("cosine", "linear", "constant", "wsd")
 NORMS = ("layernorm", "rmsnorm")
 MLPS = ("gelu", "swiglu")
@@ -328,6 +331,12 @@ class TrainingConfig:
         at_least=1,
     )
     eval_batches: int = option(4, "global batches per validation", at_least=1, at_most=10**6)
+    eval_files: Tuple[str, ...] = option(
+        (),
+        "texts (.jsonl: one in each line, under the key text; else one document) and corpora whose loss is computed at "
+        "each validation, in full; the name of each is its file's or folder's, such as news of news.jsonl",
+        form=_PATH,
+    )
     profile_operators: Optional[int] = option(
         None,
         "iterations to run again at the end of the run with the operator profiler; default: none",
@@ -356,6 +365,11 @@ class TrainingConfig:
         unit="MiB",
         above=0,
     )
+
+    @property
+    def eval_names(self) -> Tuple[str, ...]:
+        """The name of each of ``eval_files``."""
+        return tuple(re.sub(r"\.(txt|md|jsonl|json|bin|idx)$", "", PurePath(path).name) for path in self.eval_files)
 
     @property
     def decay_length(self) -> int:
@@ -604,6 +618,12 @@ class CheckpointConfig:
     keep_last: int = option(2, "number of newest checkpoints to keep", at_least=1)
     keep_every: Optional[int] = option(
         None, "iterations between checkpoints that are kept permanently; default: none", unit="iterations", at_least=1
+    )
+    keep_best: Optional[str] = option(
+        None,
+        "loss whose lowest value among the checkpoints, each of which must be measured, keeps one of them for as long "
+        "as none has a lower one: validation, or the name of one of training.eval_files; default: none",
+        form=_WORD,
     )
     asynchronous: bool = option(
         True, "continue training while an in-memory copy is written; needs the memory of the copy"

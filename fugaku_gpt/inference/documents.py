@@ -1,102 +1,14 @@
-"""Documents whose loss is to be computed, and questions with choices, as token ids. No PyTorch here."""
+"""Documents whose loss is to be computed, as token ids. No PyTorch here."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-import numpy as np
-
-from fugaku_gpt.data.corpus import open_corpus
-from fugaku_gpt.errors import DataError, UsageError
+from fugaku_gpt.data.scored_text import ScoredText
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.inference.text import TextTokenizer
 from fugaku_gpt.input_files import read_text
-from fugaku_gpt.json_text import parse_json
-from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT, cut
-
-TokenIds = Union[Sequence[int], "np.ndarray[Any, np.dtype[Any]]"]
-
-
-@dataclass(frozen=True)
-class ScoredText:
-    """Token ids, of which those from ``first`` on are predicted from all before them.
-
-    Attributes:
-        name: how it is called in results.
-        ids: the tokens, context included.
-        first: index of the first predicted token, at least 1.
-        bytes: bytes of the predicted text in UTF-8; None where they are not known.
-    """
-
-    name: str
-    ids: TokenIds
-    first: int
-    bytes: Optional[int]
-
-
-class TextLoss(NamedTuple):
-    """Loss of a text.
-
-    Attributes:
-        name: the text's.
-        nats: sum of the tokens' cross-entropies.
-        tokens: number of predicted tokens.
-        bytes: as in :class:`ScoredText`.
-    """
-
-    name: str
-    nats: float
-    tokens: int
-    bytes: Optional[int]
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy of a token, in nats."""
-        return self.nats / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that is too large for a number."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> Optional[float]:
-        """Bits for each byte of the text, which models with different tokenizers can be compared by."""
-        return self.nats / math.log(2) / self.bytes if self.bytes else None
-
-
-class Question(NamedTuple):
-    """A question with choices: number of the right one, and the texts of all behind the same context."""
-
-    answer: int
-    choices: List[ScoredText]
-
-
-def documents_of_corpus(
-    path: str, tokenizer: TextTokenizer, count: Optional[int], counts_bytes: bool
-) -> List[ScoredText]:
-    """Return the documents of a corpus as they are stored, with the token that ends each.
-
-    Args:
-        tokenizer: that of the corpus; its end comes before each document, too.
-        count: documents to take, from the first on; None: all.
-        counts_bytes: whether to count the bytes of each text, for which it is decoded.
-
-    Raises:
-        DataError: there is no corpus, or it is damaged, or holds no token.
-    """
-    index = open_corpus(path).index
-    documents = []
-    for number in range(index.documents if count is None else min(count, index.documents)):
-        ids = np.concatenate(([tokenizer.end], index.document(number)))
-        if len(ids) > 1:
-            size = len(tokenizer.decode(ids.tolist()).encode("utf-8")) if counts_bytes else None
-            documents.append(ScoredText(f"{number}", ids, 1, size))
-    if not documents:
-        raise DataError(f"{path}: none of its documents has a token")
-    return documents
+from fugaku_gpt.limits import DOCUMENT
 
 
 def document_of_file(path: Path, tokenizer: TextTokenizer) -> ScoredText:
@@ -111,55 +23,3 @@ def document_of_file(path: Path, tokenizer: TextTokenizer) -> ScoredText:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     ids = [*tokenizer.encode_start(text), tokenizer.end]
     return ScoredText(str(path), ids, 1, len(text.encode("utf-8")))
-
-
-def read_questions(path: Path, tokenizer: TextTokenizer) -> List[Question]:
-    """Read questions in JSON lines: ``question``, ``choices`` (texts that may follow it) and ``answer`` (the number of
-    the right choice, from 0).
-
-    Raises:
-        UsageError: the file cannot be read, or a line is not valid.
-    """
-    try:
-        lines = read_text(path, PROMPTS_TEXT).split("\n")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    questions = [_question(f"{path}:{n}", line, tokenizer) for n, line in enumerate(lines, 1) if line.strip()]
-    if not questions:
-        raise UsageError(f"{path}: holds no question")
-    return questions
-
-
-def _question(place: str, line: str, tokenizer: TextTokenizer) -> Question:
-    try:
-        value = parse_json(line)
-    except ValueError as error:
-        raise UsageError(f"{place}: not JSON: {error}") from None
-    question, choices, answer = _fields_of_question(value)
-    if not (isinstance(question, str) and choices and all(isinstance(choice, str) and choice for choice in choices)):
-        raise UsageError(f"{place}: {cut(line)}: expected question (a text) and choices (a list of texts)")
-    if type(answer) is not int or not 0 <= answer < len(choices):
-        raise UsageError(f"{place}: answer {cut(str(answer))}: valid: 0 to {len(choices) - 1}, the number of a choice")
-    context = tokenizer.encode_start(question)
-    encoded = [tokenizer.encode_start(question + choice) for choice in choices]
-    # all choices are predicted after the same context; a token that has a part of both differs between choices
-    first = max(1, min(_shared_length(context, ids) for ids in encoded))
-    if any(len(ids) <= first for ids in encoded):
-        raise UsageError(f"{place}: choices: the tokenizer makes no token of one of them")
-    texts = zip(choices, encoded)
-    return Question(
-        answer,
-        [ScoredText(f"{place} {n}", ids, first, len(text.encode("utf-8"))) for n, (text, ids) in enumerate(texts)],
-    )
-
-
-def _fields_of_question(value: Any) -> Tuple[Any, List[Any], Any]:
-    if not isinstance(value, dict) or not isinstance(value.get("choices"), list):
-        return None, [], None
-    return value.get("question"), value["choices"], value.get("answer")
-
-
-def _shared_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """The number of tokens with which both begin."""
-    pairs = enumerate(zip(left, right))
-    return next((number for number, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import List, NamedTuple, Optional
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
 from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
+from fugaku_gpt.checkpoint.recorded_model import recorded_model
+from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
 from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
@@ -43,13 +45,13 @@ class ReplicaLayout(NamedTuple):
     threads: int = 1
 
 
-def find_model(path: Path) -> ModelSource:
-    """Find the newest valid checkpoint at a path.
+def find_model(path: Path, name: Optional[str] = None) -> ModelSource:
+    """Find the newest valid checkpoint at a path, or the one of a name (``best``, or that of its folder).
 
     Raises:
         CheckpointError: there is none.
     """
-    checkpoint, rejected = newest_valid(checkpoints_at(path), deep=False)
+    checkpoint, rejected = newest_valid(named_checkpoints_at(path, name), deep=False)
     if checkpoint is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise CheckpointError(f"{path}: none of its checkpoints is complete: {reasons}")
@@ -60,22 +62,20 @@ def model_of(source: ModelSource) -> ModelConfig:
     """Return the model that a checkpoint holds.
 
     Raises:
-        CheckpointError, ConfigError: it does not say which, or that is no valid model.
+        CheckpointError: it does not say which, or that is no valid model.
     """
-    return inference_config(source, ReplicaLayout(), 1).model
+    return recorded_model(source.checkpoint, source.manifest)
 
 
 def inference_config(source: ModelSource, layout: ReplicaLayout, replicas: int) -> RunConfig:
     """Return a run of replicas of the model, without dropout.
 
     Raises:
-        CheckpointError: the checkpoint does not say which model it holds.
+        CheckpointError: the checkpoint does not say which model it holds, or that is no valid model.
         ConfigError: the model cannot be cut like that.
     """
-    recorded = source.manifest.config.get("model")
-    if not isinstance(recorded, dict):
-        raise CheckpointError(f"{source.checkpoint}: does not say which model it holds (config.model)")
-    settings = {f"model.{name}": value for name, value in recorded.items() if value is not None}
+    model = asdict(model_of(source))
+    settings = {f"model.{name}": value for name, value in model.items() if value is not None}
     settings.update({"model.dropout": 0, "model.attention_dropout": 0, "training.dtype": layout.dtype})
     settings.update({"layout.dp": replicas, "layout.tp": layout.tp, "layout.pp": layout.pp})
     settings.update({"training.global_batch": replicas, "training.micro_batch": 1})

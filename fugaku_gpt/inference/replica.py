@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Optional
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from fugaku_gpt.checkpoint.reader import Checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import CheckpointError, RunFailed
-from fugaku_gpt.inference.documents import TokenIds
 from fugaku_gpt.inference.model_source import ModelSource
 from fugaku_gpt.layout.shards import logical_shapes, tensor_region
 from fugaku_gpt.layout.stages import chunk_tensors, chunks_of
@@ -107,12 +106,3 @@ class ModelReplica:
         if stage + 1 < stages:
             self.grid.pp.start_send(x.contiguous(), stage + 1).wait()
         return x
-
-
-def pad_batch(sequences: Sequence[TokenIds], filler: int) -> torch.Tensor:
-    """Return token ids [b, longest], filled up on the right, where causal attention reads nothing."""
-    longest = max(map(len, sequences))
-    padded = torch.full((len(sequences), longest), filler, dtype=torch.int64)
-    for row, sequence in zip(padded, sequences):
-        row[: len(sequence)] = torch.as_tensor(np.asarray(sequence, dtype=np.int64))
-    return padded

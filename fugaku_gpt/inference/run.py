@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import asdict
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
@@ -9,16 +10,16 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.data.scored_text import ScoredText, TextLoss, TokenIds
+from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
-from fugaku_gpt.inference.documents import ScoredText, TextLoss, TokenIds
-from fugaku_gpt.inference.evaluation import text_losses
 from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
 from fugaku_gpt.inference.ranks import on_every_rank
 from fugaku_gpt.inference.replica import ModelReplica
 from fugaku_gpt.inference.sampling import Sampling
 from fugaku_gpt.inference.text import TextTokenizer
+from fugaku_gpt.training.text_losses import text_losses
 
 
 def generate_on_every_rank(
@@ -77,11 +78,22 @@ def losses_on_every_rank(
     on_done: Callable[[int], None] = lambda tokens: None,
 ) -> List[TextLoss]:
     """Join the ranks of this job, and return the loss of each text, on every rank; collective. Arguments and errors:
-    see :func:`fugaku_gpt.inference.evaluation.text_losses`."""
+    see :func:`fugaku_gpt.training.text_losses.text_losses`.
+
+    Raises:
+        RunFailed: a loss is not finite; raised on every rank.
+    """
+
+    def compute(replica: ModelReplica) -> List[TextLoss]:
+        losses = text_losses(replica, texts, stride, batch, on_done)
+        if not all(math.isfinite(loss.nats) for loss in losses):
+            raise RunFailed(f"a loss is not finite in {layout.dtype}; try --dtype float32")
+        return losses
+
     return on_every_rank(
         source,
         layout,
-        lambda replica: text_losses(replica, texts, stride, batch, on_done),
+        compute,
         lambda world, replicas: _check_equal(world, "texts", [text.ids for text in texts]),
     )
 

@@ -43,6 +43,9 @@ def _missing_corpora(config: RunConfig) -> List[str]:
             lines.append(f"data.paths: {path}: there is no corpus; {make}")
         elif Path(path).is_dir():
             lines += _problem_of_prepared(Path(path), config.model.vocab_size)
+    for path in config.training.eval_files:
+        if not Path(path).exists() and not is_corpus(path):
+            lines.append(f"training.eval_files: {path}: is not there")
     return lines
 
 

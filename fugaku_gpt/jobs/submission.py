@@ -338,6 +338,7 @@ def with_absolute_paths(config: RunConfig, base: Optional[Path] = None) -> RunCo
     return replace(
         config,
         data=replace(config.data, paths=tuple(absolute(path) for path in config.data.paths)),
+        training=replace(config.training, eval_files=tuple(absolute(path) for path in config.training.eval_files)),
         job=replace(
             job,
             transfer=tuple(absolute(path) for path in job.transfer),

@@ -207,6 +207,8 @@ class GPT(nn.Module):
     def token_losses(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross-entropy [b, s] of each of the ``targets`` [b, s] after hidden states [b, s, h], equal on
         every rank of ``tp``; without gradients; collective."""
+        if self._sequence_parallel:
+            x = self._shard.to_sample_order(gather(x, self._tp))
         losses = vocab_parallel_token_losses(
             x.reshape(-1, x.shape[-1]), self.output_weight, targets.reshape(-1), self._tp, self.config.vocab_size
         )

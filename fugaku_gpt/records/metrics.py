@@ -15,6 +15,7 @@
   lasting effect because of it, such as "400-495"), returned_to (the iteration whose weights were restored after a
   spike);
 * ``validation``: iteration, loss, tokens;
+* ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte;
 * ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
   if it could not be written, error;
 * ``resumed``: iteration, checkpoint: the run continues from there. Earlier lines of later iterations are superseded,
@@ -38,7 +39,7 @@ from fugaku_gpt.limits import METRICS_LINE, cut
 from fugaku_gpt.records.files import naming_file
 from fugaku_gpt.typed_json import is_number
 
-ITERATION, VALIDATION, RESUMED, CUT = "iteration", "validation", "resumed", "cut"
+ITERATION, VALIDATION, EVALUATION, RESUMED, CUT = "iteration", "validation", "evaluation", "resumed", "cut"
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 64 * 1024  # bytes
 
@@ -197,7 +198,7 @@ _FIGURES = frozenset([
     "consumed_samples", "consumed_tokens", "seconds", "lr", "global_batch", "loss", "grad_norm", "samples_per_second",
     "tokens_per_second", "tflops_notes", "tflops_exact", "tflops_logged", "rss_max_bytes", "node_used_bytes",
     "actual_seq_len", "loss_scale", "skipped_iterations", "bubble", "bubble_max", "bubble_predicted", "bubble_ideal",
-    "hidden_communication", "compute_max", "compute_min", "tokens", "params_norm",
+    "hidden_communication", "compute_max", "compute_min", "tokens", "params_norm", "bits_per_byte",
 ])  # fmt: skip
 
 
@@ -208,12 +209,14 @@ def _checked_line(line: Dict[str, Any], location: str) -> Dict[str, Any]:
         UsageError: one is not; or an iteration has no number.
     """
     kind = line.get("kind")
-    if kind not in (ITERATION, VALIDATION, RESUMED):
+    if kind not in (ITERATION, VALIDATION, EVALUATION, RESUMED):
         return line
     iteration = line.get("iteration", 0 if kind == VALIDATION else None)
     if not isinstance(iteration, int) or not is_number(iteration) or iteration < 0:
         raise UsageError(f"{location}: iteration {cut(repr(iteration))}: not the number of an iteration")
     for name, value in line.items():
+        if name == "name" and not isinstance(value, str):
+            raise UsageError(f"{location}: name {cut(repr(value))}: not a text")
         if name in _FIGURES and value is not None and not is_number(value):
             raise UsageError(f"{location}: {cut(name)} {cut(repr(value))}: not a number")
     return line

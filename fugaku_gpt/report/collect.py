@@ -42,6 +42,7 @@ from fugaku_gpt.records.job import (
     exit_records,
     read_history,
 )
+from fugaku_gpt.records.metrics import EVALUATION
 from fugaku_gpt.records.run import REFUSED, RunDirectory
 from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
@@ -169,6 +170,7 @@ def read_run(path: Path) -> ResultRow:
     figures: Dict[str, Any] = {name: summary.get(name) for name in _FIGURES}
     if result is not None and result.status == REFUSED:
         settings["requested"] = _every_request(changed)
+    evaluations = _evaluations(directory) if config is not None and config.training.eval_files else ()
     accounts = _accounts(path)
     toggles = _toggle_fields(settings.pop("requested"), environment, used_knobs(accounts))
     job_id, state, why, submitted = _job_fields(path)
@@ -181,6 +183,7 @@ def read_run(path: Path) -> ResultRow:
         **settings,
         **toggles,
         **figures,
+        evaluations=evaluations,
         threads_per_rank=_threads(environment),
         hardware=str(environment.get("processor") or ""),
         torch=_major_minor(torch_build),
@@ -205,6 +208,15 @@ def read_run(path: Path) -> ResultRow:
         runs=(str(path),),
         settings=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in changed.items()),
     )
+
+
+def _evaluations(directory: RunDirectory) -> Tuple[Tuple[str, float, float], ...]:
+    """The first and the last finite loss of each of the run's evaluation files, by name."""
+    losses: Dict[str, List[float]] = {}
+    for line in directory.metrics(EVALUATION):
+        if line.get("loss") is not None:
+            losses.setdefault(str(line.get("name")), []).append(line["loss"])
+    return tuple((name, values[0], values[-1]) for name, values in losses.items())
 
 
 _FIGURES = ("node_used_bytes", "rss_max_bytes", *FIGURES)

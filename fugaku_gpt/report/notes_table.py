@@ -79,7 +79,7 @@ def rows_by_heading(rows: Sequence[ResultRow]) -> List[Tuple[str, List[ResultRow
 
 def has_validation(rows: Sequence[ResultRow]) -> bool:
     """True if a row has a validation loss, and so the tables a column for it."""
-    return any(row.last_validation_loss is not None for row in rows)
+    return any(row.last_validation_loss is not None or row.evaluations for row in rows)
 
 
 def has_samples(rows: Sequence[ResultRow]) -> bool:
@@ -149,9 +149,14 @@ def _has_short_form(name: str) -> bool:
 
 
 def validation_cell(row: ResultRow) -> str:
-    """The first and the last validation loss, or the only one."""
-    losses = [f"{loss:.3f}" for loss in (row.first_validation_loss, row.last_validation_loss) if loss is not None]
-    return " to ".join(dict.fromkeys(losses)) or NO_VALUE
+    """The first and the last validation loss, or the only one; and those of evaluation files, behind their names."""
+    validation = _first_to_last(row.first_validation_loss, row.last_validation_loss)
+    evaluations = [f"{name} {_first_to_last(first, last)}" for name, first, last in row.evaluations]
+    return ", ".join([*filter(None, [validation]), *evaluations]) or NO_VALUE
+
+
+def _first_to_last(*losses: Optional[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{loss:.3f}" for loss in losses if loss is not None))
 
 
 def seconds_cell(seconds: Optional[float]) -> str:

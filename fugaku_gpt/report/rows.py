@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.formulas.flops import EXACT_FORMULA, NOTES_FORMULA
@@ -29,6 +29,7 @@ class ResultRow:
         not_applied: toggles that were requested but not applied, as tables write them.
         node_used_bytes: used memory of one node, all ranks and the system.
         tflops_notes, tflops_exact: TFLOP/s of one node by the two formulas.
+        evaluations: (name, first loss, last loss) of each of ``training.eval_files``.
         status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``NO_STATUS``.
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
@@ -76,6 +77,7 @@ class ResultRow:
     last_loss: Optional[float] = None
     first_validation_loss: Optional[float] = None
     last_validation_loss: Optional[float] = None
+    evaluations: Tuple[Tuple[str, float, float], ...] = ()
     iterations: int = 0
     status: str = OK
     reason: str = ""
@@ -135,12 +137,21 @@ def merge_repeats(rows: Sequence[ResultRow]) -> ResultRow:
     values: Dict[str, Any] = dict(vars(base))
     for name in (*FIGURES, *_ENERGIES):
         values[name] = _median(getattr(row, name) for row in good or [base])
+    values["evaluations"] = tuple(_merge_evaluations([row.evaluations for row in good or [base]]))
     _scale_speeds(values, base)
     for name in ("node_used_bytes", "rss_max_bytes"):
         present = [v for v in (getattr(row, name) for row in good or [base]) if v is not None]
         values[name] = max(present, default=None)
     values.update(remarks=tuple(remarks), attempts=attempts, runs=tuple(run for row in rows for run in row.runs))
     return ResultRow(**values)
+
+
+def _merge_evaluations(runs: Sequence[Tuple[Tuple[str, float, float], ...]]) -> Iterator[Tuple[str, float, float]]:
+    """The medians of the losses of each name, in the order of the first run."""
+    for name, *_ in runs[0]:
+        losses = [(first, last) for evaluations in runs for other, first, last in evaluations if other == name]
+        firsts, lasts = zip(*losses)
+        yield name, statistics.median(firsts), statistics.median(lasts)
 
 
 def _scale_speeds(values: Dict[str, Any], base: ResultRow) -> None:
@@ -175,7 +186,8 @@ def values_of_rows(rows: Sequence[ResultRow]) -> List[Dict[str, Any]]:
 
 
 def raw_values(row: ResultRow) -> Dict[str, Any]:
-    """Return a row for CSV and JSON: raw values with units in the names, and where they come from."""
+    """Return a row for CSV and JSON: raw values with units in the names, and where they come from; the losses of
+    evaluation files come last, if it has any."""
     return {
         "model": row.size,
         "sequence_length_tokens": row.seq_len,
@@ -226,7 +238,12 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "sweep": row.sweep,
         "config_digest": row.digest,
         "runs": " ".join(row.runs),
+        **({"evaluation_losses": _evaluations_text(row)} if row.evaluations else {}),
     }
+
+
+def _evaluations_text(row: ResultRow) -> str:
+    return "; ".join(f"{name}: {first:.6f} to {last:.6f}" for name, first, last in row.evaluations)
 
 
 def _median(values: Iterable[Optional[float]]) -> Optional[float]:

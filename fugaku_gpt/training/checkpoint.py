@@ -385,7 +385,8 @@ class CheckpointSaver:
                 raise
             try:
                 update_tracker(path)
-                remove_old_checkpoints(self._directory, self._settings.keep_last, self._settings.keep_every)
+                settings = self._settings
+                remove_old_checkpoints(self._directory, settings.keep_last, settings.keep_every, settings.keep_best)
             except (OSError, FugakuGptError) as error:  # the new checkpoint is visible all the same
                 return path.name, _error_message(error)
             return path.name, None

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Dict, Optional, Sequence, TextIO, Tuple
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.scored_text import TextLoss
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.communications import plan_of, predicted_bubble
 from fugaku_gpt.layout.schedule_times import ideal_bubble
@@ -141,6 +142,15 @@ class TrainingLog:
         self._metrics.write("validation", {"iteration": iteration, "loss": loss, "tokens": tokens})
         change = f" | change: {loss - previous:+.6f}" if previous is not None else ""
         self.print_line(f"validation at iteration {iteration} | lm loss: {loss:.6f} | tokens: {tokens}{change} |")
+
+    def evaluation(self, iteration: int, result: TextLoss) -> None:
+        """Log the loss of an evaluation file after ``iteration`` iterations, with bits for each byte of its text."""
+        values = {"iteration": iteration, "name": result.name, "loss": result.loss, "tokens": result.tokens}
+        self._metrics.write("evaluation", {**values, "bits_per_byte": result.bits_per_byte})
+        self.print_line(
+            f"{result.name} after {iteration} iterations: loss {result.loss:.6f}, "
+            f"{result.bits_per_byte or 0.0:.6f} bits per byte, {result.tokens} tokens"
+        )
 
     def checkpoint(
         self, iteration: int, name: str, size: int, ranks: int, snapshot_seconds: float, write_seconds: float

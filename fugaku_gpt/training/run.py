@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Mapping, Optional
 from fugaku_gpt.checkpoint.directory import require_room
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.config.checks import has_validation_part
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.harmless import harmless
@@ -30,6 +31,7 @@ from fugaku_gpt.records.run import INTERRUPTED, NONE, OK, STOPPED, RunDirectory
 from fugaku_gpt.training.binding import bind
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.closing import closing_lines, resume_command, starts_ranks
+from fugaku_gpt.training.eval_files import open_eval_files
 from fugaku_gpt.training.failure import end_failed_run, run_result
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.memory_guard import MemoryGuard, processes_of_node
@@ -54,6 +56,7 @@ from fugaku_gpt.training.startup import (
 from fugaku_gpt.training.state import KINDS
 from fugaku_gpt.training.stopping import StopRequest
 from fugaku_gpt.training.trainer import Step, Trainer
+from fugaku_gpt.training.validation import Validation
 from fugaku_gpt.training.watchdog import start_watchdog
 
 
@@ -106,8 +109,9 @@ def train(
             check = check_node
             collective_try(world, lambda: check(list(processes)))
         train_samples = collective_try(world, lambda: open_samples(config, "train"))
-        evaluates = config.training.eval_interval is not None
-        valid_samples = collective_try(world, lambda: open_samples(config, "valid")) if evaluates else None
+        validates = config.training.eval_interval is not None and has_validation_part(config)
+        valid_samples = collective_try(world, lambda: open_samples(config, "valid")) if validates else None
+        eval_files = open_eval_files(config, world)
         out = Path(world.broadcast_json(str(out)))
         plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
         if plan.is_finished:
@@ -157,7 +161,7 @@ def train(
             )
         start_up.close()
         try:
-            stopped = run_loop(trainer, log, checkpoints, state.get("validation_loss"))
+            stopped = run_loop(trainer, log, checkpoints, Validation(trainer, log, eval_files, state))
         except RunFailed:  # raised on every rank
             checkpoints.finish()  # the run may be resumed from the checkpoint that is being written
             raise
@@ -307,13 +311,13 @@ def run_loop(
     trainer: Trainer,
     log: Optional[TrainingLog] = None,
     checkpoints: Optional[CheckpointSaver] = None,
-    validation_loss: Optional[float] = None,
+    validation: Optional[Validation] = None,
 ) -> bool:
     """Run the remaining iterations. Every rank makes the same calls: what is logged is summed here, not where it is
     printed.
 
     Args:
-        validation_loss: loss of the last validation, if the run was resumed.
+        validation: what measures losses; default: that of the validation split alone, if the run validates.
 
     Returns:
         True if the run was stopped before its end because some rank wanted it.
@@ -322,8 +326,9 @@ def run_loop(
         RunFailed: the run fails, or its last checkpoint could not be written; raised on every rank.
     """
     training, checkpointing = trainer.config.training, trainer.config.checkpoint
-    if training.eval_interval is not None and trainer.iteration == 0:
-        validation_loss = _validate(trainer, log, validation_loss)
+    validation = validation or Validation(trainer, log)
+    if trainer.iteration == 0 and validation.is_due(0):
+        validation.run()
     trainer.grid.world.barrier()
     meter = Meter(trainer)
     steps: List[Step] = []  # since the last line
@@ -349,17 +354,14 @@ def run_loop(
             steps = []
         # an iteration's time excludes validation and waiting for checkpoints
         before = time.perf_counter()
-        if training.eval_interval is not None and (iteration % training.eval_interval == 0 or is_last):
-            validation_loss = _validate(trainer, log, validation_loss)
+        if validation.is_due(iteration):
+            validation.run()
             trainer.grid.world.barrier()
         if checkpoints is not None:
             checkpoints.advance(step)
             must_succeed = checkpointing.at_end if is_last else step.stop
             if must_succeed or checkpoints.is_due(iteration):
-                finite_loss = (
-                    validation_loss if validation_loss is not None and math.isfinite(validation_loss) else None
-                )
-                checkpoints.save({"validation_loss": finite_loss}, wait=must_succeed)
+                checkpoints.save(validation.state(), wait=must_succeed)
         if step.stop and not is_last:
             return True
         meter.since += time.perf_counter() - before
@@ -368,12 +370,3 @@ def run_loop(
         if checkpoints.failure is not None:  # a run that has not kept its last checkpoint has not ended well
             raise RunFailed(checkpoints.failure)
     return False
-
-
-def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[float]) -> float:
-    loss = trainer.validate()
-    if log is not None:
-        training = trainer.config.training
-        tokens = training.eval_batches * training.global_batch * trainer.config.model.seq_len
-        log.validation(trainer.iteration, loss, tokens, previous)
-    return loss

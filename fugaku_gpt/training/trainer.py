@@ -346,14 +346,23 @@ class Trainer:
             self._gather.finish()
         self.grid.world.mark_phase(FINISHED)
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are samples for :meth:`validate`."""
+        return self._valid is not None
+
+    def begin_evaluation(self) -> None:
+        """Prepare for forward passes that are no part of a step; the next step ends this."""
+        self.grid.world.mark_phase(VALIDATION, micro_batch=-1)
+        for model_chunk in self.model_chunks.values():
+            model_chunk.eval()
+
     def validate(self) -> float:
         """Return the mean loss per token over the first ``training.eval_batches`` global batches of the validation
         split."""
         if self._valid is None:
             raise ValueError("this trainer was built without validation samples")
-        self.grid.world.mark_phase(VALIDATION, micro_batch=-1)
-        for model_chunk in self.model_chunks.values():
-            model_chunk.eval()
+        self.begin_evaluation()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
         seq_len = self.config.model.seq_len
         self.pipeline = self._pipeline(samples, seq_len)

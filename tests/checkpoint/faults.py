@@ -2,8 +2,8 @@
 
 The argument is a folder, which gets an old checkpoint. A child process saves a new one as a trainer does (clean up,
 require room, write, commit, retain one), and dies or sees an error at its n-th call, for every n. Afterwards every
-visible checkpoint must be valid, the newest must be the old or the new one, and the next save must succeed and leave
-nothing behind.
+visible checkpoint must be valid, the newest must be the old or the new one, the record of the best must name a visible
+one, and the next save must succeed and leave nothing behind.
 
 Ways: ``kill`` (kill -9 before the call), ``torn`` (kill -9 after half of a write), ``full`` (ENOSPC at this and every
 later call that needs room), ``broken`` (EIO at this and every later call), ``once`` (EIO at this call alone), ``short``
@@ -29,9 +29,15 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
-from fugaku_gpt.checkpoint.directory import clean_leftovers, list_checkpoints, require_room
+from fugaku_gpt.checkpoint.directory import clean_leftovers, list_checkpoints, read_best, require_room
 from fugaku_gpt.checkpoint.reader import open_checkpoint
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, remove_old_checkpoints, verify_checkpoint
+from fugaku_gpt.checkpoint.retention import (
+    LOSSES,
+    checkpoints_at,
+    newest_valid,
+    remove_old_checkpoints,
+    verify_checkpoint,
+)
 from fugaku_gpt.errors import CheckpointError
 from tests.support.checkpoints import Arrays, cut_flat, save, some_arrays
 
@@ -43,6 +49,7 @@ NEED_ROOM = ("make_folder", "create", "write_at", "sync", "rename", "sync_folder
 WAYS = ("kill", "torn", "full", "broken", "once", "short")
 SHAPES = {"a.weight": (3, 4), "a.bias": (5,)}
 OLD, NEW, NEXT = (some_arrays(seed, SHAPES, kinds=("weights", "first_moment")) for seed in range(3))
+LEFT = ["best.json", "latest.json", "step-00000030"]
 SAVED, SAW_ERROR, UNEXPECTED = 0, 3, 99  # exit codes of a child
 
 
@@ -80,8 +87,8 @@ def save_as_a_trainer_does(directory: Path, iteration: int, arrays: Arrays) -> N
     """Save a checkpoint with the steps that a trainer takes before and after it."""
     clean_leftovers(directory)
     require_room(directory, 1000)
-    save(directory, iteration, arrays, cut_flat(arrays, 2))
-    remove_old_checkpoints(directory, 1)
+    save(directory, iteration, arrays, cut_flat(arrays, 2), state={LOSSES: {"validation": 1 / iteration}})
+    remove_old_checkpoints(directory, 1, keep_best="validation")
 
 
 def in_child(work: Callable[[], int]) -> int:
@@ -134,13 +141,16 @@ def judge(directory: Path, way: str, code: int) -> List[str]:
     is_new = is_equal(newest, NEW)
     if not is_new and not is_equal(newest, OLD):
         wrong.append(f"neither the old nor the new: {newest}")
+    best = read_best(directory)
+    if best is None or not (directory / best.name).is_dir():
+        wrong.append(f"the record of the best names {best}, which is not there")
     if code == SAVED and not is_new or way == "short" and code != SAVED:
         wrong.append(f"the new one is not there, though the writer says {code}")
     if code not in (SAVED, SAW_ERROR, -signal.SIGKILL):
         wrong.append(f"exit code {code}")
     save_as_a_trainer_does(directory, 30, NEXT)
     left = sorted(path.name for path in directory.iterdir())
-    if not is_equal(newest_valid(checkpoints_at(directory)).path, NEXT) or left != ["latest.json", "step-00000030"]:
+    if not is_equal(newest_valid(checkpoints_at(directory)).path, NEXT) or left != LEFT:
         wrong.append(f"after the next save: {left}")
     return wrong
 

@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import pytest
@@ -20,12 +20,20 @@ from fugaku_gpt.checkpoint.directory import (
     clean_leftovers,
     discard_temporary,
     list_checkpoints,
+    read_best,
     require_room,
     tracked_checkpoint,
 )
 from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
-from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid, remove_old_checkpoints, verify_checkpoint
+from fugaku_gpt.checkpoint.retention import (
+    LOSSES,
+    checkpoints_at,
+    named_checkpoints_at,
+    newest_valid,
+    remove_old_checkpoints,
+    verify_checkpoint,
+)
 from fugaku_gpt.errors import CheckpointError, RunFailed
 from fugaku_gpt.layout.regions import Region, full_region, rectangles
 from tests.support.checkpoints import Arrays, Pieces, cut_flat, save, some_arrays
@@ -165,6 +173,65 @@ def test_the_newest_checkpoints_are_retained(tmp_path: Path) -> None:
     assert remove_old_checkpoints(tmp_path, 1) == ["step-00000030-2", "step-00000020"]
     assert newest_valid(checkpoints_at(tmp_path)) == (tmp_path / "step-00000040", [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000040"]
+
+
+def save_measured(directory: Path, iteration: int, loss: Optional[float]) -> None:
+    arrays = some_arrays(0)
+    state = {LOSSES: {"news": loss}} if loss is not None else {}
+    save(directory, iteration, arrays, cut_flat(arrays, 1), state=state)
+    remove_old_checkpoints(directory, 1, keep_best="news")
+
+
+def test_the_checkpoint_with_the_lowest_loss_is_retained_and_named(tmp_path: Path) -> None:
+    names = []
+    for iteration, loss in ((10, 3.0), (20, 2.0), (30, 2.5), (40, 2.0), (50, None), (60, 1.5), (70, 9.0)):
+        save_measured(tmp_path, iteration, loss)
+        best = read_best(tmp_path)
+        assert best is not None and best.loss == "news" and best.name == f"step-{best.iteration:08d}"
+        names.append([best.iteration, *sorted(info.iteration for info in list_checkpoints(tmp_path))])
+        assert named_checkpoints_at(tmp_path, "best") == [tmp_path / best.name]
+    assert names == [
+        [10, 10], [20, 20], [20, 20, 30], [20, 20, 40], [20, 20, 50], [60, 60], [60, 60, 70],
+    ]  # fmt: skip
+    assert named_checkpoints_at(tmp_path, "step-00000070") == [tmp_path / "step-00000070"]
+    assert named_checkpoints_at(tmp_path, None) == checkpoints_at(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no checkpoint step-00000010; valid: best, step-00000070, step-"):
+        named_checkpoints_at(tmp_path, "step-00000010")
+
+
+def test_of_two_attempts_at_the_best_iteration_the_newer_is_retained(tmp_path: Path) -> None:
+    for iteration in (10, 10, 20):
+        save_measured(tmp_path, iteration, 1.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.json", "latest.json", "step-00000010-2", "step-00000020",
+    ]  # fmt: skip
+
+
+def test_a_record_of_the_best_is_rebuilt_from_the_checkpoints(tmp_path: Path) -> None:
+    save_measured(tmp_path, 10, 1.0)
+    save_measured(tmp_path, 20, 2.0)
+    (tmp_path / "best.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="best.json: .*remove it"):
+        named_checkpoints_at(tmp_path, "best")
+    save_measured(tmp_path, 30, 3.0)
+    assert [path.name for path in named_checkpoints_at(tmp_path, "best")] == ["step-00000010"]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, "holds no best.json: a run writes it with checkpoint.keep_best"),
+        ({"name": "../x", "loss": "news", "value": 1.0, "iteration": 1}, "not that of a checkpoint"),
+        ({"name": "step-00000001", "loss": "news", "value": "1", "iteration": 1}, "not a number"),
+        ({"name": "step-00000009", "loss": "news", "value": 1.0, "iteration": 9}, "names step-00000009, which is gone"),
+    ],
+)
+def test_a_record_of_the_best_that_cannot_be_used_is_refused(tmp_path: Path, record: Any, message: str) -> None:
+    save_measured(tmp_path, 10, None)
+    if record is not None:
+        (tmp_path / "best.json").write_text(json.dumps({"version": 1, **record}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=message):
+        named_checkpoints_at(tmp_path, "best")
 
 
 def test_a_damaged_checkpoint_neither_counts_nor_is_removed(tmp_path: Path) -> None:

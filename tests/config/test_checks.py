@@ -93,6 +93,39 @@ from fugaku_gpt.errors import ConfigError
             "run.yaml:1: checkpoint.keep_every: 250: needs checkpoint.interval, which it is a multiple of",
         ),
         (
+            "training.eval_files: [a/news.jsonl, b/news]\ntraining.eval_interval: 2",
+            "run.yaml:1: training.eval_files: b/news: another file has the same name, news; rename one",
+        ),
+        (
+            "training.eval_files: [validation.txt]\ntraining.eval_interval: 2",
+            "run.yaml:1: training.eval_files: validation.txt: its name would be 'validation'; "
+            "valid: another one than validation, so give the file one",
+        ),
+        (
+            "training.eval_files: [news.txt]",
+            "run.yaml:1: training.eval_files: ['news.txt']: needs training.eval_interval, the iterations between "
+            "evaluations",
+        ),
+        (
+            "checkpoint.keep_best: news\ncheckpoint.interval: 4\ntraining.eval_interval: 2",
+            "run.yaml:1: checkpoint.keep_best: news: names no loss that this run measures; valid: validation",
+        ),
+        (
+            "checkpoint.keep_best: validation\ntraining.eval_files: [a/news.md]\ntraining.eval_interval: 2\n"
+            "checkpoint.interval: 2\ndata.split: [1, 0, 0]",
+            "run.yaml:1: checkpoint.keep_best: validation: names no loss that this run measures; valid: news",
+        ),
+        (
+            "checkpoint.keep_best: validation\ntraining.eval_interval: 2",
+            "run.yaml:1: checkpoint.keep_best: validation: needs checkpoint.interval and training.eval_interval, at "
+            "which checkpoints are written and measured",
+        ),
+        (
+            "checkpoint.keep_best: validation\ntraining.eval_interval: 4\ncheckpoint.interval: 6",
+            "run.yaml:3: checkpoint.interval: 6: so that each is measured, must be a multiple of "
+            "training.eval_interval 4 with checkpoint.keep_best; valid: 4 or 8",
+        ),
+        (
             "training.skip_samples: [9-3]",
             "run.yaml:1: training.skip_samples: 9-3: must go from the lower to the higher number; valid: 3-9",
         ),

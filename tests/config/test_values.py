@@ -24,7 +24,10 @@ from fugaku_gpt.config.values import (
 from fugaku_gpt.errors import ConfigError
 
 TEXTS = ("model.name", "job.name", "data.paths")  # any text is valid
-PATHS = ("job.rank_map_file", "job.transfer", "job.transfer_dirs", "job.tarball", "job.profile", "job.template")
+PATHS = (
+    *("job.rank_map_file", "job.transfer", "job.transfer_dirs", "job.tarball", "job.profile", "job.template"),
+    "training.eval_files",
+)
 
 
 def written(tmp_path: Path, text: str) -> Any:

@@ -8,13 +8,13 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 import pytest
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.data.scored_text import ScoredText
 from fugaku_gpt.inference.continuation import GenerationLimits
-from fugaku_gpt.inference.documents import ScoredText
-from fugaku_gpt.inference.evaluation import text_losses
 from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout, find_model, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
 from fugaku_gpt.inference.sampling import Sampling
+from fugaku_gpt.training.text_losses import text_losses
 from tests.support.checkpoints import save_model
 from tests.support.models import model_of_kind
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import List
 
@@ -9,6 +10,7 @@ import pytest
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY
 from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
 from fugaku_gpt.report.notes_table import notes_cell, row_cells
@@ -34,6 +36,19 @@ def test_a_run_is_a_row_with_only_the_applied_toggles(tmp_path: Path) -> None:
     assert row_cells(row)[7:9] == ["1028.0 MiB", "0.500"]
     assert notes_cell(row) == "11-14, not applied: 2.2GHz, retention_state=0"
     assert (row.first_validation_loss, row.last_validation_loss) == (8.0, 4.5)
+
+
+def test_a_row_has_the_first_and_the_last_loss_of_each_evaluation_file(tmp_path: Path) -> None:
+    config = tiny("training.eval_interval=2", "training.eval_files=[news.txt, code.py]")
+    leave_run(tmp_path / "run", config)
+    writer = MetricsWriter(tmp_path / "run" / "metrics.jsonl")
+    for iteration, news in ((0, 8.0), (2, math.nan), (4, 4.0)):
+        writer.write("evaluation", {"iteration": iteration, "name": "news", "loss": news, "tokens": 9})
+        writer.write("evaluation", {"iteration": iteration, "name": "code.py", "loss": 7.0, "tokens": 9})
+    assert read_run(tmp_path / "run").evaluations == (("news", 8.0, 4.0), ("code.py", 7.0, 7.0))
+    writer.write("evaluation", {"iteration": 6, "name": 3, "loss": 7.0})
+    with pytest.raises(UsageError, match="name 3: not a text"):
+        read_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("tp", [2, 3])

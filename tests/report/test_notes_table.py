@@ -14,8 +14,16 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.formulas.flops import notes_flops, tflops_per_node
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.markdown_tables import read_tables
-from fugaku_gpt.report.notes_table import nodes_cell, notes_cell, notes_tables, row_cells, seconds_cell, toggle_text
-from fugaku_gpt.report.rows import ResultRow
+from fugaku_gpt.report.notes_table import (
+    nodes_cell,
+    notes_cell,
+    notes_tables,
+    row_cells,
+    seconds_cell,
+    toggle_text,
+    validation_cell,
+)
+from fugaku_gpt.report.rows import ResultRow, merge_repeats, raw_values
 from tests.report.rows_of_tables import rows_from_tables
 from tests.support.measurements import MEASUREMENTS
 
@@ -204,6 +212,18 @@ def test_a_validation_loss_has_a_column_where_a_run_has_it() -> None:
     again = rows_from_tables(read_tables(text))
     assert (again[0].first_validation_loss, again[0].last_validation_loss) == (8.0, 4.5)
     assert notes_tables(again) == text
+
+
+def test_losses_of_evaluation_files_stand_beside_the_validation_loss() -> None:
+    plain = ResultRow("124M", 1024, 1, 1, 1, 1, 1, 8, torch="2.13")
+    evaluated = replace(plain, evaluations=(("news", 8.0, 4.0), ("code", 9.0, 9.0)))
+    (cell,) = [line.split(" | ")[-2] for line in notes_tables([evaluated]).splitlines()[3:]]
+    assert cell == "news 8.000 to 4.000, code 9.000"
+    validated = replace(evaluated, first_validation_loss=8.5, last_validation_loss=4.5)
+    assert validation_cell(validated) == "8.500 to 4.500, news 8.000 to 4.000, code 9.000"
+    assert raw_values(evaluated)["evaluation_losses"] == "news: 8.000000 to 4.000000; code: 9.000000 to 9.000000"
+    repeated = replace(evaluated, evaluations=(("news", 6.0, 2.0), ("code", 9.0, 5.0)))
+    assert merge_repeats([evaluated, repeated]).evaluations == (("news", 7.0, 3.0), ("code", 9.0, 7.0))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import io
+import math
 import os
 import threading
 from pathlib import Path
@@ -14,14 +15,16 @@ import pytest
 import torch
 
 from fugaku_gpt.checkpoint import file_system
-from fugaku_gpt.checkpoint.directory import TRACKER, list_checkpoints
+from fugaku_gpt.checkpoint.directory import TRACKER, BestCheckpoint, list_checkpoints, read_best
 from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.data.scored_text import ScoredText, TextLoss
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.training.checkpoint import CheckpointSaver
+from fugaku_gpt.training.eval_files import EvalFiles
 from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.resume import (
@@ -34,6 +37,7 @@ from fugaku_gpt.training.resume import (
 )
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Step, Trainer
+from fugaku_gpt.training.validation import Validation
 from tests.support.tiny import tiny_config
 from tests.training.trainers import tiny_trainer
 
@@ -269,6 +273,37 @@ def test_old_checkpoints_are_removed_according_to_the_settings(tmp_path: Path) -
     run = LoggedRun(tmp_path, "training.iterations=10", *keep)
     run_loop(run.trainer, run.log, run.checkpoints)
     assert run.names() == ["latest.json", "step-00000004", "step-00000008", "step-00000010"]
+
+
+def test_the_checkpoint_with_the_lowest_loss_is_kept_over_a_resume(tmp_path: Path) -> None:
+    keep = ("checkpoint.interval=2", "checkpoint.keep_last=1", "checkpoint.keep_best=text", "training.eval_interval=2")
+    keep += ("training.eval_files=[text.txt]", "training.iterations=8")
+    losses = iter([9.0, 4.0, 3.0, math.nan, 3.5])  # at the start, and after 2, 4, 6 and 8 iterations
+
+    class Files(EvalFiles):
+        def losses(self, trainer: Trainer) -> List[TextLoss]:
+            assert [loss.name for loss in super().losses(trainer)] == ["text"]
+            return [TextLoss("text", 2 * next(losses), 2, 8)]
+
+    files = Files(("text",), [[ScoredText("", [1, 2, 3], 1, 8)]])
+    run = LoggedRun(tmp_path, *keep)
+    run.trainer.should_stop = lambda: run.trainer.iteration + 1 == 5
+    assert run_loop(run.trainer, run.log, run.checkpoints, Validation(run.trainer, run.log, files))
+    assert run.names() == ["best.json", "latest.json", "step-00000004", "step-00000005"]
+    line = run.log_stream.getvalue().split("text after 4 iterations: ")[1].splitlines()[0]
+    assert line == "loss 3.000000, 1.082021 bits per byte, 2 tokens"
+    again = LoggedRun(tmp_path, *keep)
+    newest = list_checkpoints(run.directory.checkpoints_dir)[0].path
+    assert load_checkpoint(again.trainer, newest, read_manifest(newest)) is None
+    state = read_manifest(newest).state
+    run_loop(again.trainer, again.log, again.checkpoints, Validation(again.trainer, again.log, files, state))
+    assert again.names() == ["best.json", "latest.json", "step-00000004", "step-00000008"]
+    best = read_best(run.directory.checkpoints_dir)
+    assert best == BestCheckpoint("step-00000004", "text", 3.0, 4)
+    evaluations = run.directory.metrics("evaluation")
+    assert [(line["iteration"], line["name"], line["loss"]) for line in evaluations] == [
+        (0, "text", 9.0), (2, "text", 4.0), (4, "text", 3.0), (6, "text", None), (8, "text", 3.5),
+    ]  # fmt: skip
 
 
 class SavedRun:

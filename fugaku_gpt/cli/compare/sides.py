@@ -18,7 +18,10 @@ TOLERANCE = 0.02  # default of the relative difference within which the sides co
 _PROFILED = "training.profile_operators=3"  # iterations after the timed ones, for the table of operators
 _ITERATIONS = "training.iterations"
 # whatever takes time beside iterations is switched off unless the user sets it; each iteration is logged
-_TIMED = ("training.log_interval=1", "training.eval_interval=null", "checkpoint.interval=null")
+_TIMED = (
+    *("training.log_interval=1", "training.eval_interval=null", "training.eval_files=[]"),
+    *("checkpoint.interval=null", "checkpoint.keep_best=null"),
+)
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,9 @@ def _measurement_run(config: RunConfig, seconds: float, iterations: int) -> RunC
         seq_ramp_increment=None,
         seq_ramp_iterations=None,
         eval_interval=None,
+        eval_files=(),
     )
-    checkpoint = replace(config.checkpoint, interval=None, at_end=False, keep_every=None)
+    checkpoint = replace(config.checkpoint, interval=None, at_end=False, keep_every=None, keep_best=None)
     elapse = measurement_elapse(seconds, iterations)
     job = replace(config.job, name="", chain=1, elapse=elapse, elapse_min=None)
     return replace(config, training=training, checkpoint=checkpoint, job=job)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.data.scored_text import ScoredText, windows_of
 from fugaku_gpt.errors import UsageError
-from fugaku_gpt.inference.documents import ScoredText
-from fugaku_gpt.inference.evaluation import text_losses, windows_of
 from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
+from fugaku_gpt.training.text_losses import text_losses
 from tests.support.checkpoints import save_model
 from tests.support.models import model_of_kind
 

@@ -6,49 +6,30 @@ equal in all layouts, up to rounding, and to the last bit for any number of repl
 
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, List, Optional, Protocol, Sequence
 
+import numpy as np
 import torch
 
-from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.inference.documents import ScoredText, TextLoss
-from fugaku_gpt.inference.replica import ModelReplica, pad_batch
+from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.scored_text import ScoredText, TextLoss, TokenIds, Window, windows_of
+from fugaku_gpt.errors import UsageError
 
 
-class Window(NamedTuple):
-    """A part of a text: ids [start, stop), of which those from ``first`` on are predicted here."""
+class ScoringModel(Protocol):
+    """A model over tensor- and pipeline-parallel ranks, and replicas of it, that computes the losses of tokens."""
 
-    text: int
-    start: int
-    stop: int
-    first: int
+    config: RunConfig
+    grid: ProcessGrid
 
-
-def windows_of(texts: Sequence[ScoredText], seq_len: int, stride: int) -> List[Window]:
-    """Cut texts into windows of at most ``seq_len`` inputs; every token is predicted once, in the first window that
-    reaches it. Windows begin ``stride`` tokens apart, so that with a smaller stride than ``seq_len`` tokens have more
-    context.
-
-    Raises:
-        ValueError: the stride is not between 1 and ``seq_len``.
-    """
-    if not 1 <= stride <= seq_len:
-        raise ValueError(f"stride {stride}: valid: 1 to {seq_len}")
-    windows = []
-    for number, text in enumerate(texts):
-        length, first = len(text.ids), text.first
-        # as much context as one window has room for; or the beginning, with what context a stride leaves
-        fits = length - first <= seq_len
-        start = max(0, length - seq_len - 1 if fits else first - 1 - (seq_len - stride))
-        while first < length:
-            stop = min(length, start + seq_len + 1)
-            windows.append(Window(number, start, stop, first))
-            first, start = stop, start + stride
-    return windows
+    def token_losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the cross-entropy [b, s] of ``targets`` after ``tokens``, both [b, s]; None but on the last stage;
+        collective over the replica."""
 
 
 def text_losses(
-    replica: ModelReplica,
+    model: ScoringModel,
     texts: Sequence[ScoredText],
     stride: Optional[int] = None,
     batch: int = 8,
@@ -62,10 +43,9 @@ def text_losses(
         on_done: called with the number of tokens predicted so far by this replica and those beside it.
 
     Raises:
-        RunFailed: a loss is not finite; raised on every rank.
         UsageError: the stride is longer than the model's sequences; raised on every rank.
     """
-    grid, seq_len = replica.grid, replica.config.model.seq_len
+    grid, seq_len = model.grid, model.config.model.seq_len
     if stride is not None and stride > seq_len:
         raise UsageError(f"--stride {stride}: valid: 1 to {seq_len}, model.seq_len")
     windows = windows_of(texts, seq_len, stride or seq_len)
@@ -76,13 +56,11 @@ def text_losses(
     with torch.no_grad():
         for number, members in enumerate(batches):
             if number % grid.dp.size == grid.coordinates.dp:
-                _add_losses(replica, [windows[index] for index in members], texts, members, sums)
+                _add_losses(model, [windows[index] for index in members], texts, members, sums)
             done += sum(windows[index].stop - windows[index].first for index in members)
             on_done(done)
     grid.dp.all_reduce(sums)  # of each window one replica has the sum, the others zeros
     grid.pp.broadcast(sums, root=grid.pp.size - 1)
-    if not bool(torch.isfinite(sums).all()):
-        raise RunFailed(f"a loss is not finite in {replica.config.training.dtype}; try --dtype float32")
     nats = [0.0] * len(texts)
     for window, loss in zip(windows, sums.tolist()):
         nats[window.text] += loss
@@ -90,7 +68,7 @@ def text_losses(
 
 
 def _add_losses(
-    replica: ModelReplica,
+    model: ScoringModel,
     windows: Sequence[Window],
     texts: Sequence[ScoredText],
     members: Sequence[int],
@@ -98,8 +76,17 @@ def _add_losses(
 ) -> None:
     """Compute a batch of windows, and set the sums of the losses of their predicted tokens, on the last stage."""
     ids = pad_batch([texts[window.text].ids[window.start : window.stop] for window in windows], filler=0)
-    losses = replica.token_losses(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    losses = model.token_losses(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
     if losses is None:
         return
     for index, window, row in zip(members, windows, losses.double()):
         sums[index] = row[window.first - window.start - 1 : window.stop - window.start - 1].sum()
+
+
+def pad_batch(sequences: Sequence[TokenIds], filler: int) -> torch.Tensor:
+    """Return token ids [b, longest], filled up on the right, where causal attention reads nothing."""
+    longest = max(map(len, sequences))
+    padded = torch.full((len(sequences), longest), filler, dtype=torch.int64)
+    for row, sequence in zip(padded, sequences):
+        row[: len(sequence)] = torch.as_tensor(np.asarray(sequence, dtype=np.int64))
+    return padded

@@ -1,0 +1,67 @@
+"""Measures losses beside the steps of a run, at its intervals: of the validation split, and of evaluation files."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Mapping, Optional
+
+from fugaku_gpt.checkpoint.retention import LOSSES
+from fugaku_gpt.config.schema import VALIDATION
+from fugaku_gpt.training.eval_files import EvalFiles
+from fugaku_gpt.training.log import TrainingLog
+from fugaku_gpt.training.trainer import Trainer
+
+
+class Validation:
+    """Measures losses; every rank makes the same calls.
+
+    Args:
+        log: the run's log, on rank 0 only.
+        files: files to evaluate; None: none.
+        state: of the checkpoint from which the run was resumed; empty if it was not.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        log: Optional[TrainingLog] = None,
+        files: Optional[EvalFiles] = None,
+        state: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        self._trainer, self._log, self._files = trainer, log, files
+        self._interval = trainer.config.training.eval_interval
+        self._last_loss: Optional[float] = (state or {}).get("validation_loss")
+        self._iteration: Optional[int] = None
+        self._losses: Dict[str, float] = {}
+        self._records_losses = files is not None or trainer.config.checkpoint.keep_best is not None
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether losses are to be measured after this iteration: at the run's start and end, and each interval."""
+        if self._interval is None:
+            return False
+        return iteration % self._interval == 0 or iteration == self._trainer.config.training.iterations
+
+    def run(self) -> None:
+        """Measure and log all losses; collective."""
+        trainer, losses = self._trainer, self._losses
+        training, iteration = trainer.config.training, trainer.iteration
+        losses.clear()
+        if trainer.has_validation:
+            loss = trainer.validate()
+            if self._log is not None:
+                tokens = training.eval_batches * training.global_batch * trainer.config.model.seq_len
+                self._log.validation(iteration, loss, tokens, self._last_loss)
+            self._last_loss = losses[VALIDATION] = loss
+        for result in self._files.losses(trainer) if self._files is not None else []:
+            losses[result.name] = result.loss
+            if self._log is not None:
+                self._log.evaluation(iteration, result)
+        self._iteration = iteration
+
+    def state(self) -> Dict[str, Any]:
+        """Return what a checkpoint of this iteration records, for JSON."""
+        last = self._last_loss
+        state: Dict[str, Any] = {"validation_loss": last if last is not None and math.isfinite(last) else None}
+        if self._records_losses and self._iteration == self._trainer.iteration:
+            state[LOSSES] = {name: loss for name, loss in self._losses.items() if math.isfinite(loss)}
+        return state
