@@ -24,7 +24,7 @@ from fugaku_gpt.training.trainer import Trainer
 # fields of the model section that decide which tensors exist, and what they mean
 _SHAPE_KEYS = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "seq_len", "vocab_size", "embedding_layernorm",
-    "norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings",
+    "norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings", "kind", "classes",
 )  # fmt: skip
 _REPORTED_SECTIONS = ("model", "layout", "training", "data")  # sections whose changes are reported
 _BUILD_KEYS = ("torch", "blas", "instruction_set", "threads")

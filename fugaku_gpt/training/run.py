@@ -7,12 +7,14 @@ import math
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional
 
 from fugaku_gpt.checkpoint.directory import require_room
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.harmless import harmless
@@ -105,9 +107,12 @@ def train(
         if check_node is not None:
             check = check_node
             collective_try(world, lambda: check(list(processes)))
-        train_samples = collective_try(world, lambda: open_samples(config, "train"))
+        open_split: Callable[[str], Any] = partial(
+            open_grid_samples if config.model.is_grid_classifier else open_samples, config
+        )
+        train_samples = collective_try(world, lambda: open_split("train"))
         evaluates = config.training.eval_interval is not None
-        valid_samples = collective_try(world, lambda: open_samples(config, "valid")) if evaluates else None
+        valid_samples = collective_try(world, lambda: open_split("valid")) if evaluates else None
         out = Path(world.broadcast_json(str(out)))
         plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
         if plan.is_finished:

@@ -1,0 +1,114 @@
+"""Tests that a classifier of grids trains alike in every layout, and makes the calls of MPI that are planned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import DefaultDict, Dict, List, Tuple
+
+import pytest
+
+from fugaku_gpt.comm import Communicator, ProcessGrid
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.grid_samples import open_grid_samples
+from fugaku_gpt.layout.communications import is_calibration_step, plan_of, program
+from fugaku_gpt.training.trainer import Trainer
+from tests.mpi.test_communications import Call, Recording, assert_same, calls_of
+from tests.mpi.trained import (
+    Trained,
+    assert_same_steps,
+    curve_distance,
+    largest_difference,
+    largest_of_all,
+    train,
+    trainer_of,
+)
+from tests.support.grids import LIKE_LLAMA, grid_config, write_tasks
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=float32", "training.eps=1e-4")}
+LLAMA = " ".join(LIKE_LLAMA)
+CASES: List[Tuple[str, str]] = [
+    ("layout.dp=2 layout.zero=1 training.recompute=full", ""),
+    ("layout.dp=2 layout.hierarchical_sum=true training.micro_batch=2", LLAMA),
+    ("layout.tp=2 training.micro_batch=2 training.recompute=selective", ""),
+    ("layout.tp=2 training.micro_batch=4", f"{LLAMA} model.kv_heads=1 model.qk_norm=true"),
+    ("layout.pp=2", ""),
+    ("layout.pp=2 layout.schedule=zero_bubble training.micro_batch=2", LLAMA),
+    ("layout.pp=2 layout.schedule=interleaved layout.chunks=2 training.recompute=full", "model.layers=4"),
+    ("layout.dp=2 layout.tp=2 layout.zero=1", LLAMA),
+    ("layout.dp=2 layout.pp=2 layout.schedule=gpipe layout.zero=1", LLAMA),
+    ("layout.tp=2 layout.pp=2 layout.order=pp,tp,dp training.micro_batch=2", ""),
+]
+_REFERENCES: Dict[Tuple[str, str], Trained] = {}
+
+
+def grids_trainer(world: Communicator, config: RunConfig) -> Trainer:
+    """Returns a trainer of the grids of a run on all ranks of a world."""
+    return trainer_of(world, config, open_grid_samples(config, "train"), open_grid_samples(config, "valid"))
+
+
+def config_of(folder: Path, *settings: str) -> RunConfig:
+    """Returns the configuration of the tiny classifier; each rank has a file of its own with the same tasks."""
+    return grid_config(write_tasks(folder / "tasks.json"), *settings)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("layout", "model"), CASES, ids=str)
+def test_a_layout_trains_like_a_single_rank(
+    world: Communicator, layout: str, model: str, dtype: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, *TYPES[dtype], *model.split(), *layout.split())
+    if config.layout.ranks != world.size:
+        pytest.skip("another number of ranks")
+    if dtype == "float32" and world.size > 2:
+        pytest.skip("two ranks try the kernels")
+    ours = train(grids_trainer(world, config))
+    if (model, dtype) not in _REFERENCES:
+        alone = config_of(tmp_path, *TYPES[dtype], *model.split(), "training.micro_batch=8")
+        _REFERENCES[model, dtype] = train(grids_trainer(Communicator.alone(), alone))
+    reference = _REFERENCES[model, dtype]
+    assert_same_steps(ours, reference)
+    assert [step.correct for step in ours.steps] == [step.correct for step in reference.steps]
+    assert {step.seq_len for step in ours.steps} == {16, 49}
+    figures = largest_of_all(
+        world,
+        [
+            *curve_distance(ours, reference),
+            max(largest_difference(ours.gradients[i], reference.gradients[i]) for i in range(len(ours.gradients))),
+            largest_difference(ours.weights, reference.weights),
+        ],
+    )
+    if world.rank == 0:
+        print(f"\ngrids {layout} {model}, {dtype}: {' '.join(f'{figure:.1e}' for figure in figures)}")
+    assert max(figures) <= TOLERANCE[dtype] * (4 if config.model.qk_norm and dtype == "float32" else 1)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "layout.dp=2 layout.zero=1",
+        f"layout.tp=2 training.micro_batch=2 {LLAMA}",
+        "layout.pp=2 training.recompute=full",
+        "layout.dp=2 layout.tp=2",
+        "layout.tp=2 layout.pp=2",
+    ],
+)
+def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, *layout.split())
+    if config.layout.ranks != world.size:
+        pytest.skip("another number of ranks")
+    calls: DefaultDict[str, List[Call]] = defaultdict(list)
+    grid = ProcessGrid(Recording(world, calls), config.layout, kv_copies=config.kv_copies)
+    trainer = Trainer(config, grid, open_grid_samples(config, "train"))
+    lengths = []
+    for number in range(4):
+        trainer.finish()
+        calls.clear()
+        step = trainer.step()
+        trainer.finish()
+        plan = replace(plan_of(config), seq_len=step.seq_len)
+        assert_same(calls, calls_of(program(plan, grid.coordinates.pp, 1, is_calibration_step(number))))
+        lengths.append(step.seq_len)
+    assert set(lengths) == {16, 49}
