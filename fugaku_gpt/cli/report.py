@@ -20,7 +20,7 @@ from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
 from fugaku_gpt.report.logged_run import parse_settings
-from fugaku_gpt.report.notes_table import column_titles, notes_tables, row_cells, rows_by_heading
+from fugaku_gpt.report.notes_table import column_titles, has_images, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, raw_values
 
 Rows = Tuple[List[ResultRow], List[ResultRow]]  # one for each configuration, one for each run
@@ -93,9 +93,10 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
 
 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
-    """The notes' columns and the validation loss; the widest column comes last."""
-    titles = column_titles(energy, validation=True)
-    displayed = [dict(zip(titles, row_cells(row, si, energy, validation=True))) for row in rows]
+    """The notes' columns and the validation loss, and images per second of grids; the widest column comes last."""
+    images = has_images(rows)
+    titles = column_titles(energy, validation=True, images=images)
+    displayed = [dict(zip(titles, row_cells(row, si, energy, validation=True, images=images))) for row in rows]
     return heading.lstrip("# ") + "\n" + render_rows(titles, displayed, "table")
 
 

@@ -182,7 +182,7 @@ def read_run(path: Path) -> ResultRow:
             accounts,
             figures["seconds_per_iteration"],
             settings["nodes"],
-            (settings["global_batch"] or 0) * (settings["seq_len"] or 0),
+            0 if figures["images_per_second"] else (settings["global_batch"] or 0) * (settings["seq_len"] or 0),
         ),
         date=time.strftime("%m-%d", time.gmtime(started)) if started is not None else "",
         attempts=1 + (len(list(attempts.iterdir())) if attempts.is_dir() else 0),

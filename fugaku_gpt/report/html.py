@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.records.run import OK
-from fugaku_gpt.report.notes_table import column_titles, has_validation, row_cells, rows_by_heading
+from fugaku_gpt.report.notes_table import column_titles, has_images, has_validation, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import NO_STATUS, ResultRow, raw_values
 
 TEMPLATE = Path(__file__).parent / "table.html.j2"
@@ -24,18 +24,18 @@ def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fals
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_shown)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     tables: List[Dict[str, Any]] = []
-    validation = has_validation(rows)
+    validation, images = has_validation(rows), has_images(rows)
     for heading, members in rows_by_heading(rows):
         shown = [
             {
-                "cells": row_cells(row, si, energy, validation),
+                "cells": row_cells(row, si, energy, validation, images),
                 "ok": row.status in (OK, NO_STATUS),
                 "origin": [(name, value) for name, value in raw_values(row).items() if value not in (None, "", False)],
             }
             for row in members
         ]
         tables.append({"heading": heading.lstrip("# "), "rows": shown})
-    return template.render(tables=tables, columns=column_titles(energy, validation), si=si) + "\n"
+    return template.render(tables=tables, columns=column_titles(energy, validation, images), si=si) + "\n"
 
 
 def _shown(value: Any) -> Any:

@@ -21,6 +21,8 @@ ENERGY_COLUMNS = ("W/node", "J/it", "J/token")  # on request, last before the no
 _ENERGY_ALIGNMENT = "| -----: | ---: | ------: "
 VALIDATION_COLUMN = "Validation loss"  # where a run has one, before the notes
 _VALIDATION_ALIGNMENT = "| --------------: "
+IMAGES_COLUMN = "images/s"  # where a run classifies grids, before the validation loss
+_IMAGES_ALIGNMENT = "| -------: "
 _REASON_LENGTH = 80
 _KNOBS = {knob.name: knob for knob in NODE_KNOBS}
 STATUS_LABELS = {
@@ -42,18 +44,19 @@ def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fal
         energy: whether to add ``ENERGY_COLUMNS``, which the notes do not have.
     """
     tables: List[str] = []
-    validation = has_validation(rows)
+    validation, images = has_validation(rows), has_images(rows)
     notes = _ALIGNMENT.rindex("| ----")
-    more = (_VALIDATION_ALIGNMENT if validation else "") + (_ENERGY_ALIGNMENT if energy else "")
+    more = _IMAGES_ALIGNMENT if images else ""
+    more += (_VALIDATION_ALIGNMENT if validation else "") + (_ENERGY_ALIGNMENT if energy else "")
     alignment = _ALIGNMENT[:notes] + more + _ALIGNMENT[notes:]
     for heading, members in rows_by_heading(rows):
         lines = [
             markdown_cell(heading).replace("\\|", "|"),
-            "| " + " | ".join(column_titles(energy, validation)) + " |",
+            "| " + " | ".join(column_titles(energy, validation, images)) + " |",
             alignment,
         ]
         for row in members:
-            cells = row_cells(row, si, energy, validation)
+            cells = row_cells(row, si, energy, validation, images)
             lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
@@ -74,17 +77,25 @@ def has_validation(rows: Sequence[ResultRow]) -> bool:
     return any(row.last_validation_loss is not None for row in rows)
 
 
-def column_titles(energy: bool = False, validation: bool = False) -> Tuple[str, ...]:
+def has_images(rows: Sequence[ResultRow]) -> bool:
+    """True if a row has images per second, and so the tables a column for them."""
+    return any(row.images_per_second is not None for row in rows)
+
+
+def column_titles(energy: bool = False, validation: bool = False, images: bool = False) -> Tuple[str, ...]:
     """Titles of a table's columns."""
     return (
         *COLUMNS[:-1],
+        *((IMAGES_COLUMN,) if images else ()),
         *((VALIDATION_COLUMN,) if validation else ()),
         *(ENERGY_COLUMNS if energy else ()),
         COLUMNS[-1],
     )
 
 
-def row_cells(row: ResultRow, si: bool = False, energy: bool = False, validation: bool = False) -> List[str]:
+def row_cells(
+    row: ResultRow, si: bool = False, energy: bool = False, validation: bool = False, images: bool = False
+) -> List[str]:
     """The cells of one row, in the order of :func:`column_titles`."""
     has_aggregate = row.tflops_notes is not None and row.nodes is not None
     aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if has_aggregate else None
@@ -101,6 +112,7 @@ def row_cells(row: ResultRow, si: bool = False, energy: bool = False, validation
         seconds_cell(row.seconds_per_iteration),
         f"{row.tflops_notes:.2f}" if row.tflops_notes is not None else NO_VALUE,
         f"{aggregate:.3f}" if aggregate is not None else NO_VALUE,
+        *((_images_cell(row),) if images else ()),
         *((validation_cell(row),) if validation else ()),
         *(_energy_cells(row) if energy else ()),
         notes_cell(row) or NO_VALUE,
@@ -186,3 +198,7 @@ def _heading(row: ResultRow, torch: str) -> str:
 
 def _integer_cell(value: Optional[int]) -> str:
     return str(value) if value is not None else NO_VALUE
+
+
+def _images_cell(row: ResultRow) -> str:
+    return f"{row.images_per_second:.4g}" if row.images_per_second is not None else NO_VALUE

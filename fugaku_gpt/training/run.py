@@ -177,7 +177,7 @@ def train(
             return EXIT_RESUME
         if log is not None:
             directory.write_result(run_result(directory, config, OK, "", started), replace=False)
-            for line in closing_lines(directory):
+            for line in closing_lines(directory, is_exportable=not config.model.is_grid_classifier):
                 log.print_line(line)
         if config.training.profile_operators is not None:
             world.barrier()  # a rank that fails in it ends all ranks, so the run's result must be written first
@@ -378,7 +378,6 @@ def run_loop(
 def _validate(trainer: Trainer, log: Optional[TrainingLog], previous: Optional[float]) -> float:
     loss = trainer.validate()
     if log is not None:
-        training = trainer.config.training
-        tokens = training.eval_batches * training.global_batch * trainer.config.model.seq_len
-        log.validation(trainer.iteration, loss, tokens, previous)
+        tokens = sum(size.samples * size.seq_len for size in trainer.validated)
+        log.validation(trainer.iteration, loss, tokens, previous, trainer.validated)
     return loss
