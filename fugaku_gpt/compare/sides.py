@@ -218,9 +218,12 @@ def work_per_iteration(config: RunConfig) -> Dict[str, object]:
     """Settings that determine the work of an iteration: model, sequence length, batch."""
     names = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
     more = ("norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings")
-    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in (*names, *more)}
+    of_grids = ("kind", "classes") if config.model.is_grid_classifier else ()
+    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in (*names, *more, *of_grids)}
     work.update({"model.kv_heads": config.model.kv_head_count, "model.head_dim": config.model.head_size})
     work["training.global_batch"] = config.training.global_batch
+    if config.model.is_grid_classifier:
+        work["data.buckets"] = list(config.data.buckets)
     return work
 
 

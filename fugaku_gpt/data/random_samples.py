@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -20,6 +20,11 @@ class RandomSamples:
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[count, seq_len + 1] token ids of the samples from ``first``."""
         return np.random.RandomState(first).randint(0, self._vocab_size, size=(count, self._length), dtype="int64")
+
+
+def random_samples(config: RunConfig) -> Union[RandomSamples, "RandomGrids"]:
+    """Return the random samples that the model of a run takes."""
+    return RandomGrids(config) if config.model.is_grid_classifier else RandomSamples(config)
 
 
 class RandomGrids:

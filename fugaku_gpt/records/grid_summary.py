@@ -52,8 +52,9 @@ def summarise_grid_times(config: RunConfig, lines: Sequence[Mapping[str, Any]], 
     }
     first = sizes_of(config, lines[0])
     iterations = sum(count for _, count in first)
-    if len(timed) < len(lines) and first in medians and lines[0]["iteration"] == iterations:
-        summary["compile_seconds"] = max(0.0, (lines[0]["seconds"] - medians[first]) * iterations)
+    steady = [line["seconds"] for line in lines[1:] if sizes_of(config, line) == first]
+    if steady and lines[0]["iteration"] == iterations:
+        summary["compile_seconds"] = max(0.0, (lines[0]["seconds"] - statistics.median(steady)) * iterations)
     accuracies = [line["accuracy"] for line in lines if is_number(line.get("accuracy"))]
     if accuracies:
         summary["last_accuracy"] = accuracies[-1]
