@@ -94,14 +94,15 @@ def reference_of(world: Communicator, *settings: str) -> Trained:
     """
     if settings not in _REFERENCES:
         config = tiny_config(*settings, f"training.micro_batch={SMALLEST_BATCH}")
-        _REFERENCES[settings] = _of_first(world, lambda: train(trainer_of(None, config)))
+        _REFERENCES[settings] = of_first(world, lambda: train(trainer_of(None, config)))
     return _REFERENCES[settings]
 
 
 _REFERENCES: Dict[Tuple[str, ...], Trained] = {}
 
 
-def _of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
+def of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
+    """Returns on all ranks what rank 0 has trained; collective."""
     trained = run() if world.rank == 0 else Trained({})
     groups = [trained.initial, trained.weights, *trained.gradients]
     record = world.broadcast_json(
