@@ -31,7 +31,9 @@ def summarise_grid_times(config: RunConfig, lines: Sequence[Mapping[str, Any]], 
         seconds_of.setdefault(sizes, []).append(line["seconds"])
         for side, count in sizes:
             iterations_of[side] = iterations_of.get(side, 0) + count
-    weights = {sizes: len(of_sizes) * sum(count for _, count in sizes) for sizes, of_sizes in seconds_of.items()}
+    weights = {
+        sizes: len(of_sizes) * max(1, sum(count for _, count in sizes)) for sizes, of_sizes in seconds_of.items()
+    }
     medians = {sizes: statistics.median(of_sizes) for sizes, of_sizes in seconds_of.items()}
     total = sum(weights.values())
     seconds = sum(weight * medians[sizes] for sizes, weight in weights.items()) / total
@@ -46,14 +48,15 @@ def summarise_grid_times(config: RunConfig, lines: Sequence[Mapping[str, Any]], 
         "warmup_samples": len(lines) - len(timed),
         "seconds_per_iteration": seconds,
         "images_per_second": batch / seconds,
-        "tokens_per_second": tokens / seconds,
-        "tflops_notes": tflops_per_node(notes, seconds, nodes),
-        "tflops_exact": tflops_per_node(exact, seconds, nodes),
     }
+    if () not in seconds_of:
+        summary["tokens_per_second"] = tokens / seconds
+        summary["tflops_notes"] = tflops_per_node(notes, seconds, nodes)
+        summary["tflops_exact"] = tflops_per_node(exact, seconds, nodes)
     first = sizes_of(config, lines[0])
     iterations = sum(count for _, count in first)
     steady = [line["seconds"] for line in lines[1:] if sizes_of(config, line) == first]
-    if steady and lines[0]["iteration"] == iterations:
+    if first and steady and lines[0]["iteration"] == iterations:
         summary["compile_seconds"] = max(0.0, (lines[0]["seconds"] - statistics.median(steady)) * iterations)
     accuracies = [line["accuracy"] for line in lines if is_number(line.get("accuracy"))]
     if accuracies:
@@ -62,7 +65,8 @@ def summarise_grid_times(config: RunConfig, lines: Sequence[Mapping[str, Any]], 
 
 
 def sizes_of(config: RunConfig, line: Mapping[str, Any]) -> Sizes:
-    """The buckets of the iterations since the line before; of a line without, that of the largest grids."""
+    """The buckets of the iterations since the line before; () of a line that does not say, such as one that was
+    restored from a log, unless there is only one."""
     buckets = line.get("buckets")
     sides = {str(side): side for side in config.data.buckets}
     counts = {
@@ -70,7 +74,8 @@ def sizes_of(config: RunConfig, line: Mapping[str, Any]) -> Sizes:
         for name, figures in (buckets.items() if isinstance(buckets, dict) else ())
         if name in sides and isinstance(figures, dict) and is_count(figures.get("iterations"))
     }
-    return tuple(sorted(counts.items())) or ((config.data.buckets[-1], 1),)
+    only = ((config.data.buckets[-1], 1),) if len(config.data.buckets) == 1 else ()
+    return tuple(sorted(counts.items())) or only
 
 
 def is_count(value: object) -> bool:

@@ -177,7 +177,7 @@ def read_run(path: Path) -> ResultRow:
         status=result.status if result is not None else state or UNFINISHED,
         reason=result.reason if result is not None else why,
         job_id=job_id,
-        remarks=job_remarks(accounts),
+        remarks=(*_bucket_remarks(config), *job_remarks(accounts)),
         **energy_figures(
             accounts,
             figures["seconds_per_iteration"],
@@ -214,6 +214,13 @@ def _row_settings(config: RunConfig) -> Dict[str, Any]:
         "dtype": training.dtype,
         "requested": {knob.name: getattr(node, knob.name) for knob in (*COLUMN_KNOBS, *MORE_KNOBS)},
     }
+
+
+def _bucket_remarks(config: Optional[RunConfig]) -> Tuple[str, ...]:
+    """The sizes of grids of a classifier."""
+    if config is None or not config.model.is_grid_classifier:
+        return ()
+    return (f"buckets {'+'.join(map(str, config.data.buckets))}",)
 
 
 def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:

@@ -230,7 +230,10 @@ def _check_data(config: RunConfig, path: Path, manifest: Manifest, fingerprint: 
     seed = manifest.config.get("training", {}).get("seed", config.training.seed)
     problem = ""
     if manifest.data_fingerprint != fingerprint:
-        problem = "the corpus, data.weights or data.split is not that of the checkpoint"
+        settings = "the corpus, data.weights or data.split"
+        if config.model.is_grid_classifier:
+            settings = "the set of grids, their split, buckets or augmentation (data.*), or training.global_batch"
+        problem = f"{settings} is not that of the checkpoint"
     elif seed != config.training.seed:
         problem = f"training.seed {config.training.seed} gives another order of samples than the checkpoint's {seed}"
     if not problem:

@@ -131,11 +131,11 @@ class GridWorkload:
 
     def sequence_length(self, iteration: int, used: int) -> int:
         """Return the cells of the grids of the batch after ``used`` samples, padding included."""
-        return self._sources[TRAIN].cells(used)
+        return self._sources[TRAIN].cells(self._batch_start(used))
 
     def full_length(self, used: int) -> int:
         """Return the cells of the grids of a batch of validation, padding included."""
-        return self._sources[VALID].cells(used)
+        return self._sources[VALID].cells(self._batch_start(used))
 
     def terms(self, samples: int, seq_len: int) -> int:
         """Return the number of grids."""
@@ -145,12 +145,19 @@ class GridWorkload:
         self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
     ) -> torch.Tensor:
         """Run a chunk; see :meth:`Workload.forward`."""
-        first = first_sample(self._config, *batch, self._dp_rank)
+        used, micro_batch = batch
+        first = first_sample(self._config, self._batch_start(used), micro_batch, self._dp_rank)
         grids = self._sources[split].batch(first, self._config.training.micro_batch)
         cells = Cells.of(self._config.model, grids.heights, grids.widths, seq_len, self._dtype)
         colors = torch.from_numpy(grids.colors) if x is None else x
         y: torch.Tensor = chunk(colors, torch.from_numpy(grids.labels).unsqueeze(1), first, cells)
         return y
+
+    def _batch_start(self, used: int) -> int:
+        """Return the first sample of the next batch of one size. It comes after ``used`` samples only where a run was
+        resumed with another global batch."""
+        size = self._config.training.global_batch
+        return -(-used // size) * size
 
 
 def workload_of(

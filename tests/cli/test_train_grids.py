@@ -39,6 +39,7 @@ def test_a_run_has_images_per_second_in_its_result_and_its_table(
     assert run(["report", "table", str(directory.path), "--format", "md"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert "| images/s | Validation loss |" in table[1] and f"| {summary['images_per_second']:.4g} |" in table[3]
+    assert "| buckets 4+7, " in table[3] or ", buckets 4+7" in table[3]
     assert run(["report", "table", str(directory.path), "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["images_per_second"] == summary["images_per_second"]

@@ -51,8 +51,12 @@ def test_without_a_second_iteration_of_its_size_there_is_no_time_of_compiling() 
     assert "compile_seconds" not in summary_of([line(5, 9.0, b16=1), line(6, 1.0, b16=1), line(7, 1.0, b16=1)])
 
 
-def test_lines_without_buckets_are_of_the_largest_grids() -> None:
+def test_lines_that_do_not_say_their_size_have_images_and_no_other_speed() -> None:
     lines = [{"iteration": number, "seconds": 2.0, "loss": 5.0} for number in range(1, 5)]
-    assert summary_of(lines)["tokens_per_second"] == 32 * 900 / 2.0
     damaged = [{**of_line, "buckets": {"16": {"iterations": "x"}, "7": {"iterations": 1}}} for of_line in lines]
-    assert summary_of(damaged)["tokens_per_second"] == 32 * 900 / 2.0
+    for unknown in (lines, damaged):
+        summary = summary_of(unknown)
+        assert summary["images_per_second"] == 32 / 2.0
+        assert not {"tokens_per_second", "tflops_notes", "tflops_exact", "compile_seconds"} & set(summary)
+    only = load_run_config(preset="arc-small", overrides=["training.global_batch=32"])
+    assert summary_of(lines, only)["tokens_per_second"] == 32 * 900 / 2.0
