@@ -29,7 +29,6 @@ def check_grids(config: RunConfig, report_problem: ReportProblem) -> None:
         ("model.tied_embeddings", model.tied_embeddings, False, "false"),
         ("model.rope_scaling", model.rope_scaling, "none", "none"),
         ("model.padded_vocab_size", model.padded_vocab_size, None, "null"),
-        ("layout.sequence_parallel", config.layout.sequence_parallel, False, "false"),
         ("training.ramp_start", config.training.ramp_start, None, "null"),
         ("training.seq_ramp_start", config.training.seq_ramp_start, None, "null"),
         ("training.skip_samples", list(config.training.skip_samples), [], "[]"),
@@ -48,6 +47,11 @@ def _check_sizes(config: RunConfig, report_problem: ReportProblem) -> None:
     if model.seq_len != cells:
         rule = f"must be the cells of the largest grid, {buckets[-1]} x {buckets[-1]} by data.buckets; valid: {cells}"
         report_problem("model.seq_len", model.seq_len, rule)
+    tp = config.layout.tp if config.layout.sequence_parallel else 1
+    odd = [side for side in buckets if side * side % tp]
+    if odd:
+        rule = f"must divide the cells of each bucket, {odd[0]} x {odd[0]}, with layout.sequence_parallel"
+        report_problem("layout.tp", tp, rule)
     if model.vocab_size < 10:
         report_problem("model.vocab_size", model.vocab_size, "a grid has 10 colors; valid: 10 or more")
 

@@ -288,9 +288,11 @@ def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
     for _ in chunk.layers:
         yield from _layer_forward(plan)
     if chunk.has_head:
-        if plan.sequence_parallel:
-            yield _gather_sequence(plan)
         is_grid = plan.model.is_grid_classifier
+        if plan.sequence_parallel and is_grid:  # of the sums over the cells that each rank has
+            yield Collective("tp", ALL_REDUCE, plan.micro_batch * plan.model.hidden)
+        elif plan.sequence_parallel:
+            yield _gather_sequence(plan)
         tokens = plan.micro_batch * (1 if is_grid else plan.tokens)
         for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
             yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))

@@ -165,9 +165,9 @@ def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
         total += b * s * (TOKEN_ID_BYTES + (1 if t > 1 else 0))
         total += item * b * r * model.hidden * (1 if model.dropout else 0)
         total += item * b * r * model.hidden + _norm_bytes(config) if model.embedding_layernorm else 0
-        total += 2 * 8 * b * s if model.is_grid_classifier and model.positions == "learned" else 0
+        total += 2 * 8 * b * r if model.is_grid_classifier and model.positions == "learned" else 0
     if chunk.has_head:
-        of_means = item * b * model.hidden + max(item, 4) * b * (s + 1)
+        of_means = item * b * model.hidden + max(item, 4) * b * (r + 1)
         total += of_means if model.is_grid_classifier else item * b * r * model.hidden
         total += _norm_bytes(config)
     return total

@@ -154,10 +154,12 @@ class CausalSelfAttention(nn.Module):
         if model.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         pack = pack_naively if self._reference else ops.pack_heads
-        if cached is not None or cells is not None:  # each sequence has positions of its own, as a shard has
-            rotary = cells.rotation if cells is not None else None
-            if cached is not None and model.positions == "rope":
-                rotary = cached.new.rotation(model, x.dtype)
+        if cells is not None:  # each sequence has positions of its own, as a shard has
+            by_sequence = [part.reshape(-1, 1, *part.shape[2:]) for part in (q, k, v)]
+            packed = pack(by_sequence[0], by_sequence[1], by_sequence[2], cells.rotation)
+            return packed.view(*q.shape[:3], *packed.shape[3:])
+        if cached is not None:  # so it has here
+            rotary = cached.new.rotation(model, x.dtype) if model.positions == "rope" else None
             return pack(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), rotary).transpose(0, 1)
         return pack(q, k, v, ops.rotation(model, q.shape[0], tokens, x.dtype) if model.positions == "rope" else None)
 

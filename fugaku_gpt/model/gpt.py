@@ -30,7 +30,7 @@ from fugaku_gpt.model.kv_cache import CachedLayer, KeyValueCache, NewTokens
 from fugaku_gpt.model.norms import Norm, make_norm
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_token_losses
-from fugaku_gpt.parallel.sequence import Shard, gather
+from fugaku_gpt.parallel.sequence import Shard, gather, sum_of_shards
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output, MLP output
@@ -124,6 +124,7 @@ class GPT(nn.Module):
 
     Attributes:
         gradient_scale: factor of the loss for the last chunk's gradients (float16 loses small ones).
+        shard: the part of each sequence that this rank has between the cut layers.
         correct: number of grids whose class had the largest logit, in all forward passes of the last chunk.
     """
 
@@ -148,7 +149,7 @@ class GPT(nn.Module):
         self._tp = tp
         self._wide = dtype if dtype == torch.float64 else torch.float32
         self._sequence_parallel = sequence_parallel
-        self._shard = Shard.of(tp, sequence_parallel)
+        self.shard = Shard.of(tp, sequence_parallel)
         kinds = recompute or ("none",) * model.layers
         if chunk.has_embedding or (chunk.has_head and model.tied_embeddings):
             self.token_embedding = shared or VocabParallelEmbedding(
@@ -158,7 +159,7 @@ class GPT(nn.Module):
             if model.positions == "learned":
                 self._add_position_tables(dtype)
             self.embedding_norm = make_norm(model, dtype) if model.embedding_layernorm else nn.Identity()
-            self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
+            self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self.shard)
         self.blocks = nn.ModuleDict(
             {
                 str(layer): TransformerBlock(
@@ -201,8 +202,8 @@ class GPT(nn.Module):
         the colors of those.
         """
         if self.chunk.has_embedding:
-            positions = self._shard.positions(x.shape[1]) if new is None else new.positions
-            x = self.token_embedding(self._shard.to_rank_order(x))
+            positions = self.shard.positions(x.shape[1]) if new is None else new.positions
+            x = self.token_embedding(self.shard.to_rank_order(x))
             if self.config.positions == "learned" and cells is not None:
                 x = x + self.row_embedding(cells.rows) + self.column_embedding(cells.columns)
             elif self.config.positions == "learned":
@@ -223,20 +224,29 @@ class GPT(nn.Module):
         if not self.chunk.has_head:
             return x
         if cells is not None:
-            x = cells.mean(x)
+            x = self._mean_over(cells, x)
         loss = self._cross_entropy(x, targets)
         if cells is not None:  # after the loss, whose order of calls of MPI is that of a decoder
             self.correct += self._count_correct(x.detach(), targets.view(-1))
         return loss
 
+    def _mean_over(self, cells: Cells, x: torch.Tensor) -> torch.Tensor:
+        """Return the means [b, h] of hidden states over the cells of each grid, equal on every rank of ``tp``."""
+        sums = cells.sums(x)
+        if self._sequence_parallel:
+            sums = sum_of_shards(sums, self._tp)
+        return (sums / cells.counts).to(x.dtype)
+
     def _cross_entropy(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the losses of hidden states [b, s, h] or of means over cells [b, h]."""
+        is_cut = self._sequence_parallel and x.dim() == 3
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]),
             self.output_weight,
-            self._shard.to_rank_order(targets).reshape(-1),
+            (self.shard.to_rank_order(targets) if is_cut else targets).reshape(-1),
             self._tp,
             self.config.outputs,
-            sequence_parallel=self._sequence_parallel,
+            sequence_parallel=is_cut,
             gradient_scale=self.gradient_scale,
         )
 
@@ -274,7 +284,7 @@ class GPT(nn.Module):
         and for inspecting a whole model."""
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
-            x = self._shard.to_sample_order(gather(x, self._tp))
+            x = self.shard.to_sample_order(gather(x, self._tp))
         return ops.linear(x, self.output_weight)
 
 

@@ -148,7 +148,7 @@ class GridWorkload:
         used, micro_batch = batch
         first = first_sample(self._config, self._batch_start(used), micro_batch, self._dp_rank)
         grids = self._sources[split].batch(first, self._config.training.micro_batch)
-        cells = Cells.of(self._config.model, grids.heights, grids.widths, seq_len, self._dtype)
+        cells = Cells.of(self._config.model, grids.heights, grids.widths, seq_len, self._dtype, chunk.shard)
         colors = torch.from_numpy(grids.colors) if x is None else x
         y: torch.Tensor = chunk(colors, torch.from_numpy(grids.labels).unsqueeze(1), first, cells)
         return y

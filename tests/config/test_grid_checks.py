@@ -36,8 +36,8 @@ def test_presets_have_the_layers_and_heads_of_the_sheet(preset: str) -> None:
         ("arc-nano", ["model.tied_embeddings=true"], "model.tied_embeddings: True: is not supported"),
         (
             "arc-nano",
-            ["layout.sequence_parallel=true"],
-            "is not supported with model.kind grid_classifier; valid: false",
+            ["layout.sequence_parallel=true", "layout.tp=2", "data.buckets=[15, 30]"],
+            "layout.tp: 2: must divide the cells of each bucket, 15 x 15",
         ),
         ("arc-nano", ["training.skip_samples=[3]"], "training.skip_samples: ['3']: is not supported"),
         ("arc-nano", ["model.padded_vocab_size=16"], "valid: null"),

@@ -30,19 +30,24 @@ from tests.support.grids import LIKE_LLAMA, grid_config, write_tasks
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=float32", "training.eps=1e-4")}
 LLAMA = " ".join(LIKE_LLAMA)
+EVEN = "data.buckets=[4,6] model.seq_len=36"  # two ranks share their cells
 CASES: List[Tuple[str, str]] = [
     ("layout.dp=2 layout.zero=1 training.recompute=full", ""),
     ("layout.dp=2 layout.hierarchical_sum=true training.micro_batch=2", LLAMA),
     ("layout.tp=2 training.micro_batch=2 training.recompute=selective", ""),
     ("layout.tp=2 training.micro_batch=4", f"{LLAMA} model.kv_heads=1 model.qk_norm=true"),
     ("layout.pp=2", ""),
+    ("layout.tp=2 layout.sequence_parallel=true training.micro_batch=2", EVEN),
+    ("layout.tp=2 layout.sequence_parallel=true training.recompute=full", f"{EVEN} {LLAMA} model.qk_norm=true"),
+    ("layout.tp=2 layout.pp=2 layout.sequence_parallel=true training.micro_batch=2", f"{EVEN} {LLAMA}"),
     ("layout.pp=2 layout.schedule=zero_bubble training.micro_batch=2", LLAMA),
     ("layout.pp=2 layout.schedule=interleaved layout.chunks=2 training.recompute=full", "model.layers=4"),
     ("layout.dp=2 layout.tp=2 layout.zero=1", LLAMA),
     ("layout.dp=2 layout.pp=2 layout.schedule=gpipe layout.zero=1", LLAMA),
     ("layout.tp=2 layout.pp=2 layout.order=pp,tp,dp training.micro_batch=2", ""),
+    ("layout.dp=2 layout.tp=2 layout.pp=2 layout.sequence_parallel=true layout.zero=1", f"{EVEN} {LLAMA}"),
 ]
-SHORT = (0, 3, 5, 7)  # numbers of the cases that are not long tests: each kind of parallelism in float64
+SHORT = (0, 3, 6, 8, 10)  # numbers of the cases that are not long tests: each kind of parallelism in float64
 _REFERENCES: Dict[Tuple[str, str], Trained] = {}
 
 
@@ -79,7 +84,7 @@ def test_a_layout_trains_like_a_single_rank(
     reference = _REFERENCES[model, dtype]
     assert_same_steps(ours, reference)
     assert [step.correct for step in ours.steps] == [step.correct for step in reference.steps]
-    assert {step.seq_len for step in ours.steps} == {16, 49}
+    assert {step.seq_len for step in ours.steps} == {side * side for side in config.data.buckets}
     figures = largest_of_all(
         world,
         [
@@ -98,6 +103,7 @@ def test_a_layout_trains_like_a_single_rank(
     [
         f"layout.tp=2 training.micro_batch=2 {LLAMA}",
         "layout.pp=2 training.recompute=full",
+        f"layout.tp=2 layout.sequence_parallel=true training.recompute=full {EVEN}",
         pytest.param("layout.dp=2 layout.tp=2 layout.zero=1", marks=pytest.mark.long),
         pytest.param("layout.tp=2 layout.pp=2", marks=pytest.mark.long),
     ],
@@ -118,4 +124,4 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: str, tm
         plan = replace(plan_of(config), seq_len=step.seq_len)
         assert_same(calls, calls_of(program(plan, grid.coordinates.pp, 1, is_calibration_step(number))))
         lengths.append(step.seq_len)
-    assert set(lengths) == {16, 49}
+    assert set(lengths) == {side * side for side in config.data.buckets}
