@@ -15,6 +15,7 @@ from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.layout.communications import is_calibration_step, plan_of, program
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.test_communications import Call, Recording, assert_same, calls_of
+from tests.mpi.test_precision import BOUND
 from tests.mpi.trained import (
     Trained,
     assert_same_steps,
@@ -28,7 +29,12 @@ from tests.mpi.trained import (
 from tests.support.grids import LIKE_LLAMA, grid_config, write_tasks
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
-TYPES = {"float64": ("training.dtype=float64",), "float32": ("training.dtype=float32", "training.eps=1e-4")}
+TYPES = {
+    "float64": ("training.dtype=float64",),
+    "float32": ("training.dtype=float32", "training.eps=1e-4"),
+    "bfloat16": ("training.dtype=bfloat16",),
+    "float16": ("training.dtype=float16", "training.loss_scale=256"),
+}
 LLAMA = " ".join(LIKE_LLAMA)
 EVEN = "data.buckets=[4,6] model.seq_len=36"  # two ranks share their cells
 CASES: List[Tuple[str, str]] = [
@@ -61,12 +67,20 @@ def config_of(folder: Path, *settings: str) -> RunConfig:
     return grid_config(write_tasks(folder / "tasks.json"), *settings)
 
 
+def reference_of(world: Communicator, folder: Path, model: str, dtype: str) -> Trained:
+    """Returns the run of one rank, on all ranks; collective."""
+    if (model, dtype) not in _REFERENCES:
+        config = config_of(folder, *TYPES[dtype], *model.split(), "training.micro_batch=8")
+        _REFERENCES[model, dtype] = of_first(world, lambda: train(grids_trainer(Communicator.alone(), config)))
+    return _REFERENCES[model, dtype]
+
+
 @pytest.mark.parametrize(
     ("layout", "model", "dtype"),
     [
         pytest.param(layout, model, dtype, marks=[pytest.mark.long] * (dtype == "float32" or number not in SHORT))
         for number, (layout, model) in enumerate(CASES)
-        for dtype in TYPES
+        for dtype in TOLERANCE
     ],
 )
 def test_a_layout_trains_like_a_single_rank(
@@ -77,11 +91,7 @@ def test_a_layout_trains_like_a_single_rank(
         pytest.skip("another number of ranks")
     if dtype == "float32" and world.size > 2:
         pytest.skip("two ranks try the kernels")
-    ours = train(grids_trainer(world, config))
-    if (model, dtype) not in _REFERENCES:
-        alone = config_of(tmp_path, *TYPES[dtype], *model.split(), "training.micro_batch=8")
-        _REFERENCES[model, dtype] = of_first(world, lambda: train(grids_trainer(Communicator.alone(), alone)))
-    reference = _REFERENCES[model, dtype]
+    ours, reference = train(grids_trainer(world, config)), reference_of(world, tmp_path, model, dtype)
     assert_same_steps(ours, reference)
     assert [step.correct for step in ours.steps] == [step.correct for step in reference.steps]
     assert {step.seq_len for step in ours.steps} == {side * side for side in config.data.buckets}
@@ -96,6 +106,27 @@ def test_a_layout_trains_like_a_single_rank(
     if world.rank == 0:
         print(f"\ngrids {layout} {model}, {dtype}: {' '.join(f'{figure:.1e}' for figure in figures)}")
     assert max(figures) <= TOLERANCE[dtype] * (4 if config.model.qk_norm and dtype == "float32" else 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "layout",
+    ["layout.dp=2 layout.zero=1", "layout.tp=2 layout.sequence_parallel=true training.micro_batch=2", "layout.pp=2"],
+)
+def test_layouts_in_16_bits_stay_close_to_a_single_rank(
+    world: Communicator, layout: str, dtype: str, tmp_path: Path
+) -> None:
+    model = f"{EVEN} {LLAMA}"
+    config = config_of(tmp_path, *TYPES[dtype], *model.split(), *layout.split())
+    if config.layout.ranks != world.size:
+        pytest.skip("another number of ranks")
+    ours, reference = train(grids_trainer(world, config)), reference_of(world, tmp_path, model, dtype)
+    assert_same_steps(ours, reference)
+    loss, norm, validation = largest_of_all(world, list(curve_distance(ours, reference)))
+    if world.rank == 0:
+        print(f"\ngrids {layout}, {dtype}: loss {loss:.1e} norm {norm:.1e} validation {validation:.1e}")
+    assert loss <= BOUND[dtype]["loss"] and norm <= BOUND[dtype]["norm"] and validation <= BOUND[dtype]["validation"]
 
 
 @pytest.mark.parametrize(
