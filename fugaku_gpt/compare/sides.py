@@ -205,6 +205,11 @@ def config_of(
             )
         all_overrides.append(f"layout.dp={ranks // ranks_per_replica}")
     config = load_run_config(file, preset, all_overrides, is_only_measured=True)
+    if config.model.is_grid_classifier and len(config.data.buckets) > 1:
+        raise ConfigError(
+            f"data.buckets: {list(config.data.buckets)}: a job's time is the median of its iterations, and those of "
+            "several sizes have no common one; valid: one bucket, such as [16] with model.seq_len=256"
+        )
     written = written_keys(file, all_overrides) | ({"preset"} if preset is not None else set())
     with contextlib.suppress(DataError):  # the ranks report it
         vocabulary = vocabulary_of_corpora(config, written)
