@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 from contestants import threads
-from turns import Several, Work, middle, ratios_of, seconds_of, serve, take_turns, thread_environment, write_samples
+from turns import (
+    Lacking,
+    Several,
+    Work,
+    middle,
+    ratios_of,
+    seconds_of,
+    serve,
+    take_turns,
+    thread_environment,
+    write_samples,
+)
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.data.grid_samples import open_grid_samples
@@ -42,11 +53,17 @@ def ours(config: RunConfig, steps: int) -> Work:
 
 
 def plain(config: RunConfig, steps: int) -> Work:
-    """Iterations of the plain model, on the same batches."""
+    """Iterations of the plain model, on the same batches.
+
+    Raises:
+        Lacking: this build has no fused attention.
+    """
     import numpy as np
     import torch
     from textbook_grids import TextbookClassifier
 
+    if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
+        raise Lacking("this build has no fused attention")
     torch.set_num_threads(threads())
     shape, training, samples = config.model, config.training, open_grid_samples(config, "train")
     heads = (shape.heads, shape.kv_head_count, shape.head_size)
@@ -124,6 +141,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     }
     print(", ".join(f"{key} {value}" for key, value in head.items()))
     print(f"{'':8}{'seconds of a turn':>26}{'images/s':>10}{'ours is':>26}{'peak RSS':>12}{'loss':>9}")
+    for name, why in several.lacking.items():
+        print(f"{name}: not on this build: {why}")
     images = options.steps * training.global_batch
     for name in turns[0]:
         seconds, unit = seconds_of(turns, name), turns[-1][name]

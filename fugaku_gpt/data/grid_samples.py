@@ -89,10 +89,10 @@ class Augmentation:
         """Return a grid [height, width] after the draws of ``key``, which has its longer side in any case."""
         if self == Augmentation():
             return colors
-        draws = np.random.Philox(key=key).random_raw(2)
+        turns, reflects = (int(draw) for draw in np.random.Philox(key=key).random_raw(2))
         if self.rotations:
-            colors = np.rot90(colors, int(draws[0] >> 62))
-        if self.reflections and draws[1] >> 63:
+            colors = np.rot90(colors, turns >> 62)
+        if self.reflections and reflects >> 63:
             colors = colors[:, ::-1]
         if self.permute_colors:
             table = np.concatenate([[0], 1 + permutation(stream_key(key, "colors"), COLORS - 1)])

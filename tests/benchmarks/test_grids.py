@@ -18,9 +18,12 @@ from tests.support.grids import LIKE_LLAMA, TASKS, grid_config, write_tasks
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
-@pytest.mark.skipif(
+needs_fused_attention = pytest.mark.skipif(
     not hasattr(torch.nn.functional, "scaled_dot_product_attention"), reason="the plain model needs fused attention"
 )
+
+
+@needs_fused_attention
 @pytest.mark.parametrize("settings", [(), LIKE_LLAMA], ids=["as arc-nano", "as arc-small"])
 def test_the_plain_model_is_the_same_model(settings: List[str], tmp_path: Path) -> None:
     """With our weights it has our loss."""
@@ -72,6 +75,7 @@ def _flat(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1]) if is_matrix else tensor.detach().reshape(-1)
 
 
+@needs_fused_attention
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_the_table_has_both_contestants(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
