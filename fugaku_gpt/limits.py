@@ -58,6 +58,7 @@ SLIP_ROWS = Limit(100, "rows", "a file of tables in which the slip behind a find
 LOG_LINE = Limit(64 * _KIB, "characters", "a line of a training log; the rest is left out")
 STATISTICS = Limit(64 * _MIB, "bytes", "the scheduler's statistics of a job")
 DOCUMENT = Limit(1024 * _MIB, "bytes", "a text file, which is one document, or a file that is one array of JSON")
+GRIDS_TEXT = Limit(256 * _MIB, "bytes", "a file of the tasks of an ARC set")
 TOKENIZER_TEXT = Limit(256 * _MIB, "bytes", "a tokenizer.json")
 MESSAGE_VALUE = Limit(200, "characters", "a value that a message quotes; the rest is left out")
 MESSAGE_LINE = Limit(4000, "characters", "a line of an error's message; the rest is left out")

@@ -98,6 +98,8 @@ def model_type_of(model: ModelConfig) -> str:
     Raises:
         UsageError: none of theirs computes what it does; the message names a setting.
     """
+    if model.is_grid_classifier:
+        raise UsageError(f"model.kind {model.kind}: none of their models classifies grids")
     if model.embedding_layernorm:
         raise UsageError("none of their models has a norm after the embedding (model.embedding_layernorm)")
     if not model.settings_unlike_gpt2:

@@ -86,8 +86,8 @@ def imported_tokenizer_files(folder: Path) -> Dict[str, bytes]:
     """Read the tokenizer of a Hugging Face folder as the files of an imported checkpoint; none if it has no
     ``tokenizer.json``.
 
-    Special tokens, which ``special_tokens_map.json`` may declare instead, become texts, and a chat template in a file of
-    its own becomes a part of ``tokenizer_config.json``.
+    Special tokens, which ``special_tokens_map.json`` may declare instead, become texts, and a chat template in a file
+    of its own becomes a part of ``tokenizer_config.json``.
 
     Raises:
         UsageError: a file cannot be read, or is not what it is called.

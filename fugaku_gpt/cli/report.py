@@ -20,7 +20,7 @@ from fugaku_gpt.report.collect import collect_rows, holds_runs
 from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
 from fugaku_gpt.report.logged_run import parse_settings
-from fugaku_gpt.report.notes_table import column_titles, has_samples, notes_tables, row_cells, rows_by_heading
+from fugaku_gpt.report.notes_table import column_titles, columns_of, notes_tables, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import ResultRow, values_of_rows
 
 if TYPE_CHECKING:
@@ -168,10 +168,10 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
 
 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
-    """The notes' columns and the validation loss; the widest column comes last."""
-    samples = has_samples(rows)
-    titles = column_titles(energy, validation=True, samples=samples)
-    displayed = [dict(zip(titles, row_cells(row, si, energy, validation=True, samples=samples))) for row in rows]
+    """The notes' columns, rates of other units and the validation loss; the widest column comes last."""
+    columns = columns_of(rows, energy)
+    titles = column_titles(columns)
+    displayed = [dict(zip(titles, row_cells(row, columns, si))) for row in rows]
     return heading.lstrip("# ") + "\n" + render_rows(titles, displayed, "table")
 
 

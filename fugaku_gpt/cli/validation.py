@@ -16,7 +16,11 @@ def validation_of_run(source: RunSource, config: RunConfig) -> Tuple[List[str], 
 
     The override is missing, and the note says why, where a corpus has no validation part.
     """
-    if _KEY in source.written_keys() or not config.data.paths:
+    if _KEY in source.written_keys():
+        return [], ""
+    if config.model.is_grid_classifier:
+        return _at_start_and_end(config) if config.data.split[1] > 0 else ([], "no validation: it has no data.split")
+    if not config.data.paths:
         return [], ""
     from fugaku_gpt.data.samples import NoSamples, open_samples, surely_has_samples
 
@@ -27,6 +31,10 @@ def validation_of_run(source: RunSource, config: RunConfig) -> Tuple[List[str], 
         return [], f"no validation: {error}"
     except DataError:  # the ranks report it
         return [], ""
+    return _at_start_and_end(config)
+
+
+def _at_start_and_end(config: RunConfig) -> Tuple[List[str], str]:
     iterations = config.training.iterations
     note = f"{_KEY} is {iterations}: validation at the start and the end; --set {_KEY}=null: none"
     return [f"{_KEY}={iterations}"], note

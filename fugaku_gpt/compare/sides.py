@@ -205,6 +205,11 @@ def config_of(
             )
         all_overrides.append(f"layout.dp={ranks // ranks_per_replica}")
     config = load_run_config(file, preset, all_overrides, is_only_measured=True)
+    if config.model.is_grid_classifier and len(config.data.buckets) > 1:
+        raise ConfigError(
+            f"data.buckets: {list(config.data.buckets)}: a job's time is the median of its iterations, and those of "
+            "several sizes have no common one; valid: one bucket, such as [16] with model.seq_len=256"
+        )
     written = written_keys(file, all_overrides) | ({"preset"} if preset is not None else set())
     with contextlib.suppress(DataError):  # the ranks report it
         vocabulary = vocabulary_of_corpora(config, written)
@@ -218,9 +223,12 @@ def work_per_iteration(config: RunConfig) -> Dict[str, object]:
     """Settings that determine the work of an iteration: model, sequence length, batch."""
     names = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size")
     more = ("norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings")
-    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in (*names, *more)}
+    of_grids = ("kind", "classes") if config.model.is_grid_classifier else ()
+    work: Dict[str, object] = {f"model.{name}": getattr(config.model, name) for name in (*names, *more, *of_grids)}
     work.update({"model.kv_heads": config.model.kv_head_count, "model.head_dim": config.model.head_size})
     work["training.global_batch"] = config.training.global_batch
+    if config.model.is_grid_classifier:
+        work["data.buckets"] = list(config.data.buckets)
     return work
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable, List, Sequence, Tuple
 
+from fugaku_gpt.config.grid_checks import check_grids
 from fugaku_gpt.config.schema import VALIDATION, RunConfig, TrainingConfig
 from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, cut
 
@@ -35,6 +36,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_recompute(config, report_problem)
     _check_data(config, report_problem)
     _check_evaluation(config, report_problem)
+    check_grids(config, report_problem)
     _check_checkpoint(config, report_problem)
     _check_job(config, report_problem)
     return problems
@@ -96,8 +98,9 @@ def _check_model(config: RunConfig, report_problem: ReportProblem) -> None:
 
 def _check_rotary(config: RunConfig, report_problem: ReportProblem) -> None:
     model = config.model
-    if model.positions == "rope" and model.head_size % 2:
-        report_problem("model.positions", "rope", f"needs heads of an even width, not {model.head_size}")
+    if model.positions == "rope" and model.head_size % (4 if model.is_grid_classifier else 2):
+        width = "a width that 4 divides, half of it for rows" if model.is_grid_classifier else "an even width"
+        report_problem("model.positions", "rope", f"needs heads of {width}, not {model.head_size}")
     if (model.rope_factor > 1) != (model.rope_scaling != "none"):
         rule = f"needs a value above 1 with model.rope_scaling {model.rope_scaling}"
         if model.rope_scaling == "none":

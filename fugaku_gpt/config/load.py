@@ -48,9 +48,9 @@ class SettingsLayer:
 
 
 def preset_names() -> List[str]:
-    """Names of the presets of the package, smallest model first."""
+    """Names of the presets of the package, smallest model first, classifiers of grids after the decoders."""
     names = (path.stem for path in PRESET_DIR.glob("*.yaml"))
-    return sorted(names, key=lambda name: (name != "tiny", _size(name), name))
+    return sorted(names, key=lambda name: (name.startswith("arc-"), name != "tiny", _size(name), name))
 
 
 # settings of a run that is only measured, such as a row of a sweep: nobody resumes it; anything written wins

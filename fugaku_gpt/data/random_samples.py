@@ -1,12 +1,14 @@
-"""Samples of random tokens, which depend on the number of the first sample alone."""
+"""Samples of random tokens or grids, which depend on the number of the first sample alone."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.grid_samples import GridBatch
+from fugaku_gpt.data.grids import COLORS
 
 
 class RandomSamples:
@@ -18,3 +20,27 @@ class RandomSamples:
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[count, seq_len + 1] token ids of the samples from ``first``."""
         return np.random.RandomState(first).randint(0, self._vocab_size, size=(count, self._length), dtype="int64")
+
+
+def random_samples(config: RunConfig) -> Union[RandomSamples, "RandomGrids"]:
+    """Return the random samples that the model of a run takes."""
+    return RandomGrids(config) if config.model.is_grid_classifier else RandomSamples(config)
+
+
+class RandomGrids:
+    """An endless source of numbered grids of random colors, of a run's largest size, and of random classes."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._side, self._classes = config.model.grid_side, config.model.classes
+
+    def cells(self, number: int) -> int:
+        """Cells of each sample."""
+        return self._side**2
+
+    def batch(self, first: int, count: int) -> GridBatch:
+        """Return the grids from ``first``, whose sides are from half the largest to the largest."""
+        random = np.random.RandomState(first)
+        colors = random.randint(0, COLORS, size=(count, self._side**2), dtype="int64")
+        sides = random.randint((self._side + 1) // 2, self._side + 1, size=(2, count), dtype="int64")
+        colors[np.arange(self._side**2) >= sides.prod(0)[:, np.newaxis]] = 0
+        return GridBatch(colors, random.randint(0, self._classes, size=count, dtype="int64"), *sides)

@@ -43,7 +43,7 @@ def vocabulary_of_corpora(
     Raises:
         DataError: a corpus is damaged.
     """
-    if is_vocabulary_stated(written):
+    if is_vocabulary_stated(written) or config.model.is_grid_classifier:
         return None
     size, largest = config.model.vocab_size, _largest_vocabulary(config.data.paths, base)
     if largest is None or largest.size == size or ("preset" in written and largest.size < size):

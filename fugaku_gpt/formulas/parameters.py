@@ -12,8 +12,9 @@ def parameter_count(model: ModelConfig) -> int:
     biases = model.qkv_width if model.biases != "none" else 0
     biases += h + model.up_width + h if model.biases == "all" else 0
     head_norms = 2 * model.head_size if model.qk_norm else 0
-    embeddings = model.vocab_size * h * (1 if model.tied_embeddings else 2)
-    positions = model.seq_len * h if model.positions == "learned" else 0
+    embeddings = (model.vocab_size + (0 if model.tied_embeddings else model.outputs)) * h
+    positions = (2 * model.grid_side if model.is_grid_classifier else model.seq_len) * h
+    positions = positions if model.positions == "learned" else 0
     outside = embeddings + positions + norm + (norm if model.embedding_layernorm else 0)
     return model.layers * (model.layer_weights + biases + head_norms + 2 * norm) + outside
 

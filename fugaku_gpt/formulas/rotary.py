@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def rotary_frequencies(model: ModelConfig) -> "Array":
-    """Angle per position of each pair of coordinates, float64 [d / 2].
+    """Angle per position of each pair of coordinates, float64 [d / 2]; of a grid classifier [d / 4], since half of the
+    pairs turn by the row and half by the column.
 
     ``rope_scaling`` stretches the wavelengths: ``linear`` all of them (Chen et al. 2023, "Extending Context Window of
     Large Language Models via Positional Interpolation"), ``llama3`` those that are long beside the sequence length
     before the stretching, with a blend between (Llama Team 2024, "The Llama 3 Herd of Models", section 3.4.1).
     """
-    half = model.head_size // 2
+    half = model.head_size // (4 if model.is_grid_classifier else 2)
     frequencies: Array = model.rope_theta ** -(np.arange(half, dtype=np.float64) / half)
     if model.rope_scaling == "linear":
         frequencies /= model.rope_factor

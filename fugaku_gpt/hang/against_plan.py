@@ -85,6 +85,8 @@ def compare_with_plan(
         return AgainstPlan(
             None, f"the {growing} grows, and its size in a step depends on samples that recorders do not count"
         )
+    if config.model.is_grid_classifier and len(config.data.buckets) > 1:
+        return AgainstPlan(None, "batches take turns in size, which depends on samples that recorders do not count")
     recorded_ranks = sorted({flight.head.ranks for flight in flights.values()} - {config.layout.ranks})
     if recorded_ranks:
         return AgainstPlan(

@@ -12,8 +12,10 @@ from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
 from fugaku_gpt.checkpoint.recorded_model import recorded_model
 from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
+from fugaku_gpt.config.schema import DECODER
 from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
+from fugaku_gpt.limits import cut
 
 
 class ModelSource(NamedTuple):
@@ -49,13 +51,18 @@ def find_model(path: Path, name: Optional[str] = None) -> ModelSource:
     """Find the newest valid checkpoint at a path, or the one of a name (``best``, or that of its folder).
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or its model is no decoder.
     """
     checkpoint, rejected = newest_valid(named_checkpoints_at(path, name), deep=False)
     if checkpoint is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise CheckpointError(f"{path}: none of its checkpoints is complete: {reasons}")
-    return ModelSource(checkpoint, read_manifest(checkpoint), [f"{name} is left out: {why}" for name, why in rejected])
+    manifest = read_manifest(checkpoint)
+    model = manifest.config.get("model")
+    kind = model.get("kind", DECODER) if isinstance(model, dict) else DECODER
+    if kind != DECODER:
+        raise CheckpointError(f"{checkpoint}: its model is a {cut(str(kind))} (model.kind), which predicts no tokens")
+    return ModelSource(checkpoint, manifest, [f"{name} is left out: {why}" for name, why in rejected])
 
 
 def model_of(source: ModelSource) -> ModelConfig:

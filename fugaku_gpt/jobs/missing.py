@@ -32,6 +32,8 @@ def missing_needs(config: RunConfig, trains: bool = True) -> List[str]:
 
 
 def _missing_corpora(config: RunConfig) -> List[str]:
+    if config.model.is_grid_classifier:
+        return [f"data.paths: {path}: is not there" for path in config.data.paths if not Path(path).is_file()]
     make = "`fugaku-gpt data prepare --stdlib --out DIR` makes one"
     if not config.data.paths:
         return [f"data.paths: empty: name a corpus with --set data.paths=[DIR]; {make}"]

@@ -54,7 +54,9 @@ def sequence_length(config: RunConfig, iteration: int) -> int:
 
 def batch_sizes(config: RunConfig) -> List[Tuple[int, int]]:
     """The (global batch, sequence length) pairs of the run's iterations, each once, in order. The last is the full
-    size, which validation uses even if no iteration reaches it."""
+    size, which validation uses even if no iteration reaches it. Batches of grids have the cells of a bucket."""
+    if config.model.is_grid_classifier:
+        return [(config.training.global_batch, side * side) for side in config.data.buckets]
     full = (config.training.global_batch, config.model.seq_len)
     sizes: Dict[Tuple[int, int], None] = {}  # keeps their order
     for size in iteration_sizes(config):

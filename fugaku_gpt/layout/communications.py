@@ -33,6 +33,7 @@ CHUNK_TOKENS = 512
 # sum of the losses, sum of squares of the gradients; ranks that have met a non-finite number, that want to stop, that
 # have written their part of a checkpoint, and that could not
 NORM_ELEMENTS = 6
+GRID_NORM_ELEMENTS = 7  # the number of grids whose class was right, too
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class CommunicationPlan:
             "heads": model.heads,
             "MLP width": model.ffn_size,
             "padded vocabulary": self.vocab,
+            "padded outputs": self.outputs,
         }
         for name, size in sizes.items():
             if size % layout.tp:
@@ -151,13 +153,18 @@ class CommunicationPlan:
                 raise ValueError(f"recompute {kind!r}: valid: {', '.join(RECOMPUTE)}")
         schedule(self.schedule, 0, layout.pp, self.micro_batches, self.chunks)  # judges its own arguments
         usual = self.recompute[0] if len(set(self.recompute)) == 1 else "none"
-        work = work_of(model, self.vocab, usual)
+        work = work_of(model, self.outputs, usual)
         object.__setattr__(self, "model_chunks", split_layers(model.layers, layout.pp, self.chunks, work, self.split))
 
     @property
     def vocab(self) -> int:
         """Rows of the embedding."""
         return self.model.padded_vocab(self.layout.tp)
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the output weights."""
+        return self.model.padded_outputs(self.layout.tp)
 
     @property
     def kv_copies(self) -> int:
@@ -255,7 +262,9 @@ def chunk_times(plan: CommunicationPlan) -> Timing:
     """
     weights = float(plan.model.layer_weights)
     layer = weights + 2.0 * plan.tokens * plan.model.query_width
-    logits = 3.0 * plan.vocab * plan.model.hidden
+    logits = 3.0 * plan.outputs * plan.model.hidden
+    if plan.model.is_grid_classifier:  # one row of logits for all cells of a grid
+        logits /= plan.tokens
     forward = [len(chunk.layers) + logits / layer * chunk.has_head for chunk in plan.model_chunks]
     backward = [
         sum(2.0 + (plan.recompute_of(number) == "full") for number in chunk.layers) for chunk in plan.model_chunks
@@ -279,12 +288,19 @@ def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
     for _ in chunk.layers:
         yield from _layer_forward(plan)
     if chunk.has_head:
-        if plan.sequence_parallel:
+        is_grid = plan.model.is_grid_classifier
+        if plan.sequence_parallel and is_grid:  # of the sums over the cells that each rank has
+            yield Collective("tp", ALL_REDUCE, plan.micro_batch * plan.model.hidden)
+        elif plan.sequence_parallel:
             yield _gather_sequence(plan)
-        tokens = plan.micro_batch * plan.tokens
+        tokens = plan.micro_batch * (1 if is_grid else plan.tokens)
         for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
             yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))
-        yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
+        if is_grid:  # of the gradient of the means over cells, and each rank's largest logit and its class
+            yield Collective("tp", ALL_REDUCE, tokens * plan.model.hidden)
+            yield Collective("tp", ALL_GATHER, 2 * tokens)
+        else:
+            yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
 
 
 def _backward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
@@ -341,7 +357,7 @@ def _after_backward(plan: CommunicationPlan, stage: int, on_node: int, is_calibr
         for embedding_range in flat.tied(layout.dp if plan.zero else 1):
             yield Collective("embedding", ALL_REDUCE, embedding_range.stop - embedding_range.start)
     if layout.ranks > 1:
-        yield Collective("world", ALL_REDUCE, NORM_ELEMENTS)
+        yield Collective("world", ALL_REDUCE, norm_elements(plan.model))
     if layout.dp > 1 and plan.zero:
         if is_calibration:
             yield Collective("dp", BARRIER, 0)
@@ -351,6 +367,11 @@ def _after_backward(plan: CommunicationPlan, stage: int, on_node: int, is_calibr
             else:
                 yield Collective(ACROSS_NODES_GATHER, ALL_GATHER, elements // layout.dp)
                 yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
+
+
+def norm_elements(model: ModelConfig) -> int:
+    """Elements of the sum over all ranks that ends a step."""
+    return GRID_NORM_ELEMENTS if model.is_grid_classifier else NORM_ELEMENTS
 
 
 def _sum_over_replicas(plan: CommunicationPlan, elements: int, on_node: int) -> Iterable[Collective]:

@@ -153,6 +153,8 @@ def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
       LayerNorm, its input and what :func:`_norm_bytes` says.
     * Head: of the norm what :func:`_norm_bytes` says, and the gradient of the hidden states, which the
       cross-entropy has made already; that of the embedding it has added to the sums of gradients.
+    * Of grids: rows and columns of the cells where positions are learned; in the head which cells are no padding, how
+      many these are, and the gradient of the means over them.
     """
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
@@ -163,9 +165,22 @@ def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
         total += b * s * (TOKEN_ID_BYTES + (1 if t > 1 else 0))
         total += item * b * r * model.hidden * (1 if model.dropout else 0)
         total += item * b * r * model.hidden + _norm_bytes(config) if model.embedding_layernorm else 0
+        total += 2 * 8 * b * r if model.is_grid_classifier and model.positions == "learned" else 0
     if chunk.has_head:
-        total += item * b * r * model.hidden + _norm_bytes(config)
+        of_means = item * b * model.hidden + max(item, 4) * b * (r + 1)
+        total += of_means if model.is_grid_classifier else item * b * r * model.hidden
+        total += _norm_bytes(config)
     return total
+
+
+def cell_bytes(config: RunConfig) -> int:
+    """Bytes that a chunk's layers share of the cells of one micro-batch of grids: the keys that each sees, two numbers
+    of 4 bytes, and where positions are rotary, cosines and sines of each; 0 for a decoder."""
+    model = config.model
+    if not model.is_grid_classifier:
+        return 0
+    angles = max(ITEM_BYTES[config.training.dtype], 4) * model.head_size if model.positions == "rope" else 0
+    return config.training.micro_batch * model.seq_len * (2 * 4 + angles)
 
 
 def recompute_of_layers(config: RunConfig, chunks: Sequence[Chunk]) -> Tuple[str, ...]:
@@ -278,6 +293,7 @@ def _chunk_sizes(
     sizes = []
     for chunk in chunks:
         in_flight = embedding_and_head_bytes(config, chunk) + sum(bytes_of_kind[kinds[layer]] for layer in chunk.layers)
+        in_flight += cell_bytes(config)
         freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
         for layer in reversed(chunk.layers):
             highest = max(highest, recompute_bytes[kinds[layer]] - freed)

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig, RunConfig
-from fugaku_gpt.layout.tensors import TensorSpec, model_tensors
+from fugaku_gpt.layout.tensors import TensorSpec, model_tensors, position_tables
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -54,12 +54,13 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     * layer: a = its weights (4 h² + 2 h ffn of a GPT-2) + 2 s q with the width q of all query heads, times 3; times 4
       where it is recomputed in full. ``selective`` makes flags of
       dropout again, which is no product, and every backward pass the scores of attention, which no formula counts;
-    * logits and loss: V h, times 3, and never recomputed;
+    * logits and loss: V h, times 3, and never recomputed; the classes of a grid have one row of logits for all of its s
+      cells;
     * embedding: no product. Forward adds the position to the token's row, backward adds one row to each of two tables:
       3 h additions, counted as 1.5 h. (On a real machine it costs the reading of memory, still little.)
 
     Args:
-        padded_vocab: rows of the embedding (V).
+        padded_vocab: rows of the output weights (V).
         recompute: ``none``, ``selective`` or ``full``, of most layers.
     """
     if recompute not in RECOMPUTE:
@@ -67,7 +68,8 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     h = model.hidden
     forward = float(model.layer_weights) + 2.0 * model.seq_len * model.query_width
     layer = (4.0 if recompute == "full" else 3.0) * forward
-    return Work(embedding=1.5 * h / layer, head=3.0 * padded_vocab * h / layer)
+    rows = padded_vocab / model.seq_len if model.is_grid_classifier else padded_vocab
+    return Work(embedding=1.5 * h / layer, head=3.0 * rows * h / layer)
 
 
 def split_layers(
@@ -120,7 +122,7 @@ def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
     """
     layout, training = config.layout, config.training
     everywhere = training.recompute_layers is None and training.recompute_budget_mib is None
-    work = work_of(config.model, config.padded_vocab, training.recompute if everywhere else "none")
+    work = work_of(config.model, config.padded_outputs, training.recompute if everywhere else "none")
     return split_layers(config.model.layers, layout.pp, layout.chunks, work, layout.split or None)
 
 
@@ -140,7 +142,7 @@ def chunk_tensors(model: ModelConfig, tp: int, chunk: Chunk) -> List[TensorSpec]
     """
     prefixes = tuple(f"blocks.{layer}." for layer in chunk.layers)
     if chunk.has_embedding:
-        prefixes += ("token_embedding.", "position_embedding.", "embedding_norm.")
+        prefixes += ("token_embedding.", *(f"{name}." for name in position_tables(model)), "embedding_norm.")
     if chunk.has_head:
         prefixes += ("token_embedding." if model.tied_embeddings else "output.", "final_norm.")
     return [spec for spec in model_tensors(model, tp) if spec.name.startswith(prefixes)]

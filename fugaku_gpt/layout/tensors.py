@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig
 
@@ -28,7 +28,8 @@ class TensorSpec:
             heads; 1 where every rank has a slice of its own.
         init: ``normal``, ``zeros`` or ``ones``.
         std: standard deviation where init is normal.
-        rows: rows of dimension 0 that are ever used; the rest is vocabulary padding and stays zero.
+        rows: rows of dimension 0 that are ever used; the rest is padding of the vocabulary, or of the classes, and
+            stays zero.
         is_tied: the first and the last pipeline stage hold it both.
         is_partial: every tensor-parallel rank holds the whole tensor, and the gradient of its own heads.
     """
@@ -88,7 +89,10 @@ def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
         )
     ]
     if model.positions == "learned":
-        tensors.append(TensorSpec("position_embedding.weight", (model.seq_len, h), init="normal", std=std))
+        tensors += [
+            TensorSpec(f"{name}.weight", (positions, h), init="normal", std=std)
+            for name, positions in position_tables(model).items()
+        ]
     if model.embedding_layernorm:
         tensors += _norm("embedding_norm", model)
     for layer in range(model.layers):
@@ -101,8 +105,16 @@ def model_tensors(model: ModelConfig, tp: int) -> List[TensorSpec]:
         ]
     tensors += _norm("final_norm", model)
     if not model.tied_embeddings:
-        tensors.append(TensorSpec(OUTPUT_WEIGHTS, vocabulary, tp_dim=0, init="normal", std=std, rows=model.vocab_size))
+        outputs = (model.padded_outputs(tp), h)
+        tensors.append(TensorSpec(OUTPUT_WEIGHTS, outputs, tp_dim=0, init="normal", std=std, rows=model.outputs))
     return tensors
+
+
+def position_tables(model: ModelConfig) -> Dict[str, int]:
+    """The tables of learned positions, name → number of positions: one, or of a grid's rows and of its columns."""
+    if model.is_grid_classifier:
+        return dict.fromkeys(("row_embedding", "column_embedding"), model.grid_side)
+    return {"position_embedding": model.seq_len}
 
 
 def _norm(name: str, model: ModelConfig) -> List[TensorSpec]:

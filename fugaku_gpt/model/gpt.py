@@ -2,6 +2,8 @@
 
 By the fields of ``model.*`` it is GPT-2 (Radford et al. 2019): LayerNorm, learned positions, GELU, output weights tied
 to the embedding; or of Llama's kind (Touvron et al. 2023): RMSNorm, rotary positions, SwiGLU, no biases.
+Or it is no decoder: the classifier of grids has the same blocks over the cells of a grid, each of which sees all others
+and has a row and a column, and the output weights take the mean over the cells.
 
 Shapes: b sequences, s tokens, h hidden, V vocabulary. ``tp`` is only passed down to the layers that tensor parallelism
 cuts. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]: this rank's part of each sequence.
@@ -9,6 +11,7 @@ cuts. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]:
 
 from __future__ import annotations
 
+import math
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -20,13 +23,14 @@ from fugaku_gpt.config import ModelConfig, RunConfig
 from fugaku_gpt.layout.memory import recompute_of_layers
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
 from fugaku_gpt.model.attention import CausalSelfAttention
+from fugaku_gpt.model.cells import Cells
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
 from fugaku_gpt.model.kv_cache import CachedLayer, KeyValueCache, NewTokens
 from fugaku_gpt.model.norms import Norm, make_norm
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_token_losses
-from fugaku_gpt.parallel.sequence import Shard, gather
+from fugaku_gpt.parallel.sequence import Shard, gather, sum_of_shards
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output, MLP output
@@ -82,18 +86,28 @@ class TransformerBlock(nn.Module):
         self.mlp_dropout = KeyedDropout(model.dropout, seed, site + 2, shard)
         self._recompute_all = recompute == "full"
 
-    def forward(self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer] = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        first_sample: int,
+        cached: Optional[CachedLayer] = None,
+        cells: Optional[Cells] = None,
+    ) -> torch.Tensor:
         if self._recompute_all:
-            return recomputed(lambda x: self._layer(x, first_sample), x)
-        return self._layer(x, first_sample, cached)
+            return recomputed(lambda x: self._layer(x, first_sample, None, cells), x)
+        return self._layer(x, first_sample, cached, cells)
 
-    def _layer(self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer] = None) -> torch.Tensor:
-        x = self.attention_dropout(self.attention(x, first_sample, self.attention_norm, cached), first_sample).add_(x)
+    def _layer(
+        self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer], cells: Optional[Cells]
+    ) -> torch.Tensor:
+        attended = self.attention(x, first_sample, self.attention_norm, cached, cells)
+        x = self.attention_dropout(attended, first_sample).add_(x)
         return self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample).add_(x)
 
 
 class OutputWeights(nn.Module):
-    """Output weights of their own, [V / tp, h]: the weights of the logits where they are not the token embedding."""
+    """Output weights of their own, [V / tp, h]: the weights of the logits where they are not the token embedding, of
+    the vocabulary or of the classes of grids."""
 
     def __init__(self, rows: int, width: int, tp: Communicator, dtype: torch.dtype) -> None:
         super().__init__()
@@ -104,11 +118,14 @@ class GPT(nn.Module):
     """A chunk of consecutive layers of the model, or the whole model.
 
     The first chunk takes token ids [b, s], later ones the hidden states [b, s, h] of the chunk before; the last returns
-    the sum of the tokens' losses, earlier ones hidden states. A last chunk without the embeddings still has a tied
-    token embedding, as the weights of its logits: ``shared`` if this rank has it already, its own otherwise.
+    the sum of the losses of the tokens, or of the grids, earlier ones hidden states. A last chunk without the
+    embeddings still has a tied token embedding, as the weights of its logits: ``shared`` if this rank has it already,
+    its own otherwise.
 
     Attributes:
         gradient_scale: factor of the loss for the last chunk's gradients (float16 loses small ones).
+        shard: the part of each sequence that this rank has between the cut layers.
+        correct: number of grids whose class had the largest logit, in all forward passes of the last chunk.
     """
 
     def __init__(
@@ -128,9 +145,11 @@ class GPT(nn.Module):
         self.config = model
         self.chunk = chunk
         self.gradient_scale = 1.0
+        self.correct = 0
         self._tp = tp
+        self._wide = dtype if dtype == torch.float64 else torch.float32
         self._sequence_parallel = sequence_parallel
-        self._shard = Shard.of(tp, sequence_parallel)
+        self.shard = Shard.of(tp, sequence_parallel)
         kinds = recompute or ("none",) * model.layers
         if chunk.has_embedding or (chunk.has_head and model.tied_embeddings):
             self.token_embedding = shared or VocabParallelEmbedding(
@@ -138,9 +157,9 @@ class GPT(nn.Module):
             )
         if chunk.has_embedding:
             if model.positions == "learned":
-                self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
+                self._add_position_tables(dtype)
             self.embedding_norm = make_norm(model, dtype) if model.embedding_layernorm else nn.Identity()
-            self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self._shard)
+            self.embedding_dropout = KeyedDropout(model.dropout, seed, 0, self.shard)
         self.blocks = nn.ModuleDict(
             {
                 str(layer): TransformerBlock(
@@ -152,7 +171,17 @@ class GPT(nn.Module):
         if chunk.has_head:
             self.final_norm = make_norm(model, dtype)
             if not model.tied_embeddings:
-                self.output = OutputWeights(model.padded_vocab(tp.size), model.hidden, tp, dtype)
+                self.output = OutputWeights(model.padded_outputs(tp.size), model.hidden, tp, dtype)
+
+    def _add_position_tables(self, dtype: torch.dtype) -> None:
+        """Add the learned positions: of a grid tables of its rows and its columns, which every rank has whole."""
+        model = self.config
+        if model.is_grid_classifier:
+            alone = Communicator.alone()
+            self.row_embedding = VocabParallelEmbedding(model.grid_side, model.hidden, alone, dtype)
+            self.column_embedding = VocabParallelEmbedding(model.grid_side, model.hidden, alone, dtype)
+        else:
+            self.position_embedding = nn.Embedding(model.seq_len, model.hidden).to(dtype)
 
     @property
     def output_weight(self) -> nn.Parameter:
@@ -165,37 +194,75 @@ class GPT(nn.Module):
         first_sample: int = 0,
         cache: Optional[KeyValueCache] = None,
         new: Optional[NewTokens] = None,
+        cells: Optional[Cells] = None,
     ) -> torch.Tensor:
         """Return [b, s, h] of [b, s] int64 or [b, s, h], equal on every rank of ``tp`` unless sequence-parallel.
 
-        With ``cache``, the tokens continue sequences, at the places that ``new`` has for them.
+        With ``cache``, the tokens continue sequences, at the places that ``new`` has for them. With ``cells``, they are
+        the colors of those.
         """
         if self.chunk.has_embedding:
-            positions = self._shard.positions(x.shape[1]) if new is None else new.positions
-            x = self.token_embedding(self._shard.to_rank_order(x))
-            if self.config.positions == "learned":
+            positions = self.shard.positions(x.shape[1]) if new is None else new.positions
+            x = self.token_embedding(self.shard.to_rank_order(x))
+            if self.config.positions == "learned" and cells is not None:
+                x = x + self.row_embedding(cells.rows) + self.column_embedding(cells.columns)
+            elif self.config.positions == "learned":
                 x = x + self.position_embedding.weight[positions]
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
         for number, block in self.blocks.items():
             cached = cache.layer(int(number), new) if cache is not None and new is not None else None
-            x = block(x, first_sample, cached)
+            x = block(x, first_sample, cached, cells)
         return self.final_norm(x) if self.chunk.has_head else x
 
-    def forward(self, x: torch.Tensor, targets: torch.Tensor, first_sample: int = 0) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, targets: torch.Tensor, first_sample: int = 0, cells: Optional[Cells] = None
+    ) -> torch.Tensor:
         """Return hidden states, or from the last chunk the sum over all b * s tokens of the cross-entropy of
-        ``targets`` [b, s]; ``first_sample`` keys dropout."""
-        x = self.hidden_states(x, first_sample)
+        ``targets`` [b, s], or over b grids with these ``cells`` of that of their classes [b, 1]; ``first_sample`` keys
+        dropout."""
+        x = self.hidden_states(x, first_sample, cells=cells)
         if not self.chunk.has_head:
             return x
+        if cells is not None:
+            x = self._mean_over(cells, x)
+        loss = self._cross_entropy(x, targets)
+        if cells is not None:  # after the loss, whose order of calls of MPI is that of a decoder
+            self.correct += self._count_correct(x.detach(), targets.view(-1))
+        return loss
+
+    def _mean_over(self, cells: Cells, x: torch.Tensor) -> torch.Tensor:
+        """Return the means [b, h] of hidden states over the cells of each grid, equal on every rank of ``tp``."""
+        sums = cells.sums(x)
+        if self._sequence_parallel:
+            sums = sum_of_shards(sums, self._tp)
+        return (sums / cells.counts).to(x.dtype)
+
+    def _cross_entropy(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the losses of hidden states [b, s, h] or of means over cells [b, h]."""
+        is_cut = self._sequence_parallel and x.dim() == 3
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]),
             self.output_weight,
-            self._shard.to_rank_order(targets).reshape(-1),
+            (self.shard.to_rank_order(targets) if is_cut else targets).reshape(-1),
             self._tp,
-            self.config.vocab_size,
-            sequence_parallel=self._sequence_parallel,
+            self.config.outputs,
+            sequence_parallel=is_cut,
             gradient_scale=self.gradient_scale,
         )
+
+    def _count_correct(self, x: torch.Tensor, targets: torch.Tensor) -> int:
+        """Return for how many of [b, h] means over cells the class in ``targets`` [b] has the largest logit, the first
+        of equal ones; collective."""
+        weight = self.output_weight.detach()
+        first_row = self._tp.rank * weight.shape[0]
+        logits = ops.linear(x, weight).to(self._wide)
+        logits[:, max(0, self.config.outputs - first_row) :] = -math.inf  # padding
+        largest, rows = logits.max(1)
+        if self._tp.size > 1:
+            gathered = self._tp.all_gather(torch.stack((largest, (rows + first_row).to(self._wide))))  # [tp, 2, b]
+            of_rank = gathered[:, 0].max(0)[1]
+            rows = gathered[:, 1].gather(0, of_rank.unsqueeze(0)).squeeze(0).long()
+        return int((rows == targets).sum())
 
     def last_logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [b, V] after the last token of hidden states [b, t, h], without the padding of the
@@ -208,7 +275,7 @@ class GPT(nn.Module):
         """Return the cross-entropy [b, s] of each of the ``targets`` [b, s] after hidden states [b, s, h], equal on
         every rank of ``tp``; without gradients; collective."""
         if self._sequence_parallel:
-            x = self._shard.to_sample_order(gather(x, self._tp))
+            x = self.shard.to_sample_order(gather(x, self._tp))
         losses = vocab_parallel_token_losses(
             x.reshape(-1, x.shape[-1]), self.output_weight, targets.reshape(-1), self._tp, self.config.vocab_size
         )
@@ -219,7 +286,7 @@ class GPT(nn.Module):
         and for inspecting a whole model."""
         x = self.hidden_states(tokens)
         if self._sequence_parallel:
-            x = self._shard.to_sample_order(gather(x, self._tp))
+            x = self.shard.to_sample_order(gather(x, self._tp))
         return ops.linear(x, self.output_weight)
 
 

@@ -46,7 +46,7 @@ from fugaku_gpt.ops.native import (
 )
 from fugaku_gpt.ops.normalization import layer_norm, rms_norm, sum_of_rows
 from fugaku_gpt.ops.reductions import sum_of_squares
-from fugaku_gpt.ops.rotary import Rotation, pack_heads, rotation, rotation_at
+from fugaku_gpt.ops.rotary import Rotation, pack_heads, rotation, rotation_at, rotation_in_grid
 from fugaku_gpt.ops.softmax import attention_dtype, softmax_, softmax_gradient_
 from fugaku_gpt.ops.tensor_pool import pooled_empty, use_tensor_pool
 
@@ -58,6 +58,7 @@ __all__ = [
     "rms_norm",
     "rotation",
     "rotation_at",
+    "rotation_in_grid",
     "swiglu",
     "add_product",
     "has_native_attention",

@@ -39,6 +39,22 @@ def rotation_at(model: ModelConfig, positions: torch.Tensor, dtype: torch.dtype)
     return cosines, sines
 
 
+def rotation_in_grid(model: ModelConfig, rows: torch.Tensor, columns: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """Cosines and sines [b, 1, s, 1, d / 2] of the cells in ``rows`` and ``columns`` [b, s] of their grids, for heads
+    [b, 1, s, heads, d]: the first half of the pairs of coordinates turns by the row, the second by the column."""
+    (b, s), tables = rows.shape, _grid_tables(model, dtype)
+    cosines, sines = (torch.cat([table[rows], table[columns]], -1).view(b, 1, s, 1, -1) for table in tables)
+    return cosines, sines
+
+
+@functools.lru_cache(maxsize=4)
+def _grid_tables(model: ModelConfig, dtype: torch.dtype) -> Rotation:
+    """Cosines and sines [side, d / 4] of the rows of a grid, which are those of its columns."""
+    angles = np.outer(np.arange(model.grid_side, dtype=np.float64), rotary_frequencies(model))
+    wide = dtype if dtype in WIDE_DTYPES else torch.float32
+    return torch.from_numpy(np.cos(angles)).to(wide), torch.from_numpy(np.sin(angles)).to(wide)
+
+
 def pack_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotary: Optional[Rotation] = None) -> torch.Tensor:
     """Bring queries, keys and values together as attention reads them.
 

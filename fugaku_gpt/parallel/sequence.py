@@ -15,7 +15,7 @@ b = 1 nothing is ever moved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 
@@ -73,6 +73,25 @@ def start_scatter(x: torch.Tensor, tp: Communicator) -> Tuple[torch.Tensor, Pend
     """Start to reduce-scatter [tp * rows, ...] → this rank's [rows, ...] of the sum over ``tp``, which is the head of
     the same memory; wait for the second result before reading the first."""
     return x[: x.shape[0] // tp.size], tp.start_reduce_scatter(x)
+
+
+def sum_of_shards(x: torch.Tensor, tp: Communicator) -> torch.Tensor:
+    """Return the sum over ``tp`` of what each rank has computed of its part, on every rank. All of them compute the
+    same of it, so that its gradient is that of each part."""
+    y: torch.Tensor = _SumOfShards.apply(x, tp)
+    return y
+
+
+class _SumOfShards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tp: Communicator) -> torch.Tensor:
+        y = x.clone(memory_format=torch.contiguous_format)
+        tp.all_reduce(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        return grad, None
 
 
 def scatter(x: torch.Tensor, tp: Communicator) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
+from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
@@ -36,8 +37,9 @@ def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         torch: the PyTorch build, such as 1.10.
 
     Raises:
-        UsageError: no run can have this shape on these nodes.
+        UsageError: no run can have this shape on these nodes, or it is not of a decoder.
     """
+    require_decoder(config, "the time of an iteration")
     node, layout, training = config.node, config.layout, config.training
     hardware = hardware or next(iter(machine.hardware))
     if not machine.has_hardware(hardware):

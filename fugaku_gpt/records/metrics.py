@@ -4,7 +4,9 @@
   seconds (elapsed per iteration since the line before), lr, global_batch, loss, grad_norm (these four of this
   iteration), samples_per_second, tokens_per_second, tflops_notes and tflops_exact (TFLOP/s per node; these four over
   all iterations since the line before, each with its own batch), rss_max_bytes (largest rank), node_used_bytes;
-  and, if applicable: actual_seq_len (tokens of each sample, while they grow), loss_scale (float16),
+  and, if applicable: actual_seq_len (tokens of each sample, while they grow, or cells of each grid of this iteration),
+  loss_scale (float16), images_per_second and accuracy (share of grids whose class had the largest logit; both over all
+  iterations since the line before), buckets (side of a bucket → iterations, loss and accuracy since the line before),
   skipped_iterations (number so far of iterations without an optimiser step), bubble and bubble_max (idle over busy time
   in the pipeline: mean and maximum over the stages), bubble_predicted (the mean by the schedule and the work of each
   stage), bubble_ideal (by the schedule, if all stages were equal), hidden_communication (share of the replicas' sums
@@ -14,7 +16,7 @@
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (those that have no
   lasting effect because of it, such as "400-495"), returned_to (the iteration whose weights were restored after a
   spike);
-* ``validation``: iteration, loss, tokens;
+* ``validation``: iteration, loss, tokens; of grids also accuracy, and buckets (side → images, loss and accuracy);
 * ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte;
 * ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
   if it could not be written, error;
@@ -199,6 +201,7 @@ _FIGURES = frozenset([
     "tokens_per_second", "tflops_notes", "tflops_exact", "tflops_logged", "rss_max_bytes", "node_used_bytes",
     "actual_seq_len", "loss_scale", "skipped_iterations", "bubble", "bubble_max", "bubble_predicted", "bubble_ideal",
     "hidden_communication", "compute_max", "compute_min", "tokens", "params_norm", "bits_per_byte",
+    "images_per_second", "accuracy",
 ])  # fmt: skip
 
 

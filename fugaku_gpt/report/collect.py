@@ -193,12 +193,12 @@ def read_run(path: Path) -> ResultRow:
         status=result.status if result is not None else state or UNFINISHED,
         reason=result.reason if result is not None else why,
         job_id=job_id,
-        remarks=job_remarks(accounts),
+        remarks=(*_bucket_remarks(config), *job_remarks(accounts)),
         **energy_figures(
             accounts,
             figures["seconds_per_iteration"],
             settings["nodes"],
-            (settings["global_batch"] or 0) * (settings["seq_len"] or 0),
+            0 if figures["images_per_second"] else (settings["global_batch"] or 0) * (settings["seq_len"] or 0),
         ),
         date=time.strftime("%m-%d", time.gmtime(started)) if started is not None else "",
         attempts=1 + (len(list(attempts.iterdir())) if attempts.is_dir() else 0),
@@ -242,6 +242,13 @@ def _row_settings(config: RunConfig) -> Dict[str, Any]:
         "dtype": training.dtype,
         "requested": {knob.name: getattr(node, knob.name) for knob in (*COLUMN_KNOBS, *MORE_KNOBS)},
     }
+
+
+def _bucket_remarks(config: Optional[RunConfig]) -> Tuple[str, ...]:
+    """The sizes of grids of a classifier."""
+    if config is None or not config.model.is_grid_classifier:
+        return ()
+    return (f"buckets {'+'.join(map(str, config.data.buckets))}",)
 
 
 def _settings_as_written(written: Mapping[str, Tree]) -> Dict[str, Any]:

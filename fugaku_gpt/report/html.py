@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.records.run import OK
-from fugaku_gpt.report.notes_table import column_titles, has_samples, has_validation, row_cells, rows_by_heading
+from fugaku_gpt.report.notes_table import column_titles, columns_of, row_cells, rows_by_heading
 from fugaku_gpt.report.rows import NO_STATUS, ResultRow, values_of_rows
 
 TEMPLATE = Path(__file__).parent / "table.html.j2"
@@ -20,19 +20,19 @@ def html_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fals
         si, energy: as for ``notes_tables``.
     """
     tables: List[Dict[str, Any]] = []
-    validation, samples = has_validation(rows), has_samples(rows)
+    columns = columns_of(rows, energy)
     for heading, members in rows_by_heading(rows):
         values = values_of_rows(members)
         shown = [
             {
-                "cells": row_cells(row, si, energy, validation, samples),
+                "cells": row_cells(row, columns, si),
                 "ok": row.status in (OK, NO_STATUS),
                 "origin": [(name, value) for name, value in origin.items() if value not in (None, "", False)],
             }
             for row, origin in zip(members, values)
         ]
         tables.append({"heading": heading.lstrip("# "), "rows": shown})
-    return render_page(tables, column_titles(energy, validation, samples), _EXPLANATION.format(1000 if si else 1024))
+    return render_page(tables, column_titles(columns), _EXPLANATION.format(1000 if si else 1024))
 
 
 _EXPLANATION = (

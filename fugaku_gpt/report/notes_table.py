@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.config.knobs import is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS
@@ -23,6 +23,8 @@ VALIDATION_COLUMN = "Validation loss"  # where a run has one, before the notes
 _VALIDATION_ALIGNMENT = "| --------------: "
 SAMPLES_COLUMN = "Samples/s"  # where a sheet states rates, before the notes
 _SAMPLES_ALIGNMENT = "| --------: "
+IMAGES_COLUMN = "images/s"  # where a run classifies grids, before the validation loss
+_IMAGES_ALIGNMENT = "| -------: "
 _REASON_LENGTH = 80
 _KNOBS = {knob.name: knob for knob in NODE_KNOBS}
 STATUS_LABELS = {
@@ -44,19 +46,27 @@ def notes_tables(rows: Sequence[ResultRow], si: bool = False, energy: bool = Fal
         energy: whether to add ``ENERGY_COLUMNS``, which the notes do not have.
     """
     tables: List[str] = []
-    validation, samples = has_validation(rows), has_samples(rows)
+    columns = columns_of(rows, energy)
     notes = _ALIGNMENT.rindex("| ----")
-    more = (_SAMPLES_ALIGNMENT if samples else "") + (_VALIDATION_ALIGNMENT if validation else "")
-    more += _ENERGY_ALIGNMENT if energy else ""
+    more = "".join(
+        alignment
+        for alignment, is_shown in (
+            (_SAMPLES_ALIGNMENT, columns.samples),
+            (_IMAGES_ALIGNMENT, columns.images),
+            (_VALIDATION_ALIGNMENT, columns.validation),
+            (_ENERGY_ALIGNMENT, columns.energy),
+        )
+        if is_shown
+    )
     alignment = _ALIGNMENT[:notes] + more + _ALIGNMENT[notes:]
     for title, members in rows_by_heading(rows):
         lines = [
             markdown_title(title),
-            "| " + " | ".join(column_titles(energy, validation, samples)) + " |",
+            "| " + " | ".join(column_titles(columns)) + " |",
             alignment,
         ]
         for row in members:
-            cells = row_cells(row, si, energy, validation, samples)
+            cells = row_cells(row, columns, si)
             lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
@@ -82,25 +92,48 @@ def has_validation(rows: Sequence[ResultRow]) -> bool:
     return any(row.last_validation_loss is not None or row.evaluations for row in rows)
 
 
-def has_samples(rows: Sequence[ResultRow]) -> bool:
-    """True if a row states its rate in samples, and so the tables a column for it."""
-    return any(row.samples_per_second is not None for row in rows)
+class OptionalColumns(NamedTuple):
+    """The columns of a table that the notes do not have.
+
+    Attributes:
+        samples: samples per second, where a sheet states rates.
+        images: images per second, where a run classifies grids.
+        validation: the last validation loss.
+        energy: those of ``ENERGY_COLUMNS``.
+    """
+
+    samples: bool = False
+    images: bool = False
+    validation: bool = False
+    energy: bool = False
 
 
-def column_titles(energy: bool = False, validation: bool = False, samples: bool = False) -> Tuple[str, ...]:
+NO_COLUMNS = OptionalColumns()
+
+
+def columns_of(rows: Sequence[ResultRow], energy: bool = False) -> OptionalColumns:
+    """The optional columns for which a row has a figure, and those of energy if they are wanted."""
+    return OptionalColumns(
+        samples=any(row.samples_per_second is not None for row in rows),
+        images=any(row.images_per_second is not None for row in rows),
+        validation=has_validation(rows),
+        energy=energy,
+    )
+
+
+def column_titles(columns: OptionalColumns = NO_COLUMNS) -> Tuple[str, ...]:
     """Titles of a table's columns."""
     return (
         *COLUMNS[:-1],
-        *((SAMPLES_COLUMN,) if samples else ()),
-        *((VALIDATION_COLUMN,) if validation else ()),
-        *(ENERGY_COLUMNS if energy else ()),
+        *((SAMPLES_COLUMN,) if columns.samples else ()),
+        *((IMAGES_COLUMN,) if columns.images else ()),
+        *((VALIDATION_COLUMN,) if columns.validation else ()),
+        *(ENERGY_COLUMNS if columns.energy else ()),
         COLUMNS[-1],
     )
 
 
-def row_cells(
-    row: ResultRow, si: bool = False, energy: bool = False, validation: bool = False, samples: bool = False
-) -> List[str]:
+def row_cells(row: ResultRow, columns: OptionalColumns = NO_COLUMNS, si: bool = False) -> List[str]:
     """The cells of one row, in the order of :func:`column_titles`."""
     has_aggregate = row.tflops_notes is not None and row.nodes is not None
     aggregate = aggregate_petaflops(row.tflops_notes or 0.0, row.nodes or 0, si) if has_aggregate else None
@@ -111,9 +144,10 @@ def row_cells(
         seconds_cell(row.seconds_per_iteration),
         f"{row.tflops_notes:.2f}" if row.tflops_notes is not None else NO_VALUE,
         f"{aggregate:.3f}" if aggregate is not None else NO_VALUE,
-        *((_samples_cell(row),) if samples else ()),
-        *((validation_cell(row),) if validation else ()),
-        *(_energy_cells(row) if energy else ()),
+        *((_samples_cell(row),) if columns.samples else ()),
+        *((_images_cell(row),) if columns.images else ()),
+        *((validation_cell(row),) if columns.validation else ()),
+        *(_energy_cells(row) if columns.energy else ()),
         notes_cell(row) or NO_VALUE,
     ]
 
@@ -219,3 +253,7 @@ def heading(row: ResultRow, torch: str) -> str:
 
 def _integer_cell(value: Optional[int]) -> str:
     return str(value) if value is not None else NO_VALUE
+
+
+def _images_cell(row: ResultRow) -> str:
+    return f"{row.images_per_second:.4g}" if row.images_per_second is not None else NO_VALUE

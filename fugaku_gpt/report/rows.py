@@ -30,6 +30,8 @@ class ResultRow:
         node_used_bytes: used memory of one node, all ranks and the system.
         tflops_notes, tflops_exact: TFLOP/s of one node by the two formulas.
         evaluations: (name, first loss, last loss) of each of ``training.eval_files``.
+        images_per_second, last_validation_accuracy, compile_seconds: of classifiers of grids; the last is the time of
+            the first iteration beyond a later one.
         status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``NO_STATUS``.
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
@@ -78,6 +80,9 @@ class ResultRow:
     first_validation_loss: Optional[float] = None
     last_validation_loss: Optional[float] = None
     evaluations: Tuple[Tuple[str, float, float], ...] = ()
+    images_per_second: Optional[float] = None
+    last_validation_accuracy: Optional[float] = None
+    compile_seconds: Optional[float] = None
     iterations: int = 0
     status: str = OK
     reason: str = ""
@@ -158,7 +163,7 @@ def _scale_speeds(values: Dict[str, Any], base: ResultRow) -> None:
     """Derive speeds from the median time: their own medians would not match it if the number of runs is even."""
     if base.seconds_per_iteration and values["seconds_per_iteration"]:
         slower = values["seconds_per_iteration"] / base.seconds_per_iteration
-        for name in ("tokens_per_second", "tflops_notes", "tflops_exact"):
+        for name in ("tokens_per_second", "images_per_second", "tflops_notes", "tflops_exact"):
             speed = getattr(base, name)
             values[name] = speed / slower if speed is not None else None
 
@@ -172,6 +177,9 @@ FIGURES = (
     "last_loss",
     "first_validation_loss",
     "last_validation_loss",
+    "images_per_second",
+    "last_validation_accuracy",
+    "compile_seconds",
 )
 _ENERGIES = ("energy_joules", "watts_per_node", "joules_per_iteration", "joules_per_token")
 
@@ -223,6 +231,9 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "last_loss": row.last_loss,
         "first_validation_loss": row.first_validation_loss,
         "last_validation_loss": row.last_validation_loss,
+        "images_per_second": row.images_per_second,
+        "last_validation_accuracy": row.last_validation_accuracy,
+        "compile_seconds": row.compile_seconds,
         "energy_joules_all_nodes": row.energy_joules,
         "watts_per_node": row.watts_per_node,
         "joules_per_iteration": row.joules_per_iteration,

@@ -109,6 +109,8 @@ _FIELDS: Mapping[str, Tuple[str, float]] = {
     "number of nan iterations": ("nan_iterations", 0),
     "samples per second": ("samples_per_second", 1.0),
     "tokens per second": ("tokens_per_second", 1.0),
+    "images per second": ("images_per_second", 1.0),
+    "images/s": ("images_per_second", 1.0),
     "tflops": ("tflops_logged", 1.0),
     "tflops per gpu": ("tflops_logged", 1.0),
     "throughput per gpu (tflop/s/gpu)": ("tflops_logged", 1.0),

@@ -12,15 +12,16 @@ from fugaku_gpt.records.claim import HOLDER_VARIABLE
 from fugaku_gpt.records.run import RunDirectory
 
 
-def closing_lines(directory: RunDirectory) -> List[str]:
+def closing_lines(directory: RunDirectory, is_exportable: bool = True) -> List[str]:
     """Return the lines for a run that has done all of its iterations: its directory, its last checkpoint, and the next
-    command."""
+    command. ``is_exportable``: whether other programs have its model, too."""
     run, checkpoint = shlex.quote(str(directory.path)), directory.last_checkpoint()
     if not checkpoint:
         return [f"run directory: {run}; no checkpoint was asked for", f"next: fugaku-gpt report table {run}"]
+    export = f"fugaku-gpt ckpt export {run} {shlex.quote(str(directory.path) + '-hf')}"
     return [
         f"run directory: {run}; last checkpoint: {checkpoint}",
-        f"next: fugaku-gpt ckpt export {run} {shlex.quote(str(directory.path) + '-hf')}",
+        f"next: {export if is_exportable else f'fugaku-gpt report table {run}'}",
     ]
 
 

@@ -12,8 +12,9 @@ from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.communications import plan_of, predicted_bubble
 from fugaku_gpt.layout.schedule_times import ideal_bubble
 from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.training.grid_figures import grid_figures, grid_validation_line, validation_figures
 from fugaku_gpt.training.log_lines import Pace, megatron_line, short_line
-from fugaku_gpt.training.trainer import Step
+from fugaku_gpt.training.trainer import SizeFigures, Step
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class TrainingLog:
         self._reports_skips = (
             self._has_loss_scale or training.non_finite == "skip" or training.rollback_every is not None
         )
-        self._lengths_vary = training.seq_ramp_start is not None
+        self._is_of_grids = config.model.is_grid_classifier
+        self._lengths_vary = training.seq_ramp_start is not None or self._is_of_grids
         self._is_short = training.log_format == "short"
         self._pace = Pace()
 
@@ -98,6 +100,7 @@ class TrainingLog:
             **({"skipped_iterations": skipped_steps} if self._reports_skips or skipped_steps else {}),
             "samples_per_second": sum(step.samples for step in steps) / elapsed,
             "tokens_per_second": sum(step.samples * step.seq_len for step in steps) / elapsed,
+            **(grid_figures(steps, elapsed) if self._is_of_grids else {}),
             "tflops_notes": tflops_per_node(notes, elapsed, nodes),
             "tflops_exact": tflops_per_node(exact, elapsed, nodes),
             **self._waiting_figures(last, measured),
@@ -108,15 +111,17 @@ class TrainingLog:
         self._metrics.write("iteration", values)
         iterations = self._config.training.iterations
         if self._is_short:
-            self._pace.add(sum(step.samples * step.seq_len for step in steps), elapsed)
+            # grids of the remaining iterations have the sizes of those before
+            self._pace.add(sum(step.samples * (1 if self._is_of_grids else step.seq_len) for step in steps), elapsed)
             self.print_line(short_line(values, iterations, self._pace.seconds_for(self._tokens_after(iteration))))
         else:
             self.print_line(megatron_line(values, iterations))
 
     def _tokens_after(self, iteration: int) -> int:
-        """Return the tokens of the remaining iterations, each with the full batch and sample length."""
+        """Return the tokens of the remaining iterations, each with the full batch and sample length; or the grids."""
         training = self._config.training
-        return (training.iterations - iteration) * training.global_batch * self._config.model.seq_len
+        samples = (training.iterations - iteration) * training.global_batch
+        return samples if self._is_of_grids else samples * self._config.model.seq_len
 
     def skipped_step(self, iteration: int, step: Step) -> None:
         """Log an iteration whose step was skipped."""
@@ -137,11 +142,15 @@ class TrainingLog:
         self._metrics.write("left_out", values)
         self.print_line(f"{line}; samples lost: {step.lost_samples}")
 
-    def validation(self, iteration: int, loss: float, tokens: int, previous: Optional[float]) -> None:
-        """Log a validation after ``iteration`` iterations."""
-        self._metrics.write("validation", {"iteration": iteration, "loss": loss, "tokens": tokens})
+    def validation(
+        self, iteration: int, loss: float, tokens: int, previous: Optional[float], sizes: Sequence[SizeFigures] = ()
+    ) -> None:
+        """Log a validation after ``iteration`` iterations; ``sizes``: of grids, its figures by their size."""
+        figures = validation_figures(sizes) if self._is_of_grids else {}
+        self._metrics.write("validation", {"iteration": iteration, "loss": loss, "tokens": tokens, **figures})
         change = f" | change: {loss - previous:+.6f}" if previous is not None else ""
-        self.print_line(f"validation at iteration {iteration} | lm loss: {loss:.6f} | tokens: {tokens}{change} |")
+        line = f"validation at iteration {iteration} | lm loss: {loss:.6f} | tokens: {tokens}{change} |"
+        self.print_line(grid_validation_line(iteration, loss, figures, change) if figures else line)
 
     def evaluation(self, iteration: int, result: TextLoss) -> None:
         """Log the loss of an evaluation file after ``iteration`` iterations, with bits for each byte of its text."""
@@ -217,5 +226,5 @@ class TrainingLog:
 
     def _flops_of(self, samples: int, seq_len: int) -> Tuple[float, float]:
         """Return the FLOPs of one iteration by the notes' formula and by the exact one."""
-        model, vocab = replace(self._config.model, seq_len=seq_len), self._config.padded_vocab
+        model, vocab = replace(self._config.model, seq_len=seq_len), self._config.padded_outputs
         return notes_flops(model, samples, vocab), exact_flops(model, samples, vocab)

@@ -55,10 +55,13 @@ def short_line(values: Mapping[str, Any], iterations: int, remaining: float) -> 
     fields = [
         _counter(values, iterations),
         f"loss: {_significant(values['loss'], 6)}",
+        *([f"accuracy: {values['accuracy']:.2%}"] if "accuracy" in values else []),
         f"lr: {values['lr']:.2E}",
         f"grad norm: {_significant(values['grad_norm'], 4)}",
         f"s/it: {_significant(values['seconds'], 4)}",
-        f"tok/s: {_rate(values['tokens_per_second'])}",
+        f"images/s: {_significant(values['images_per_second'], 4)}"
+        if "images_per_second" in values
+        else f"tok/s: {_rate(values['tokens_per_second'])}",
         f"TFLOPs: {_significant(values['tflops_notes'], 4)}",
         f"RSS: {_significant(values['rss_max_bytes'] / 2**30, 3)} GiB",
         f"ETA: {format_duration(round(remaining))}",
@@ -84,6 +87,8 @@ def megatron_line(values: Mapping[str, Any], iterations: int) -> str:
     if "actual_seq_len" in values:
         fields.append(f"actual seqlen: {values['actual_seq_len']}")
     fields.append(f"lm loss: {values['loss']:.6f}")
+    if "accuracy" in values:
+        fields += [f"accuracy: {values['accuracy']:.4f}", f"images per second: {values['images_per_second']:.3f}"]
     if "loss_scale" in values:
         fields.append(f"loss scale: {values['loss_scale']:.1f}")
     fields.append(f"grad norm: {values['grad_norm']:.3f}")

@@ -25,7 +25,7 @@ import torch
 from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
-from fugaku_gpt.data.random_samples import RandomSamples
+from fugaku_gpt.data.random_samples import random_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, FugakuGptError, RunFailed, UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.formulas.parameters import size_name
@@ -191,7 +191,7 @@ class NodeCheck:
     def _step(self, iterations: int) -> Dict[str, Any]:
         config, model = self._config, self._config.model
         agree_on_kernels(config, self._world)
-        trainer = Trainer(config, self._grid, RandomSamples(config))
+        trainer = Trainer(config, self._grid, random_samples(config))
         seconds, loss = [], None
         for number in range(_WARM_UP + iterations):
             self._world.barrier()
@@ -206,9 +206,8 @@ class NodeCheck:
                 print(f"iteration {number + 1} of {_WARM_UP + iterations}: {float(took[0]):.3f} s", flush=True)
         trainer.finish()
         batch, median = config.training.global_batch, sorted(seconds)[len(seconds) // 2]
-        vocabulary = config.padded_vocab
-        exact = exact_flops(model, batch, vocabulary)
-        notes = notes_flops(model, batch, vocabulary)
+        exact = exact_flops(model, batch, config.padded_outputs)
+        notes = notes_flops(model, batch, config.padded_outputs)
         return {
             "model": size_name(model),
             "settings": {key: value for key, value in changed_settings(config).items() if not key.startswith("job.")},

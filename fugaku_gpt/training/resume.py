@@ -24,7 +24,7 @@ from fugaku_gpt.training.trainer import Trainer
 # fields of the model section that decide which tensors exist, and what they mean
 _SHAPE_KEYS = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "seq_len", "vocab_size", "embedding_layernorm",
-    "norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings",
+    "norm", "qk_norm", "positions", "mlp", "biases", "tied_embeddings", "kind", "classes",
 )  # fmt: skip
 _REPORTED_SECTIONS = ("model", "layout", "training", "data")  # sections whose changes are reported
 _BUILD_KEYS = ("torch", "blas", "instruction_set", "threads")
@@ -230,7 +230,10 @@ def _check_data(config: RunConfig, path: Path, manifest: Manifest, fingerprint: 
     seed = manifest.config.get("training", {}).get("seed", config.training.seed)
     problem = ""
     if manifest.data_fingerprint != fingerprint:
-        problem = "the corpus, data.weights or data.split is not that of the checkpoint"
+        settings = "the corpus, data.weights or data.split"
+        if config.model.is_grid_classifier:
+            settings = "the set of grids, their split, buckets or augmentation (data.*), or training.global_batch"
+        problem = f"{settings} is not that of the checkpoint"
     elif seed != config.training.seed:
         problem = f"training.seed {config.training.seed} gives another order of samples than the checkpoint's {seed}"
     if not problem:

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional
 
@@ -14,6 +15,7 @@ from fugaku_gpt.checkpoint.directory import require_room
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.checks import has_validation_part
+from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.harmless import harmless
@@ -108,9 +110,12 @@ def train(
         if check_node is not None:
             check = check_node
             collective_try(world, lambda: check(list(processes)))
-        train_samples = collective_try(world, lambda: open_samples(config, "train"))
+        open_split: Callable[[str], Any] = partial(
+            open_grid_samples if config.model.is_grid_classifier else open_samples, config
+        )
+        train_samples = collective_try(world, lambda: open_split("train"))
         validates = config.training.eval_interval is not None and has_validation_part(config)
-        valid_samples = collective_try(world, lambda: open_samples(config, "valid")) if validates else None
+        valid_samples = collective_try(world, lambda: open_split("valid")) if validates else None
         eval_files = open_eval_files(config, world)
         out = Path(world.broadcast_json(str(out)))
         plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
@@ -176,7 +181,7 @@ def train(
             return EXIT_RESUME
         if log is not None:
             directory.write_result(run_result(directory, config, OK, "", started), replace=False)
-            for line in closing_lines(directory):
+            for line in closing_lines(directory, is_exportable=not config.model.is_grid_classifier):
                 log.print_line(line)
         if config.training.profile_operators is not None:
             world.barrier()  # a rank that fails in it ends all ranks, so the run's result must be written first

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-import numpy as np
 import torch
 
 from fugaku_gpt import ops
 from fugaku_gpt.comm import BACKGROUND, Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
-from fugaku_gpt.layout.batch import SkippedSamples, first_sample, global_batch, sequence_length
+from fugaku_gpt.layout.batch import SkippedSamples, global_batch
+from fugaku_gpt.layout.communications import norm_elements
 from fugaku_gpt.layout.flat import is_sharded, shards_of
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
@@ -30,29 +30,7 @@ from fugaku_gpt.training.optimizer import build_optimizer
 from fugaku_gpt.training.schedule import learning_rate
 from fugaku_gpt.training.startup import agree_on_kernels, mmap_large_allocations
 from fugaku_gpt.training.state import Storage, kinds_of, storages_of
-
-
-class Samples(Protocol):
-    """A source of samples, numbered from 0 without end, the same on every rank."""
-
-    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """Return samples [first, first + count) as [count, seq_len + 1] token ids."""
-
-
-class RemainingSamples:
-    """The samples that ``training.skip_samples`` does not skip, renumbered without gaps."""
-
-    def __init__(self, samples: Samples, skipped_samples: SkippedSamples) -> None:
-        self._samples = samples
-        self._skipped_samples = skipped_samples
-
-    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """Return samples as :meth:`Samples.batch` does, by their new numbers."""
-        start = self._skipped_samples.number(first)
-        if self._skipped_samples.number(first + count - 1) == start + count - 1:
-            return self._samples.batch(start, count)
-        numbers = [self._skipped_samples.number(used) for used in range(first, first + count)]
-        return np.concatenate([self._samples.batch(number, 1) for number in numbers])
+from fugaku_gpt.training.workload import TRAIN, VALID, Source, workload_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +38,7 @@ class Step:
     """The result of one iteration, equal on every rank.
 
     Attributes:
-        loss: mean per token.
+        loss: mean per token, or per grid.
         grad_norm: norm of the mean gradient, before clipping.
         lr: learning rate.
         samples, seq_len: number of samples in the batch, and of tokens in each.
@@ -72,6 +50,7 @@ class Step:
         written, not_written: number of ranks that have finished the current phase of saving a checkpoint, and of those
             that failed in it. These are status flags of ``training/checkpoint.py``, piggy-backed on the all-reduce for
             loss and norm, so that saving adds no communication to a step.
+        correct: number of grids whose class had the largest logit; 0 for tokens.
     """
 
     loss: float
@@ -86,6 +65,22 @@ class Step:
     stop: bool = False
     written: int = field(default=0, compare=False)
     not_written: int = field(default=0, compare=False)
+    correct: int = 0
+
+
+class SizeFigures(NamedTuple):
+    """The sums of a validation over its samples of one size.
+
+    Attributes:
+        seq_len, samples: number of tokens of each, and of samples.
+        losses: sum of their losses.
+        correct: number of grids whose class had the largest logit; 0 for tokens.
+    """
+
+    seq_len: int
+    samples: int
+    losses: float
+    correct: float = 0.0
 
 
 class _StepSums(NamedTuple):
@@ -93,7 +88,7 @@ class _StepSums(NamedTuple):
 
     Loss, squares of the gradient and the number of ranks with non-finite values decide about the step. The wish to stop
     and the status of a checkpoint (``written``, ``not_written``) have nothing to do with the gradient; they are
-    piggy-backed, since a few more numbers in the same message cost nothing.
+    piggy-backed, since a few more numbers in the same message cost nothing. ``correct`` is sent for grids only.
     """
 
     losses: float
@@ -102,12 +97,14 @@ class _StepSums(NamedTuple):
     stop: float
     written: float
     not_written: float
+    correct: float = 0.0
 
 
 class Trainer:
     """Trains on ``train`` over the ranks of ``grid``; ``valid`` is what :meth:`validate` measures.
 
     Attributes:
+        validated: the sums of the last validation, by the size of its samples.
         iteration: number of iterations done, including those whose step was skipped.
         consumed_samples: number of samples consumed, including those that ``training.skip_samples`` skips; the only
             state of the data.
@@ -121,7 +118,7 @@ class Trainer:
             phase of saving a checkpoint.
     """
 
-    def __init__(self, config: RunConfig, grid: ProcessGrid, train: Samples, valid: Optional[Samples] = None) -> None:
+    def __init__(self, config: RunConfig, grid: ProcessGrid, train: Source, valid: Optional[Source] = None) -> None:
         if grid.kv.size != config.kv_copies:
             raise ValueError(f"a run with {config.kv_copies} copies of heads was given groups of {grid.kv.size}")
         agree_on_kernels(config, grid.world)  # tests and probes create trainers without the start-up of a run
@@ -140,9 +137,9 @@ class Trainer:
         self.save_status: Callable[[], Tuple[bool, bool]] = lambda: (False, False)
         self.health = Health(config.training)
         self.loss_scale = LossScale(config.training)
+        self.validated: List[SizeFigures] = []
         self._skipped_samples = SkippedSamples(config.training.skip_samples)
-        self._train = RemainingSamples(train, self._skipped_samples)
-        self._valid = valid
+        self._workload = workload_of(config, grid.coordinates.dp, self._skipped_samples, train, valid)
         layout, training, model = config.layout, config.training, config.model
         chunks = chunks_of(config)
         local_chunks = [chunk for chunk in chunks if chunk.stage == grid.coordinates.pp]
@@ -190,24 +187,24 @@ class Trainer:
         self.grid.world.mark_phase(FORWARD, self.iteration + 1, -1)
         start, waited = time.perf_counter(), Communicator.waited_seconds
         samples = global_batch(self.config, self.consumed_samples)
-        seq_len = sequence_length(self.config, self.iteration)
         used = self._skipped_samples.count_used(self.consumed_samples)
+        seq_len = self._workload.sequence_length(self.iteration, used)
         loss_scale = self.loss_scale.value
-        scale = self.loss_scale.gradient_scale(training.micro_batch * seq_len)
+        scale = self.loss_scale.gradient_scale(self._workload.terms(training.micro_batch, seq_len))
         for model_chunk in self.model_chunks.values():
             model_chunk.train()
             model_chunk.gradient_scale = scale
         self.reducer.begin()
         self.pipeline = self._pipeline(samples, seq_len)
         began = time.perf_counter()
-        total = self._losses(self._train, used, seq_len)
+        total = self._losses(TRAIN, used, seq_len)
         self.pipeline_seconds += time.perf_counter() - began
         self.waited_seconds += self.pipeline.waited_seconds
         self.grid.world.mark_phase(SUMS, micro_batch=-1)
         self.reducer.finish()
         sums = self._sum_over_ranks(total)
-        tokens, bad_ranks = samples * seq_len, int(sums.bad_ranks)
-        loss, norm = sums.losses / tokens, math.sqrt(sums.squares) / tokens / scale
+        terms, bad_ranks = self._workload.terms(samples, seq_len), int(sums.bad_ranks)
+        loss, norm = sums.losses / terms, math.sqrt(sums.squares) / terms / scale
         self.grid.world.mark_phase(OPTIMISER)
         overflow = self.loss_scale.is_overflow(loss, bad_ranks)
         verdict = self.health.judge(self.iteration + 1, loss, norm, bad_ranks, overflow)
@@ -216,7 +213,7 @@ class Trainer:
         if verdict == DONE:
             clip = training.clip_grad / norm if training.clip_grad and norm > training.clip_grad else 1.0
             # gradients are scaled sums over all tokens of the global batch; one pass divides, clips and steps
-            self._optimizer.step(lr, tokens * scale / clip)
+            self._optimizer.step(lr, terms * scale / clip)
         elif verdict == SPIKE:
             self.buffers.wait_for_all_gather()
             self._copy.restore()
@@ -228,13 +225,14 @@ class Trainer:
         lost_from = self._copy.consumed if verdict == SPIKE else self._skipped_samples.number(used)
         self.iteration += 1
         self.consumed_samples = self._skipped_samples.number(used + samples - 1) + 1
-        self.consumed_tokens += tokens
+        self.consumed_tokens += samples * seq_len
         self._save_copy(verdict)
         lost = f"{lost_from}-{self.consumed_samples - 1}" if verdict != DONE else ""
         returned_to = self._copy.iteration if verdict == SPIKE else None
         agreed = bool(sums.stop), int(sums.written), int(sums.not_written)
         self.computed_seconds += (time.perf_counter() - start) - (Communicator.waited_seconds - waited)
-        return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed)
+        correct = int(sums.correct)
+        return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed, correct)
 
     def state(self) -> Dict[str, Any]:
         """Return the state that is not in tensors, for JSON; the same on every rank."""
@@ -349,7 +347,7 @@ class Trainer:
     @property
     def has_validation(self) -> bool:
         """Whether there are samples for :meth:`validate`."""
-        return self._valid is not None
+        return self._workload.has(VALID)
 
     def begin_evaluation(self) -> None:
         """Prepare for forward passes that are no part of a step; the next step ends this."""
@@ -358,52 +356,64 @@ class Trainer:
             model_chunk.eval()
 
     def validate(self) -> float:
-        """Return the mean loss per token over the first ``training.eval_batches`` global batches of the validation
-        split."""
-        if self._valid is None:
+        """Return the mean loss per token or grid over the first ``training.eval_batches`` global batches of the
+        validation split."""
+        if not self._workload.has(VALID):
             raise ValueError("this trainer was built without validation samples")
         self.begin_evaluation()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
-        seq_len = self.config.model.seq_len
-        self.pipeline = self._pipeline(samples, seq_len)
-        total = 0.0
+        lengths = [self._workload.full_length(batch * samples) for batch in range(batches)]
+        distinct = sorted(set(lengths))
+        sums = torch.zeros(2 if self._counts_correct else 1, len(distinct), dtype=torch.float64)
         with torch.no_grad():
-            for batch in range(batches):
-                total += self._losses(self._valid, batch * samples, seq_len)
-        sums = torch.tensor([total], dtype=torch.float64)
+            for batch, seq_len in enumerate(lengths):
+                self.pipeline = self._pipeline(samples, seq_len)
+                sums[0, distinct.index(seq_len)] += self._losses(VALID, batch * samples, seq_len)
+                if self._counts_correct:
+                    sums[1, distinct.index(seq_len)] += self._take_correct()
         self.grid.dp.all_reduce(sums)
         self.grid.pp.all_reduce(sums)
-        return float(sums) / (batches * samples * seq_len)
+        self.validated = [
+            SizeFigures(seq_len, lengths.count(seq_len) * samples, *column)
+            for seq_len, column in zip(distinct, sums.t().tolist())
+        ]
+        terms = sum(self._workload.terms(samples, seq_len) for seq_len in lengths)
+        return float(sums[0].sum()) / terms
 
-    def _losses(self, samples: Samples, used: int, seq_len: int) -> float:
+    def _losses(self, split: str, used: int, seq_len: int) -> float:
         """Return the sum of the losses of this replica's tokens over one global batch, on the last stage; 0 on other
         stages. With gradients enabled, the gradients are in the buffers afterwards.
 
         Args:
+            split: ``TRAIN`` or ``VALID``.
             used: number of samples that earlier batches have used.
             seq_len: number of tokens of each sample that are used.
         """
-        total, micro_size = 0.0, self.config.training.micro_batch
+        total = 0.0
 
         def forward(micro_batch: int, chunk: int, x: Optional[torch.Tensor]) -> torch.Tensor:
             nonlocal total
             model_chunk = self.model_chunks[chunk]
-            first = first_sample(self.config, used, micro_batch, self.grid.coordinates.dp)
-            reads_tokens = (
-                model_chunk.chunk.has_embedding or model_chunk.chunk.has_head
-            )  # other stages do not need the tokens
-            tokens = torch.from_numpy(samples.batch(first, micro_size)[:, : seq_len + 1]) if reads_tokens else None
-            y: torch.Tensor = model_chunk(
-                tokens[:, :-1] if x is None and tokens is not None else x,
-                tokens[:, 1:] if tokens is not None else None,
-                first,
-            )
+            y = self._workload.forward(model_chunk, x, split, (used, micro_batch), seq_len)
             if model_chunk.chunk.has_head:
                 total += float(y.detach())
             return y
 
         self.pipeline.run(forward, self.reducer)
         return total
+
+    @property
+    def _counts_correct(self) -> bool:
+        return self.config.model.is_grid_classifier
+
+    def _take_correct(self) -> int:
+        """Return the number of this replica's grids that were classified right since the last call, on the last
+        stage."""
+        last = self.model_chunks.get(self._last_chunk)
+        if last is None:
+            return 0
+        correct, last.correct = last.correct, 0
+        return correct
 
     def _sum_over_ranks(self, total: float) -> _StepSums:
         """Return the sums over all ranks that end this iteration, equal on every rank; collective.
@@ -420,7 +430,8 @@ class Trainer:
             stop=float(self.should_stop()),
             written=float(written),
             not_written=float(not_written),
+            correct=float(self._take_correct()) if self.grid.coordinates.tp == 0 else 0.0,
         )
-        sums = torch.tensor(local_sums, dtype=torch.float64)
+        sums = torch.tensor(local_sums[: norm_elements(self.config.model)], dtype=torch.float64)
         self.grid.world.all_reduce(sums)
         return _StepSums(*sums.tolist())

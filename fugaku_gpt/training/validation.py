@@ -44,13 +44,13 @@ class Validation:
     def run(self) -> None:
         """Measure and log all losses; collective."""
         trainer, losses = self._trainer, self._losses
-        training, iteration = trainer.config.training, trainer.iteration
+        iteration = trainer.iteration
         losses.clear()
         if trainer.has_validation:
             loss = trainer.validate()
             if self._log is not None:
-                tokens = training.eval_batches * training.global_batch * trainer.config.model.seq_len
-                self._log.validation(iteration, loss, tokens, self._last_loss)
+                tokens = sum(size.samples * size.seq_len for size in trainer.validated)
+                self._log.validation(iteration, loss, tokens, self._last_loss, trainer.validated)
             self._last_loss = losses[VALIDATION] = loss
         for result in self._files.losses(trainer) if self._files is not None else []:
             losses[result.name] = result.loss

@@ -15,7 +15,7 @@ from fugaku_gpt.compare.sides import (
     refuse_unequal_work,
     work_per_iteration,
 )
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import ConfigError, UsageError
 from tests.compare.runs import tiny
 
 
@@ -100,6 +100,15 @@ def test_ranks_are_more_replicas_of_the_same_batch() -> None:
     assert config_of(LiveSide("ranks=8", "", ("ranks=8",)), None, "tiny", base, 4).layout.dp == 4
     with pytest.raises(UsageError, match=r"5 ranks cannot be divided by layout.tp 2"):
         config_of(LiveSide("ranks=5", "", ("ranks=5",)), None, "tiny", base)
+
+
+def test_grids_of_a_single_size_are_compared_and_others_are_refused() -> None:
+    with pytest.raises(ConfigError, match="those of several sizes have no common one; valid: one bucket"):
+        config_of(LiveSide("base"), None, "arc-nano", [])
+    sizes = [["data.buckets=[16]", "model.seq_len=256"], ["data.buckets=[30]"]]
+    small, large = (work_per_iteration(config_of(LiveSide("base"), None, "arc-nano", texts)) for texts in sizes)
+    with pytest.raises(UsageError, match="seq_len"):
+        refuse_unequal_work(small, large)
 
 
 def test_sides_that_do_other_work_are_refused() -> None:

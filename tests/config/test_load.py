@@ -68,7 +68,7 @@ def test_the_production_layout_is_accepted() -> None:
             "preset: enormous",
             "run.yaml:1: preset: 'enormous' is not a preset; "
             "valid: tiny, llama-tiny, 124m, smollm2-135m, 350m, qwen-0.5b, llama-1.1b, 1.3b, llama-8b, 13b, "
-            "fugaku-llm-13b, 30b",
+            "fugaku-llm-13b, 30b, arc-nano, arc-small",
         ),
         ("training: {lr: 1, lr: 2}", "run.yaml:1: lr: written twice"),
         ("model: [1", "run.yaml:2: not valid YAML:"),

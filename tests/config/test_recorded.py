@@ -12,6 +12,7 @@ from fugaku_gpt.config import changed_settings, dump_run_config, load_run_config
 from fugaku_gpt.config.recorded import load_recorded
 from fugaku_gpt.errors import ConfigError
 
+_ONLY_OF_TOKENS = ("data.weights", "data.paths=[corpus,")
 OVERRIDES: List[List[str]] = [
     [],
     ["layout.dp=2", "job.elapse=1:30:00", "data.paths=[corpus, /corpora/b]"],
@@ -40,6 +41,8 @@ def outcome(load: "object", file: Path) -> object:
 def test_equal_to_the_loader_of_run_files_for_every_preset(tmp_path: Path) -> None:
     for name in preset_names():
         for number, overrides in enumerate(OVERRIDES):
+            if name.startswith("arc-"):  # grids have one file, and neither weights nor skipped samples
+                overrides = [text for text in overrides if not text.startswith(_ONLY_OF_TOKENS)]
             config = load_run_config(preset=name, overrides=overrides)
             file = write(tmp_path / f"{name}-{number}", dump_run_config(config))
             assert load_recorded(file).config == config == load_run_config(file)

@@ -45,7 +45,22 @@ def test_the_count_equals_the_table_of_tensors(preset: str) -> None:
 
 def test_sizes_as_tables_write_them() -> None:
     names = [size_name(load_run_config(preset=preset).model) for preset in preset_names()]
-    assert names == ["1.1M", "1.3M", "124M", "135M", "350M", "0.5B", "1.1B", "1.3B", "8B", "13B", "13B", "30B"]
+    assert names == [
+        "1.1M",
+        "1.3M",
+        "124M",
+        "135M",
+        "350M",
+        "0.5B",
+        "1.1B",
+        "1.3B",
+        "8B",
+        "13B",
+        "13B",
+        "30B",
+        "ARC-nano",
+        "ARC-small",
+    ]
     assert size_name(ModelConfig(name="my model")) == "my model"
     assert size_name(GPT2) == "124M"
 

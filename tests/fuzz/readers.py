@@ -301,6 +301,13 @@ def pair(path: Path) -> object:
     return [corpus.index.document(number).sum() for number in range(min(9, corpus.index.documents))]
 
 
+def grids(path: Path) -> object:
+    from fugaku_gpt.data.grids import open_grids, split_grids
+
+    tasks = open_grids([str(path)])
+    return [[grid.colors.sum() for grid in part] for part in split_grids(tasks, (60.0, 20.0, 20.0))]
+
+
 def tokenizer(path: Path) -> object:
     from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer, tokenizer_files
     from fugaku_gpt.data.tokenizer import Encoder

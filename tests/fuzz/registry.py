@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from tests.fuzz import readers
 from tests.fuzz.mutations import BINARY, JSON, LINES, TEXT
 from tests.fuzz.readers import Reader
+from tests.support.grids import arc_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "v0.1.0"
@@ -346,6 +347,8 @@ def all_readers() -> Tuple[Reader, ...]:
         Reader("corpus: .idx", "corpus.idx", BINARY, readers.pair, (pair["corpus.idx"],), pair, cost=4),
         Reader("corpus: .bin", "corpus.bin", BINARY, readers.pair, (pair["corpus.bin"][:4096],), pair, cost=4),
         Reader("corpus: manifest", "manifest.json", JSON, readers.corpus, (corpus["manifest.json"],), corpus, cost=4),
+        Reader("tasks of grids", "tasks.json", JSON, readers.grids,
+               _json(arc_tasks(tasks=2, pairs=2, largest=3)), cost=4),
         Reader("tokenizer.json", "tokenizer.json", JSON, readers.tokenizer, (corpus["tokenizer.json"],), cost=80),
         Reader("machine file", "m.yaml", TEXT, readers.machine,
                (*_bytes(*machines, GOLDEN / "machine-local.yaml"), *yaml), cost=40),

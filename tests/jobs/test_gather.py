@@ -14,7 +14,7 @@ from fugaku_gpt.records.accounting import TOO_SHORT, read_accounting
 from fugaku_gpt.records.job import ENDED, LOST, REJECTED, RUNNING, JobStatus, append_event, read_history
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
-from fugaku_gpt.report.notes_table import column_titles, notes_cell, row_cells
+from fugaku_gpt.report.notes_table import OptionalColumns, column_titles, notes_cell, row_cells
 from fugaku_gpt.report.rows import raw_values
 from tests.report.jobs import ScriptedScheduler, record_end, stats
 from tests.support.job_records import SUBMITTED, record_submission, write_exit_record
@@ -24,6 +24,8 @@ CONFIG = load_run_config(
     preset="tiny",
     overrides=["node.freq_mhz=2200", "node.retention_state=0", "node.eco_state=0", "layout.dp=4", "job.nodes=4"],
 )
+
+ENERGY = OptionalColumns(energy=True)
 
 
 def factory_of(scheduler: ScriptedScheduler) -> Callable[[str], ScriptedScheduler]:
@@ -94,7 +96,7 @@ def test_a_job_shorter_than_the_sampling_has_no_energy(tmp_path: Path) -> None:
     gather([directory], factory_of(ScriptedScheduler()))
     row = read_run(directory)
     assert row.energy_joules is None and row.energy_basis == TOO_SHORT
-    shown = dict(zip(column_titles(energy=True), row_cells(row, energy=True)))
+    shown = dict(zip(column_titles(ENERGY), row_cells(row, ENERGY)))
     assert shown["W/node"] == TOO_SHORT and shown["J/token"] == "-"
 
 
@@ -102,8 +104,8 @@ def test_energy_columns_stand_before_the_notes(tmp_path: Path) -> None:
     directory = run(tmp_path / "run")
     (directory / "run.21103755.stats").write_text(stats("21103755"))
     gather([directory], factory_of(ScriptedScheduler()))
-    assert column_titles(energy=True)[-4:] == ("W/node", "J/it", "J/token", "Notes")
-    assert row_cells(read_run(directory), energy=True)[-4:-1] == ["100", "200", "0.09766"]
+    assert column_titles(ENERGY)[-4:] == ("W/node", "J/it", "J/token", "Notes")
+    assert row_cells(read_run(directory), ENERGY)[-4:-1] == ["100", "200", "0.09766"]
 
 
 def test_slurm_accounts_come_from_the_scheduler(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.data.random_samples import RandomGrids
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout import memory
+from fugaku_gpt.layout.batch import SkippedSamples
 from fugaku_gpt.layout.memory import (
     PipelineState,
     embedding_and_head_bytes,
@@ -30,12 +32,22 @@ from fugaku_gpt.layout.tensors import model_tensors
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradient_path import GradientReducer
+from fugaku_gpt.training.workload import TRAIN, workload_of
 from tests.mpi.cases import MEANINGS
+from tests.support.grids import LIKE_LLAMA
 from tests.support.kept import HAS_HOOKS, counting
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
 KINDS = ("none", "selective", "full")
+# a classifier of grids in place of the tiny GPT
+GRIDS = (
+    "model.kind=grid_classifier",
+    "data.kind=arc",
+    "data.buckets=[5]",
+    "model.seq_len=25",
+    "model.tied_embeddings=false",
+)
 
 
 @pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
@@ -55,9 +67,10 @@ def saved_bytes(config: RunConfig) -> int:
     model = build_model(config, Communicator.alone()).train()
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
     GradientReducer(buffers, {0: model}, ProcessGrid.alone(), sharded=False)
-    tokens = torch.from_numpy(ByteSamples(config.model.seq_len).batch(0, config.training.micro_batch))
+    samples = RandomGrids(config) if config.model.is_grid_classifier else ByteSamples(config.model.seq_len)
+    workload = workload_of(config, 0, SkippedSamples(()), samples, None)
     with counting([model]) as counter:
-        loss = model(tokens[:, :-1], tokens[:, 1:], 0)
+        loss = workload.forward(model, None, TRAIN, (0, 0), config.model.seq_len)
         saved = counter.current_bytes
     gradients = loss.grad_fn.gradients
     return saved + sum(tensor.numel() * tensor.element_size() for tensor in gradients if tensor is not None)
@@ -79,6 +92,8 @@ def saved_bytes(config: RunConfig) -> int:
         (*MEANINGS["llama"], "model.kv_heads=null", "model.biases=all", "training.dtype=float64"),
         ("model.positions=rope", "model.norm=rmsnorm", "model.tied_embeddings=false"),
         ("model.mlp=swiglu", "model.qk_norm=true", "model.head_dim=4"),
+        GRIDS,
+        (*GRIDS, *LIKE_LLAMA, "training.micro_batch=2"),
     ],
     ids=str,
 )
@@ -92,7 +107,9 @@ def test_the_formula_matches_bytes_saved_by_pytorch(kind: str, changes: Sequence
 @pytest.mark.skipif(not HAS_HOOKS, reason="this PyTorch does not show what it saves")
 @pytest.mark.parametrize("forced", [False, True], ids=["as found", "in float32"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", [(), MEANINGS["llama"]], ids=["gpt-2", "llama"])
+@pytest.mark.parametrize(
+    "model", [(), MEANINGS["llama"], (*GRIDS, "model.embedding_layernorm=false")], ids=["gpt-2", "llama", "grids"]
+)
 def test_the_formula_holds_in_16_bits_too(
     model: Sequence[str], kind: str, forced: bool, compiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,8 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.training.health import DONE, SPIKE
-from fugaku_gpt.training.trainer import Samples, Step, Trainer
+from fugaku_gpt.training.trainer import Step, Trainer
+from fugaku_gpt.training.workload import Source
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -44,8 +45,8 @@ class Trained:
 def trainer_of(
     world: Optional[Communicator],
     config: RunConfig,
-    samples: Optional[Samples] = None,
-    valid: Optional[Samples] = None,
+    samples: Optional[Source] = None,
+    valid: Optional[Source] = None,
 ) -> Trainer:
     """Returns a trainer on all ranks of a world or, without one, on this rank alone; it trains on bytes by default."""
     samples = samples or ByteSamples(config.model.seq_len)
@@ -93,14 +94,15 @@ def reference_of(world: Communicator, *settings: str) -> Trained:
     """
     if settings not in _REFERENCES:
         config = tiny_config(*settings, f"training.micro_batch={SMALLEST_BATCH}")
-        _REFERENCES[settings] = _of_first(world, lambda: train(trainer_of(None, config)))
+        _REFERENCES[settings] = of_first(world, lambda: train(trainer_of(None, config)))
     return _REFERENCES[settings]
 
 
 _REFERENCES: Dict[Tuple[str, ...], Trained] = {}
 
 
-def _of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
+def of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
+    """Returns on all ranks what rank 0 has trained; collective."""
     trained = run() if world.rank == 0 else Trained({})
     groups = [trained.initial, trained.weights, *trained.gradients]
     record = world.broadcast_json(

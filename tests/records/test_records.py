@@ -30,7 +30,8 @@ def test_where_the_batch_grows_the_summary_s_rates_are_those_of_the_last_size() 
         for number, (batch, seconds) in enumerate(sizes, start=1)
     ]
     summary = summarise(config, lines, [{"loss": 7.0}])
-    assert list(KEYS) == sorted(summary, key=list(KEYS).index)  # each key has a meaning, and each meaning a key
+    keys = [key for key, meaning in KEYS.items() if not meaning.startswith("classifier of grids")]
+    assert keys == sorted(summary, key=list(KEYS).index)  # each key has a meaning, and each meaning a key
     assert (summary["seconds_per_iteration"], summary["samples"], summary["warmup_samples"]) == (2.0, 6, 2)
     assert (summary["timed_batch"], summary["timed_seq_len"], summary["tokens_per_second"]) == (8, 64, 8 * 64 / 2.0)
 

@@ -14,7 +14,8 @@ from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import ConfigError, RunFailed
 from fugaku_gpt.training.health import DONE, NOT_FINITE, SPIKE, Health, LossWindow
 from fugaku_gpt.training.schedule import learning_rate
-from fugaku_gpt.training.trainer import Samples, Trainer
+from fugaku_gpt.training.trainer import Trainer
+from fugaku_gpt.training.workload import Samples
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 from tests.training.trainers import tiny_trainer

@@ -190,8 +190,10 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
 def _load_base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
     """Load the run; if it sets neither clock nor pipes, set those that its job gets, with which most rows ran."""
     from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
+    from fugaku_gpt.config.grid_checks import require_decoder
 
     config = load_with_vocabulary(source)
+    require_decoder(config, "the time of its layouts")
     node = config.node
     if machine.name == "a64fx" and node.freq_mhz is None and node.eco_state is None:
         notes.append("node.freq_mhz is not set: planned and written at 2000 MHz with both pipes, as most rows ran")

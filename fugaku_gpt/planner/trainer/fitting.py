@@ -73,6 +73,8 @@ def _usable_run(path: Path, probed: ProbeResults) -> "MeasuredRun | str":
     if result is None or result.status != OK or environment is None:
         return "did not end well"
     config = load_run_config(run.config_file, check=False)
+    if config.model.is_grid_classifier:
+        return f"model.kind {config.model.kind}: times are fitted of decoders"
     if environment.get("processor") != probed.facts.get("processor"):
         return f"ran on {environment.get('processor')}, not on the machine of the file"
     if config.job.nodes != 1:

@@ -16,6 +16,7 @@ import math
 from dataclasses import replace
 from typing import Dict, List, NamedTuple, Sequence
 
+from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, LayoutConfig, RunConfig
 from fugaku_gpt.layout.memory import ITEM_BYTES
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, chunks_of
@@ -33,7 +34,12 @@ class GenerationSize(NamedTuple):
 
 def generation_memory(config: RunConfig, size: GenerationSize, base: Framework) -> List[Dict[str, int]]:
     """Return category → bytes of a rank of each stage. Stages have one chunk each, as `generate` cuts the model; the
-    type is that of training."""
+    type is that of training.
+
+    Raises:
+        UsageError: the model is no decoder.
+    """
+    require_decoder(config, "the memory of `generate`")
     layout = replace(config.layout, chunks=1, schedule=LayoutConfig().schedule, split=())
     return [_of_stage(config, chunk, size, base) for chunk in chunks_of(replace(config, layout=layout))]
 

@@ -224,7 +224,7 @@ def _packed_panel_bytes(config: RunConfig, threads: int) -> int:
     """Bytes of packed panels in our compiled kernels; 0 if no product is large enough for them."""
     model, t = config.model, config.layout.tp
     tokens, h = config.training.micro_batch * model.seq_len, model.hidden
-    widest = max(model.local_qkv_width(t), model.up_width // t, config.padded_vocab // t)
+    widest = max(model.local_qkv_width(t), model.up_width // t, config.padded_outputs // t)
     if config.node.compiled_products == "off" or not may_use_native_kernels(config):
         return 0
     if min(tokens, h) < MIN_DIMENSION or tokens * h * widest < MIN_MULTIPLY_ADDS:
@@ -246,12 +246,14 @@ def _logit_bytes(config: RunConfig, threads: int) -> int:
     model, t = config.model, config.layout.tp
     b, s = config.training.micro_batch, model.seq_len
     item = ITEM_BYTES[config.training.dtype]
-    rows = min(CHUNK_TOKENS, b * s)
-    width = config.padded_vocab // t
+    rows = min(CHUNK_TOKENS, b if model.is_grid_classifier else b * s)
+    width = config.padded_outputs // t
     total = rows * width * item
     if config.training.dtype in SIXTEEN_BIT_DTYPES:
         total += min(rows, _CACHED_ROWS * threads if t == 1 else rows) * width * 4  # exponentials
         total += _accumulation_bytes(width, model.hidden, item)
+    if model.is_grid_classifier and item == 2:  # the mean over cells in float32, and its gradient
+        total += 2 * b * s * model.hidden * 4
     if config.layout.sequence_parallel and t > 1:  # gathered hidden states and their gradient
         total += 2 * b * s * model.hidden * item
     return total

@@ -15,6 +15,7 @@ from typing import Dict, Mapping, Tuple
 
 import numpy as np
 
+from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
@@ -208,8 +209,10 @@ def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
     """Seconds per iteration and of each component, with 80 % intervals, on a probed machine.
 
     Raises:
-        UsageError: the machine's file has no section ``probed``, or the section lacks an operation of this run.
+        UsageError: the machine's file has no section ``probed``, or the section lacks an operation of this run; or the
+            run is not of a decoder.
     """
+    require_decoder(config, "the time of an iteration")
     if machine.probed is None:
         raise UsageError(f"machine {machine.name}: its file is not from `plan probe`; valid: a file that is, or local")
     cost = RunCost(config, machine.probed)

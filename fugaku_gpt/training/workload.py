@@ -1,0 +1,171 @@
+"""The workload of a run, tokens or grids: the length of a batch's samples, and the inputs of the model's chunks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Protocol, Tuple, Union
+
+import numpy as np
+import torch
+
+from fugaku_gpt.config import RunConfig
+from fugaku_gpt.data.grid_samples import GridBatch
+from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
+from fugaku_gpt.model.cells import Cells
+from fugaku_gpt.model.gpt import GPT
+
+TRAIN, VALID = "train", "valid"
+
+
+class Samples(Protocol):
+    """A source of samples, numbered from 0 without end, the same on every rank."""
+
+    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Return samples [first, first + count) as [count, seq_len + 1] token ids."""
+
+
+class GridSource(Protocol):
+    """A source of grids, numbered from 0 without end, the same on every rank."""
+
+    def cells(self, number: int) -> int:
+        """Return the cells of the grids of the global batch that has a sample, padding included."""
+
+    def batch(self, first: int, count: int) -> GridBatch:
+        """Return samples [first, first + count) of one global batch."""
+
+
+Source = Union[Samples, GridSource]
+
+
+class RemainingSamples:
+    """The samples that ``training.skip_samples`` does not skip, renumbered without gaps."""
+
+    def __init__(self, samples: Samples, skipped_samples: SkippedSamples) -> None:
+        self._samples = samples
+        self._skipped_samples = skipped_samples
+
+    def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Return samples as :meth:`Samples.batch` does, by their new numbers."""
+        start = self._skipped_samples.number(first)
+        if self._skipped_samples.number(first + count - 1) == start + count - 1:
+            return self._samples.batch(start, count)
+        numbers = [self._skipped_samples.number(used) for used in range(first, first + count)]
+        return np.concatenate([self._samples.batch(number, 1) for number in numbers])
+
+
+class Workload(Protocol):
+    """The batches of a run."""
+
+    def has(self, split: str) -> bool:
+        """Return whether there are samples of a split."""
+
+    def sequence_length(self, iteration: int, used: int) -> int:
+        """Return the tokens of each training sample of an iteration, which begins after ``used`` samples."""
+
+    def full_length(self, used: int) -> int:
+        """Return the tokens of each validation sample of the batch after ``used`` samples."""
+
+    def terms(self, samples: int, seq_len: int) -> int:
+        """Return the number of losses that samples of this length have."""
+
+    def forward(
+        self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
+    ) -> torch.Tensor:
+        """Return what a chunk makes of one micro-batch: hidden states, or the sum of the losses.
+
+        Args:
+            x: hidden states of the chunk before; None for the first.
+            split: ``TRAIN`` or ``VALID``.
+            batch: samples that earlier batches have used, and the number of the micro-batch.
+            seq_len: tokens of each sample.
+        """
+
+
+class TokenWorkload:
+    """Sequences of tokens, each of which is to predict the next."""
+
+    def __init__(self, config: RunConfig, dp_rank: int, sources: Dict[str, Samples]) -> None:
+        self._config, self._dp_rank, self._sources = config, dp_rank, sources
+
+    def has(self, split: str) -> bool:
+        """Return whether there are samples of a split."""
+        return split in self._sources
+
+    def sequence_length(self, iteration: int, used: int) -> int:
+        """Return the tokens of each sample of an iteration; see :class:`Workload`."""
+        return sequence_length(self._config, iteration)
+
+    def full_length(self, used: int) -> int:
+        """Return ``model.seq_len``."""
+        return self._config.model.seq_len
+
+    def terms(self, samples: int, seq_len: int) -> int:
+        """Return the number of tokens."""
+        return samples * seq_len
+
+    def forward(
+        self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
+    ) -> torch.Tensor:
+        """Run a chunk; see :meth:`Workload.forward`."""
+        first = first_sample(self._config, *batch, self._dp_rank)
+        reads_tokens = chunk.chunk.has_embedding or chunk.chunk.has_head  # other stages do not need the tokens
+        samples = self._sources[split].batch(first, self._config.training.micro_batch) if reads_tokens else None
+        tokens = torch.from_numpy(samples[:, : seq_len + 1]) if samples is not None else None
+        y: torch.Tensor = chunk(
+            tokens[:, :-1] if x is None and tokens is not None else x,
+            tokens[:, 1:] if tokens is not None else None,
+            first,
+        )
+        return y
+
+
+class GridWorkload:
+    """Grids, whose class is to be predicted. Every stage reads them, since attention depends on their sizes."""
+
+    def __init__(self, config: RunConfig, dp_rank: int, sources: Dict[str, GridSource]) -> None:
+        self._config, self._dp_rank, self._sources = config, dp_rank, sources
+        self._dtype = getattr(torch, config.training.dtype)
+
+    def has(self, split: str) -> bool:
+        """Return whether there are samples of a split."""
+        return split in self._sources
+
+    def sequence_length(self, iteration: int, used: int) -> int:
+        """Return the cells of the grids of the batch after ``used`` samples, padding included."""
+        return self._sources[TRAIN].cells(self._batch_start(used))
+
+    def full_length(self, used: int) -> int:
+        """Return the cells of the grids of a batch of validation, padding included."""
+        return self._sources[VALID].cells(self._batch_start(used))
+
+    def terms(self, samples: int, seq_len: int) -> int:
+        """Return the number of grids."""
+        return samples
+
+    def forward(
+        self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
+    ) -> torch.Tensor:
+        """Run a chunk; see :meth:`Workload.forward`."""
+        used, micro_batch = batch
+        first = first_sample(self._config, self._batch_start(used), micro_batch, self._dp_rank)
+        grids = self._sources[split].batch(first, self._config.training.micro_batch)
+        cells = Cells.of(self._config.model, grids.heights, grids.widths, seq_len, self._dtype, chunk.shard)
+        colors = torch.from_numpy(grids.colors) if x is None else x
+        y: torch.Tensor = chunk(colors, torch.from_numpy(grids.labels).unsqueeze(1), first, cells)
+        return y
+
+    def _batch_start(self, used: int) -> int:
+        """Return the first sample of the next batch of one size. It comes after ``used`` samples only where a run was
+        resumed with another global batch."""
+        size = self._config.training.global_batch
+        return -(-used // size) * size
+
+
+def workload_of(
+    config: RunConfig, dp_rank: int, skipped: SkippedSamples, train: Source, valid: Optional[Source]
+) -> Workload:
+    """Return the batches of a run on one replica."""
+    sources: Dict[str, Any] = {TRAIN: train, **({VALID: valid} if valid is not None else {})}
+    if config.model.is_grid_classifier:
+        return GridWorkload(config, dp_rank, sources)
+    sources[TRAIN] = RemainingSamples(sources[TRAIN], skipped)
+    return TokenWorkload(config, dp_rank, sources)
