@@ -88,7 +88,7 @@ def test_the_rows_of_the_sweeps_are_the_configurations_of_the_tables(pairs_of_sw
 
 
 @pytest.mark.slow
-def test_a_sweep_is_of_one_table(pairs_of_sweep: Dict[str, List[Pair]]) -> None:
+def test_a_sweep_is_of_a_single_table(pairs_of_sweep: Dict[str, List[Pair]]) -> None:
     heading_of_sweep: Dict[str, str] = {}
     for name, pairs in pairs_of_sweep.items():
         rows = [pair.reference.row for pair in pairs if pair.reference is not None and pair.measured is not None]
@@ -103,7 +103,7 @@ def test_a_sweep_is_of_one_table(pairs_of_sweep: Dict[str, List[Pair]]) -> None:
 
 
 @pytest.mark.slow
-def test_no_run_needs_longer_than_its_job_has(pairs_of_sweep: Dict[str, List[Pair]]) -> None:
+def test_no_run_needs_longer_than_the_job_has(pairs_of_sweep: Dict[str, List[Pair]]) -> None:
     for name, pairs in pairs_of_sweep.items():
         for pair in pairs:
             if pair.measured is None or pair.reference is None:

@@ -100,7 +100,7 @@ def reference(tmp_path: Path) -> Path:
     return tmp_path / "reference" / "rows.csv"
 
 
-def test_runs_are_printed_beside_rows_of_others_in_every_format(
+def test_runs_are_printed_beside_reference_rows_in_every_format(
     runs: Path, reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(runs), "--beside", f"{reference}:hardware=A64FX Fugaku"]

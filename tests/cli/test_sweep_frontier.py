@@ -84,7 +84,7 @@ def test_a_search_ends_at_the_limit_of_memory_and_leaves_no_rank(
         (["--set", "node.memory_guard=no"], "node.memory_guard: false"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_by_name(
+def test_a_field_that_cannot_be_searched_is_refused_by_name(
     arguments: List[str], message: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["sweep", "frontier", str(file), "--out", str(tmp_path / "out"), *arguments]) == 2

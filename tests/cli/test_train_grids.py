@@ -26,9 +26,7 @@ def train(folder: Path, out: str, ranks: int, *more: str, resume: str = "") -> R
     return RunDirectory(folder / out)
 
 
-def test_a_run_has_images_per_second_in_its_result_and_its_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_has_images_per_second_in_result_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = train(tmp_path, "run", 1)
     result = directory.result()
     assert result is not None
@@ -50,7 +48,7 @@ def test_a_run_has_images_per_second_in_its_result_and_its_table(
 
 
 @pytest.mark.long
-def test_a_run_that_is_resumed_in_another_layout_has_the_curve_of_one_that_is_not(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_in_another_layout_has_the_curve_of_an_uninterrupted_run(tmp_path: Path) -> None:
     everything = train(tmp_path, "all", 1).metrics("iteration")
     first = train(tmp_path, "first", 2, "layout.tp=2", "training.iterations=3").metrics("iteration")
     layout = ("layout.pp=2", "layout.schedule=zero_bubble")

@@ -102,7 +102,7 @@ def test_ranks_are_more_replicas_of_the_same_batch() -> None:
         config_of(LiveSide("ranks=5", "", ("ranks=5",)), None, "tiny", base)
 
 
-def test_grids_of_a_single_size_are_compared_and_others_are_refused() -> None:
+def test_grids_of_a_single_size_are_compared_and_of_several_refused() -> None:
     with pytest.raises(ConfigError, match="those of several sizes have no common one; valid: one bucket"):
         config_of(LiveSide("base"), None, "arc-nano", [])
     sizes = [["data.buckets=[16]", "model.seq_len=256"], ["data.buckets=[30]"]]

@@ -49,7 +49,9 @@ def test_presets_have_the_layers_and_heads_of_the_sheet(preset: str) -> None:
         ("arc-nano", ["model.positions=rope", "model.head_dim=22"], "needs heads of a width that 4 divides"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(preset: str, settings: Sequence[str], message: str) -> None:
+def test_a_setting_that_does_not_fit_is_refused_with_a_valid_value(
+    preset: str, settings: Sequence[str], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_run_config(preset=preset, overrides=settings)
     assert message in str(caught.value)
@@ -62,7 +64,7 @@ def test_padding_of_colors_and_of_classes_follows_the_layout() -> None:
     assert decoder.padded_outputs == decoder.padded_vocab
 
 
-def test_only_a_decoder_passes_where_one_is_required() -> None:
+def test_only_a_decoder_passes_where_a_decoder_is_required() -> None:
     require_decoder(load_run_config(preset="tiny"), "the time")
     with pytest.raises(UsageError, match="model.kind: grid_classifier: the time is not computed for this model"):
         require_decoder(load_run_config(preset="arc-nano"), "the time")

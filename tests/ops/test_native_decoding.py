@@ -62,7 +62,7 @@ def test_a_row_of_a_product_depends_neither_on_other_rows_nor_on_threads(dtype: 
 
 
 @DTYPES
-def test_a_vector_with_nan_leaves_the_products_of_the_others(dtype: torch.dtype) -> None:
+def test_a_vector_with_nan_leaves_the_products_of_other_vectors(dtype: torch.dtype) -> None:
     x, weight = numbers(5, 70).to(dtype), numbers(9, 70).to(dtype)
     expected = native.gemv(x, weight, None)
     x[2, 69] = math.nan
@@ -71,7 +71,7 @@ def test_a_vector_with_nan_leaves_the_products_of_the_others(dtype: torch.dtype)
     assert torch.equal(y[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
 
 
-def test_few_rows_without_gradients_are_multiplied_by_the_kernel_and_others_are_not() -> None:
+def test_only_few_rows_without_gradients_are_multiplied_by_the_kernel() -> None:
     x, weight = numbers(2, 3, 40).float(), numbers(30, 40).float()
     assert not native.has_native_gemv(x, weight)  # autograd would not see it
     with torch.no_grad():

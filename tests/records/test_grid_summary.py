@@ -45,7 +45,7 @@ def test_lines_of_several_iterations_count_by_their_mixture() -> None:
     assert summary["compile_seconds"] == pytest.approx((3.0 - 2.0) * 4)
 
 
-def test_without_a_second_iteration_of_its_size_there_is_no_time_of_compiling() -> None:
+def test_without_a_second_iteration_of_the_size_there_is_no_time_of_compiling() -> None:
     assert "compile_seconds" not in summary_of([line(1, 9.0, b30=1), line(2, 1.0, b16=1), line(3, 1.0, b16=1)])
     # a run that was resumed after iteration 4 shows no first iteration
     assert "compile_seconds" not in summary_of([line(5, 9.0, b16=1), line(6, 1.0, b16=1), line(7, 1.0, b16=1)])

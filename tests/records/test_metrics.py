@@ -32,7 +32,7 @@ def write(path: Path, texts: List[str]) -> Path:
         "[1]",
     ],
 )
-def test_damaged_lines_are_counted_and_the_others_read(tmp_path: Path, damage: str) -> None:
+def test_damaged_lines_are_counted_and_sound_lines_read(tmp_path: Path, damage: str) -> None:
     first, second = map(json.dumps, SOUND)
     assert read_sound_lines(write(tmp_path / "m", [first, damage, second])) == (SOUND, 1)
     assert read_sound_lines(write(tmp_path / "m", [first, second, damage])) == (SOUND, 0)  # a kill cuts the last

@@ -63,7 +63,7 @@ def test_the_tables_byte_for_byte(runs: Path) -> None:
     assert "Ref. columns are the reference" in page and "TFLOPs × nodes" not in page
 
 
-def test_values_have_both_sides_and_nothing_in_the_place_of_what_was_not_run(runs: Path) -> None:
+def test_values_have_both_sides_and_nothing_for_a_configuration_that_was_not_run(runs: Path) -> None:
     both, alone, without = map(values_of, pairs_of(runs))
     assert (both["reference"], both["reference_seconds_per_iteration"], both["seconds_per_iteration"]) == (
         "t.1", 0.5, 0.4,
@@ -90,7 +90,7 @@ REFERENCE = ReferenceRow(replace(ROW, is_reference=True, hardware="A64FX"), {}, 
         ((1.5,), None, "one run"),
     ],
 )
-def test_a_reference_is_outside_of_the_spread_with_its_rounding(
+def test_a_reference_is_outside_of_the_spread_with_the_rounding(
     seconds: Sequence[float], is_outside: object, cell: str
 ) -> None:
     pair = Pair(REFERENCE, replace(ROW, seconds_per_iteration=sum(seconds) / len(seconds)), tuple(seconds))

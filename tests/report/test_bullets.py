@@ -32,7 +32,7 @@ def only(line: str, *given: str) -> Bullet:
     return bullet
 
 
-def test_settings_are_of_the_bullet_then_of_its_title() -> None:
+def test_settings_are_of_the_bullet_then_of_the_title() -> None:
     first, last, other, bare = read_bullets(SHEET.replace("1,024", "1024"), "s.md")
     assert first == Bullet(
         64, "vision1", "4x L4", "full", "bfloat16", more=("bucket=16+30",), rate=70.0, sample="images", line=6
@@ -71,7 +71,7 @@ def test_our_own_bullets_and_the_older_ones_are_read(line: str) -> None:
         ("x", FAILED),
     ],
 )
-def test_how_a_run_failed_takes_the_place_of_the_rate(word: str, status: str) -> None:
+def test_how_a_run_failed_stands_instead_of_the_rate(word: str, status: str) -> None:
     assert (only(f"batch 8: {word}").status, only(f"batch 8: {word}").rate) == (status, None)
     assert only(bullet_text(only(f"batch 8: {word} (at the first step)"))).remark == "at the first step"
 
@@ -102,7 +102,7 @@ def test_an_error_names_file_and_line(line: str, message: str) -> None:
     assert str(error.value).startswith(f"s.md:3: {message}")
 
 
-def test_a_title_s_setting_that_is_wrong_is_an_error_of_its_line() -> None:
+def test_a_title_s_setting_that_is_wrong_is_an_error_of_that_line() -> None:
     with pytest.raises(UsageError, match=r"^s\.md:1: seq_len 0: must be"):
         read_bullets("# tiny on 2x T4, seq_len=0\n- batch 8: OOM\n", "s.md")
 
@@ -131,12 +131,12 @@ def test_the_result_of_a_search_for_the_frontier_is_read() -> None:
 
 
 @pytest.mark.parametrize(("text", "rounding"), [("50", 0.5), ("50.0", 0.05), ("1,050", 0.5), ("5e1", 0.0)])
-def test_a_rate_is_rounded_to_its_last_digit(text: str, rounding: float) -> None:
+def test_a_rate_is_rounded_to_the_last_digit(text: str, rounding: float) -> None:
     bullet = only(f"batch 8: ~ {text} seqs/s")
     assert bullet.rounding == pytest.approx(rounding) and bullet.sample == "sequences"
 
 
-def test_marks_are_of_one_setting_each() -> None:
+def test_marks_are_of_a_single_setting_each() -> None:
     text = """\
 - batch 128, bf16, flat: 92 images/s
 - batch 256, bf16, flat: OOM

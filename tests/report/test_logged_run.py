@@ -66,7 +66,7 @@ def test_the_model_needs_layers_hidden_size_and_sequence_length() -> None:
         assert model_of(LoggedRun(**{key: value for key, value in shape.items() if key != name})) is None
 
 
-def test_the_sequence_length_of_all_lines_is_that_of_the_run_unless_its_arguments_state_another() -> None:
+def test_the_sequence_length_of_all_lines_is_that_of_the_run_unless_arguments_state_another() -> None:
     lines = [{"actual_seq_len": 2048}, {"actual_seq_len": 2048}]
     assert complete_settings({}, LoggedRun(), lines).seq_len == 2048
     assert complete_settings({"seq_length": "4096"}, LoggedRun(), lines).seq_len == 4096

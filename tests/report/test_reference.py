@@ -39,7 +39,7 @@ def matches(row: ReferenceRow, tmp_path: Path, *overrides: str) -> bool:
     return row.is_met_by(settings_of_row(read_run(directory)))
 
 
-def test_a_row_of_a_table_has_its_cells_and_the_rounding_of_its_seconds(tmp_path: Path) -> None:
+def test_a_row_of_a_table_has_the_cells_and_the_rounding_of_seconds(tmp_path: Path) -> None:
     row = reference(tmp_path, TINY)
     assert (row.ids, row.memory, row.seconds_digit) == (("t.1",), "100.5 MiB", pytest.approx(0.005))
     assert (row.row.size, row.row.hardware, row.row.is_reference) == ("tiny", "A64FX Fugaku", True)
@@ -63,7 +63,7 @@ def test_a_row_of_a_table_has_its_cells_and_the_rounding_of_its_seconds(tmp_path
         ("node.freq_mhz=2200", True),  # asked for and not applied: the run was at the default clock
     ],
 )
-def test_a_run_matches_by_what_a_row_states(tmp_path: Path, override: str, is_same: bool) -> None:
+def test_a_run_matches_by_the_figures_that_a_row_states(tmp_path: Path, override: str, is_same: bool) -> None:
     row = reference(tmp_path, TINY)
     assert matches(row, tmp_path) and matches(row, tmp_path, override) is is_same
 
@@ -82,13 +82,13 @@ def test_the_order_counts_where_there_are_several_ranks_along_two_axes(tmp_path:
     assert matches(row, tmp_path, *layout, "layout.order=tp,dp,pp") and not matches(row, tmp_path, *layout)
 
 
-def test_what_a_row_does_not_state_takes_no_part(tmp_path: Path) -> None:
+def test_a_figure_that_a_row_does_not_state_is_not_matched(tmp_path: Path) -> None:
     assert matches(reference(tmp_path, TINY.replace(",fp32,", ",,")), tmp_path, "training.dtype=bfloat16")
     assert not matches(reference(tmp_path, TINY.replace(",,,,fp32", ",,,1.7,fp32")), tmp_path)
     assert matches(reference(tmp_path, TINY.replace(",,,,fp32", ",,,2.13,fp32")), tmp_path)
 
 
-def test_a_measurement_in_several_tables_is_one_row(tmp_path: Path) -> None:
+def test_a_measurement_in_several_tables_is_a_single_row(tmp_path: Path) -> None:
     row = reference(tmp_path, TINY, TINY.replace("t.1", "u.9"))
     assert row.ids == ("t.1", "u.9")
     (tmp_path / "rows.csv").write_text(HEADER + TINY + TINY.replace("0.50,", "0.51,"), encoding="utf-8")
@@ -110,7 +110,7 @@ def test_selected_rows_alone_are_read() -> None:
     assert [row.ids for row in rows] == [("dsf.042",)]
 
 
-def test_a_sheet_matches_by_the_settings_of_its_bullets(tmp_path: Path) -> None:
+def test_a_sheet_matches_by_the_settings_of_bullets(tmp_path: Path) -> None:
     sheet = tmp_path / "s.md"
     sheet.write_text("# 1.1M on 4x L4\n- batch 16, recompute=none, fp32, seq_len=128: ~ 30 samples/s\n"
                      "- batch 16, flat: ~ 40 samples/s\n- batch 16, dp=2, zero=1, sequence_parallel=false: OOM\n",
@@ -125,7 +125,7 @@ def test_a_sheet_matches_by_the_settings_of_its_bullets(tmp_path: Path) -> None:
         read_reference(tmp_path)
 
 
-def test_an_imported_log_matches_by_what_it_states(tmp_path: Path) -> None:
+def test_an_imported_log_matches_by_the_stated_figures(tmp_path: Path) -> None:
     (tmp_path / "run.out").write_text(log_of(ARGUMENTS), encoding="utf-8")
     row = import_logs([tmp_path / "run.out"], tmp_path / "row", parse_settings(["nodes=4", "torch=1.7"]))
     (of_notes,) = [row for row in read_reference(MEASUREMENTS)[0] if "f1b3.t2.L44" in row.ids]

@@ -124,7 +124,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> List[Bullet]:
     return [bullet for _, bullet in rows_with_bullets(out)]
 
 
-def test_the_shipped_sheet_equals_its_table(classifier: List[Bullet]) -> None:
+def test_the_shipped_sheet_equals_the_shipped_table(classifier: List[Bullet]) -> None:
     with open(REFERENCE / "grid-classifier.csv", encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
     assert len(classifier) == len(lines) == 38

@@ -168,7 +168,7 @@ def test_nothing_fits(file: Path, tmp_path: Path) -> None:
     assert edge_rows([replace(edge, above=above)])[0]["remark"] == f"nothing fits; {above.result.reason}"
 
 
-def test_exact_edges_are_right_to_one_sample(file: Path, tmp_path: Path) -> None:
+def test_exact_edges_are_right_to_a_sample(file: Path, tmp_path: Path) -> None:
     assert batches(only(plan_of(file), tmp_path / "coarse", FakeNode(up_to(75))))["largest"] == 72
     assert batches(only(plan_of(file, is_exact=True), tmp_path / "exact", FakeNode(up_to(75))))["largest"] == 75
 

@@ -42,7 +42,7 @@ def test_validation_has_sums_of_each_size(tmp_path: Path) -> None:
     assert [size.correct for size in trainer.validated] == correct  # nothing is left over from a step
 
 
-def test_a_run_continues_with_another_global_batch_at_the_next_whole_one(tmp_path: Path) -> None:
+def test_a_run_continues_with_another_global_batch_at_the_next_full_batch(tmp_path: Path) -> None:
     file = write_tasks(tmp_path / "tasks.json")
     trainer = trainer_of(grid_config(file, "training.global_batch=16"))
     trainer.finish_loading({"iteration": 3, "consumed_samples": 24})
