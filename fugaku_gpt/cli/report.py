@@ -169,7 +169,7 @@ def render_table(rows: Rows, form: str, si: bool = False, energy: bool = False) 
 
 def _terminal_table(heading: str, rows: Sequence[ResultRow], si: bool, energy: bool) -> str:
     """The notes' columns, rates of other units and the validation loss; the widest column comes last."""
-    columns = columns_of(rows, energy)
+    columns = columns_of(rows, energy)._replace(validation=True)
     titles = column_titles(columns)
     displayed = [dict(zip(titles, row_cells(row, columns, si))) for row in rows]
     return heading.lstrip("# ") + "\n" + render_rows(titles, displayed, "table")
