@@ -12,7 +12,7 @@ from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.data import samples
 from fugaku_gpt.model import attention, attention_core, dropout, init
 from fugaku_gpt.parallel.buffers import ParamRange
-from fugaku_gpt.training import trainer
+from fugaku_gpt.training import trainer, workload
 from fugaku_gpt.training.optimizer import BlockedAdamW
 
 # a mistake in the code, or an equivalent setting
@@ -88,8 +88,8 @@ def _in_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_first_sample(patch: pytest.MonkeyPatch) -> None:
-    real = trainer.first_sample
-    patch.setattr(trainer, "first_sample", lambda *where: real(*where) + 1)
+    real = workload.first_sample
+    patch.setattr(workload, "first_sample", lambda *where: real(*where) + 1)
 
 
 def _next_learning_rate(patch: pytest.MonkeyPatch) -> None:
