@@ -194,8 +194,8 @@ def values_of_rows(rows: Sequence[ResultRow]) -> List[Dict[str, Any]]:
 
 
 def raw_values(row: ResultRow) -> Dict[str, Any]:
-    """Return a row for CSV and JSON: raw values with units in the names, and where they come from; the losses of
-    evaluation files come last, if it has any."""
+    """Return a row for CSV and JSON: raw values with units in the names, and where they come from; figures of
+    grids and the losses of evaluation files come last, if it has any."""
     return {
         "model": row.size,
         "sequence_length_tokens": row.seq_len,
@@ -231,9 +231,6 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "last_loss": row.last_loss,
         "first_validation_loss": row.first_validation_loss,
         "last_validation_loss": row.last_validation_loss,
-        "images_per_second": row.images_per_second,
-        "last_validation_accuracy": row.last_validation_accuracy,
-        "compile_seconds": row.compile_seconds,
         "energy_joules_all_nodes": row.energy_joules,
         "watts_per_node": row.watts_per_node,
         "joules_per_iteration": row.joules_per_iteration,
@@ -249,7 +246,16 @@ def raw_values(row: ResultRow) -> Dict[str, Any]:
         "sweep": row.sweep,
         "config_digest": row.digest,
         "runs": " ".join(row.runs),
+        **(_grid_values(row) if row.images_per_second is not None else {}),
         **({"evaluation_losses": _evaluations_text(row)} if row.evaluations else {}),
+    }
+
+
+def _grid_values(row: ResultRow) -> Dict[str, Any]:
+    return {
+        "images_per_second": row.images_per_second,
+        "last_validation_accuracy": row.last_validation_accuracy,
+        "compile_seconds": row.compile_seconds,
     }
 
 
