@@ -13,7 +13,7 @@ import re
 import select
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Union, cast
+from typing import Any, BinaryIO, Iterator, Optional, Union, cast
 
 from fugaku_gpt.limits import WAIT_FOR_PIPE, Limit
 
@@ -38,8 +38,10 @@ def read_stream(stream: BinaryIO, limit: Limit, name: str) -> bytes:
     Raises:
         OSError: it is longer than its limit, which the error states with this name.
     """
-    content = b"".join(blocks_of(stream, limit.value + 1, _size_of(stream) + 1))
-    if len(content) > limit.value:
+    size = _size_of(stream)
+    is_longer = size is not None and size > limit.value  # not read first: that would take as much memory as the limit
+    content = b"" if is_longer else b"".join(blocks_of(stream, limit.value + 1, (size or _BLOCK) + 1))
+    if is_longer or len(content) > limit.value:
         raise OSError(errno.EFBIG, f"it is longer than {limit}, the limit of {limit.of}", name)
     return content
 
@@ -60,14 +62,16 @@ def blocks_of(stream: BinaryIO, most: int, size: int = _BLOCK) -> Iterator[bytes
         yield block
 
 
-def _size_of(stream: BinaryIO) -> int:
-    """The size of a file in bytes; that of a large block for a stream that is none. To read a small file in a large
-    block takes longer than all else, since the memory of the block is requested anew each time."""
+def _size_of(stream: BinaryIO) -> Optional[int]:
+    """The bytes of a file from its beginning to its end; None for a stream that is none, or a file of the kernel's,
+    which has no size. To read a small file in a large block takes longer than all else, since the memory of the block
+    is requested anew each time."""
     try:
         status = os.fstat(stream.fileno())
+        is_at_start = stat.S_ISREG(status.st_mode) and stream.tell() == 0
     except (OSError, ValueError):  # a stream in memory
-        return _BLOCK
-    return status.st_size if stat.S_ISREG(status.st_mode) and status.st_size else _BLOCK
+        return None
+    return status.st_size or None if is_at_start else None
 
 
 def read_text(path: Union[str, Path], limit: Limit, errors: str = "strict", encoding: str = "utf-8") -> str:
