@@ -69,7 +69,7 @@ def pairs_of_sweep(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[P
         for run in sweep.runs:
             assert run.config is not None, run.refusal
             if run.repeat == 1:
-                write_entry(sweep, run, folder / run.name)
+                write_entry(sweep.name, run, folder / run.name)
                 leave_run(folder / run.name, run.config)
         merged, runs = collect_rows([folder])
         assert len(merged) == len({run.row for run in sweep.runs})
