@@ -72,7 +72,8 @@ unit: dev
 	@$(PYTEST) $(or $(TESTS),-m "not long" tests)
 
 test-long: dev ## run the tests that `make test` leaves out
-	@$(PYTEST) -m "long" $(or $(TESTS),tests)
+	@$(PYTEST) -m "long" $(or $(TESTS),tests --ignore tests/test_smollm2.py)
+	@$(if $(TESTS),,$(BIN)/python -m pytest -q -rs -m "long" tests/test_smollm2.py) # alone: it takes most of the memory
 
 slow: dev ## list the tests that `make quick` leaves out
 	@$(BIN)/python -m pytest -q --collect-only -m "slow or torch" $(or $(TESTS),tests)

@@ -33,7 +33,7 @@ TEXT = (
     "says at each which one comes next, and what it says wrong is the loss, whose gradient changes every weight. "
 )
 TIMEOUT_SECONDS = 1800
-NEEDED_BYTES = 28 * 2**30  # 14 of its own, and as much for the tests beside it
+NEEDED_BYTES = 14 * 2**30
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,13 @@ def recipe(target: str) -> str:
 
 
 def test_make_test_and_make_test_long_together_run_every_test_once() -> None:
-    """One selects what the other leaves out, and ``.ci/run`` calls both."""
+    """One selects what the other leaves out, and ``.ci/run`` calls both. A file that the long tests leave out of their
+    workers, for its memory, runs alone after them."""
     expressions = [re.findall(r'-m "([^"]*)"', recipe(target)) for target in ("unit", "test-long")]
-    assert expressions == [["not long"], ["long"]]
+    assert expressions == [["not long"], ["long", "long"]]
+    workers, alone = recipe("test-long").splitlines()
+    ignored = re.findall(r"--ignore (\S+\.py)", workers)
+    assert ignored == re.findall(r'-m "long" (\S+\.py)', alone) == ["tests/test_smollm2.py"]
     legs = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert legs.count("make test") == legs.count("make test-long") == 1
 
