@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.model_ranks import (
+    JoiningRank,
     ModelRanks,
-    before_joining,
     is_first_rank,
     join_model_ranks,
     model_ranks,
@@ -102,11 +102,12 @@ def eval_(
 
     inputs.check()
     start_model_ranks(model_ranks)
-    prepared = before_joining(lambda: _prepare(find_model(source, checkpoint), inputs, model_ranks))
+    rank = JoiningRank()
+    prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), inputs, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
-    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows))
+    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, rank.report_joined))
     if not is_first_rank():
         return
     if prepared.questions:
@@ -157,15 +158,17 @@ def _prepare(model_source: "ModelSource", inputs: EvalInputs, options: ModelRank
     return _Prepared(model_source, questions, texts)
 
 
-def _losses(prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions) -> "List[TextLoss]":
+def _losses(
+    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, on_joined: Callable[[], None]
+) -> "List[TextLoss]":
     from fugaku_gpt.data.progress import show_progress
     from fugaku_gpt.inference.run import losses_on_every_rank
 
     source, _, texts = prepared
     if not is_first_rank():
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, on_joined=on_joined)
     with show_progress("losses", sum(len(text.ids) - text.first for text in texts), "tokens") as advance:
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, on_joined)
 
 
 def _check_vocabulary(texts: "Sequence[ScoredText]", source: "ModelSource") -> None:

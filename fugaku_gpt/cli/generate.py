@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.model_ranks import (
+    JoiningRank,
     ModelRanks,
-    before_joining,
     is_first_rank,
     join_model_ranks,
     model_ranks,
@@ -116,11 +116,12 @@ def generate(
     if "" in sampling.stop:
         raise UsageError("--stop: an empty text would end every text at its beginning")
     start_model_ranks(model_ranks)
-    prepared = before_joining(lambda: _prepare(find_model(source, checkpoint), prompts, prompt_file, chat, model_ranks))
+    rank = JoiningRank()
+    prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), prompts, prompt_file, chat, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
-    on_joined_ranks(lambda: _generate(prepared, layout, sampling, form))
+    on_joined_ranks(lambda: _generate(prepared, layout, sampling, form, rank.report_joined))
 
 
 class _Prepared(NamedTuple):
@@ -152,14 +153,20 @@ def _prepare(
     return _Prepared(model_source, tokenizer, texts, encode_prompts(texts, tokenizer, chat, model.seq_len))
 
 
-def _generate(prepared: _Prepared, layout: "ReplicaLayout", sampling: SamplingOptions, form: str) -> None:
+def _generate(
+    prepared: _Prepared,
+    layout: "ReplicaLayout",
+    sampling: SamplingOptions,
+    form: str,
+    on_joined: Callable[[], None],
+) -> None:
     from fugaku_gpt.inference.run import generate_on_every_rank
 
     source, tokenizer, prompts, encoded = prepared
     streams = len(encoded) == 1 and form == "text" and is_first_rank()
     on_text = (lambda text: echo(text, nl=False)) if streams else None
     results = generate_on_every_rank(
-        source, layout, encoded, tokenizer, _sampling(sampling), _limits(sampling, tokenizer), on_text
+        source, layout, encoded, tokenizer, _sampling(sampling), _limits(sampling, tokenizer), on_text, on_joined
     )
     if results is not None:
         texts, speed = results

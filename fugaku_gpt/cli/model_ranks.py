@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 
 import click
 
@@ -14,6 +14,9 @@ from fugaku_gpt.cli.options import PATH, Command, options_as
 from fugaku_gpt.cli.output import echo
 from fugaku_gpt.errors import FugakuGptError, RunFailed, UsageError, missing_package
 from fugaku_gpt.machine.rank import launched_rank, ranks_of_node
+
+if TYPE_CHECKING:
+    from fugaku_gpt.launch.rank_supervisor import SupervisorLink
 
 T = TypeVar("T")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -124,19 +127,36 @@ def join_model_ranks(options: ModelRanks) -> int:
     return threads
 
 
-def before_joining(action: Callable[[], T]) -> T:
-    """Call ``action`` on a rank that has not joined MPI yet. What it refuses ends all ranks of the launch, also where
-    only this one refuses it."""
-    launched = launched_rank()
-    try:
-        return action()
-    except (ModuleNotFoundError, UsageError) as error:
-        message = missing_package(error) if isinstance(error, ModuleNotFoundError) else error
-        if message is None or launched is None or launched.ranks == 1:
-            raise
-        from fugaku_gpt.launch.rank_supervisor import refuse_launch
+class JoiningRank:
+    """This process, which is to join MPI as a rank, or to be the only one. Under a launcher it is a child of a process
+    that ends all ranks if this one ends before it has joined: the others would wait for it for ever."""
 
-        refuse_launch(launched.rank, message)
+    def __init__(self) -> None:
+        """Make it so, before PyTorch and MPI begin their threads."""
+        self._launched = launched_rank()
+        self._link: "Optional[SupervisorLink]" = None
+        if self._launched is not None and self._launched.ranks != 1:
+            from fugaku_gpt.launch.rank_supervisor import supervise_rank
+
+            self._link = supervise_rank(self._launched.rank)
+
+    def prepare(self, action: Callable[[], T]) -> T:
+        """Call ``action``, which joins nothing. What it refuses ends all ranks of the launch, also where only this one
+        refuses it."""
+        try:
+            return action()
+        except (ModuleNotFoundError, UsageError) as error:
+            message = missing_package(error) if isinstance(error, ModuleNotFoundError) else error
+            if message is None or self._launched is None or self._link is None or self._launched.rank == 0:
+                raise
+            from fugaku_gpt.launch.rank_supervisor import refuse_on_one_rank
+
+            refuse_on_one_rank(self._launched.rank, message)
+
+    def report_joined(self) -> None:
+        """Report that all ranks have joined MPI."""
+        if self._link is not None:
+            self._link.report_joined()
 
 
 def on_joined_ranks(action: Callable[[], T]) -> T:

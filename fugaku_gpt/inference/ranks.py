@@ -29,6 +29,7 @@ def on_every_rank(
     layout: ReplicaLayout,
     use: Callable[[ModelReplica], T],
     check: Callable[[Communicator, int], None] = lambda world, replicas: None,
+    on_joined: Callable[[], None] = lambda: None,
 ) -> T:
     """Join the ranks of this job, load the model, and call ``use`` with this rank's part; collective.
 
@@ -38,12 +39,14 @@ def on_every_rank(
     Args:
         check: called with all ranks and the number of replicas before the model is loaded; what it raises, it raises on
             every rank.
+        on_joined: called once all ranks have joined MPI.
 
     Raises:
         FugakuGptError: the ranks cannot share the model like that, it cannot be loaded, or ``use`` or ``check`` has
             raised it; raised on every rank.
     """
     world = open_world(threads=layout.threads)
+    on_joined()
     prepare_process(layout.threads)
     try:
         replicas, rest = divmod(world.size, layout.tp * layout.pp)

@@ -10,6 +10,7 @@ import torch
 from fugaku_gpt.checkpoint.reader import Checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.errors import CheckpointError, RunFailed
 from fugaku_gpt.inference.model_source import ModelSource
 from fugaku_gpt.layout.shards import logical_shapes, tensor_region
@@ -20,6 +21,12 @@ from fugaku_gpt.model.kv_cache import KeyValueCache, NewTokens
 _NOT_FINITE = -1
 # Chooses the next token of each of b sequences from their logits [b, V] in float64.
 ChooseTokens = Callable[["np.ndarray[tuple[int, int], np.dtype[np.float64]]"], List[int]]
+
+
+def not_finite(what: str, dtype: str) -> RunFailed:
+    """Return the error for a number of the model that is not finite."""
+    advice = "; try --dtype float32" if dtype in SIXTEEN_BIT_DTYPES else ""
+    return RunFailed(f"{what} is not finite in {dtype}{advice}")
 
 
 class ModelReplica:
@@ -84,7 +91,7 @@ class ModelReplica:
         self.grid.tp.broadcast(chosen)
         self.grid.pp.broadcast(chosen, root=self.grid.pp.size - 1)
         if _NOT_FINITE in chosen:
-            raise RunFailed(f"a logit is not finite in {self.config.training.dtype}; try --dtype float32")
+            raise not_finite("a logit", self.config.training.dtype)
         return [int(token) for token in chosen]
 
     def token_losses(self, tokens: torch.Tensor, targets: torch.Tensor) -> Optional[torch.Tensor]:

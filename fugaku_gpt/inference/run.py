@@ -11,14 +11,15 @@ import numpy as np
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.data.scored_text import ScoredText, TextLoss, TokenIds
-from fugaku_gpt.errors import RunFailed, UsageError
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
 from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
 from fugaku_gpt.inference.ranks import on_every_rank
-from fugaku_gpt.inference.replica import ModelReplica
+from fugaku_gpt.inference.replica import ModelReplica, not_finite
 from fugaku_gpt.inference.sampling import Sampling
 from fugaku_gpt.inference.text import TextTokenizer
+from fugaku_gpt.training.startup import collective_try
 from fugaku_gpt.training.text_losses import text_losses
 
 
@@ -30,12 +31,14 @@ def generate_on_every_rank(
     sampling: Sampling,
     limits: GenerationLimits,
     on_text: Optional[Callable[[str], None]] = None,
+    on_joined: Callable[[], None] = lambda: None,
 ) -> Optional[Tuple[Dict[int, Continuation], Speed]]:
     """Join the ranks of this job, and generate the texts of all prompts, each on one replica; collective.
 
     Args:
         prompts: token ids of each.
         on_text: called with each piece of the text of a single prompt.
+        on_joined: called once all ranks have joined MPI.
 
     Returns:
         On rank 0 the texts by number of the prompt, and the speed of all replicas together; None elsewhere.
@@ -43,6 +46,7 @@ def generate_on_every_rank(
     Raises:
         UsageError: the model cannot be loaded in this layout, or there are more replicas than prompts; raised on
             every rank.
+        RunFailed: a logit of any replica is not finite; raised on every rank.
     """
 
     def check(world: Communicator, replicas: int) -> None:
@@ -53,7 +57,11 @@ def generate_on_every_rank(
         _check_equal(world, "prompts", prompts)
 
     return on_every_rank(
-        source, layout, lambda replica: _generate(replica, prompts, tokenizer, sampling, limits, on_text), check
+        source,
+        layout,
+        lambda replica: _generate(replica, prompts, tokenizer, sampling, limits, on_text),
+        check,
+        on_joined,
     )
 
 
@@ -76,9 +84,13 @@ def losses_on_every_rank(
     stride: Optional[int] = None,
     batch: int = 8,
     on_done: Callable[[int], None] = lambda tokens: None,
+    on_joined: Callable[[], None] = lambda: None,
 ) -> List[TextLoss]:
-    """Join the ranks of this job, and return the loss of each text, on every rank; collective. Arguments and errors:
-    see :func:`fugaku_gpt.training.text_losses.text_losses`.
+    """Join the ranks of this job, and return the loss of each text, on every rank; collective. Other arguments and
+    errors: see :func:`fugaku_gpt.training.text_losses.text_losses`.
+
+    Args:
+        on_joined: called once all ranks have joined MPI.
 
     Raises:
         RunFailed: a loss is not finite; raised on every rank.
@@ -87,7 +99,7 @@ def losses_on_every_rank(
     def compute(replica: ModelReplica) -> List[TextLoss]:
         losses = text_losses(replica, texts, stride, batch, on_done)
         if not all(math.isfinite(loss.nats) for loss in losses):
-            raise RunFailed(f"a loss is not finite in {layout.dtype}; try --dtype float32")
+            raise not_finite("a loss", layout.dtype)
         return losses
 
     return on_every_rank(
@@ -95,6 +107,7 @@ def losses_on_every_rank(
         layout,
         compute,
         lambda world, replicas: _check_equal(world, "texts", [text.ids for text in texts]),
+        on_joined,
     )
 
 
@@ -109,10 +122,13 @@ def _generate(
     grid = replica.grid
     own = {number: ids for number, ids in enumerate(prompts) if number % grid.dp.size == grid.coordinates.dp}
     generator = Generator(replica, tokenizer.decode_after, sampling, limits)
-    if on_text is None:
-        texts = generator.run(own)
-    else:
-        texts = generator.run(own, lambda _, text: on_text(text))
+
+    def print_piece(_prompt: int, text: str) -> None:
+        if on_text is not None:
+            on_text(text)
+
+    # a replica whose logits are not finite must not leave the others waiting
+    texts = collective_try(grid.world, lambda: generator.run(own, print_piece))
     is_first_of_replica = grid.coordinates.tp == 0 and grid.coordinates.pp == 0
     gathered = grid.world.gather_json(
         [[asdict(text) for text in texts.values()], asdict(generator.speed)] if is_first_of_replica else None

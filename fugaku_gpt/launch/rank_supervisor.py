@@ -12,15 +12,19 @@ asks for it or is killed by a signal, whatever the exit code. So the supervisor 
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
 import select
 import signal
 import socket
+import stat
 import sys
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +56,8 @@ _PARENT_POLL_SECONDS = 2.0
 # for rank 0 to report a mistake that all ranks refuse, since they have the same command line, and to end them
 _RANK_0_SECONDS = 15.0
 _ABORT_SECONDS = 5.0
+# for a launcher to read what a rank has printed, and to print it
+_READERS_SECONDS, _UNREAD_POLL_SECONDS, _PASSED_ON_SECONDS = 5.0, 0.01, 0.5
 # within which ranks that are killed together are noticed, on a busy node too; before that no launcher learns of it
 _TOGETHER_SECONDS = 2.0
 _MOST_NAMED_RANKS = 8
@@ -120,6 +126,14 @@ def supervise_rank(rank: int, directory: Optional[Path] = None) -> SupervisorLin
     return SupervisorLink(pipe_write)
 
 
+def refuse_on_one_rank(rank: int, error: UsageError) -> NoReturn:
+    """End a supervised rank other than rank 0 for a mistake of the user's, before it has joined MPI; its supervisor
+    ends the others. Rank 0, which has the same command line, reports a mistake that all ranks refuse, and ends all."""
+    time.sleep(_RANK_0_SECONDS)
+    print_refusal(rank, error)
+    raise SystemExit(EXIT_RUN_FAILED)
+
+
 def refuse_launch(rank: int, error: UsageError) -> NoReturn:
     """End all ranks of a launch for a mistake of the user's, before they have joined MPI.
 
@@ -155,6 +169,7 @@ def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
+    _wait_for_readers()
     connection = os.environ.get("PMI_FD", "")
     if connection.isdecimal():  # MPICH and Slurm: PMI-1's command `abort`
         with contextlib.suppress(OSError):
@@ -165,6 +180,23 @@ def end_launch(code: int, *, may_signal: bool = True) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.kill(os.getpid(), signal.SIGTERM)
     os._exit(code)
+
+
+def _wait_for_readers() -> None:
+    """Wait until the launcher has read what this process has printed: it ends at once when a rank asks for it, and what
+    it has not passed on by then is lost."""
+    deadline = steady_time() + _READERS_SECONDS
+    for file in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed, or has no such count
+            while stat.S_ISFIFO(os.fstat(file).st_mode) and _unread_bytes(file) and steady_time() < deadline:
+                time.sleep(_UNREAD_POLL_SECONDS)
+    time.sleep(_PASSED_ON_SECONDS)
+
+
+def _unread_bytes(pipe: int) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 class _RankSupervisor:

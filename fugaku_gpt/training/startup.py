@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 from dataclasses import asdict
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid, mpi_facts
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.machine import local
 from fugaku_gpt.machine.checkout import git_commit
 from fugaku_gpt.machine.fugaku import ONE_PIPE_STATES
@@ -144,25 +144,26 @@ def check_precision(config: RunConfig) -> None:
 
 
 def collective_try(world: Communicator, action: Callable[[], T]) -> T:
-    """Call ``action`` on every rank. A ``UsageError`` on any rank is raised on all, so that no rank waits for another;
-    collective.
+    """Call ``action`` on every rank. A ``UsageError`` or ``RunFailed`` on any rank is raised on all, so that no rank
+    waits for another; collective.
 
     Raises:
-        UsageError: the message of the first rank that failed, with its number unless that is rank 0.
+        UsageError, RunFailed: the message of the first rank that failed, with its number unless that is rank 0.
     """
-    problem: Optional[str] = None
+    problem: Optional[Tuple[bool, str]] = None
     value: Optional[T] = None
     try:
         value = action()
-    except UsageError as error:
-        problem = str(error)
+    except (UsageError, RunFailed) as error:
+        problem = isinstance(error, RunFailed), str(error)
     problems = world.gather_json(problem)
     first = None
     if problems is not None:
-        first = next(((f"rank {rank}: " if rank else "") + text for rank, text in enumerate(problems) if text), None)
+        first = next(([rank, *problem] for rank, problem in enumerate(problems) if problem is not None), None)
     first = world.broadcast_json(first)
     if first is not None:
-        raise UsageError(first)
+        rank, is_failure, message = first
+        raise (RunFailed if is_failure else UsageError)(f"rank {rank}: {message}" if rank else message)
     return value  # type: ignore[return-value]  # is set, since no rank had a problem
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, List, Sequence
 
+import numpy as np
 import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.harmless import harmless
+from fugaku_gpt.inference.text import TextTokenizer
 from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.layout.shards import logical_shapes
 from tests.support import tokenizers
-from tests.support.checkpoints import save_model
+from tests.support.checkpoints import KINDS, cut_flat, save, save_model, some_arrays
 from tests.support.models import model_of_kind
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
@@ -37,6 +42,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(*arguments: object) -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, "-m", "fugaku_gpt", *map(str, arguments)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+
+
+def run_on_two_ranks(program: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program, which knows its rank, on two ranks."""
+    beginning = """
+import os, sys
+from fugaku_gpt.cli.main import run
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+"""
+    launcher = find_launcher()
+    argv = [*launcher.command_prefix(2), sys.executable, "-c", beginning + program]
+    environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
 def prompt_options(prompts: Sequence[str]) -> List[str]:
@@ -96,18 +114,52 @@ def test_arguments_reach_the_ranks_unchanged(model: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forked_starts")
-def test_a_refusal_by_a_single_rank_ends_all(model: Path, tmp_path: Path) -> None:
-    program = f"""
-import os, sys
-from fugaku_gpt.cli.main import run
-source = "missing" if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1" else {str(model)!r}
+def test_a_replica_whose_logits_are_not_finite_ends_all(tmp_path: Path) -> None:
+    model = model_of_kind("qwen3-like", f"model.vocab_size={VOCABULARY}")
+    arrays = some_arrays(1, logical_shapes(model), kinds=KINDS[:1])
+    path = save(tmp_path / "checkpoints", 12, arrays, cut_flat(arrays, 1), config={"model": asdict(model)})
+    tokenizer = tokenizers.make_tokenizer(tokenizers.BYTE_LEVEL, path / "tokenizer.json")
+    (token,) = TextTokenizer(tokenizer).encode("z")
+    arrays["weights/token_embedding.weight"][token] = np.nan
+    shutil.rmtree(path)
+    path = save(tmp_path / "checkpoints", 12, arrays, cut_flat(arrays, 1), config={"model": asdict(model)})
+    tokenizers.make_tokenizer(tokenizers.BYTE_LEVEL, path / "tokenizer.json")
+    done = command("generate", tmp_path, "--prompt", "It's", "--prompt", "z", "--ranks", "2", "--max-tokens", "2")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "fugaku-gpt: rank 1: a logit is not finite in float32"
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+@pytest.mark.parametrize("verb", [("generate", "--prompt", "It's"), ("eval", "--text", "TEXT")])
+def test_a_rank_that_ends_before_it_joins_ends_all(verb: Sequence[str], model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("def f(x)")
+    name, *options = [word.replace("TEXT", str(tmp_path / "a.txt")) for word in verb]
+    done = run_on_two_ranks(
+        f"""
+if rank == 1:
+    from fugaku_gpt.inference import model_source
+    model_source.find_model = lambda *_: os._exit(3)
+sys.exit(run([{name!r}, {str(model)!r}, *{options}, "--tp", "2"]))
+"""
+    )
+    assert (
+        done.returncode == 1 and "rank 1 on " in done.stderr and "ended (exit code 3) before it joined" in done.stderr
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_a_refusal_by_a_single_rank_ends_all(model: Path) -> None:
+    done = run_on_two_ranks(
+        f"""
+from fugaku_gpt.launch import rank_supervisor
+rank_supervisor._RANK_0_SECONDS = 1.0
+source = "missing" if rank == 1 else {str(model)!r}
 sys.exit(run(["generate", source, "--prompt", "It's", "--tp", "2"]))
 """
-    launcher = find_launcher()
-    argv = [*launcher.command_prefix(2), sys.executable, "-c", program]
-    environment = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=environment)
-    assert done.returncode != 0 and "rank 1 on" in done.stderr and "missing: there is no such folder" in done.stderr
+    )
+    assert done.returncode == 1 and "rank 1 on" in done.stderr and "missing: there is no such folder" in done.stderr
 
 
 @pytest.mark.slow

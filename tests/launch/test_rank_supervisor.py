@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -10,10 +11,13 @@ import sys
 import time
 from pathlib import Path
 from typing import List, Tuple
+from unittest import mock
 
 import psutil
 import pytest
 
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.launch import rank_supervisor
 from fugaku_gpt.machine.shared_memory import bus_error_cause
 from fugaku_gpt.records.run import FAILED, Result, RunDirectory
 from tests.support.waiting import until
@@ -357,3 +361,34 @@ def test_a_refusal_by_all_ranks_is_a_usage_error_and_by_a_single_rank_a_failure(
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert done.stderr == f"fugaku-gpt: {who}run.yaml: no such file\nfugaku-gpt: {who}valid: a file\n"
+
+
+def test_a_refusal_by_one_supervised_rank_is_its_end(capfd: pytest.CaptureFixture[str]) -> None:
+    with mock.patch.object(rank_supervisor, "_RANK_0_SECONDS", 0.0), pytest.raises(SystemExit) as end:
+        rank_supervisor.refuse_on_one_rank(3, UsageError("run.yaml: no such file"))
+    assert end.value.code == 1
+    assert capfd.readouterr().err == f"fugaku-gpt: rank 3 on {os.uname().nodename}: run.yaml: no such file\n"
+
+
+def test_a_launcher_is_asked_to_end_only_when_it_has_read_what_was_printed(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from fugaku_gpt.launch import rank_supervisor\n"
+        "print('why', file=sys.stderr); rank_supervisor._ABORT_SECONDS = 0.0; rank_supervisor._READERS_SECONDS = 60.0\n"
+        "rank_supervisor.end_launch(1, may_signal=False)"
+    )
+    asked_read, asked_write = os.pipe()
+    environment = {**os.environ, "PMI_FD": str(asked_write)}
+    argv = [sys.executable, "-c", program]
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, pass_fds=[asked_write]) as process:
+        os.close(asked_write)
+        assert process.stderr is not None
+        while not _unread(process.stderr.fileno()):
+            time.sleep(0.01)
+        assert not select.select([asked_read], [], [], 1.0)[0]  # the line is still in the pipe
+        assert process.stderr.read() == b"why\n"  # at its end
+    with os.fdopen(asked_read) as asked:
+        assert asked.read() == "cmd=abort exitcode=1\n"
+
+
+def _unread(pipe: int) -> bool:
+    return bool(select.select([pipe], [], [], 0)[0])
