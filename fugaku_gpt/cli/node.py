@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import PATH, RunSource, format_option, options_as, run_source
+from fugaku_gpt.cli.options import PATH, format_option, options_as, run_source
 from fugaku_gpt.cli.output import echo, echo_script, json_document
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, RunFailed, UsageError
 
 if TYPE_CHECKING:

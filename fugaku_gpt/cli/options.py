@@ -9,12 +9,9 @@ import functools
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Set, Tuple, Type, TypeVar
+from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from fugaku_gpt.config import RunConfig
 
 Command = Callable[..., Any]
 F = TypeVar("F", bound=Command)
@@ -41,41 +38,6 @@ def options_as(kind: Type[Any], name: str = "options") -> Callable[[Command], Co
     return decorate
 
 
-@dataclass(frozen=True)
-class RunSource:
-    """Where a run's configuration comes from.
-
-    Attributes:
-        run_file: a run file, or None.
-        preset: name of the preset to start from, or None.
-        settings: ``key=value`` overrides, the last one wins.
-    """
-
-    run_file: Optional[Path]
-    preset: Optional[str]
-    settings: Tuple[str, ...]
-
-    def load(self, *overrides: str, check: bool = True) -> "RunConfig":
-        """Load the run.
-
-        Args:
-            overrides: further ``key=value`` texts, which win over ``settings``.
-            check: whether the settings must fit together.
-
-        Raises:
-            ConfigError: the file, the preset or an override is not valid.
-        """
-        from fugaku_gpt.config import load_run_config
-
-        return load_run_config(self.run_file, self.preset, [*self.settings, *overrides], check=check)
-
-    def written_keys(self) -> Set[str]:
-        """The dotted keys that the run file and the overrides set, and ``preset`` where a preset is named."""
-        from fugaku_gpt.config import written_keys
-
-        return written_keys(self.run_file, self.settings) | ({"preset"} if self.preset is not None else set())
-
-
 def run_source(
     *,
     metavar: str = "[RUN.yaml]",
@@ -83,7 +45,8 @@ def run_source(
     preset_flags: Tuple[str, ...] = ("--preset",),
     settings_help: str = "Override a setting, such as layout.tp=2; repeatable.",
 ) -> Callable[[Command], Command]:
-    """Add ``[RUN.yaml] --preset --set`` to a command, which gets them as a :class:`RunSource` in ``source``.
+    """Add ``[RUN.yaml] --preset --set`` to a command, which gets them as a
+    :class:`fugaku_gpt.config.source.RunSource` in ``source``.
 
     Args:
         metavar: how the argument is shown in the usage line.
@@ -92,6 +55,7 @@ def run_source(
         settings_help: help of ``--set``.
     """
     from fugaku_gpt.config import preset_names
+    from fugaku_gpt.config.source import RunSource
 
     if run_option:
         run_file = click.option(run_option, "run_file", metavar="RUN.yaml", type=PATH, help="Run file to start from.")

@@ -18,8 +18,8 @@ from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.jobs.store import FIGURES
 
 if TYPE_CHECKING:
+    from fugaku_gpt.config.expression_tokens import Value
     from fugaku_gpt.jobs.store import RunRecord
-    from fugaku_gpt.sweep.expression_tokens import Value
 
 _RANKS = "layout.ranks"
 _NOTES = "notes"
@@ -67,9 +67,9 @@ def list_(
     EXPR and NAME may use the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...) and every
     setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
     """
+    from fugaku_gpt.config.expression import parse_expression
     from fugaku_gpt.jobs.store import UNFINISHED, list_runs
     from fugaku_gpt.launch.lost_run import conclude_lost_runs
-    from fugaku_gpt.sweep.expression import parse_expression
 
     valid_names = [*_COLUMNS, *valid_keys(), _RANKS]
     shown = _names(columns, "--columns", valid_names) if columns is not None else list(_SHOWN)

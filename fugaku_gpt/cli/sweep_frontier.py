@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 import click
 
 from fugaku_gpt.cli.numbers import seconds_of_option
-from fugaku_gpt.cli.options import PATH, RunSource, format_option, options_as, run_source
+from fugaku_gpt.cli.options import PATH, format_option, options_as, run_source
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.config.schema import SCHEDULERS
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.sweep.frontier_plan import MICRO_BATCH, OUT_OF_MEMORY_ONLY, FrontierOptions, FrontierPlan, frontier_plan

@@ -15,11 +15,12 @@ from typing import List, Optional
 
 import click
 
-from fugaku_gpt.cli.corpus_settings import with_corpus_settings
-from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, options_as, run_source
+from fugaku_gpt.cli.options import PATH, data_option, data_overrides, options_as, run_source
 from fugaku_gpt.cli.output import echo
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.schema import LOG_FORMATS
+from fugaku_gpt.config.source import RunSource
+from fugaku_gpt.data.corpus_settings import with_corpus_settings
 from fugaku_gpt.errors import (
     EXIT_OK,
     EXIT_RESUME,

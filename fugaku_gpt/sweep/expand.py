@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import MEASURED_ONLY, RunConfig, SettingsLayer, build_run_config, coerce_setting, valid_keys
+from fugaku_gpt.config.expression_tokens import Value
 from fugaku_gpt.config.load import preset_settings
 from fugaku_gpt.config.paths import with_paths_from
 from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, plain_values, read_yaml_file
@@ -22,7 +23,6 @@ from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.data.vocabulary import VOCABULARY_KEY, vocabulary_of_corpora
 from fugaku_gpt.errors import ConfigError, DataError
 from fugaku_gpt.records.sweep import digest_of, digest_of_config
-from fugaku_gpt.sweep.expression_tokens import Value
 from fugaku_gpt.sweep.file import GROUPED, RANKS, SweepFile, SweepRow, check_keys, read_sweep
 from fugaku_gpt.sweep.names import row_name, safe_name
 

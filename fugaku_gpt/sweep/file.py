@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import preset_names, valid_keys
+from fugaku_gpt.config.expression import Expression, parse_expression
 from fugaku_gpt.config.tree import Scalar, Tree, flatten, location_of, quoted
 from fugaku_gpt.config.values import BadValue, parse_bool, parse_duration, parse_int
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.limits import SWEEP_RUNS
-from fugaku_gpt.sweep.expression import Expression, parse_expression
 
 KEYS = (
     "name", "preset", "defaults", "matrix", "zip", "variants", "where", "exclude", "include", "repeats", "order",

@@ -9,8 +9,8 @@ import pytest
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.jobs.submission import load_prepared
-from tests.cli.test_vocabulary import a_corpus
 from tests.data.files import write_megatron
+from tests.data.test_run_vocabulary import a_corpus
 
 RUN = "model: {layers: 1, hidden: 8, heads: 1, seq_len: 8}\ntraining: {iterations: 60}\ndata: {paths: [corpus]}\n"
 

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from fugaku_gpt.cli.options import (
-    RunSource,
     data_overrides,
     format_option,
     options_as,
@@ -19,6 +18,7 @@ from fugaku_gpt.cli.options import (
     scheduler_option,
     scheduler_overrides,
 )
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import ConfigError
 
 

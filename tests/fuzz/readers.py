@@ -343,8 +343,8 @@ def statistics(path: Path) -> object:
 
 
 def expression(path: Path) -> object:
+    from fugaku_gpt.config.expression import parse_expression
     from fugaku_gpt.errors import ConfigError
-    from fugaku_gpt.sweep.expression import parse_expression
 
     text = path.read_bytes().decode("utf-8", "surrogateescape")
     names = ("layout.dp", "layout.tp", "node.tcmalloc", "status")

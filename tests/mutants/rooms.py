@@ -20,7 +20,7 @@ _MODULES = {
         "render",
     ),
     "records": ("accounting", "job", "node_report", "operators", "run", "summary", "sweep", "text"),
-    "sweep": ("expand", "expression", "expression_tokens", "file", "names", "plan"),
+    "sweep": ("expand", "file", "names", "plan"),
 }
 _NO_BEHAVIOUR = ("aarch64", "benchmarks", "house", "mutants")
 _LEFT_OUT = ("fugaku_gpt/planner/search/plot.py", "fugaku_gpt/planner/tables/fit_plot.py")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.sweep.expand import Sweep, expand_sweep, expand_text
-from tests.cli.test_vocabulary import a_corpus
+from tests.data.test_run_vocabulary import a_corpus
 from tests.sweep.runs import names
 
 DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "sweeps" / "demo.yaml"

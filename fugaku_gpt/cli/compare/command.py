@@ -10,16 +10,9 @@ import click
 from fugaku_gpt.cli.compare.printing import REPORT_FORMATS, report_text
 from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, RECORDED_WARM_UP, TOLERANCE, CompareOptions, SharedRun
 from fugaku_gpt.cli.numbers import FiniteRange, seconds_of_option
-from fugaku_gpt.cli.options import (
-    PATH,
-    RunSource,
-    data_option,
-    format_option,
-    options_as,
-    run_source,
-    scheduler_option,
-)
+from fugaku_gpt.cli.options import PATH, data_option, format_option, options_as, run_source, scheduler_option
 from fugaku_gpt.cli.output import echo
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
-from fugaku_gpt.cli.options import RunSource, data_overrides, scheduler_overrides
+from fugaku_gpt.cli.options import data_overrides, scheduler_overrides
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:

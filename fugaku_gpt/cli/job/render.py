@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option, scheduler_overrides
+from fugaku_gpt.cli.options import PATH, run_source, scheduler_option, scheduler_overrides
 from fugaku_gpt.cli.output import echo, echo_script
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.records.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def training_job(source: RunSource, scheduler: Optional[str]) -> "Tuple[RunConfi
     Vocabulary and validation are those of its corpora where it states none, as with `train`; notes say so. A corpus
     that cannot be read here decides nothing.
     """
-    from fugaku_gpt.cli.corpus_settings import with_corpus_settings
+    from fugaku_gpt.data.corpus_settings import with_corpus_settings
     from fugaku_gpt.environments.registry import with_profile_file
     from fugaku_gpt.errors import DataError
 

@@ -12,8 +12,9 @@ import click
 
 from fugaku_gpt.cli.job.follow import STORE
 from fugaku_gpt.cli.job.render import training_job
-from fugaku_gpt.cli.options import PATH, RunSource, run_source, scheduler_option
+from fugaku_gpt.cli.options import PATH, run_source, scheduler_option
 from fugaku_gpt.cli.output import echo, echo_script
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from fugaku_gpt.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+    from fugaku_gpt.config.expression import Expression
+    from fugaku_gpt.config.expression_tokens import Value
     from fugaku_gpt.planner.search.topology import Columns, LayoutRule
-    from fugaku_gpt.sweep.expression import Expression
-    from fugaku_gpt.sweep.expression_tokens import Value
 
 NAMES = {
     **{name: name for name in (
@@ -29,7 +29,7 @@ def parsed(constraints: Sequence[str]) -> "List[Expression]":
     Raises:
         ConfigError: a text is no expression over the names of layouts.
     """
-    from fugaku_gpt.sweep.expression import parse_expression
+    from fugaku_gpt.config.expression import parse_expression
 
     return [parse_expression(text, "--constraint", list(NAMES)) for text in constraints]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 import click
 
 from fugaku_gpt.cli.numbers import FiniteRange, round_significant
-from fugaku_gpt.cli.options import MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
+from fugaku_gpt.cli.options import MachineChoice, format_option, machine_choice, options_as, run_source
 from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
 _FIGURES = ("figure", "value", "low", "high", "unit")

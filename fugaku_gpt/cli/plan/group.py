@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 import click
 
-from fugaku_gpt.cli.options import RunSource, format_option, run_source
+from fugaku_gpt.cli.options import format_option, run_source
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.plan.cost import days, iteration_time, ramp
 from fugaku_gpt.cli.plan.memory import memory
 from fugaku_gpt.cli.plan.probe import probe
 from fugaku_gpt.cli.plan.rows import fit, predict
 from fugaku_gpt.cli.plan.topology import topology
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:

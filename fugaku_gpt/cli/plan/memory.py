@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
 import click
 
-from fugaku_gpt.cli.options import RunSource, format_option, run_source, torch_option
+from fugaku_gpt.cli.options import format_option, run_source, torch_option
 from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 if TYPE_CHECKING:

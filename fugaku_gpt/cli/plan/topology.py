@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 import click
 
 from fugaku_gpt.cli.numbers import round_significant
-from fugaku_gpt.cli.options import PATH, MachineChoice, RunSource, format_option, machine_choice, options_as, run_source
+from fugaku_gpt.cli.options import PATH, MachineChoice, format_option, machine_choice, options_as, run_source
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.plan.constraints import batches_of, parsed, rules_of
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import pytest
 from fugaku_gpt.cli.plan.constraints import NAMES, rules_of
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.config.checks import problems_of
+from fugaku_gpt.config.expression import parse_expression
 from fugaku_gpt.config.schema import LayoutConfig, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine
@@ -30,7 +31,6 @@ from fugaku_gpt.planner.search.topology import (
     search_layouts,
 )
 from fugaku_gpt.planner.tables.predict import predict_rows
-from fugaku_gpt.sweep.expression import parse_expression
 
 MACHINE = load_machine("a64fx")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from fugaku_gpt.cli.options import RunSource
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import DataError
 
 _KEY = "training.eval_interval"

@@ -8,9 +8,9 @@ from typing import List, Tuple
 
 import pytest
 
-from fugaku_gpt.cli.options import RunSource
-from fugaku_gpt.cli.validation import validation_of_run
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.data import samples
+from fugaku_gpt.data.run_validation import validation_of_run
 from tests.data.files import write_megatron
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from fugaku_gpt.checkpoint.hugging_face_models import GPT2, tensor_pairs
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.cli.options import RunSource
-from fugaku_gpt.cli.vocabulary import vocabulary_of_run
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config.source import RunSource
+from fugaku_gpt.data.run_vocabulary import vocabulary_of_run
 from tests.data.files import write_megatron
 from tests.support.checkpoints import cut_flat, save, some_arrays
 

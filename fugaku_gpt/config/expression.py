@@ -24,9 +24,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, NoReturn, Tuple, Type, Union
 
+from fugaku_gpt.config.expression_tokens import Token, Value, read_tokens
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS
-from fugaku_gpt.sweep.expression_tokens import Token, Value, read_tokens
 
 Lookup = Callable[[str], Value]
 

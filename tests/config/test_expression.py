@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fugaku_gpt.config.expression import parse_expression
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS
-from fugaku_gpt.sweep.expression import parse_expression
 
 ROW: Dict[str, Any] = {
     "layout.dp": 4,

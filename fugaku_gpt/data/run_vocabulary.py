@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
-from fugaku_gpt.cli.options import RunSource
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import CheckpointError
 
 if TYPE_CHECKING:
