@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import time
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
@@ -12,26 +10,24 @@ import click
 
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import echo, json_document, render_rows
-from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names, valid_keys
-from fugaku_gpt.config.values import BadValue, parse_duration
+from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names
 from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.jobs.run_table import (
+    NOTES,
+    RUN_COLUMNS,
+    SHOWN,
+    RunValues,
+    chosen_runs,
+    listed_runs,
+    run_names,
+    valid_run_names,
+)
 from fugaku_gpt.jobs.store import FIGURES
 
 if TYPE_CHECKING:
     from fugaku_gpt.config.expression_tokens import Value
     from fugaku_gpt.jobs.store import RunRecord
 
-_RANKS = "layout.ranks"
-_NOTES = "notes"
-_SHOWN = (
-    "run", "status", "size", "job.nodes", "layout.dp", "layout.tp", "layout.pp", "training.global_batch", "iterations",
-    "seconds_per_iteration", "tflops_notes", "last_loss", "started", "job", "notes", "reason",
-)  # fmt: skip
-_COLUMNS = (
-    "run", "status", "reason", "sweep", "row", "variant", "repeat", "attempt", "digest", "size", "iterations",
-    "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", _NOTES, *FIGURES,
-)  # fmt: skip
-_DURATIONS = ("job.elapse", "job.elapse_min", "job.stop_margin")
 _DEFAULT_STORE = Path("runs")
 
 _store_argument = click.argument("store", metavar="[STORE]", required=False, default=_DEFAULT_STORE, type=PATH)
@@ -68,23 +64,14 @@ def list_(
     setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
     """
     from fugaku_gpt.config.expression import parse_expression
-    from fugaku_gpt.jobs.store import UNFINISHED, list_runs
-    from fugaku_gpt.launch.lost_run import conclude_lost_runs
 
-    valid_names = [*_COLUMNS, *valid_keys(), _RANKS]
-    shown = _names(columns, "--columns", valid_names) if columns is not None else list(_SHOWN)
-    ordering = _names(keys, "--sort", valid_names) if keys is not None else []
-    expression = parse_expression(condition, "--where", valid_names) if condition is not None else None
-    listing = list_runs(store)
-    if conclude_lost_runs(store / record.run for record in listing.runs if record.status == UNFINISHED):
-        listing = list_runs(store)
-    records = [record for record in listing.runs if attempts or record.attempt == 0]
-    values = _Values(records, shown)
-    if expression is not None:
-        records = [record for record in records if expression.holds(values.lookup(record), record.run)]
-        values = _Values(records, shown)
-    for key in reversed(ordering):
-        records = _sorted(records, key, values)
+    shown = run_names(columns, "--columns") if columns is not None else list(SHOWN)
+    ordering = run_names(keys, "--sort") if keys is not None else []
+    if condition is not None:
+        parse_expression(condition, "--where", valid_run_names())  # a mistake in it is reported before runs are read
+    records = [record for record in listed_runs(store) if attempts or record.attempt == 0]
+    records = chosen_runs(records, condition, ordering, shown)
+    values = RunValues(records, shown)
     cells = [list(map(_cell_of(name, form), map(values.of(name), records))) for name in shown]
     rows = (dict(zip(shown, row)) for row in (zip(*cells) if cells else [()] * len(records)))
     echo(render_rows(shown, rows, form), nl=False)
@@ -136,101 +123,7 @@ def reindex(store: Path) -> None:
     echo(f"{store}: {len(listing.runs)} runs, {len(problems)} of them damaged{leftover}")
 
 
-def _notes_of(records: List["RunRecord"], shown: List[str]) -> Dict[str, str]:
-    """Path of each run → the settings in which it differs from another run of its model, and that no column shows."""
-    from fugaku_gpt.config.differences import differing_settings
-
-    models: Dict[str, List["RunRecord"]] = {}
-    size_of_sweep = {record.sweep: record.size for record in records if record.sweep and record.size}
-    for record in records:  # a refused run has no size of its own
-        models.setdefault(record.size or size_of_sweep.get(record.sweep, ""), []).append(record)
-    notes: Dict[str, str] = {}
-    for members in models.values():
-        distinct = {id(record.settings): record.settings for record in members}  # runs of one configuration share them
-        named = differing_settings(list(distinct.values()), {*shown, "model.name"})
-        text_of = dict(zip(distinct, map(", ".join, named)))
-        notes.update((record.run, text_of[id(record.settings)]) for record in members)
-    return notes
-
-
-class _Values:
-    """Values of runs by the names of expressions and columns; the notes are made if they are asked for."""
-
-    def __init__(self, records: List["RunRecord"], shown: List[str]) -> None:
-        self._records = records
-        self._shown = shown
-        self._notes: Optional[Dict[str, str]] = None
-        self._functions: Dict[str, Callable[["RunRecord"], "Value"]] = {}
-
-    def lookup(self, record: "RunRecord") -> Callable[[str], "Value"]:
-        """The function that returns the value of a name for one run."""
-        return lambda name: self.of(name)(record)
-
-    def of(self, name: str) -> Callable[["RunRecord"], "Value"]:
-        """The function that returns the value of one name for a run."""
-        if name not in self._functions:
-            self._functions[name] = self._function(name)
-        return self._functions[name]
-
-    def _function(self, name: str) -> Callable[["RunRecord"], "Value"]:
-        if name == _RANKS:
-            axes = [self.of(f"layout.{axis}") for axis in ("dp", "tp", "pp")]
-            return lambda record: math.prod(size for size in (of(record) for of in axes) if isinstance(size, int))
-        if name == _NOTES:
-            return self._note
-        if name in FIGURES:
-            return lambda record: record.figures.get(name)
-        if "." not in name:
-            return attrgetter(name)
-        section, _, leaf = name.partition(".")
-        default = getattr(getattr(_DEFAULTS, section), leaf)
-        if name in _DURATIONS:
-            return lambda record: _duration(record.settings.get(name, default))
-        return lambda record: _hashable(record.settings.get(name, default))
-
-    def _note(self, record: "RunRecord") -> str:
-        if self._notes is None:
-            self._notes = _notes_of(self._records, self._shown)
-        return self._notes.get(record.run, "")
-
-
-def _hashable(value: Any) -> "Value":
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _duration(value: Any) -> "Value":
-    return _seconds(value) if isinstance(value, str) else value
-
-
 _DEFAULTS = RunConfig()
-
-
-def _names(text: str, option: str, valid_names: List[str]) -> List[str]:
-    import difflib
-
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        plain = name.lstrip("-")
-        if plain not in valid_names:
-            close_matches = difflib.get_close_matches(plain, valid_names, n=1)
-            hint = (
-                f"did you mean {close_matches[0]}?"
-                if close_matches
-                else f"valid: {', '.join(_COLUMNS)}, and settings such as layout.dp"
-            )
-            raise UsageError(f"{option} {name}: unknown name; {hint}")
-    return names
-
-
-def _sorted(records: List["RunRecord"], key: str, values_of: _Values) -> List["RunRecord"]:
-    """Sort runs by one name, stably; runs without a value come last."""
-    name = key.lstrip("-")
-    of_name = values_of.of(name)
-    values = [(of_name(record), record) for record in records]
-    with_value = [(value, record) for value, record in values if value is not None and value != ""]
-    numbers = all(isinstance(value, (int, float)) for value, _ in with_value)
-    with_value.sort(key=lambda item: item[0] if numbers else str(item[0]), reverse=key.startswith("-"))
-    return [record for _, record in with_value] + [record for value, record in values if value is None or value == ""]
 
 
 def _cell_of(name: str, form: str) -> Callable[["Value"], Any]:
@@ -256,16 +149,9 @@ def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + " UTC"
 
 
-def _seconds(text: str) -> Optional[float]:
-    try:
-        return parse_duration(text)
-    except BadValue:
-        return None
-
-
 def _run_facts(record: "RunRecord") -> Dict[str, Any]:
-    left_out = ("run", "attempt", _NOTES, *FIGURES)
-    facts = {name: getattr(record, name) for name in _COLUMNS if name not in left_out}
+    left_out = ("run", "attempt", NOTES, *FIGURES)
+    facts = {name: getattr(record, name) for name in RUN_COLUMNS if name not in left_out}
     for name in ("started", "ended"):
         facts[name] = _clock(facts[name]) if facts[name] is not None else None
     return {**facts, "figures": dict(record.figures)}

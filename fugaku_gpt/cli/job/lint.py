@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import click
 
@@ -17,10 +17,6 @@ from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UsageError
 from fugaku_gpt.input_files import read_stream, read_text
 from fugaku_gpt.limits import STATISTICS
 from fugaku_gpt.records.files import write_text_atomically
-
-if TYPE_CHECKING:
-    from fugaku_gpt.pjm.groups import SiteLimits
-    from fugaku_gpt.pjm.lint.engine import FileReport, Linter
 
 SITES = ("auto", "fugaku", "flow", "odyssey", "genkai", "fx700", "fx1000", "any")
 _STDIN = "-"
@@ -113,21 +109,16 @@ def lint(files: Tuple[str, ...], options: LintOptions) -> int:
 
 
 def _check(files: Sequence[str], options: LintOptions) -> int:
-    from fugaku_gpt.pjm.groups import fugaku_limits, other_sites
-    from fugaku_gpt.pjm.lint.engine import Linter
+    from fugaku_gpt.pjm.lint.files import lint_files, linter_for
     from fugaku_gpt.pjm.lint.formats import as_json, as_sarif, as_text
-    from fugaku_gpt.pjm.lint.registry import is_at_least, select_rules
+    from fugaku_gpt.pjm.lint.registry import is_at_least
 
-    rules = select_rules(_ids(options.select), _ids(options.ignore))
-    limits, others = _limits(options.limits_file), other_sites()
-    if limits.site != SITES[1]:
-        limits, others = fugaku_limits(), [other for other in others if other.site != limits.site] + [limits]
-    linter = Linter(rules, limits, others, options.site, options.strict, datetime.date.today())
-    reports, unreadable = _reports(linter, files)
+    linter = linter_for(options.site, options.limits_file, options.strict, options.select, options.ignore)
+    reports, unreadable = lint_files(linter, files)
     if options.form == "sarif":
-        text = as_sarif(reports, rules, limits)
+        text = as_sarif(reports, linter.rules, linter.limits)
     else:
-        text = (as_json if options.form == "json" else as_text)(reports, limits)
+        text = (as_json if options.form == "json" else as_text)(reports, linter.limits)
     echo(text, nl=False)
     for message in unreadable:
         echo(f"fugaku-gpt: {message}", err=True)
@@ -135,30 +126,6 @@ def _check(files: Sequence[str], options: LintOptions) -> int:
         return EXIT_USAGE
     fails = any(is_at_least(item.severity, options.fail_on) for report in reports for item in report.findings)
     return EXIT_FINDINGS if fails else EXIT_OK
-
-
-def _reports(linter: "Linter", files: Sequence[str]) -> "Tuple[List[FileReport], List[str]]":
-    from fugaku_gpt.pjm.lint.engine import find_scripts
-
-    reports: List[FileReport] = []
-    unreadable: List[str] = []
-    for path in find_scripts(files):
-        try:
-            reports.append(linter.check_file(path))
-        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            unreadable.append(f"{path!r}: cannot be read: {reason}")
-    return reports, unreadable
-
-
-def _ids(texts: Sequence[str]) -> List[str]:
-    return [rule_id for text in texts for rule_id in text.replace(",", " ").split()]
-
-
-def _limits(path: Optional[Path]) -> "SiteLimits":
-    from fugaku_gpt.pjm.groups import fugaku_limits, load_limits
-
-    return fugaku_limits() if path is None else load_limits(path)
 
 
 def _explain(id: str) -> str:
@@ -180,6 +147,7 @@ def _rules(form: str) -> str:
 def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optional[Path]) -> int:
     from fugaku_gpt.pjm.acl_groups import read_acl_groups
     from fugaku_gpt.pjm.groups import GroupLimits, format_limits, with_groups
+    from fugaku_gpt.pjm.lint.files import chosen_limits
 
     groups: List[GroupLimits] = []
     for argument in files:
@@ -188,7 +156,7 @@ def _update_limits(files: Sequence[str], limits_file: Optional[Path], out: Optio
             name, path = "", argument
         text, date = _saved_output(path)
         groups.extend(read_acl_groups(text, date, path, name))
-    limits = with_groups(_limits(limits_file), groups, "pjacl")
+    limits = with_groups(chosen_limits(limits_file), groups, "pjacl")
     text = format_limits(limits)
     if out is None or str(out) == _STDIN:
         echo(text, nl=False)

@@ -10,12 +10,10 @@ import click
 
 from fugaku_gpt.cli.options import format_option
 from fugaku_gpt.cli.output import echo, json_document, render_rows
-from fugaku_gpt.config import changed_settings
-from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import read_stream
-from fugaku_gpt.jobs.render import settings_of
+from fugaku_gpt.jobs.script_document import script_document
 from fugaku_gpt.limits import SCRIPT_TEXT
-from fugaku_gpt.pjm.canonical import script_as_json
 from fugaku_gpt.pjm.lexer import read_script, read_script_file
 from fugaku_gpt.pjm.script import PjmScript
 
@@ -33,7 +31,7 @@ def parse(files: Tuple[Path, ...], form: str) -> None:
     """
     scripts = [(str(path), _read(path)) for path in files]
     if form == "json":
-        documents = [{"file": name, **script_as_json(script), **_settings(script)} for name, script in scripts]
+        documents = [{"file": name, **script_document(script)} for name, script in scripts]
         echo(json_document(documents[0] if len(documents) == 1 else documents), nl=False)
         return
     rows = [row for name, script in scripts for row in _rows(name, script)]
@@ -49,15 +47,6 @@ def _read(path: Path) -> PjmScript:
             raise UsageError(f"{error.filename}: cannot be read: {error.strerror}") from None
         return read_script(content.decode("utf-8", "surrogateescape"))
     return read_script_file(path)
-
-
-def _settings(script: PjmScript) -> Dict[str, Any]:
-    """The settings that a script of fugaku_gpt was made from; nothing for other scripts."""
-    try:
-        run = settings_of("\n".join(script.lines))
-    except ConfigError as error:  # edited by hand
-        return {"settings_problem": str(error)}
-    return {"settings": changed_settings(run)} if run is not None else {}
 
 
 def _rows(name: str, script: PjmScript) -> List[Dict[str, Any]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import Optional
 
 import click
 
@@ -12,9 +11,6 @@ from fugaku_gpt.cli.options import PATH, run_source, scheduler_option, scheduler
 from fugaku_gpt.cli.output import echo, echo_script
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.records.files import write_text_atomically
-
-if TYPE_CHECKING:
-    from fugaku_gpt.config import RunConfig
 
 
 @click.command()
@@ -29,9 +25,10 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
     template of your own, which may override blocks of those in jobscripts/.
     """
     from fugaku_gpt.jobs.render import render_from_files
+    from fugaku_gpt.jobs.run_job import job_of_run
     from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 
-    config, chosen = training_job(source, scheduler)
+    config, chosen = job_of_run(source, scheduler_overrides(scheduler))
     refuse_job_too_large(config)
     script = render_from_files(config, chosen)
     for note in script.notes:
@@ -40,21 +37,3 @@ def render(source: RunSource, scheduler: Optional[str], out: Optional[Path]) -> 
         echo_script(script.text)
     else:
         write_text_atomically(out, script.text)
-
-
-def training_job(source: RunSource, scheduler: Optional[str]) -> "Tuple[RunConfig, List[str]]":
-    """Load the run that a command line describes, with its profile as the path of a file that exists.
-
-    Vocabulary and validation are those of its corpora where it states none, as with `train`; notes say so. A corpus
-    that cannot be read here decides nothing.
-    """
-    from fugaku_gpt.data.corpus_settings import with_corpus_settings
-    from fugaku_gpt.environments.registry import with_profile_file
-    from fugaku_gpt.errors import DataError
-
-    overrides = scheduler_overrides(scheduler)
-    config = source.load(*overrides)
-    notes: List[str] = []
-    with contextlib.suppress(DataError):  # the job's notes name it, and it is not submitted
-        config, notes = with_corpus_settings(source, config, overrides)
-    return with_profile_file(config, source.run_file), notes

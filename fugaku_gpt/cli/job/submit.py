@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.job.follow import STORE
-from fugaku_gpt.cli.job.render import training_job
-from fugaku_gpt.cli.options import PATH, run_source, scheduler_option
+from fugaku_gpt.cli.options import PATH, run_source, scheduler_option, scheduler_overrides
 from fugaku_gpt.cli.output import echo, echo_script
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import UsageError
@@ -46,6 +44,7 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
     from fugaku_gpt.jobs import submission
     from fugaku_gpt.jobs.plain_script import is_plain_script
     from fugaku_gpt.jobs.render import job_name, render_from_files
+    from fugaku_gpt.jobs.run_job import default_directory, job_of_run
     from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
 
     target = source.run_file
@@ -62,10 +61,10 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
             return
         _check(prepared)
     else:
-        config, chosen = training_job(source, scheduler)
+        config, chosen = job_of_run(source, scheduler_overrides(scheduler))
         render = functools.partial(render_from_files, notes=chosen)
         refuse_job_too_large(config)
-        directory = out if out is not None else _new_directory(job_name(config))
+        directory = out if out is not None else default_directory(job_name(config))
         if dry_run:
             _show_plan(submission.plan_job(config, directory, render))
             return
@@ -124,6 +123,7 @@ def _submit_script(source: RunSource, scheduler_name: Optional[str], out: Option
 
     from fugaku_gpt.jobs.before_submission import check_script
     from fugaku_gpt.jobs.plain_script import read_plain_script, submission_of, submit_plain_script
+    from fugaku_gpt.jobs.run_job import default_directory
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 
     assert source.run_file is not None
@@ -136,14 +136,9 @@ def _submit_script(source: RunSource, scheduler_name: Optional[str], out: Option
     if dry_run:
         echo(f"command: {shlex.join(scheduler.command_of(submission_of(script, Path.cwd())))}", err=True)
         return
-    record = out if out is not None else _new_directory(script.name)
+    record = out if out is not None else default_directory(script.name)
     echo(submit_plain_script(script, record, scheduler))
     echo(f"{record}: submitted; `fugaku-gpt job watch {record}` follows it", err=True)
-
-
-def _new_directory(name: str) -> Path:
-    """The default directory of a job with this name."""
-    return STORE / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _show_plan(prepared: PreparedJob) -> None:
