@@ -15,6 +15,7 @@ from fugaku_gpt.planner.extrapolation import SETTING_DISTANCE, ExtrapolatedInput
 from fugaku_gpt.planner.intervals import Estimate
 from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
 from fugaku_gpt.planner.tables.rows import ConfigRow, invalid_reason
+from fugaku_gpt.planner.tables.toggles import costly_toggles
 from fugaku_gpt.planner.trainer.seconds import predict_run
 
 _SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -27,6 +28,58 @@ class Figure:
     name: str
     estimate: Estimate
     unit: str
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """What an iteration of a run will take.
+
+    Attributes:
+        figures: seconds of the iteration and of its parts, speeds, utilisation, and energy if it is known.
+        extrapolated: the inputs that are unlike every measured row, which widen the intervals.
+        notes: settings of the run that are known to cost time.
+    """
+
+    figures: Tuple[Figure, ...]
+    extrapolated: Tuple[str, ...] = ()
+    notes: Tuple[str, ...] = ()
+
+
+def plan_time(
+    config: RunConfig,
+    machine: Machine,
+    hardware: Optional[str] = None,
+    torch: str = "",
+    watts: Optional[float] = None,
+) -> TimePlan:
+    """Predict an iteration on a machine of measured rows, or on a probed one.
+
+    Args:
+        hardware: kind of the machine's hardware; default: its first.
+        torch: the PyTorch build, such as 1.10, where the machine's rows distinguish builds.
+        watts: power of a node; default: the machine's fact ``watts_per_node``, without which energy is left out.
+
+    Raises:
+        UsageError: no run can have this shape on these nodes, or the machine has counted cycles alone.
+    """
+    if machine.counted is not None:
+        raise UsageError(f"--machine {machine.name}: counts components of an iteration, and has no intervals")
+    if machine.probed is not None:
+        extrapolated, figures = local_run_figures(config, machine, watts)
+        return TimePlan(tuple(figures), tuple(extrapolated))
+    row = run_to_row(config, machine, hardware, torch)
+    prediction, figures = run_figures(config, machine, row, watts)
+    return TimePlan(tuple(figures), tuple(prediction.extrapolated), tuple(costly_toggles(machine, row)))
+
+
+def refuse_choices(name: str, machine: Machine, hardware: Optional[str], torch: str) -> None:
+    """Refuse a kind of hardware and a build for a machine that has neither to choose from; ``name`` is as it was given.
+
+    Raises:
+        UsageError: the machine is a probed or a counted one.
+    """
+    if (machine.probed is not None or machine.counted is not None) and (hardware or torch):
+        raise UsageError(f"--machine {name}: a probed or counted machine is as it is; leave out --hardware and --torch")
 
 
 def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = None, torch: str = "") -> ConfigRow:

@@ -130,29 +130,17 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
     """
     from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.machine.constants import load_machine
-    from fugaku_gpt.planner.run_time import local_run_figures, run_figures, run_to_row
-    from fugaku_gpt.planner.tables.toggles import costly_toggles
+    from fugaku_gpt.planner.run_time import plan_time, refuse_choices
 
     config = load_with_vocabulary(source)
     machine, hardware, build = load_machine(machine_choice.name), machine_choice.hardware, machine_choice.build
-    if (machine.probed is not None or machine.counted is not None) and (hardware or build):
-        raise UsageError(
-            f"--machine {machine_choice.name}: a probed or counted machine is as it is; leave out --hardware and "
-            "--torch"
-        )
+    refuse_choices(machine_choice.name, machine, hardware, build)
     if machine.counted is not None:
         if watts is not None:
             raise UsageError(f"--watts: --machine {machine_choice.name} counts no energy")
         _print_counted(config, machine, form)
         return EXIT_OK
-    notes: List[str] = []
-    if machine.probed is not None:
-        extrapolated, figures = local_run_figures(config, machine, watts)
-    else:
-        row = run_to_row(config, machine, hardware, build)
-        prediction, figures = run_figures(config, machine, row, watts)
-        extrapolated = list(prediction.extrapolated)
-        notes = costly_toggles(machine, row)
+    plan = plan_time(config, machine, hardware, build, watts)
     lines = [
         {
             "figure": figure.name,
@@ -161,12 +149,12 @@ def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Opti
             "high": round_significant(figure.estimate.high),
             "unit": figure.unit,
         }
-        for figure in figures
+        for figure in plan.figures
     ]
     echo(render_rows(_FIGURES, lines, form), nl=False)
-    for text in extrapolated:
+    for text in plan.extrapolated:
         echo(f"extrapolated: {text}", err=True)
-    for text in notes:
+    for text in plan.notes:
         echo(f"note: {text}", err=True)
     return EXIT_OK
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
 import click
@@ -60,14 +59,15 @@ def memory(
     from fugaku_gpt.layout.memory import recompute_of_layers
     from fugaku_gpt.layout.stages import chunks_by_stage, chunks_of
     from fugaku_gpt.planner.trainer.memory_check import set_options
+    from fugaku_gpt.planner.trainer.memory_plan import chosen_node_limits, plan_memory
     from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, MIB
-    from fugaku_gpt.planner.trainer.shrink import smallest_change
 
     config = load_with_vocabulary(source, check=True)
-    node = _node(config, machine, node_memory, build)
+    node = chosen_node_limits(config, machine, node_memory, build)
     if generation is not None:
         return _report_generation(config, node, generation, form)
-    usage = node.run_memory(config)
+    plan = plan_memory(config, node)
+    usage = plan.memory
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     rows: List[Dict[str, Any]] = []
@@ -77,28 +77,25 @@ def memory(
     rows.append({"part": f"node of {config.ranks_per_node}", **_mib(usage.node)})
     echo(render_rows(("part", "layers", "recompute", *CATEGORIES, "total"), rows, form), nl=False)
 
-    needed = usage.bytes_of_node
+    needed = plan.needed_bytes
     lines = [
         f"peak stage  {usage.peak_stage}: {_mib_rounded_up(usage.bytes_of_rank)} MiB a rank",
         f"base        {_base(node)}",
     ]
-    limit = node.smallest_limit(config)
-    code, change = EXIT_OK, None
-    if limit is None:
+    if plan.limit is None:
         lines.append("node        no limit is known: give --node-memory")
     else:
-        size, limited_by = limit
+        size, limited_by = plan.limit
         lines.append(f"node        {_mib_rounded_up(needed)} of {_mib_rounded_up(size)} MiB ({limited_by})")
-        if needed > size:
-            code, change = EXIT_FINDINGS, smallest_change(config, node.run_memory, size, node.has_more_nodes)
-            lines.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(change)}")
-        else:
+        if plan.does_fit:
             lines.append(f"fits: {(size - needed) // MIB} MiB are left")
+        else:
+            lines.append(f"does not fit: {-(-(needed - size) // MIB)} MiB too much; {_advice(plan.change)}")
     for line in lines:  # with formats for programs, standard output has the rows alone
         echo(line, err=form != "table")
-    for argument in set_options(change or ()):
+    for argument in set_options(plan.change):
         echo(argument, err=form != "table")
-    return code
+    return EXIT_OK if plan.does_fit else EXIT_FINDINGS
 
 
 def _report_generation(config: "RunConfig", node: "NodeLimits", text: str, form: str) -> int:
@@ -127,20 +124,6 @@ def _generation_size(text: str, seq_len: int) -> "GenerationSize":
     if int(matched[2]) > seq_len:
         raise UsageError(f"--generate {text}: valid: at most {seq_len} tokens of a text, model.seq_len")
     return GenerationSize(int(matched[1]), int(matched[2]))
-
-
-def _node(config: "RunConfig", machine: Optional[str], node_memory: Optional[str], build: str) -> "NodeLimits":
-    from fugaku_gpt.config.schema import SIZE
-    from fugaku_gpt.config.values import size_bytes
-    from fugaku_gpt.planner.trainer.node_limits import job_node_limits, machine_node_limits
-
-    node = machine_node_limits(machine, build) if machine is not None else job_node_limits(config, build)
-    if node_memory is None:
-        return node
-    pattern, description = SIZE
-    if not re.fullmatch(pattern, node_memory):
-        raise UsageError(f"--node-memory {node_memory}: valid: {description}")
-    return replace(node, limits=((size_bytes(node_memory), "--node-memory"),))
 
 
 def _mib(sizes: Mapping[str, int]) -> Dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -12,15 +12,12 @@ import click
 from fugaku_gpt.cli.numbers import round_significant
 from fugaku_gpt.cli.options import PATH, MachineChoice, format_option, machine_choice, options_as, run_source
 from fugaku_gpt.cli.output import echo, render_rows
-from fugaku_gpt.cli.plan.constraints import batches_of, parsed, rules_of
 from fugaku_gpt.config.source import RunSource
-from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED
 
 if TYPE_CHECKING:
-    from fugaku_gpt.config.schema import RunConfig
-    from fugaku_gpt.machine.constants import Machine
     from fugaku_gpt.planner.search.best import RankedLayout
-    from fugaku_gpt.planner.search.topology import SearchSpace
+    from fugaku_gpt.planner.search.plan import TopologyRequest
 
 _COLUMNS = (
     "rank", "nodes", "ranks_per_node", "dp", "tp", "pp", "chunks", "micro_batch", "global_batch", "recompute", "zero",
@@ -28,7 +25,6 @@ _COLUMNS = (
 )  # fmt: skip
 _ROW = _COLUMNS[1:12]
 _ONLY_JSON = ("parts", "waste", "torus")
-_RANKS_PER_NODE = (1, 2, 4)  # on a node without devices: one rank, one for each half, or one for each core-memory group
 _SHORT = {
     "ranks_per_node": "ppn",
     "micro_batch": "mbs",
@@ -56,6 +52,22 @@ class TopologyOptions:
     iterations: int
     plot: Optional[Path]
     form: str
+
+    def request(self) -> "TopologyRequest":
+        """The request that the options make."""
+        from fugaku_gpt.planner.search.plan import TopologyRequest
+
+        return TopologyRequest(
+            self.nodes,
+            self.max_nodes,
+            self.ranks_per_node,
+            self.batches,
+            self.constraints,
+            self.fit,
+            self.measured,
+            self.variants,
+            self.top,
+        )
 
 
 @click.command()
@@ -123,47 +135,32 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
 
     Exit codes: 0 layouts were found, 1 no layout fits, 2 usage or config error.
     """
+    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
     from fugaku_gpt.machine.constants import load_machine
-    from fugaku_gpt.planner.search.best import best_layouts
+    from fugaku_gpt.planner.search.constraints import parsed
+    from fugaku_gpt.planner.search.plan import plan_topology, require_searchable, with_searched_clock
     from fugaku_gpt.planner.search.plot import draw_search
-    from fugaku_gpt.planner.search.topology import measured_range_rules, search_layouts
     from fugaku_gpt.planner.search.write import MISSING_CORPUS, write_layouts
     from fugaku_gpt.plotting import check_plot
 
     started = time.monotonic()
-    if (options.nodes is None) == (options.max_nodes is None):
-        raise UsageError("give one of --nodes or --max-nodes")
+    request = options.request()
+    request.check()
     if options.plot is not None:
         check_plot(options.plot)
-    machine, expressions = load_machine(machine_choice.name), parsed(options.constraints)
-    if machine.probed is not None:
-        raise UsageError(
-            f"--machine {machine_choice.name}: layouts are searched with models of measured rows; see plan time for "
-            "this"
-        )
-    if machine.counted is not None:
-        raise UsageError(
-            f"--machine {machine_choice.name}: layouts are searched with models of measured rows; valid: {machine.base}"
-        )
-    notes: List[str] = []
-    base = _load_base(source, machine, notes)
-    batches = batches_of(options.batches, base.training.global_batch, expressions)
-    request = _search_request(base, machine, machine_choice, options, batches)
-    rules = [*rules_of(expressions), *(measured_range_rules(machine.time) if options.measured else ())]
-    layouts = search_layouts(request, rules, options.fit == "ours", _progress_printer(started))
-    meeting = " meet the constraints" if rules else ""
-    summary = f"{len(layouts.seconds)} layouts{meeting}, {layouts.fits.sum()} fit by mem_rows"
-    notes.append(f"{summary}; {time.monotonic() - started:.1f} s")
-    if not len(layouts.ranking):
-        condition = "fits" if len(layouts.seconds) else "is valid"
-        echo("\n".join([*notes, f"no layout {condition}: other nodes or global batch, or fewer constraints"]), err=True)
+    machine = load_machine(machine_choice.name)
+    parsed(options.constraints)  # before the run is loaded, which prints notes
+    require_searchable(machine_choice.name, machine)
+    base, notes = with_searched_clock(load_with_vocabulary(source), machine)
+    hardware, build = machine_choice.hardware, machine_choice.build
+    plan = plan_topology(base, machine, request, hardware, build, _progress_printer(started))
+    best, layouts, space = plan.best, plan.layouts, plan.space
+    notes.append(f"{plan.summary}; {time.monotonic() - started:.1f} s")
+    if plan.failure:
+        echo("\n".join([*notes, plan.failure]), err=True)
         return EXIT_RUN_FAILED
-    our_memory = _our_memory(request) if options.fit != "rows" else None
-    best, dropped = best_layouts(request, layouts, options.top, options.variants, our_memory)
-    if dropped:
-        notes.append(f"{dropped} faster layouts do not fit this trainer (mem_ours): left out")
-    if not best:
-        raise UsageError(f"none of the {dropped} fastest layouts fits this trainer; see plan memory; add a constraint")
+    if plan.dropped:
+        notes.append(f"{plan.dropped} faster layouts do not fit this trainer (mem_ours): left out")
     form = options.form
     lines = [_layout_row(number, candidate, form) for number, candidate in enumerate(best, 1)]
     columns: Tuple[str, ...] = (*_COLUMNS, *_ONLY_JSON) if form == "json" else _COLUMNS
@@ -180,66 +177,12 @@ def topology(source: RunSource, machine_choice: MachineChoice, options: Topology
         messages.append(f"written: {len(best)} run files, {maps} rank maps and {written[-1]}")
         messages += [MISSING_CORPUS] if not base.data.paths else []
     if options.plot is not None:
-        title = f"{base.model.name or 'run'} on {request.nodes[1]} nodes of {machine.name}"
-        draw_search(layouts, request, title, options.plot)
+        title = f"{base.model.name or 'run'} on {space.nodes[1]} nodes of {machine.name}"
+        draw_search(layouts, space, title, options.plot)
         messages.append(f"written: {options.plot}")
     for text in messages:  # with formats for programs, standard output has the rows alone
         echo(text, err=form != "table")
     return EXIT_OK
-
-
-def _load_base(source: RunSource, machine: "Machine", notes: List[str]) -> "RunConfig":
-    """Load the run; if it sets neither clock nor pipes, set those that its job gets, with which most rows ran."""
-    from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
-    from fugaku_gpt.config.grid_checks import require_decoder
-
-    config = load_with_vocabulary(source)
-    require_decoder(config, "the time of its layouts")
-    node = config.node
-    if machine.name == "a64fx" and node.freq_mhz is None and node.eco_state is None:
-        notes.append("node.freq_mhz is not set: planned and written at 2000 MHz with both pipes, as most rows ran")
-        config = replace(config, node=replace(node, freq_mhz=2000, eco_state=0))
-    return config
-
-
-def _search_request(
-    base: "RunConfig",
-    machine: "Machine",
-    choice: MachineChoice,
-    options: TopologyOptions,
-    batches: Tuple[int, ...],
-) -> "SearchSpace":
-    from fugaku_gpt.machine.fugaku import CORES
-    from fugaku_gpt.planner.search.topology import SearchSpace
-
-    hardware, ranks_per_node = choice.hardware or next(iter(machine.hardware)), options.ranks_per_node
-    if not machine.has_hardware(hardware):
-        raise UsageError(f"--hardware {hardware}: machine {machine.name} has {', '.join(machine.hardware)}")
-    devices = int(machine.facts["devices_per_node"])
-    default_counts, largest_count = ((devices,), devices) if devices > 1 else (_RANKS_PER_NODE, CORES)
-    if ranks_per_node and max(ranks_per_node) > largest_count:
-        unit = "devices" if devices > 1 else "cores"
-        raise UsageError(f"--ranks-per-node {max(ranks_per_node)}: a node of {machine.name} has {largest_count} {unit}")
-    nodes = (options.nodes, options.nodes) if options.nodes is not None else (1, options.max_nodes or 1)
-    return SearchSpace(base, machine, hardware, choice.build, nodes, ranks_per_node or default_counts, batches)
-
-
-def _our_memory(request: "SearchSpace") -> "Optional[Callable[[RunConfig], Tuple[int, bool]]]":
-    """Return a function that predicts this trainer's memory on a run's fullest node [bytes] and whether it fits.
-
-    Returns None for a machine whose memory is that of GPUs, for which the trainer has no code.
-    """
-    from fugaku_gpt.planner.trainer.node_limits import hardware_node_limits
-
-    if request.machine.memory_of != "node":
-        return None
-    node = hardware_node_limits(request.machine, request.hardware)
-
-    def check_fit(config: "RunConfig") -> Tuple[int, bool]:
-        needed, limit = node.run_memory(config).bytes_of_node, node.smallest_limit(config)
-        return needed, limit is None or needed <= limit[0]
-
-    return check_fit
 
 
 def _progress_printer(started: float) -> Callable[[int, int], None]:

@@ -9,7 +9,6 @@ from typing import Any, Dict, List, Set, Tuple
 import numpy as np
 import pytest
 
-from fugaku_gpt.cli.plan.constraints import NAMES, rules_of
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.config.checks import problems_of
 from fugaku_gpt.config.expression import parse_expression
@@ -18,6 +17,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import load_machine
 from fugaku_gpt.planner.search import topology
 from fugaku_gpt.planner.search.best import best_layouts, compare_components, explain_ranking
+from fugaku_gpt.planner.search.constraints import NAMES, rules_of
 from fugaku_gpt.planner.search.topology import (
     FLAG_COLUMNS,
     LAYOUT_COLUMNS,

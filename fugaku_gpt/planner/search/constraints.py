@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, List, Mapping, Sequence, Tuple
+from typing import Callable, List, Mapping, Sequence, Tuple
 
+import numpy as np
+
+from fugaku_gpt.config.expression import Expression, parse_expression
+from fugaku_gpt.config.expression_tokens import Value
 from fugaku_gpt.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fugaku_gpt.config.expression import Expression
-    from fugaku_gpt.config.expression_tokens import Value
-    from fugaku_gpt.planner.search.topology import Columns, LayoutRule
+from fugaku_gpt.planner.search.topology import FLAG_COLUMNS, Columns, LayoutRule
 
 NAMES = {
     **{name: name for name in (
@@ -23,18 +21,16 @@ NAMES = {
 _MOST_BATCHES, _LARGEST_BATCH = 4096, 10**9
 
 
-def parsed(constraints: Sequence[str]) -> "List[Expression]":
+def parsed(constraints: Sequence[str]) -> List[Expression]:
     """Parse the texts of ``--constraint``.
 
     Raises:
         ConfigError: a text is no expression over the names of layouts.
     """
-    from fugaku_gpt.config.expression import parse_expression
-
     return [parse_expression(text, "--constraint", list(NAMES)) for text in constraints]
 
 
-def batches_of(texts: Sequence[str], default_batch: int, expressions: "Sequence[Expression]") -> Tuple[int, ...]:
+def batches_of(texts: Sequence[str], default_batch: int, expressions: Sequence[Expression]) -> Tuple[int, ...]:
     """The global batches to choose from, without those that constraints on them alone rule out.
 
     Raises:
@@ -64,15 +60,13 @@ def batches_of(texts: Sequence[str], default_batch: int, expressions: "Sequence[
     return tuple(allowed)
 
 
-def rules_of(expressions: "Sequence[Expression]") -> "List[LayoutRule]":
+def rules_of(expressions: Sequence[Expression]) -> List[LayoutRule]:
     """A rule for each part of the constraints that are joined by ``and``.
 
     A part is evaluated as soon as the columns that it names are there. One that may divide by 0 waits for the parts to
     its left, which may exclude that.
     """
-    from fugaku_gpt.planner.search.topology import LayoutRule
-
-    rules: "List[LayoutRule]" = []
+    rules: List[LayoutRule] = []
     for expression in expressions:
         left = frozenset(("global_batch",))  # the column that is there first, for parts without any name
         for part in expression.conjuncts:
@@ -82,15 +76,11 @@ def rules_of(expressions: "Sequence[Expression]") -> "List[LayoutRule]":
     return rules
 
 
-def _mask(part: "Expression") -> "Callable[[Columns], np.ndarray]":
+def _mask(part: Expression) -> "Callable[[Columns], np.ndarray]":
     """Return a function that gives the layouts that a part allows, evaluating it once per combination of values."""
     names = list(dict.fromkeys(NAMES[name] for name in part.names)) or ["global_batch"]
 
-    def allows(columns: "Columns") -> "np.ndarray":
-        import numpy as np
-
-        from fugaku_gpt.planner.search.topology import FLAG_COLUMNS
-
+    def allows(columns: Columns) -> "np.ndarray":
         values = np.stack([columns[name] for name in names], axis=1)
         combinations, row_of_combination = np.unique(values, axis=0, return_inverse=True)
         allowed = [
@@ -103,5 +93,5 @@ def _mask(part: "Expression") -> "Callable[[Columns], np.ndarray]":
     return allows
 
 
-def _holds(rule: "Expression", values: "Mapping[str, Value]") -> bool:
+def _holds(rule: Expression, values: Mapping[str, Value]) -> bool:
     return rule.holds(lambda name: values[NAMES[name]])
