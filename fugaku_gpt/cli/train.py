@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 import traceback
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional
@@ -17,26 +16,23 @@ import click
 
 from fugaku_gpt.cli.options import PATH, data_option, data_overrides, options_as, run_source
 from fugaku_gpt.cli.output import echo
-from fugaku_gpt.config import RunConfig, dump_run_config
+from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import LOG_FORMATS
 from fugaku_gpt.config.source import RunSource
-from fugaku_gpt.data.corpus_settings import with_corpus_settings
 from fugaku_gpt.errors import (
     EXIT_OK,
-    EXIT_RESUME,
     EXIT_RUN_FAILED,
     EXIT_USAGE,
-    RunFailed,
     UsageError,
     missing_package,
 )
-from fugaku_gpt.formulas.parameters import size_name
+from fugaku_gpt.formulas.parameters import run_name
 from fugaku_gpt.launch.rank_variables import thread_variables
-from fugaku_gpt.machine.clock import steady_time
+from fugaku_gpt.launch.run_to_train import run_to_train
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
-from fugaku_gpt.records.run import AUTO, NONE, OK, REFUSED, RunDirectory, resumes_in_same_folder
+from fugaku_gpt.records.run import NONE
 
 _LEAST_OPEN_FILES = 64
 
@@ -117,39 +113,23 @@ def train(
     if ranks is not None and launched is not None:
         _refuse_inside_launch(ranks, launched)
     try:
-        overrides = settings.overrides()
-        if ranks is not None and "layout.dp" not in source.written_keys():
-            overrides += _data_parallel(source.load(*overrides, check=False), ranks)
-        config = source.load(*overrides)
-        resume_from = out if resume == AUTO else Path(resume) if resume != NONE else None
-        config, notes = with_corpus_settings(source, config, overrides, resume_from)
+        run = run_to_train(source, settings.overrides(), out, ranks, resume)
         if launched is None or launched.rank == 0:
-            for note in notes:
+            for note in run.notes:
                 echo(f"fugaku-gpt: note: {note}", err=True)
-        if ranks is not None and ranks != config.layout.ranks:
-            raise UsageError(_wrong_ranks_message(config, ranks))
-        if resume == AUTO and out is None:
-            raise UsageError("--resume auto: needs --out, the run directory to resume in")
+        if run.replicas_note:
+            echo(run.replicas_note)
+        config = run.config
     except UsageError as error:
         if launched is not None and launched.ranks != 1:
             from fugaku_gpt.launch.rank_supervisor import refuse_launch
 
             refuse_launch(launched.rank, error)
         raise
-    out = out if out is not None else Path("runs") / f"{_run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = out if out is not None else Path("runs") / f"{run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if ranks is not None:
         _start_ranks(config, out, resume, force_data)
     _join_ranks(config, out, launched, resume, force_data)
-
-
-def _data_parallel(config: RunConfig, ranks: int) -> List[str]:
-    """Return the override that makes data-parallel replicas of the ranks that the run leaves over; prints it."""
-    layout = config.layout
-    replicas, rest = divmod(ranks, layout.tp * layout.pp)
-    if rest or replicas in (0, layout.dp):
-        return []
-    echo(f"{ranks} ranks, and layout.dp is not set: layout.dp={replicas}")
-    return [f"layout.dp={replicas}"]
 
 
 def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
@@ -166,47 +146,25 @@ def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:
-    directory, mark = RunDirectory(out), uuid.uuid4().hex
-    in_same_folder = resumes_in_same_folder(directory, resume)
-    if in_same_folder and directory.has_finished(config.training.iterations):
-        echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do")
-        raise click.exceptions.Exit(EXIT_OK)
     # imported here, as in _join_ranks: ten thousand ranks must not import what starts them
-    from fugaku_gpt.launch.launch_result import result_of_launch
-    from fugaku_gpt.launch.launcher import exit_code_of, launch, require_rank_packages
+    from fugaku_gpt.launch.local_run import is_complete, train_on_this_machine
     from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 
-    require_rank_packages()
-    refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
-    arguments = ([] if resume == NONE else ["--resume", resume]) + (["--force-data"] if force_data else [])
-    directory.create(dump_run_config(config), mark, resume=in_same_folder)
-    started, log = steady_time(), directory.log_file
-    try:
-        outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=echo, mark=mark)
-    except UsageError:
-        directory.discard()
-        raise
-    result = result_of_launch(directory, config, outcome, log, started)
-    code = exit_code_of(outcome, result)
-    if result.status == REFUSED:
-        directory.discard()
-    else:
-        try:
-            directory.write_result(result)  # changes nothing where the ranks have recorded just this
-        except OSError as error:  # such as a disk that is full, which may be why the run has failed
-            code = code or EXIT_RUN_FAILED
-            message = f"{error.filename}: cannot be read or written: {error.strerror}; the run's end: {result.status}"
-            echo(f"fugaku-gpt: {message}{f', {result.reason}' if result.reason else ''}", err=True)
-    # a process was killed after the run was complete, or the ranks have stopped as their launcher was lost
-    is_late = (result.status == OK and result.reason) or (outcome.lost_reason and code == EXIT_RESUME)
-    if result.reason and (outcome.stopped_by is not None or outcome.signal is not None or is_late):
+    if is_complete(out, config, resume):
+        echo(f"{out}: the run has done its {config.training.iterations} iterations: nothing left to do")
+        raise click.exceptions.Exit(EXIT_OK)
+
+    def check() -> None:
+        refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
+
+    run = train_on_this_machine(config, out, check, resume, force_data, echo)
+    if run.problem:
+        echo(f"fugaku-gpt: {run.problem}", err=True)
+    if run.warning:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-            echo(f"fugaku-gpt: {result.reason}", err=True)
-    if outcome.lost_reason and code not in (EXIT_OK, EXIT_RESUME):
-        raise RunFailed(f"{out}: {outcome.lost_reason}")
-    if outcome.timed_out and code not in (EXIT_OK, EXIT_RESUME):
-        raise RunFailed(f"{out}: stopped at its time limit of {config.job.elapse:g} s; raise job.elapse")
-    raise click.exceptions.Exit(code)
+            echo(f"fugaku-gpt: {run.warning}", err=True)
+    run.raise_if_ended()
+    raise click.exceptions.Exit(run.code)
 
 
 def _join_ranks(config: RunConfig, out: Path, launched: Optional[LaunchedRank], resume: str, force_data: bool) -> None:
@@ -268,17 +226,3 @@ def _require_open_files() -> None:
         raise UsageError(
             f"ulimit -n: {limit} open files; PyTorch and MPI need {_LEAST_OPEN_FILES} at least, better 1024"
         )
-
-
-def _run_name(config: RunConfig) -> str:
-    layout = config.layout
-    return config.job.name or f"{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"
-
-
-def _wrong_ranks_message(config: RunConfig, ranks: int) -> str:
-    layout = config.layout
-    return (
-        f"layout.dp {layout.dp} * layout.tp {layout.tp} * layout.pp {layout.pp} = {layout.ranks} ranks, "
-        f"but there are {ranks}; "
-        f"valid: {layout.ranks} ranks, or --set layout.dp=... and layout.tp=... that make {ranks}"
-    )

@@ -154,6 +154,25 @@ def parse_side(text: str, is_environment: Callable[[str], bool]) -> Side:
     return LiveSide(text, environment, tuple(settings))
 
 
+def parse_sides(
+    a: str, b: str, is_environment: Callable[[str], bool]
+) -> Union[Tuple[RecordedSide, RecordedSide], Tuple[LiveSide, LiveSide]]:
+    """Parse both sides of a comparison, which are both recorded, or both to be run.
+
+    Raises:
+        UsageError: as :func:`parse_side`, or one is recorded and the other is not.
+    """
+    first, second = parse_side(a, is_environment), parse_side(b, is_environment)
+    if isinstance(first, RecordedSide) and isinstance(second, RecordedSide):
+        return first, second
+    if isinstance(first, LiveSide) and isinstance(second, LiveSide):
+        return first, second
+    raise UsageError(
+        f"{first.text} and {second.text}: one is recorded and one would be run now; valid: both recorded, or both to "
+        "be run"
+    )
+
+
 def full_key(name: str, location: str) -> str:
     """The dotted key of a toggle's name, which may be the key, a short form, or a unique last component of a key.
 

@@ -1,8 +1,8 @@
-"""The number of parameters of a model, and the name of its size in tables."""
+"""The number of parameters of a model, the name of its size in tables, and that of a run."""
 
 from __future__ import annotations
 
-from fugaku_gpt.config.schema import ModelConfig
+from fugaku_gpt.config.schema import ModelConfig, RunConfig
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -27,3 +27,9 @@ def size_name(model: ModelConfig) -> str:
     unit, letter = (1e9, "B") if count >= 999.5e6 else (1e6, "M")
     value = count / unit
     return f"{value:.1f}{letter}" if value < 9.95 else f"{value:.0f}{letter}"
+
+
+def run_name(config: RunConfig) -> str:
+    """The name of a run where none is given: that of its job, or its size and layout."""
+    layout = config.layout
+    return config.job.name or f"{size_name(config.model)}-dp{layout.dp}-tp{layout.tp}-pp{layout.pp}"

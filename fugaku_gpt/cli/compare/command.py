@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Tuple
 import click
 
 from fugaku_gpt.cli.compare.printing import REPORT_FORMATS, report_text
-from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, RECORDED_WARM_UP, TOLERANCE, CompareOptions, SharedRun
+from fugaku_gpt.cli.compare.sides import CompareOptions
 from fugaku_gpt.cli.numbers import FiniteRange, seconds_of_option
 from fugaku_gpt.cli.options import PATH, data_option, format_option, options_as, run_source, scheduler_option
 from fugaku_gpt.cli.output import echo
+from fugaku_gpt.compare.shared_run import LIVE_WARM_UP, RECORDED_WARM_UP, TOLERANCE, SharedRun
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, UsageError
 
@@ -153,22 +154,20 @@ def _factorial(sides: Tuple[str, ...], shared: SharedRun, options: CompareOption
 def _compare_sides(sides: Tuple[str, ...], shared: SharedRun, options: CompareOptions) -> int:
     from fugaku_gpt.compare.recorded import compare_recorded
     from fugaku_gpt.compare.report import report_recorded
-    from fugaku_gpt.compare.sides import LiveSide, RecordedSide, parse_side
+    from fugaku_gpt.compare.sides import RecordedSide, parse_sides
     from fugaku_gpt.environments.registry import is_profile
 
-    a, b = (parse_side(text, is_profile) for text in sides)
-    if isinstance(a, RecordedSide) and isinstance(b, RecordedSide):
+    first, second = sides
+    pair = parse_sides(first, second, is_profile)
+    if isinstance(pair[0], RecordedSide):
+        a, b = pair
         if options.job is not None:
             raise UsageError("--job: goes with sides that are run; these were run before")
         recorded = compare_recorded(a, b, shared.warm_up_of_recorded, options.tolerance_or_default)
         return _print_report(report_recorded(a.text, b.text, recorded, options.tolerance_or_default), options)
-    if not isinstance(a, LiveSide) or not isinstance(b, LiveSide):
-        raise UsageError(
-            f"{a.text} and {b.text}: one is recorded and one would be run now; valid: both recorded, or both to be run"
-        )
     from fugaku_gpt.cli.compare.live import LiveComparison, render_job, run_live
 
-    comparison = LiveComparison(shared, (a, b), options)
+    comparison = LiveComparison(shared, pair, options)
     return render_job(comparison) if options.job is not None else _print_report(run_live(comparison), options)
 
 

@@ -6,9 +6,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Tuple
 
-from fugaku_gpt.cli.compare.sides import LIVE_WARM_UP, TOLERANCE, CompareOptions, SharedRun
+from fugaku_gpt.cli.compare.sides import CompareOptions
 from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.cli.sweep_runs import follow_text, refusal_lines, run_on_this_machine, submit_jobs
+from fugaku_gpt.compare.shared_run import LIVE_WARM_UP, TOLERANCE, SharedRun
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.sweep.plan import SweepPlan, read_plan
 

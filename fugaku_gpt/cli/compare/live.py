@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, List, Tuple
 
-from fugaku_gpt.cli.compare.sides import CompareOptions, SharedRun
+from fugaku_gpt.cli.compare.sides import CompareOptions
 from fugaku_gpt.cli.output import echo, echo_script
-from fugaku_gpt.config import RunConfig, config_values
+from fugaku_gpt.compare.shared_run import SharedRun
+from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.values import format_duration
 from fugaku_gpt.errors import EXIT_OK, UsageError
 
@@ -31,11 +32,9 @@ class LiveComparison:
         Raises:
             UsageError: no run is named, or the sides do not do the same work.
         """
-        from fugaku_gpt.compare.sides import refuse_unequal_work, work_per_iteration
+        from fugaku_gpt.compare.live_comparison import configs_of_sides
 
-        a, b = (self.shared.config_of(side) for side in self.sides)
-        refuse_unequal_work(work_per_iteration(a), work_per_iteration(b))
-        return a, b
+        return configs_of_sides(self.shared, self.sides)
 
     def arguments(self) -> List[str]:
         """The command-line arguments of the same comparison inside a job."""
@@ -69,33 +68,20 @@ def run_live(comparison: LiveComparison) -> "Report":
     Raises:
         UsageError: it cannot be run as asked.
     """
-    from fugaku_gpt.compare.environments import build_json, usable_profile
-    from fugaku_gpt.compare.live import Limits, Session, SideRun, run_pairs
-    from fugaku_gpt.compare.pairs import ComparisonPlan, SidePlan, read_comparison
-    from fugaku_gpt.compare.report import report_live
-    from fugaku_gpt.launch.launcher import find_launcher, launch, require_rank_packages
-    from fugaku_gpt.machine.checkout import git_commit
+    from fugaku_gpt.compare.live_comparison import LiveSettings, compare_live
 
-    options, sides = comparison.options, comparison.sides
-    if options.out is None:
-        raise UsageError("no folder is named for the jobs: give --out, a folder; the same command resumes there")
-    configs = comparison.configs()
-    profiles = [usable_profile(side.environment, options.unpacked) for side in sides]
-    if not options.start:
-        for profile in profiles:
-            find_launcher(profile=profile)  # both fail before anything is written, and say how to get what is missing
-            if profile is None:
-                require_rank_packages()
-    plans = [
-        SidePlan(side.label, side.environment, side.settings, config_values(config), build_json(side.environment))
-        for side, config in zip(sides, configs)
-    ]
-    warm_up, tolerance = comparison.shared.warm_up_of_live, options.tolerance_or_default
-    plan = ComparisonPlan(plans[0], plans[1], warm_up, tolerance, options.load, git_commit())
-    first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
-    limits = Limits(options.pairs, options.budget, options.at_least, options.reruns)
-    run_pairs(Session(options.out, plan, (first, second), limits, launch, _Progress(), options.start))
-    return report_live(read_comparison(options.out))
+    options = comparison.options
+    settings = LiveSettings(
+        options.pairs,
+        options.budget,
+        options.at_least,
+        options.tolerance_or_default,
+        options.load,
+        options.reruns,
+        options.start,
+        options.unpacked,
+    )
+    return compare_live(comparison.shared, comparison.sides, options.out, settings, _Progress())
 
 
 def render_job(comparison: LiveComparison) -> int:
