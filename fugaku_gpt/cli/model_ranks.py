@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional, TypeVar
@@ -12,7 +11,7 @@ import click
 
 from fugaku_gpt.cli.options import PATH, Command, options_as
 from fugaku_gpt.cli.output import echo
-from fugaku_gpt.errors import FugakuGptError, RunFailed, UsageError, missing_package
+from fugaku_gpt.errors import FugakuGptError, UsageError, missing_package
 from fugaku_gpt.machine.rank import launched_rank, ranks_of_node
 
 if TYPE_CHECKING:
@@ -98,23 +97,11 @@ def start_model_ranks(options: ModelRanks) -> None:
     if ranks % (options.tp * options.pp):
         product = options.tp * options.pp
         raise UsageError(f"--ranks {ranks}: --tp {options.tp} * --pp {options.pp} = {product} must divide it")
-    from fugaku_gpt.launch.launcher import exit_code_of, find_launcher, require_rank_packages
-    from fugaku_gpt.launch.processes import SeparateStreams, run_command
-    from fugaku_gpt.machine.local import usable_cores
+    from fugaku_gpt.launch.model_command import start_on_ranks
 
-    require_rank_packages()
-    launcher = find_launcher()
     arguments = [*click.get_current_context().find_root().obj]
-    if options.threads is None:
-        arguments += ["--threads", str(max(1, len(usable_cores()) // ranks))]
-    outcome = run_command(
-        [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments],
-        launcher.environment,
-        on_line=SeparateStreams(echo, lambda line: echo(line, err=True)),
-    )
-    if outcome.oom_kills:
-        raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
-    raise click.exceptions.Exit(exit_code_of(outcome))
+    code = start_on_ranks(arguments, ranks, options.threads, echo, lambda line: echo(line, err=True))
+    raise click.exceptions.Exit(code)
 
 
 def join_model_ranks(options: ModelRanks) -> int:

@@ -1,0 +1,77 @@
+"""Runs a command that uses a trained model on ranks of this machine, and gathers its output."""
+
+from __future__ import annotations
+
+import sys
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.launch.launcher import exit_code_of, find_launcher, require_rank_packages
+from fugaku_gpt.launch.processes import OnLine, SeparateStreams, run_command
+from fugaku_gpt.machine.local import usable_cores
+
+_ERROR, _NO_ERRORS = "fugaku-gpt: ", ("note: ", "warning: ")
+
+
+class EndedCommand(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        code: its exit code.
+        output: the lines of its standard output.
+        errors: the lines of its standard error.
+    """
+
+    code: int
+    output: Tuple[str, ...]
+    errors: Tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        """The errors that it has reported; else the end of its standard error."""
+        reports = [line[len(_ERROR) :] for line in self.errors if line.startswith(_ERROR)]
+        messages = [line for line in reports if not line.startswith(_NO_ERRORS)]
+        return "\n".join(messages or self.errors[-5:]) or f"exit code {self.code}"
+
+
+def start_on_ranks(
+    arguments: Sequence[str], ranks: int, threads: Optional[int], on_output: OnLine, on_error: OnLine
+) -> int:
+    """Start this program on ranks, wait for their end, and return the exit code.
+
+    Args:
+        arguments: its command line.
+        ranks: their number.
+        threads: threads of each, where the command line states it; None adds the share of the cores.
+        on_output, on_error: called with the lines that they print.
+
+    Raises:
+        RunFailed: memory ran out on this machine.
+        UsageError: ranks cannot be started here.
+        ModuleNotFoundError: this Python lacks a package that ranks need.
+    """
+    require_rank_packages()
+    launcher = find_launcher()
+    share = ["--threads", str(max(1, len(usable_cores()) // ranks))] if threads is None else []
+    outcome = run_command(
+        [
+            *launcher.command_prefix(ranks),
+            *(sys.executable, "-m", "fugaku_gpt"),
+            *arguments,
+            *share,
+        ],
+        launcher.environment,
+        on_line=SeparateStreams(on_output, on_error),
+    )
+    if outcome.oom_kills:
+        raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
+    return exit_code_of(outcome)
+
+
+def run_model_command(arguments: Sequence[str], ranks: int = 1, threads: Optional[int] = None) -> EndedCommand:
+    """Run this program on ranks, and gather what it prints; arguments and errors: see :func:`start_on_ranks`."""
+    output: List[str] = []
+    errors: List[str] = []
+    stated = ["--threads", str(threads)] if threads is not None else []
+    code = start_on_ranks([*arguments, *stated, "--ranks", str(ranks)], ranks, threads, output.append, errors.append)
+    return EndedCommand(code, tuple(output), tuple(errors))
