@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
-import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, get_type_hints
 
 import click
 
-from fugaku_gpt import errors, limits
+from fugaku_gpt import api, errors, limits
+from fugaku_gpt.api.schemas import SCHEMA_NAMES, attribute_texts, json_schema
 from fugaku_gpt.checkpoint import directory, gguf_file, hugging_face, manifest
 from fugaku_gpt.cli.main import cli
 from fugaku_gpt.compare import pairs as comparison_pairs
@@ -110,10 +111,13 @@ def pages() -> Dict[str, str]:
         "exit-codes.md": exit_code_page(),
         "limits.md": limits_page(),
         "record-formats.md": record_format_page(),
+        "api.md": api_page(),
         "cli/index.md": command_index_page(),
         **{f"cli/{name}.md": command_page(name, command) for name, command in commands_of(cli)},
     }
-    return {path: GENERATED + "\n" + text.rstrip() + "\n" for path, text in generated.items()}
+    marked = {path: GENERATED + "\n" + text.rstrip() + "\n" for path, text in generated.items()}
+    schemas = {f"schemas/{name}.schema.json": json.dumps(json_schema(name), indent=1) + "\n" for name in SCHEMA_NAMES}
+    return {**marked, **schemas}
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------
@@ -429,14 +433,49 @@ def _annotation(hint: Any) -> str:
 
 
 def _attributes_of(record: type) -> Dict[str, str]:
-    """The ``Attributes:`` section of a class's docstring: field → meaning. One entry may name several fields."""
-    _, _, section = (inspect.getdoc(record) or "").partition("Attributes:\n")
-    meanings: Dict[str, str] = {}
-    for entry in re.split(r"\n(?=\S)", textwrap.dedent(section.split("\n\n")[0])):
-        names, colon, text = entry.partition(":")
-        if colon:
-            meanings.update((name.strip(), " ".join(text.split())) for name in names.split(","))
-    return {name: _roles(text) for name, text in meanings.items()}
+    """Field → meaning, by the ``Attributes:`` section of a class's docstring."""
+    return {name: _roles(text) for name, text in attribute_texts(record).items()}
+
+
+# ---- Python interface ------------------------------------------------------------------------------------------------
+
+
+def api_page() -> str:
+    """The names of the Python interface; the site shows the docstring of each in place of its ``:::`` line."""
+    values = {name: getattr(api, name) for name in api.__all__ if name != "SCHEMA_NAMES"}
+    rows = [(f"`{name}`", _cell(_roles(_first_line(value)))) for name, value in values.items()]
+    forms = [
+        (f"[`{name}.schema.json`](schemas/{name}.schema.json)", _cell(str(json_schema(name)["title"])))
+        for name in SCHEMA_NAMES
+    ]
+    return "\n".join(
+        [
+            "# Python interface",
+            "",
+            "All that `fugaku_gpt.api` promises; the [guide](../guide/api.md) shows it at work, and says what the "
+            "promise is. `SCHEMA_NAMES` are the names of the JSON forms.",
+            "",
+            *_table(("Name", "Meaning"), rows),
+            "",
+            "## JSON forms",
+            "",
+            *_table(("Schema", "Form"), forms),
+            "",
+            "## Names",
+            "",
+            *[f"::: {_path(value)}\n" for value in values.values()],
+        ]
+    )
+
+
+def _path(value: Any) -> str:
+    """The path of a class or function where it is defined."""
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _first_line(value: Any) -> str:
+    """The first sentence of a docstring."""
+    return _first_sentence(" ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()))
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -496,7 +535,7 @@ def _anchor(*texts: str) -> str:
 def stale(folder: Path = FOLDER) -> List[str]:
     """Paths below ``folder`` that are missing, out of date, or not generated (any more)."""
     expected = pages()
-    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.md") if path.name != "README.md"}
+    present = {path.relative_to(folder).as_posix(): path for path in _present(folder) if path.name != "README.md"}
     changed = [
         path
         for path, text in expected.items()
@@ -505,10 +544,15 @@ def stale(folder: Path = FOLDER) -> List[str]:
     return sorted(changed + [path for path in present if path not in expected])
 
 
+def _present(folder: Path) -> List[Path]:
+    """The files below ``folder`` that may be generated."""
+    return [path for pattern in ("*.md", "*.json") for path in folder.rglob(pattern)]
+
+
 def write(folder: Path = FOLDER) -> None:
     """Write all pages below ``folder`` and remove those that are not generated."""
     expected = pages()
-    for path in folder.rglob("*.md"):
+    for path in _present(folder):
         if path.relative_to(folder).as_posix() not in expected:
             path.unlink()
     for name, text in expected.items():

@@ -52,7 +52,7 @@ class RunFailed(FugakuGptError):
 
 
 # the extra of this package that installs an optional package, by the name that is imported
-_EXTRAS = {"torch": "train", "mpi4py": "train", "tokenizers": "data", "matplotlib": "plot"}
+_EXTRAS = {"torch": "train", "mpi4py": "train", "tokenizers": "data", "matplotlib": "plot", "pandas": "pandas"}
 
 
 def missing_package(error: ModuleNotFoundError) -> Optional[UsageError]:

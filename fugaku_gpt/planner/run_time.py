@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """What an iteration of a run will take.
+    """The predicted time of an iteration of a run, and what follows from it.
 
     Attributes:
         figures: seconds of the iteration and of its parts, speeds, utilisation, and energy if it is known.

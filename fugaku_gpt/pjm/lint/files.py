@@ -42,10 +42,11 @@ def linter_for(
         UsageError: an id is unknown, or the file of limits is not valid.
     """
     rules = select_rules(_ids(select), _ids(ignore))
-    limits, others = chosen_limits(limits_file), other_sites()
+    limits, further_limits = chosen_limits(limits_file), other_sites()
     if limits.site != FUGAKU:
-        limits, others = fugaku_limits(), [other for other in others if other.site != limits.site] + [limits]
-    return Linter(rules, limits, others, site, strict, today if today is not None else datetime.date.today())
+        further_limits = [other for other in further_limits if other.site != limits.site] + [limits]
+        limits = fugaku_limits()
+    return Linter(rules, limits, further_limits, site, strict, today if today is not None else datetime.date.today())
 
 
 def lint_files(linter: Linter, paths: Sequence[str]) -> Tuple[List[FileReport], List[str]]:

@@ -133,7 +133,7 @@ def plan_topology(
 
     Raises:
         UsageError: the request is not valid, or none of the fastest layouts fits this trainer. That no layout fits at
-            all is no error: see :attr:`TopologyPlan.failure`.
+            all is no error: see ``TopologyPlan.failure``.
     """
     request.check()
     expressions = parsed(request.constraints)
