@@ -63,18 +63,28 @@ def test_a_refused_and_a_failed_run_raise_their_reasons(run: api.Run, tmp_path: 
     assert result is not None and result.status == "failed"
 
 
-def test_a_job_is_submitted_and_its_result_awaited(
-    run: api.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def local_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    settings = {"job.elapse": "10:00", "job.volumes": [], "layout.dp": 2}
-    job = api.submit(run.with_settings(settings), tmp_path / "job", scheduler="local")
+
+
+JOB: Dict[str, object] = {"job.elapse": "10:00", "job.volumes": []}
+
+
+@pytest.mark.usefixtures("local_queue")
+def test_a_job_is_submitted_and_its_result_awaited(run: api.Run, tmp_path: Path) -> None:
+    job = api.submit(run.with_settings(JOB), tmp_path / "job", scheduler="local")
     assert len(job.ids) == 1 and api.Job.in_directory(tmp_path / "job").ids == job.ids
     result = job.result(timeout=300)
     assert (result.status, result.iterations) == (OK, 4) and job.outcome().status == OK
     assert job.output() and api.RecordedRun(job.directory).metrics()[-1]["iteration"] == 4
-    endless = run.with_settings({**settings, "training.iterations": 1000000})
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("local_queue")
+def test_a_job_that_is_cancelled_raises_that_it_was(run: api.Run, tmp_path: Path) -> None:
+    endless = run.with_settings({**JOB, "training.iterations": 1000000})
     cancelled = api.submit(endless, tmp_path / "endless", scheduler="local")
     assert list(cancelled.cancel().values()) == [""]
     with pytest.raises(api.RunFailed, match=f"endless: {INTERRUPTED}: "):
