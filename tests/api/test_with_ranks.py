@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> api.Run:
     return api.load_run(preset="tiny", settings={**MINI, "data.paths": [corpus]})
 
 
-def test_a_run_is_trained_continued_and_not_repeated(run: api.Run, tmp_path: Path) -> None:
+def test_a_run_is_trained_and_not_overwritten(run: api.Run, tmp_path: Path) -> None:
     lines: List[str] = []
     trained = api.train(run, tmp_path / "run", ranks=2, on_line=lines.append)
     result = trained.result
@@ -41,12 +41,16 @@ def test_a_run_is_trained_continued_and_not_repeated(run: api.Run, tmp_path: Pat
     assert any(line.startswith("iteration") for line in lines) and trained.log_file.exists()
     with pytest.raises(api.UsageError, match="already holds a run; choose another --out"):
         api.train(run, tmp_path / "run", ranks=2)
-    longer = run.with_settings({"training.iterations": 6})
-    again = api.train(longer, tmp_path / "run", ranks=2, resume="auto")
-    assert [line["iteration"] for line in again.metrics()] == [1, 2, 3, 4, 5, 6]
     lines.clear()
-    assert api.train(longer, tmp_path / "run", ranks=2, resume="auto", on_line=lines.append).path == again.path
+    assert api.train(run, tmp_path / "run", ranks=2, resume="auto", on_line=lines.append).path == trained.path
     assert lines == [], "it was complete"
+
+
+@pytest.mark.long
+def test_a_run_is_continued_from_its_checkpoint(run: api.Run, tmp_path: Path) -> None:
+    api.train(run, tmp_path / "run", ranks=1)
+    again = api.train(run.with_settings({"training.iterations": 6}), tmp_path / "run", ranks=2, resume="auto")
+    assert [line["iteration"] for line in again.metrics()] == [1, 2, 3, 4, 5, 6]
     with api.Checkpoint(again.path) as checkpoint:
         assert checkpoint.iteration == 6
 
