@@ -14,8 +14,9 @@ from fugaku_gpt.api.settings import FilePath
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.jobs import submission
 from fugaku_gpt.jobs.before_submission import check_run_script
+from fugaku_gpt.jobs.change import CANCEL, change_jobs
 from fugaku_gpt.jobs.outcome import Outcome
-from fugaku_gpt.jobs.poll import PolledRun, output_of, poll_runs, watch_runs
+from fugaku_gpt.jobs.poll import PolledRun, only_run_directory, output_of, poll_runs, watch_runs
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files
 from fugaku_gpt.jobs.run_job import default_directory, job_of_run
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
@@ -25,7 +26,7 @@ from fugaku_gpt.pjm.lint.engine import FileReport
 from fugaku_gpt.pjm.lint.files import lint_files, linter_for
 from fugaku_gpt.pjm.lint.sites import AUTO
 from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large
-from fugaku_gpt.records.job import append_event, read_history
+from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 __all__ = ["FileReport", "Job", "JobScript", "Outcome", "lint", "parse_script", "render_job", "submit"]
@@ -148,12 +149,9 @@ class Job:
         """The job that was submitted in a run directory, by whatever program.
 
         Raises:
-            UsageError: none was.
+            UsageError: the folder has none, or several.
         """
-        history = read_history(Path(directory))
-        if not history.jobs and not history.open:
-            raise UsageError(f"{os.fspath(directory)}: holds no run directory with a job")
-        return cls(Path(directory))
+        return cls(only_run_directory(Path(directory)))
 
     @property
     def ids(self) -> Tuple[str, ...]:
@@ -206,13 +204,17 @@ class Job:
         return result
 
     def cancel(self) -> Dict[str, str]:
-        """Ask the scheduler to cancel its jobs; returns id → why it refused, empty where it accepted."""
+        """Ask the scheduler to cancel its jobs that are not over; returns id → why it refused, empty if it accepted.
+
+        Raises:
+            UsageError: none is waiting or running.
+            RunFailed: a submission is not over, or was killed just now.
+        """
         refusals: Dict[str, str] = {}
-        for job in read_history(self.directory).jobs:
-            refusals.update(scheduler_named(job.scheduler).cancel([job.job_id]))
-        for job_id, refusal in refusals.items():
-            if not refusal:
-                append_event(self.directory, "cancelled", time.time(), job_id=job_id)
+        for answer in change_jobs([self.directory], (), CANCEL):
+            if not answer.job_id:
+                raise RunFailed(f"{self.directory}: {answer.refusal}")
+            refusals[answer.job_id] = answer.refusal
         return refusals
 
     def _polled(self) -> PolledRun:

@@ -88,6 +88,18 @@ def job_directories(paths: Sequence[Path]) -> List[Path]:
     return list(directories)
 
 
+def only_run_directory(directory: Path) -> Path:
+    """Return the one run directory with a job that is a folder, or is below it.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    run_directories = job_directories([directory])
+    if len(run_directories) != 1:
+        raise UsageError(f"{directory}: holds {len(run_directories)} run directories; name one")
+    return run_directories[0]
+
+
 def poll_runs(
     directories: Sequence[Path],
     make_scheduler: SchedulerFactory = scheduler_named,

@@ -187,7 +187,7 @@ def test_without_pandas_the_error_says_how_to_get_it(store: Path, monkeypatch: p
 
 
 def test_a_job_of_another_program_is_followed(tmp_path: Path) -> None:
-    with pytest.raises(api.UsageError, match="no run directory with a job"):
+    with pytest.raises(api.UsageError, match="holds no run directory with a job .job.jsonl.; `fugaku-gpt job submit`"):
         api.Job.in_directory(tmp_path)
     facts = {"scheduler": "local", "tag": "t", "link": 1, "chain": 1, "bulk": ""}
     append_event(tmp_path, "submitted", 1.0, job_id="7", script="job.sh", command=[], **facts)

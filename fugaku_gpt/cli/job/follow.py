@@ -16,6 +16,7 @@ from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.input_files import blocks_of, open_file, start_of_last_lines
 
 if TYPE_CHECKING:
+    from fugaku_gpt.jobs.change import JobChange
     from fugaku_gpt.jobs.poll import PolledRun
 
 STORE = Path("runs")
@@ -99,10 +100,10 @@ def logs(
     Exit codes: 0 something was printed, 2 there is nothing to print yet.
     """
     from fugaku_gpt.jobs.by_id import poll_other_jobs, resolve_targets
-    from fugaku_gpt.jobs.poll import output_of, poll_runs
+    from fugaku_gpt.jobs.poll import only_run_directory, output_of, poll_runs
 
     folders, jobs = resolve_targets([target], store, scheduler)
-    directory = _only_run_directory(folders[0]) if folders else jobs[0].directory
+    directory = only_run_directory(folders[0]) if folders else jobs[0].directory
 
     def poll() -> PolledRun:
         return (poll_runs([directory]) if directory is not None else poll_other_jobs(jobs))[0]
@@ -132,7 +133,9 @@ def cancel(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> 
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(targets, store, scheduler, ("cancel", "cancelled"))
+    from fugaku_gpt.jobs.change import CANCEL
+
+    _change_jobs(targets, store, scheduler, CANCEL)
 
 
 @click.command()
@@ -144,7 +147,9 @@ def hold(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) -> No
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(targets, store, scheduler, ("hold", "held"))
+    from fugaku_gpt.jobs.change import HOLD
+
+    _change_jobs(targets, store, scheduler, HOLD)
 
 
 @click.command()
@@ -156,51 +161,26 @@ def release(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str]) ->
 
     Exit codes: 0 every request was accepted, 1 at least one was not.
     """
-    _change_jobs(targets, store, scheduler, ("release", "released"))
+    from fugaku_gpt.jobs.change import RELEASE
+
+    _change_jobs(targets, store, scheduler, RELEASE)
 
 
-def _change_jobs(targets: Sequence[Path], store: Path, scheduler: Optional[str], change: Tuple[str, str]) -> None:
-    """Ask each scheduler once to change jobs; print and record what it accepted.
-
-    Args:
-        targets: run directories, and ids of jobs.
-        change: name of the scheduler's method, and of the event that is recorded.
-    """
-    from fugaku_gpt.jobs.by_id import NamedJob, resolve_targets
+def _change_jobs(targets: Sequence[Path], store: Path, scheduler: Optional[str], change: JobChange) -> None:
+    """Change the jobs of run directories, and those of ids; print what each scheduler has answered."""
+    from fugaku_gpt.jobs.by_id import resolve_targets
+    from fugaku_gpt.jobs.change import change_jobs
     from fugaku_gpt.jobs.poll import job_directories
-    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
-    from fugaku_gpt.jobs.submission import resolve_intents
-    from fugaku_gpt.records.job import LOST, OVER, append_event, read_history
 
-    verb, event = change
     folders, jobs = resolve_targets(targets, store, scheduler)
     refused = []
-    for directory in job_directories(folders):
-        history = read_history(directory)
-        for name in {
-            intent.scheduler for intent in history.open
-        }:  # whoever submitted it may have been killed: is there a job?
-            history = resolve_intents(directory, scheduler_named(name), time.time())
-        if history.open:
-            echo(f"{directory}: a submission is not over, or was killed just now: try again in two minutes")
-            refused.append(str(directory))
-        for job in history.jobs:
-            last = history.statuses.get(job.job_id)
-            if last is None or last.state not in OVER or (verb == "cancel" and last.state == LOST):
-                jobs.append(NamedJob(job.scheduler, job.job_id, directory))
-    if not jobs and not refused:
-        raise UsageError("no job is waiting or running there")
-    for name in dict.fromkeys(job.scheduler for job in jobs):
-        directories = {job.job_id: job.directory for job in jobs if job.scheduler == name}
-        for job_id, refusal in getattr(scheduler_named(name), verb)(list(directories)).items():
-            where = directories[job_id]
-            echo(f"{where}: {job_id}: {refusal or event}" if where is not None else f"{job_id}: {refusal or event}")
-            if refusal:
-                refused.append(job_id)
-            elif where is not None:
-                append_event(where, event, time.time(), job_id=job_id)
+    for answer in change_jobs(job_directories(folders), jobs, change):
+        where = [str(answer.directory)] if answer.directory is not None else []
+        echo(": ".join([*where, *filter(None, [answer.job_id]), answer.refusal or change.event]))
+        if answer.refusal:
+            refused.append(answer.job_id or str(answer.directory))
     if refused:
-        raise RunFailed(f"not {event}: {', '.join(refused)}")
+        raise RunFailed(f"not {change.event}: {', '.join(refused)}")
 
 
 def _row(run: PolledRun) -> Dict[str, Any]:
@@ -248,15 +228,6 @@ def _watch_live(steps: Any) -> List[PolledRun]:
                 table.add_row(*(Text(str(row[name] or "-")) for name in COLUMNS))
             live.update(table, refresh=True)
     return last
-
-
-def _only_run_directory(directory: Path) -> Path:
-    from fugaku_gpt.jobs.poll import job_directories
-
-    run_directories = job_directories([directory])
-    if len(run_directories) != 1:
-        raise UsageError(f"{directory}: holds {len(run_directories)} run directories; name one")
-    return run_directories[0]
 
 
 def _shown_files(files: Sequence[Path], rank: Optional[int]) -> List[Path]:
