@@ -15,7 +15,7 @@ from fugaku_gpt.data.corpus_settings import with_corpus_settings
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, DataError, RunFailed, UsageError, missing_package
 from fugaku_gpt.formulas.parameters import run_name
 from fugaku_gpt.launch.local_run import is_complete, train_on_this_machine
-from fugaku_gpt.launch.run_to_train import run_to_train
+from fugaku_gpt.launch.run_to_train import refuse_inside_launch, run_to_train
 from fugaku_gpt.planner.trainer.memory_check import local_node_limits, refuse_too_large
 from fugaku_gpt.records.metrics import read_lines, without_superseded
 from fugaku_gpt.records.run import NONE, REFUSED, Result, RunDirectory
@@ -168,6 +168,7 @@ def train(
     """
     named = Path(out) if out is not None else None
     config = run_to_train(run.source, (), named, ranks, resume).config
+    refuse_inside_launch(config.layout.ranks)
     directory = named if named is not None else Path("runs") / f"{run_name(config)}-{time.strftime('%Y%m%d-%H%M%S')}"
     if is_complete(directory, config, resume):
         return RecordedRun(directory)

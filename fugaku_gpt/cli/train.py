@@ -28,7 +28,7 @@ from fugaku_gpt.errors import (
 )
 from fugaku_gpt.formulas.parameters import run_name
 from fugaku_gpt.launch.rank_variables import thread_variables
-from fugaku_gpt.launch.run_to_train import run_to_train
+from fugaku_gpt.launch.run_to_train import refuse_inside_launch, run_to_train
 from fugaku_gpt.machine.garbage_collection import gc_paused
 from fugaku_gpt.machine.local import threads_of_rank
 from fugaku_gpt.machine.rank import LaunchedRank, launched_rank
@@ -138,11 +138,7 @@ def _refuse_inside_launch(ranks: int, launched: LaunchedRank) -> None:
         return
     if launched.rank != 0:  # rank 0 reports it
         raise click.exceptions.Exit(EXIT_USAGE)
-    count = f"{launched.ranks} ranks" if launched.ranks is not None else "this rank"
-    variables = " and ".join(launched.variables)
-    raise UsageError(
-        f"--ranks {ranks}: a launcher has started {count}, by {variables}; leave --ranks out under it, or unset these"
-    )
+    refuse_inside_launch(ranks)
 
 
 def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) -> None:

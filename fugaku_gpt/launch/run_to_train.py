@@ -9,6 +9,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.data.corpus_settings import with_corpus_settings
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.records.run import AUTO, NONE
 
 
@@ -57,6 +58,22 @@ def run_to_train(
     if resume == AUTO and out is None:
         raise UsageError("--resume auto: needs --out, the run directory to resume in")
     return RunToTrain(config, tuple(notes), replicas_note)
+
+
+def refuse_inside_launch(ranks: int) -> None:
+    """Refuse to start ranks on a rank of a launch, as each would start ranks of its own; a launch of one may.
+
+    Raises:
+        UsageError: a launcher has started this process as one of several.
+    """
+    launched = launched_rank()
+    if launched is None or launched.ranks == 1:
+        return
+    count = f"{launched.ranks} ranks" if launched.ranks is not None else "this rank"
+    variables = " and ".join(launched.variables)
+    raise UsageError(
+        f"--ranks {ranks}: a launcher has started {count}, by {variables}; leave --ranks out under it, or unset these"
+    )
 
 
 def _data_parallel(config: RunConfig, ranks: int) -> Tuple[List[str], str]:

@@ -224,6 +224,16 @@ def test_checkpoints_are_read_by_names(tmp_path: Path) -> None:
         api.RecordedRun(tmp_path)
 
 
+def test_a_rank_of_a_launch_starts_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    reason = "--ranks 1: a launcher has started 2 ranks, by PMI_RANK and PMI_SIZE"
+    with pytest.raises(api.UsageError, match=reason) as error:
+        api.train(api.load_run(preset="tiny"), tmp_path / "out")
+    assert command(["train", "--preset", "tiny", "--ranks", "1"]) == 2
+    assert str(error.value) in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_calls_that_wait_give_up_at_their_time(tmp_path: Path) -> None:
     write_run(tmp_path, "preset: tiny\n")
     append_event(tmp_path, "intent", time.time(), scheduler="pjm", tag="t", link=1, chain=1, bulk="")
