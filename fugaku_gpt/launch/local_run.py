@@ -41,8 +41,8 @@ class LocalRun:
         """The reason that the ranks have not printed themselves; empty if they have."""
         result, outcome = self.result, self.outcome
         # a process was killed after the run was complete, or the ranks have stopped as their launcher was lost
-        is_late = (result.status == OK and result.reason) or (outcome.lost_reason and self.code == EXIT_RESUME)
-        if result.reason and (outcome.stopped_by is not None or outcome.signal is not None or is_late):
+        is_unreported = (result.status == OK and result.reason) or (outcome.lost_reason and self.code == EXIT_RESUME)
+        if result.reason and (outcome.stopped_by is not None or outcome.signal is not None or is_unreported):
             return result.reason
         return ""
 
