@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, NoReturn, Tuple, Type, Union
 
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS
+from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS, cut
 from fugaku_gpt.sweep.expression_tokens import Token, Value, read_tokens
 
 Lookup = Callable[[str], Value]
@@ -333,4 +333,4 @@ def _describe(value: Value) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "a list"
-    return f"the text {value!r}" if isinstance(value, str) else f"the number {value:g}"
+    return f"the text {cut(repr(value))}" if isinstance(value, str) else f"the number {value:g}"
