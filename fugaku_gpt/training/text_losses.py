@@ -11,6 +11,7 @@ from typing import Callable, List, Optional, Protocol, Sequence
 import numpy as np
 import torch
 
+from fugaku_gpt import ops
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.scored_text import ScoredText, TextLoss, TokenIds, Window, windows_of
@@ -52,13 +53,18 @@ def text_losses(
     order = sorted(range(len(windows)), key=lambda index: (windows[index].start - windows[index].stop, index))
     batches = [order[at : at + batch] for at in range(0, len(order), batch)]
     sums = torch.zeros(len(windows), dtype=torch.float64)
-    done = 0
+    done, length, kept = 0, 0, ops.pooled_sizes()
     with torch.no_grad():
         for number, members in enumerate(batches):
             if number % grid.dp.size == grid.coordinates.dp:
+                longest = windows[members[0]].stop - windows[members[0]].start
+                if longest != length:  # else the pool would keep blocks for each of all lengths
+                    ops.release_tensor_pool(kept)
+                length = longest
                 _add_losses(model, [windows[index] for index in members], texts, members, sums)
             done += sum(windows[index].stop - windows[index].first for index in members)
             on_done(done)
+    ops.release_tensor_pool(kept)
     grid.dp.all_reduce(sums)  # of each window one replica has the sum, the others zeros
     grid.pp.broadcast(sums, root=grid.pp.size - 1)
     nats = [0.0] * len(texts)
