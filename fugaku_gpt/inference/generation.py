@@ -139,5 +139,6 @@ class Generator:
             text.reason = STOP
         # at the end, nothing that follows can complete a character or a stop string
         final = decoded if text.reason and not stable.is_stopped else stable.text
-        if final.startswith(text.text):  # a character that is not complete may hide what was shown, until it is
+        # some decoders remove spaces of what was shown, as WordPiece's before a comma; a text is whole at its end
+        if text.reason or final.startswith(text.text):
             text.text = final
