@@ -306,6 +306,35 @@ def test_the_checkpoint_with_the_lowest_loss_is_kept_over_a_resume(tmp_path: Pat
     ]  # fmt: skip
 
 
+def test_a_run_that_is_to_stop_measures_due_losses_once_it_is_resumed(tmp_path: Path) -> None:
+    settings = ("training.iterations=6", "training.eval_interval=2")
+    run = LoggedRun(tmp_path, *settings)
+    run.trainer.should_stop = lambda: run.trainer.iteration + 1 == 4
+    assert run_loop(run.trainer, run.log, run.checkpoints)
+    assert [line["iteration"] for line in run.directory.metrics("validation")] == [0, 2]
+    assert "the run measures no losses after iteration 4" in run.log_stream.getvalue()
+    again = LoggedRun(tmp_path, *settings)
+    newest = list_checkpoints(run.directory.checkpoints_dir)[0].path
+    assert load_checkpoint(again.trainer, newest, read_manifest(newest)) is None
+    validation = Validation(again.trainer, again.log, state=read_manifest(newest).state)
+    assert not run_loop(again.trainer, again.log, again.checkpoints, validation)
+    assert [line["iteration"] for line in run.directory.metrics("validation")] == [0, 2, 4, 6]
+    state = read_manifest(list_checkpoints(run.directory.checkpoints_dir)[0].path).state
+    assert "evaluation_is_overdue" not in state
+
+
+def test_the_time_of_the_next_evaluation_is_that_of_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = LoggedRun(tmp_path, "training.iterations=6", "training.eval_interval=3")
+    validation, measured = Validation(run.trainer, run.log), []
+    validation.on_measured = measured.append
+    validation.run()
+    expected = []
+    for _ in range(4):
+        expected.append(validation.time_before_next_step())
+        run.trainer.step()
+    assert expected == [0.0, 0.0, *measured, 0.0] and measured[0] > 0
+
+
 class SavedRun:
     """A run directory with checkpoints of iterations 2 and 4."""
 
