@@ -164,7 +164,8 @@ def train(
             guard.set_memory_by_category(
                 lambda: {**trainer.memory_by_category(), "copy for checkpoints": checkpoints.copy_bytes}
             )
-        validation = Validation(trainer, log, eval_files, state)
+        fingerprint = valid_samples.fingerprint if valid_samples is not None else ""
+        validation = Validation(trainer, log, eval_files, state, fingerprint)
         validation.on_measured, stop.time_before_next_step = stop.leave_out, validation.time_before_next_step
         start_up.close()
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
-from fugaku_gpt.checkpoint.retention import LOSSES
+from fugaku_gpt.checkpoint.retention import LOSS_SOURCES, LOSSES
 from fugaku_gpt.config.schema import VALIDATION
 from fugaku_gpt.training.eval_files import EvalFiles
 from fugaku_gpt.training.log import TrainingLog
@@ -25,6 +26,7 @@ class Validation:
         log: the run's log, on rank 0 only.
         files: files to evaluate; None: none.
         state: of the checkpoint from which the run was resumed; empty if it was not.
+        fingerprint: of the samples of the validation split.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Validation:
         log: Optional[TrainingLog] = None,
         files: Optional[EvalFiles] = None,
         state: Optional[Mapping[str, Any]] = None,
+        fingerprint: str = "",
     ) -> None:
         self._trainer, self._log, self._files = trainer, log, files
         self._interval = trainer.config.training.eval_interval
@@ -42,6 +45,11 @@ class Validation:
         self._seconds = 0.0  # of the last measurement
         self._iteration: Optional[int] = None
         self._losses: Dict[str, float] = {}
+        training, model = trainer.config.training, trainer.config.model
+        settings = (fingerprint, training.seed, training.global_batch, training.eval_batches, model.seq_len)
+        self._sources = {VALIDATION: _digest(settings)}
+        for name, digest in files.digests.items() if files is not None else ():
+            self._sources[name] = _digest((digest, model.seq_len))
         self._records_losses = files is not None or trainer.config.checkpoint.keep_best is not None
 
     def is_due(self, iteration: int) -> bool:
@@ -91,5 +99,10 @@ class Validation:
         if self.is_due(self._trainer.iteration) and not is_measured:
             state[_IS_OVERDUE] = True
         if self._records_losses and is_measured:
-            state[LOSSES] = {name: loss for name, loss in self._losses.items() if math.isfinite(loss)}
+            finite = {name: loss for name, loss in self._losses.items() if math.isfinite(loss)}
+            state[LOSSES], state[LOSS_SOURCES] = finite, {name: self._sources[name] for name in finite}
         return state
+
+
+def _digest(values: Tuple[Union[str, int], ...]) -> str:
+    return hashlib.sha256(repr(values).encode("utf-8")).hexdigest()

@@ -17,7 +17,7 @@ import torch
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.directory import TRACKER, BestCheckpoint, list_checkpoints, read_best
 from fugaku_gpt.checkpoint.manifest import read_manifest
-from fugaku_gpt.checkpoint.retention import verify_checkpoint
+from fugaku_gpt.checkpoint.retention import LOSS_SOURCES, LOSSES, verify_checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.data.scored_text import ScoredText, TextLoss
 from fugaku_gpt.errors import RunFailed, UsageError
@@ -304,6 +304,29 @@ def test_the_checkpoint_with_the_lowest_loss_is_kept_over_a_resume(tmp_path: Pat
     assert [(line["iteration"], line["name"], line["loss"]) for line in evaluations] == [
         (0, "text", 9.0), (2, "text", 4.0), (4, "text", 3.0), (6, "text", None), (8, "text", 3.5),
     ]  # fmt: skip
+
+
+def test_a_loss_is_recorded_with_what_it_was_measured_by() -> None:
+    def sources(length: int, *settings: str, fingerprint: str = "samples") -> Dict[str, str]:
+        files = EvalFiles(("text",), [[ScoredText("", list(range(length)), 1, 8)]])
+        trainer = tiny_trainer("training.eval_interval=1", *settings)
+        validation = Validation(trainer, None, files, None, fingerprint)
+        validation.run()
+        state = validation.state()
+        assert sorted(state[LOSSES]) == ["text", "validation"]
+        result: Dict[str, str] = state[LOSS_SOURCES]
+        return result
+
+    first = sources(5)
+    assert sources(5, "training.micro_batch=1", "training.lr=0.1") == first
+    for length, settings, fingerprint, differing in (
+        (6, (), "samples", ["text"]),
+        (5, ("training.eval_batches=3",), "samples", ["validation"]),
+        (5, (), "others", ["validation"]),
+        (5, ("model.seq_len=12",), "samples", ["text", "validation"]),
+    ):
+        other = sources(length, *settings, fingerprint=fingerprint)
+        assert [name for name in sorted(other) if other[name] != first[name]] == differing
 
 
 def test_a_run_that_is_to_stop_measures_due_losses_once_it_is_resumed(tmp_path: Path) -> None:
