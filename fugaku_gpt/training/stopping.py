@@ -77,7 +77,7 @@ class StopRequest:
 
     def should_stop(self) -> bool:
         """Return True if the run should stop after this step. Call it once at the end of each step: the time between
-        calls is the estimate for the next step, without what :meth:`leave_out` was told of."""
+        calls, without that of :meth:`leave_out`, is the estimate for the next step."""
         current_time = time.monotonic()
         if self._last_step_end is not None:
             self._steps.append(current_time - self._last_step_end)

@@ -254,11 +254,11 @@ def test_losses_of_other_texts_or_settings_are_not_compared(tmp_path: Path) -> N
         names.append(best.iteration)
     # what is not known to be of other texts counts
     assert names == [10, 10, 10, 10, 50, 50, 70]
-    (tmp_path / "apart").mkdir()
+    (tmp_path / "second").mkdir()
     names = []
     for iteration, loss, source in saves[1:]:
-        save_measured(tmp_path / "apart", iteration, loss, source)
-        best = read_best(tmp_path / "apart")
+        save_measured(tmp_path / "second", iteration, loss, source)
+        best = read_best(tmp_path / "second")
         names.append(best.iteration if best is not None else 0)
     assert names == [20, 30, 30, 50, 50, 70]
 
