@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint import file_system, retention
 from fugaku_gpt.checkpoint.data_file import Entry, plan_file, write_pieces
 from fugaku_gpt.checkpoint.directory import (
     begin_checkpoint,
@@ -24,7 +24,7 @@ from fugaku_gpt.checkpoint.directory import (
     require_room,
     tracked_checkpoint,
 )
-from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
+from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.retention import (
     LOSS_SOURCES,
@@ -261,6 +261,22 @@ def test_losses_of_other_texts_or_settings_are_not_compared(tmp_path: Path) -> N
         best = read_best(tmp_path / "second")
         names.append(best.iteration if best is not None else 0)
     assert names == [20, 30, 30, 50, 50, 70]
+
+
+def test_each_manifest_is_read_once_when_checkpoints_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for iteration in (10, 20, 30):
+        save(tmp_path, iteration, some_arrays(0), cut_flat(some_arrays(0), 1), state={LOSSES: {"news": 1.0}})
+    names: List[str] = []
+
+    def read(path: Path) -> Manifest:
+        names.append(path.name)
+        return read_manifest(path)
+
+    monkeypatch.setattr(retention, "read_manifest", read)
+    remove_old_checkpoints(tmp_path, 3, keep_best="news")
+    assert names == ["step-00000030", "step-00000020", "step-00000010"]
 
 
 def test_a_checkpoint_itself_holds_no_best(tmp_path: Path) -> None:
