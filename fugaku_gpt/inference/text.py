@@ -98,7 +98,7 @@ class TextTokenizer:
         others keep theirs.
         """
         texts: List[str] = []
-        has_text_before = bool(self.decode(context))
+        has_text_before = any(self.decode([number]) for number in reversed(context))  # of most, the last one has
         for is_of_bytes, run in groupby(ids, lambda number: number in self._bytes):
             if is_of_bytes:
                 texts.append(bytes(self._bytes[number] for number in run).decode("utf-8", "replace"))
