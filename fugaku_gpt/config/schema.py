@@ -38,6 +38,7 @@ LARGEST_GRID = 30  # cells on a side, of the ARC set
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
 SIZE = (r"0*[1-9][0-9]*(Ki|Mi|Gi|Ti)", "a size with its unit, such as 23Gi")
 _PATH = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "a path without control characters")
+_NAME = (_PATH[0], "a name without control characters")
 _LIBRARY = (r"[^\s:\x00-\x1f\x7f\ud800-\udfff]+", "a path without spaces and colons, as in LD_PRELOAD")
 _VARIABLE = (r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f\ud800-\udfff]*", "NAME=value on one line")
 _AXES = "XY|YX|XYZ|XZY|YXZ|YZX|ZXY|ZYX"
@@ -691,7 +692,7 @@ class CheckpointConfig:
         None,
         "loss whose lowest value among the checkpoints, each of which must be measured, keeps one of them for as long "
         "as none has a lower one: validation, or the name of one of training.eval_files; default: none",
-        form=_WORD,
+        form=_NAME,
     )
     asynchronous: bool = option(
         True, "continue training while an in-memory copy is written; needs the memory of the copy"

@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, Sequence
 
 import torch
 
+from fugaku_gpt import ops
 from fugaku_gpt.inference.continuation import (
     CONTEXT,
     END,
@@ -77,7 +78,9 @@ class Generator:
         started, slot = time.perf_counter(), len(growing) - 1
         tokens = torch.tensor([growing[-1].prompt_ids])
         new = cache.extend(slot, slot + 1, tokens.shape[1])
+        kept = ops.pooled_sizes()
         chosen = self._replica.next_tokens(tokens, cache, new, self._choice(growing[-1:]))
+        ops.release_tensor_pool(kept)  # else the pool would keep blocks for the length of each prompt
         growing[-1].ids += chosen
         self.speed.prefill_tokens += tokens.shape[1]
         self.speed.prefill_seconds += time.perf_counter() - started
@@ -136,5 +139,6 @@ class Generator:
             text.reason = STOP
         # at the end, nothing that follows can complete a character or a stop string
         final = decoded if text.reason and not stable.is_stopped else stable.text
-        if final.startswith(text.text):  # a character that is not complete may hide what was shown, until it is
+        # some decoders remove spaces of what was shown, as WordPiece's before a comma; a text is whole at its end
+        if text.reason or final.startswith(text.text):
             text.text = final

@@ -13,7 +13,7 @@ from fugaku_gpt.checkpoint.recorded_model import recorded_model
 from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
 from fugaku_gpt.config.schema import DECODER
-from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
+from fugaku_gpt.data.corpus import tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
 from fugaku_gpt.limits import cut
 
@@ -137,6 +137,6 @@ def tokenizer_of_corpus(path: str) -> Optional[Path]:
     """Return the ``tokenizer.json`` of a corpus; None if it is a Megatron pair, which has none.
 
     Raises:
-        DataError: there is no corpus, or it is damaged.
+        DataError: the corpus is damaged.
     """
-    return tokenizer_of_corpora([path]).path if open_corpus(path).manifest is not None else None
+    return tokenizer_of_corpora([path]).path if Path(path).is_dir() else None

@@ -164,9 +164,12 @@ def train(
             guard.set_memory_by_category(
                 lambda: {**trainer.memory_by_category(), "copy for checkpoints": checkpoints.copy_bytes}
             )
+        fingerprint = valid_samples.fingerprint if valid_samples is not None else ""
+        validation = Validation(trainer, log, eval_files, state, fingerprint)
+        validation.on_measured, stop.time_before_next_step = stop.leave_out, validation.time_before_next_step
         start_up.close()
         try:
-            stopped = run_loop(trainer, log, checkpoints, Validation(trainer, log, eval_files, state))
+            stopped = run_loop(trainer, log, checkpoints, validation)
         except RunFailed:  # raised on every rank
             checkpoints.finish()  # the run may be resumed from the checkpoint that is being written
             raise
@@ -332,7 +335,7 @@ def run_loop(
     """
     training, checkpointing = trainer.config.training, trainer.config.checkpoint
     validation = validation or Validation(trainer, log)
-    if trainer.iteration == 0 and validation.is_due(0):
+    if validation.is_due_at_start():
         validation.run()
     trainer.grid.world.barrier()
     meter = Meter(trainer)
@@ -359,9 +362,11 @@ def run_loop(
             steps = []
         # an iteration's time excludes validation and waiting for checkpoints
         before = time.perf_counter()
-        if validation.is_due(iteration):
+        if validation.is_due(iteration) and not step.stop:  # there may be time for a checkpoint alone
             validation.run()
             trainer.grid.world.barrier()
+        elif validation.is_due(iteration) and log is not None:
+            log.print_line(f"to stop soon, the run measures no losses after iteration {iteration}")
         if checkpoints is not None:
             checkpoints.advance(step)
             must_succeed = checkpointing.at_end if is_last else step.stop

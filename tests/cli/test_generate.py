@@ -99,6 +99,7 @@ def test_losses_are_the_same_on_1_and_4_ranks(model: Path, tmp_path: Path) -> No
     ]
     rows = json.loads(outputs[0])
     assert [row["text"] for row in rows] == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt"), "all 2"]
+    assert all(type(row[name]) is float for row in rows for name in ("loss", "perplexity", "bits per byte"))
     assert [row["bytes"] for row in rows] == [92, 6, 98] and rows[2]["tokens"] == rows[0]["tokens"] + rows[1]["tokens"]
     assert outputs[1] == outputs[0]
 
@@ -184,11 +185,18 @@ def test_the_documents_of_a_corpus_are_read_as_they_are_stored(model: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_starts")
 def test_questions_are_answered_by_the_most_probable_choice(model: Path, tmp_path: Path) -> None:
-    question = {"question": "def f(x):", "choices": [" return x", " return"], "answer": 0}
+    # to an untrained model each token is about as probable as any: a short choice is more probable than one of several
+    # tokens, and less probable for each of its bytes
+    choices = ["z", "\n    return x\n\n    return x\n"]
     path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps({**question, "answer": n}) + "\n" for n in (0, 1)), encoding="utf-8")
+    lines = [{"question": "def f(x):", "choices": choices, "answer": n} for n in (0, 0, 1)]
+    lines.append({"question": "def f(x):", "choices": choices[::-1], "answer": 1})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (row,) = json.loads(command("eval", model, "--questions", path, "--format", "json").stdout)
-    assert (row["questions"], row["right"], row["accuracy"]) == (2, 1, "0.5000")
+    assert (row["questions"], row["right"], row["accuracy"]) == (4, 3, 0.75)
+    assert (row["right by byte"], row["accuracy by byte"]) == (1, 0.25)
+    table = command("eval", model, "--questions", path).stdout.splitlines()
+    assert table[-1].split() == ["4", "3", "0.7500", "1", "0.2500"]
 
 
 @pytest.mark.parametrize(
@@ -207,11 +215,16 @@ def test_questions_are_answered_by_the_most_probable_choice(model: Path, tmp_pat
         (["eval", "MODEL"], "give one of --data CORPUS, --text FILE"),
         (["eval", "MODEL", "--text", "x", "--documents", "3"], "--documents: goes with --data"),
         (["eval", "MODEL", "--text", "missing.txt"], "missing.txt: cannot be read"),
+        (["eval", "MODEL", "--text", "EMPTY"], "empty.txt: holds no document with text"),
+        (["eval", "MODEL", "--questions", "x", "--per-document"], "--per-document: goes with --data or --text"),
+        (["eval", "MODEL", "--text", "x", "--stride", "25"], "--stride 25: valid: 1 to 24, model.seq_len"),
         (["eval", "MODEL", "--data", "missing"], "missing: neither a folder made by"),
     ],
 )
 def test_requests_that_cannot_be_met_are_refused(arguments: List[str], message: str, model: Path, capsys: Any) -> None:
-    assert run([str(model) if word == "MODEL" else word for word in arguments]) == 2
+    (model / "empty.txt").write_text("\ufeff\n\n", encoding="utf-8")
+    words = {"MODEL": str(model), "EMPTY": str(model / "empty.txt")}
+    assert run([words.get(word, word) for word in arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -63,6 +63,19 @@ def test_a_released_pool_keeps_what_is_in_use_alone() -> None:
     assert pool.free_bytes() == 2 * MIB
 
 
+@needs_frombuffer
+def test_a_released_pool_keeps_blocks_of_the_sizes_asked_for() -> None:
+    pool = TensorPool()
+    first, other = pool.empty(LARGE, torch.float32), pool.empty((513, 1024), torch.float32)
+    assert pool.sizes() == frozenset()
+    del first
+    kept = pool.sizes()
+    assert kept == {2 * MIB}
+    del other
+    pool.release(kept)
+    assert pool.sizes() == kept and pool.free_bytes() == 2 * MIB
+
+
 @pytest.mark.parametrize("shape", [(10, 10), (), (0, 5)])
 def test_small_tensors_are_pytorch_s_own(shape: "tuple[int, ...]") -> None:
     pool = TensorPool()
