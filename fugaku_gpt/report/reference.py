@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import ModelConfig, RunConfig
+from fugaku_gpt.config.schema import SHORT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import notes_flops
 from fugaku_gpt.harmless import harmless
@@ -36,7 +37,7 @@ _DEFAULT = "default"  # a knob that was left alone
 _UNMATCHED = "settings that no run states"
 _FLAGS = ("tcmalloc", "sequence_parallel")  # settings of runs that bullets state as name=value
 _NUMBERS = ("zero", "chunks", "freq_mhz", "retention_state")
-_DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
+_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _STATUSES = {"fail": FAILED, "hang": HUNG, "oom": OUT_OF_MEMORY}  # of the tables; others are shown as they are
 
 

@@ -12,13 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+from fugaku_gpt.config.schema import SHORT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.limits import TABLE_TEXT
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import STATUSES, RunDirectory
 from fugaku_gpt.records.sweep import digest_of
-from fugaku_gpt.report.bullets import SHORT_DTYPES, Bullet, is_rate, marks_of, read_bullets
+from fugaku_gpt.report.bullets import Bullet, is_rate, marks_of, read_bullets
 from fugaku_gpt.report.imported import is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import ResultRow
