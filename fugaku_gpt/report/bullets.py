@@ -8,12 +8,13 @@
     - global batch size 128, remat=True, bf16, seq_len=1024: OOM
 
 Before the colon are settings: the batch, ``recompute`` (or ``remat``), a dtype, ``seq_len`` and counts of the layout as
-``name=N``, and any other word or ``name=value``, which stays as it is; a value with other characters than those of words
-is in double quotes, as a string of JSON. After it is a rate in samples, sequences or images per second, with tokens per
-second or without, or how the run failed; a remark in parentheses may follow. A comma stands between thousands, too.
+``name=N``, and any other word or ``name=value``, which stays as it is. A value with other characters than those of words
+is in double quotes, as a string of JSON. After the colon is a rate in samples, sequences or images per second, with
+tokens per second or without, or how the run failed; a remark in parentheses may follow. A comma may stand between
+thousands.
 
 A title of the form ``MODEL on MACHINE`` names both. Any title may state a dtype and settings of the form ``name=value``
-after a comma. All of it holds for the titles below, until one of the same level or a higher one; a bullet's own settings
+after a comma. All of it holds for the titles below, up to one of the same level or a higher one; a bullet's own settings
 take their place. Other lines are prose.
 """
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from fugaku_gpt.config import valid_keys
 from fugaku_gpt.config.schema import DTYPES, RECOMPUTE, SHORT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.limits import TABLE_LINE, cut
@@ -214,6 +216,18 @@ def rate_text(rate: float) -> str:
     """A rate with four significant digits, or all those before the point; without an exponent. Zeros at the end are
     written, so that the last digit says how the rate is rounded."""
     return f"{rate:.0f}" if rate >= 1000 else f"{Decimal(f'{rate:.3e}'):f}"
+
+
+def short_name(key: str) -> str:
+    """The name of a setting in bullets: without its section, where no other one has a setting of that name."""
+    leaf = key.rpartition(".")[2]
+    return leaf if setting_key(leaf) == key else key
+
+
+def setting_key(name: str) -> Optional[str]:
+    """The dotted key of a setting by its name in bullets; None if there is none, or more than one."""
+    keys = [key for key in valid_keys() if name in (key, key.rpartition(".")[2])]
+    return keys[0] if len(keys) == 1 else None
 
 
 def pair_of(text: str) -> Optional[Tuple[str, str]]:

@@ -7,13 +7,16 @@ of bullets were imported. A run matches a row if it has every setting that the r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.config import ModelConfig, RunConfig
+from fugaku_gpt.config import ModelConfig, RunConfig, coerce_setting, dotted_settings
 from fugaku_gpt.config.schema import SHORT_DTYPES
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.config.tree import parse_override
+from fugaku_gpt.config.values import BadValue
+from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.flops import notes_flops
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.limits import cut
@@ -26,7 +29,7 @@ from fugaku_gpt.planner.tables.rows import (
     read_table,
 )
 from fugaku_gpt.records.run import FAILED, HUNG, OK, OUT_OF_MEMORY
-from fugaku_gpt.report.bullets import half_digit
+from fugaku_gpt.report.bullets import half_digit, pair_of, setting_key
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import ResultRow
 from fugaku_gpt.report.sheet import is_sheet, rows_with_bullets
@@ -73,9 +76,11 @@ def settings_of_row(row: ResultRow) -> Dict[str, object]:
     by a budget of memory, are neither recomputed nor not.
     """
     changed = dict(row.settings)
+    fields = {} if row.trainer else {**_default_settings(), **changed}
     defaults = RunConfig()
     layout = defaults.layout
     return {
+        **fields,
         "model": row.size.lower(),
         **_shape(row.layers, row.hidden, row.heads, row.seq_len),
         **_counts(row),
@@ -204,11 +209,25 @@ def _stated_by_bullet(row: ResultRow, recompute: Optional[str], more: Sequence[s
 
 
 def _further_setting(text: str) -> Tuple[str, object]:
-    """(name, value) of a bullet's further setting; one that no run has is matched by none."""
-    name, _, value = text.partition("=")
+    """(name, value) of a bullet's further setting: one of tables, or a field of a run file by its dotted key; one that
+    no run has is matched by none."""
+    name, value = pair_of(text) or ("", "")
     if name in _FLAGS and value.lower() in ("true", "false"):
         return name, value.lower() == "true"
-    return (name, int(value)) if name in _NUMBERS and value.isdecimal() else (text, text)
+    if name in _NUMBERS and value.isdecimal():
+        return name, int(value)
+    key = setting_key(name)
+    if key is None:
+        return text, text
+    try:
+        return key, coerce_setting(key, parse_override(f"{key}={value}")[1])
+    except (BadValue, ConfigError):
+        return text, text
+
+
+@lru_cache(maxsize=1)
+def _default_settings() -> Mapping[str, object]:
+    return dotted_settings(asdict(RunConfig()))
 
 
 def _without_duplicates(rows: Sequence[ReferenceRow]) -> List[ReferenceRow]:

@@ -80,6 +80,20 @@ class FrontierRow:
         except (KeyError, BadValue):  # of one that is not valid, the refusal of the row tells
             return getattr(getattr(_DEFAULTS, section), leaf)
 
+    def is_of_form(self, key: str) -> bool:
+        """Whether the field of a setting accepts its value."""
+        try:
+            coerce_setting(key, self.settings[key])
+        except KeyError:  # the default
+            return True
+        except BadValue:
+            return False
+        return True
+
+    def text(self, key: str) -> str:
+        """A setting as it was written."""
+        return _text(self.settings[key])
+
     def matrix_texts(self) -> Dict[str, str]:
         """The settings that distinguish it, dotted key → text."""
         return {key: _text(value) for key, value in self.row.naming_settings.items()}
