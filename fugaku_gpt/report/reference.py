@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import ModelConfig, RunConfig, coerce_setting, dotted_settings
 from fugaku_gpt.config.schema import SHORT_DTYPES
-from fugaku_gpt.config.tree import parse_override
+from fugaku_gpt.config.tree import Scalar, parse_override
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.flops import notes_flops
@@ -220,7 +220,8 @@ def _further_setting(text: str) -> Tuple[str, object]:
     if key is None:
         return text, text
     try:
-        return key, coerce_setting(key, parse_override(f"{key}={value}")[1])
+        is_list = value.startswith("[")
+        return key, coerce_setting(key, parse_override(f"{key}={value}")[1] if is_list else Scalar(value, False, text))
     except (BadValue, ConfigError):
         return text, text
 
