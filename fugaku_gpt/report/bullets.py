@@ -7,15 +7,15 @@
     - global batch size 96, recompute=full, float32, tp=2: ~ 9.5 samples/s, ~ 9730 tokens/s (largest, fastest)
     - global batch size 128, remat=True, bf16, seq_len=1024: OOM
 
-Before the colon are settings: the batch, ``recompute`` (or ``remat``), a dtype, ``seq_len`` and counts of the layout as
-``name=N``, and any other word or ``name=value``, which stays as it is. A value with other characters than those of words
-is in double quotes, as a string of JSON. After the colon is a rate in samples, sequences or images per second, with
-tokens per second or without, or how the run failed; a remark in parentheses may follow. A comma may stand between
+Before the colon are settings: the batch, ``recompute`` (or ``remat``), a dtype, ``seq_len`` and counts of the layout
+as ``name=N``, and any other word or ``name=value``, which stays as it is. A value with other characters than those of
+a word is in double quotes, as a string of JSON. After the colon is a rate in samples, sequences or images per second,
+with tokens per second or without, or how the run failed; a remark in parentheses may follow. A comma may stand between
 thousands.
 
 A title of the form ``MODEL on MACHINE`` names both. Any title may state a dtype and settings of the form ``name=value``
-after a comma. All of it holds for the titles below, up to one of the same level or a higher one; a bullet's own settings
-take their place. Other lines are prose.
+after a comma. All of it holds for the titles below, up to one of the same level or a higher one; a bullet's own
+settings take their place. Other lines are prose.
 """
 
 from __future__ import annotations

@@ -231,6 +231,26 @@ def test_runs_beyond_the_machine_are_never_started(file: Path, tmp_path: Path) -
     assert edge.above is None
 
 
+def test_a_machine_too_small_for_one_sample_is_no_failure(file: Path, tmp_path: Path) -> None:
+    limits, node = replace(LIMITS, limits=((250 * MIB, "this machine"),)), FakeNode(up_to(1000))
+    (edge,) = find_frontier(plan_of(file), tmp_path / "out", node, Quiet(), limits)
+    assert node.started == [] and not edge.has_failed and edge.above is not None and edge.above.batch == 1
+    assert edge_rows([edge])[0]["remark"].startswith("nothing fits; this run needs ")
+
+
+def test_the_memory_of_a_job_s_nodes_is_not_this_machine_s(file: Path, tmp_path: Path) -> None:
+    file.write_text(RUN.replace("node.memory_limit: 500Mi", "job.scheduler: pjm"), encoding="utf-8")
+    node = FakeNode(up_to(1000))
+    edge = only(plan_of(file, settings=["job.node_memory=600Mi"]), tmp_path / "out", node)
+    assert edge.planned == 256 and edge.above is None and edge.largest is not None and edge.largest.batch == 256
+
+
+def test_the_plan_counts_all_ranks_on_this_machine(file: Path) -> None:
+    settings = ["layout.dp=2", "node.memory_limit=900Mi"]
+    one, two = (plan_of(file, settings=[*settings, f"job.nodes={nodes}"]) for nodes in (1, 2))
+    assert one.planned_index(one.rows[0], LIMITS) == two.planned_index(two.rows[0], LIMITS) > 0
+
+
 def test_a_stopped_search_continues_with_recorded_trials(file: Path, tmp_path: Path) -> None:
     plan, full = plan_of(file, "training.recompute=none,full"), FakeNode(up_to(32))
     expected = [batches(edge) for edge in search_all(plan, tmp_path / "full", full)]
@@ -262,6 +282,11 @@ def test_a_folder_of_another_search_is_not_mixed(file: Path, tmp_path: Path) -> 
     search_all(plan_of(file), tmp_path / "out", FakeNode(up_to(10)))
     with pytest.raises(UsageError, match=r"training.iterations: 5 then, 7 now\); choose another --out"):
         search_all(plan_of(file, iterations=7), tmp_path / "out", FakeNode(up_to(10)))
+    search_all(plan_of(file, "training.recompute=full"), tmp_path / "full", FakeNode(up_to(10)))
+    node = FakeNode(up_to(10))
+    with pytest.raises(UsageError, match=r"training.iterations: 5 then, 7 now\); choose another --out"):
+        search_all(plan_of(file, "training.recompute=none,full", iterations=7), tmp_path / "full", node)
+    assert node.started == []  # not even of the first combination
 
 
 def test_rates_have_the_units_that_the_run_has_measured(file: Path, tmp_path: Path) -> None:
@@ -314,6 +339,8 @@ def test_a_value_that_no_field_accepts_is_in_the_bullet_of_the_refused_row(file:
         (["training.dtyp=float32"], [], "unknown key .*did you mean training.dtype"),
         (["training.dtype=float32", "training.dtype=bfloat16"], [], "is in another --matrix, too"),
         (["training.dtype=float32"], ["training.dtype=bfloat16"], "is in --set, too"),
+        (["layout.tp=1,2,1"], [], "--matrix layout.tp=1,2,1: 1 and 1 are the same value; leave out one"),
+        (["training.lr=1e-4,0.0001"], [], "1e-4 and 0.0001 are the same value"),
         (["training.micro_batch=1,2"], [], "the search sets it itself; see --most"),
         ([], ["training.global_batch=8"], "the search sets it itself; see --micro-batches"),
         ([], ["training.iterations=8"], "see --iterations"),
