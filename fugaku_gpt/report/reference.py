@@ -29,8 +29,9 @@ from fugaku_gpt.planner.tables.rows import (
     parse_row,
     read_table,
 )
+from fugaku_gpt.records.bullet_form import half_digit, pair_of, setting_key
 from fugaku_gpt.records.run import FAILED, HUNG, OK, OUT_OF_MEMORY
-from fugaku_gpt.report.bullets import Bullet, half_digit, pair_of, setting_key
+from fugaku_gpt.report.bullets import Bullet
 from fugaku_gpt.report.imported import PLAIN_GPT
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import ResultRow

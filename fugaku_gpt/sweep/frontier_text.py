@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
+from fugaku_gpt.records.bullet_form import pair_text, quoted_pair_text, rate_text, short_name
 from fugaku_gpt.records.run import HUNG, OK, OUT_OF_MEMORY
-from fugaku_gpt.report.bullets import pair_text, quoted_pair_text, rate_text, short_name
 from fugaku_gpt.sweep.frontier import SAMPLES, TOKENS, Edge, Trial
 from fugaku_gpt.sweep.frontier_plan import FrontierRow
 

@@ -8,17 +8,9 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config.schema import DTYPES, RECOMPUTE
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.bullet_form import pair_of, pair_text
 from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, LOST, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
-from fugaku_gpt.report.bullets import (
-    Bullet,
-    bullet_text,
-    marks_of,
-    pair_of,
-    pair_text,
-    rate_text,
-    read_bullets,
-    rounding_of,
-)
+from fugaku_gpt.report.bullets import Bullet, bullet_text, marks_of, read_bullets
 
 SHEET = """\
 # Rates, by hand (of spring)
@@ -209,18 +201,6 @@ def test_the_result_of_a_search_for_the_frontier_is_read() -> None:
 def test_a_rate_is_rounded_to_its_last_sure_digit(text: str, rounding: float) -> None:
     bullet = only(f"batch 8: ~ {text} seqs/s")
     assert bullet.rounding == pytest.approx(rounding) and bullet.sample == "sequences"
-
-
-@given(st.floats(1e-9, 1e12))
-def test_a_written_rate_says_how_it_is_rounded(rate: float) -> None:
-    text = rate_text(rate)
-    assert "e" not in text and abs(float(text) - rate) <= rounding_of(text) * (1 + 1e-9)
-    assert rounding_of(text) <= rate * (0.0051 if rate >= 1000 else 0.00051)  # of four digits, or three and zeros
-
-
-def test_rates_have_four_digits_and_their_zeros() -> None:
-    rates = (8.0, 0.5, 46.28, 999.96, 1234.5, 12345.0, 1.25e-5)
-    assert [rate_text(rate) for rate in rates] == ["8.000", "0.5000", "46.28", "1000", "1234", "12345", "0.00001250"]
 
 
 def test_marks_are_of_a_single_setting_each() -> None:
