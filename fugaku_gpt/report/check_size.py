@@ -1,8 +1,8 @@
 """A rule on a table's models: layers and hidden size must be of a model of the size that the row or its title names.
 
-A size says little: embeddings count or not, and MLPs differ. So a shape contradicts it if no model of the shape with
-an embedding of common size has so many parameters, and either the shape is another model's that tables have a name for,
-or it is off by more than other layers than GPT's explain.
+A size says little: embeddings count or not, and MLPs differ. So a shape contradicts it only if a model of the shape has
+another number of parameters with any common vocabulary, and either the shape is another model's that tables have a name
+for, or the number is off by more than layers that are unlike GPT's explain.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_the_notes_name_another_processor() -> None:
         ("", "AMD EPYC", False),
     ],
 )
-def test_a_processor_is_the_same_by_its_number_or_by_its_whole_name(stated: str, processor: str, is_same: bool) -> None:
+def test_processors_are_compared_by_number_or_by_every_word(stated: str, processor: str, is_same: bool) -> None:
     reference = replace(REFERENCE, row=replace(REFERENCE.row, hardware=stated))
     notes = cells_of(Pair(reference, replace(ROW, hardware=processor, date="11-14"), (1.0,)))[-1]
     assert notes == "t.1; 11-14" + ("" if is_same else f"; on {processor}")

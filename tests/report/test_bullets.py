@@ -198,7 +198,7 @@ def test_the_result_of_a_search_for_the_frontier_is_read() -> None:
         ("1230.0", 0.05),
     ],
 )
-def test_a_rate_is_rounded_to_its_last_sure_digit(text: str, rounding: float) -> None:
+def test_a_rate_is_rounded_to_the_last_sure_digit(text: str, rounding: float) -> None:
     bullet = only(f"batch 8: ~ {text} seqs/s")
     assert bullet.rounding == pytest.approx(rounding) and bullet.sample == "sequences"
 

@@ -16,14 +16,14 @@ REST = (64, 1, 1, 1, 512, "4000.0 MiB", "10.0", "02-15")
 
 def sizes(text: str) -> List[Tuple[int, str, str]]:
     """(line, problem, cause) of the findings of the rule."""
-    return [(found.line, found.what, found.cause) for found in check_text(text)[1] if found.rule == "size"]
+    return [(finding.line, finding.what, finding.cause) for finding in check_text(text)[1] if finding.rule == "size"]
 
 
 def rows_of(*shapes: Tuple[object, object]) -> str:
     return table(TITLES, *((64, *shape, *REST[:4], 512 * number, *REST[5:]) for number, shape in enumerate(shapes, 1)))
 
 
-def test_a_heading_of_another_model_is_a_single_finding_of_its_table() -> None:
+def test_a_heading_of_another_model_is_a_single_finding_in_a_table() -> None:
     text = "### 350M model, Sequence Length=1024\n" + rows_of((12, 768), (12, 768), (24, 1024))
     assert sizes(text) == [
         (4, "the title says 350M, but 12 layers of hidden size 768 in 2 rows", "these are those of 124M")
@@ -34,7 +34,7 @@ def test_figures_that_do_not_follow_are_findings_besides() -> None:
     titles = (*TITLES[:10], "TFLOPs", "Notes")
     row = (64, 12, 768, *REST[:7], "9.99", "02-15")
     findings = check_text("### 350M model, Sequence Length=1024, PyTorch 1.10\n" + table(titles, row))[1]
-    assert [found.rule for found in findings] == ["peak", "size", "tflops"]
+    assert [finding.rule for finding in findings] == ["peak", "size", "tflops"]
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_figures_that_do_not_follow_are_findings_besides() -> None:
     ],
 )  # fmt: skip
 def test_names_and_numbers_are_compared(title: str, shape: Tuple[object, object], problem: str, cause: str) -> None:
-    ((_, found_problem, found_cause),) = sizes(f"### {title}\n" + rows_of(shape))
-    assert found_problem == problem and found_cause.startswith(cause)
+    ((_, reported_problem, reported_cause),) = sizes(f"### {title}\n" + rows_of(shape))
+    assert reported_problem == problem and reported_cause.startswith(cause)
 
 
-def test_the_size_of_a_row_is_compared_with_the_title_and_with_its_own_shape() -> None:
+def test_the_size_of_a_row_is_compared_with_title_and_shape() -> None:
     titles = ("Nodes", "Size", *TITLES[1:])
     text = "### 350M model\n" + table(titles, (64, "124M", 12, 768, *REST), (64, "124M", 24, 1024, *REST))
     assert sizes(text) == [

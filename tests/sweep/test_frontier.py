@@ -231,7 +231,7 @@ def test_runs_beyond_the_machine_are_never_started(file: Path, tmp_path: Path) -
     assert edge.above is None
 
 
-def test_a_machine_too_small_for_one_sample_is_no_failure(file: Path, tmp_path: Path) -> None:
+def test_a_machine_too_small_for_any_batch_is_no_failure(file: Path, tmp_path: Path) -> None:
     limits, node = replace(LIMITS, limits=((250 * MIB, "this machine"),)), FakeNode(up_to(1000))
     (edge,) = find_frontier(plan_of(file), tmp_path / "out", node, Quiet(), limits)
     assert node.started == [] and not edge.has_failed and edge.above is not None and edge.above.batch == 1
@@ -247,8 +247,9 @@ def test_the_memory_of_a_job_s_nodes_is_not_this_machine_s(file: Path, tmp_path:
 
 def test_the_plan_counts_all_ranks_on_this_machine(file: Path) -> None:
     settings = ["layout.dp=2", "node.memory_limit=900Mi"]
-    one, two = (plan_of(file, settings=[*settings, f"job.nodes={nodes}"]) for nodes in (1, 2))
-    assert one.planned_index(one.rows[0], LIMITS) == two.planned_index(two.rows[0], LIMITS) > 0
+    plans = [plan_of(file, settings=[*settings, f"job.nodes={nodes}"]) for nodes in (1, 2)]
+    planned = [plan.planned_index(plan.rows[0], LIMITS) for plan in plans]
+    assert planned[0] == planned[1] > 0
 
 
 def test_a_stopped_search_continues_with_recorded_trials(file: Path, tmp_path: Path) -> None:
