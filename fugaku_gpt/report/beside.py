@@ -218,10 +218,10 @@ def is_same_processor(stated: str, processor: str) -> bool:
     A model's number decides, such as A64FX or 7763, where the row names one, and else every word: ``A64FX Fugaku`` is
     ``Fujitsu A64FX``, and ``AMD EPYC`` is no ``AMD Ryzen``. A count of devices, ``4x``, names none.
     """
-    words = [word for word in _words_of(stated) if not _COUNT.fullmatch(word)]
-    numbered = [word for word in words if any(character.isdecimal() for character in word)]
-    return bool(words) and set(numbered or words) <= set(_words_of(processor))
+    terms = [term for term in _terms_of(stated) if not _COUNT.fullmatch(term)]
+    numbered = [term for term in terms if any(character.isdecimal() for character in term)]
+    return bool(terms) and set(numbered or terms) <= set(_terms_of(processor))
 
 
-def _words_of(text: str) -> List[str]:
+def _terms_of(text: str) -> List[str]:
     return re.findall(r"[a-z0-9.]+(?:-[a-z0-9.]+)*", re.sub(r"\((?:r|tm|c)\)", " ", text.lower()))

@@ -37,9 +37,9 @@ _RATES = (1e-9, 1e12)  # samples per second
 _TITLE = re.compile(r"(#{1,6}) (.+)")
 _MACHINE = re.compile(r"(.+?) on ((?:\d{1,6} ?x ?)?[A-Z0-9].*)")
 _BULLET = re.compile(r"(?:[-*+]|\d{1,3}[.)]) (.*)")
-_WORDS = r"(?:global[ _])?batch(?:[ _]size)?"
-_BATCH = re.compile(rf"{_WORDS}\s*[=:]?\s*(\d{{1,12}}(?:,\d{{1,12}}){{0,4}})(?!\w)(.*)", re.IGNORECASE)
-_UNREAD_BATCH = re.compile(rf"[\W_]{{0,8}}{_WORDS}[\W_]{{0,8}}(?:of )?\d", re.IGNORECASE)
+_BATCH_TITLE = r"(?:global[ _])?batch(?:[ _]size)?"
+_BATCH = re.compile(rf"{_BATCH_TITLE}\s*[=:]?\s*(\d{{1,12}}(?:,\d{{1,12}}){{0,4}})(?!\w)(.*)", re.IGNORECASE)
+_UNREAD_BATCH = re.compile(rf"[\W_]{{0,8}}{_BATCH_TITLE}[\W_]{{0,8}}(?:of )?\d", re.IGNORECASE)
 _RATE = re.compile(
     r"[~≈]?\s*([\d.,]{1,24}(?:e[+-]?\d{1,3})?)\s*(image|sample|sequence|seq|token)s?\s*(?:/|per)\s*s(?:ec(?:onds?)?)?",
     re.IGNORECASE,
@@ -247,25 +247,25 @@ def _refuse_unread_batch(text: str, location: str) -> None:
 def _pieces(text: str, separator: str) -> List[str]:
     """The pieces of a text between separators that are not in double quotes; a comma between thousands is none."""
     pieces, start, is_quoted, is_escaped = [], 0, False, False
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         if is_escaped:
             is_escaped = False
         elif character == "\\":
             is_escaped = is_quoted
         elif character == '"':
             is_quoted = not is_quoted
-        elif character == separator and not is_quoted and not _is_between_thousands(text, place):
-            pieces.append(text[start:place])
-            start = place + 1
+        elif character == separator and not is_quoted and not _is_between_thousands(text, index):
+            pieces.append(text[start:index])
+            start = index + 1
     return [*pieces, text[start:]]
 
 
-def _is_between_thousands(text: str, place: int) -> bool:
+def _is_between_thousands(text: str, index: int) -> bool:
     """Whether the comma there is between a digit and three digits."""
-    after = text[place + 1 : place + 5]
-    is_after_digit = place > 0 and text[place - 1].isdecimal()
+    after = text[index + 1 : index + 5]
+    is_after_digit = index > 0 and text[index - 1].isdecimal()
     return (
-        text[place] == "," and is_after_digit and after[:3].isdecimal() and len(after) > 2 and not after[3:].isalnum()
+        text[index] == "," and is_after_digit and after[:3].isdecimal() and len(after) > 2 and not after[3:].isalnum()
     )
 
 

@@ -63,8 +63,8 @@ def _is_contradicted(size: str, model: StatedModel) -> bool:
     if label is None:
         return False
     if not (model.layers and model.hidden):
-        known = shapes_of(size)
-        return bool(known) and not any(_has_part(shape.layers, shape.hidden, model) for shape in known)
+        named = shapes_of(size)
+        return bool(named) and not any(_has_part(shape.layers, shape.hidden, model) for shape in named)
     least, most = parameters_of_shape(model.layers, model.hidden)
     if Interval(least, most).overlaps(label):
         return False
@@ -77,8 +77,8 @@ def _has_part(layers: int, hidden: int, model: StatedModel) -> bool:
 
 
 def _text_of(model: StatedModel) -> str:
-    parts = [f"{model.layers} layers"] if model.layers else []
-    return " of ".join([*parts, *([f"hidden size {model.hidden}"] if model.hidden else [])])
+    texts = [f"{model.layers} layers"] if model.layers else []
+    return " of ".join([*texts, *([f"hidden size {model.hidden}"] if model.hidden else [])])
 
 
 def _cause(size: str, model: StatedModel) -> str:
