@@ -17,6 +17,7 @@ from fugaku_gpt.config.options import as_knob, duration, option, power_knob
 from fugaku_gpt.limits import LAYERS, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}  # in tables
 SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")

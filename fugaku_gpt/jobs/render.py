@@ -24,7 +24,7 @@ from fugaku_gpt.config.profile import Profile, load_profile, this_python, with_a
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.errors import EXIT_RESUME, ConfigError
+from fugaku_gpt.errors import EXIT_RESUME, ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
@@ -314,6 +314,7 @@ def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[
     job, node = config.job, config.node
     knobs = fugaku.power_knobs(node, job.nodes)
     refuse_power_pair(node)
+    _refuse_unknown_rules(job.accept_findings)
     notes += choice_notes(config)
     if profile.launcher == "srun":
         raise ConfigError(f"{job.profile or 'profile'}: launcher: srun starts ranks under Slurm only; valid: mpiexec")
@@ -327,6 +328,21 @@ def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[
         "unpacked": '"$PJM_LOCALTMP"',
         "sub_number": '"${PJM_BULKNUM:-0}"',
     }
+
+
+def _refuse_unknown_rules(ids: Sequence[str]) -> None:
+    """Refuses accepted findings of rules that are not there.
+
+    Raises:
+        ConfigError: a rule is not there.
+    """
+    from fugaku_gpt.pjm.lint.registry import find_rule
+
+    for id in ids:
+        try:
+            find_rule(id)
+        except UsageError as error:
+            raise ConfigError(f"job.accept_findings: {error}") from None
 
 
 def _slurm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from fugaku_gpt.config.grid_checks import require_decoder
-from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.config.schema import SHORT_DTYPES, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
@@ -16,8 +16,6 @@ from fugaku_gpt.planner.intervals import Estimate
 from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
 from fugaku_gpt.planner.tables.rows import ConfigRow, invalid_reason
 from fugaku_gpt.planner.trainer.seconds import predict_run
-
-_SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         zero=layout.zero,
         recompute=training.recompute == "full",
         torch=torch,
-        dtype=_SHORT_TYPES[training.dtype],
+        dtype=SHORT_DTYPES[training.dtype],
         freq_ghz=(node.freq_mhz or 0) / 1000,
         tcmalloc=node.tcmalloc,
         retention=node.retention_state,
