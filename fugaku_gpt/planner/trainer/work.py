@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Counter as Counts
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
@@ -295,8 +295,24 @@ def _weight_products(config: RunConfig, tally: Tally) -> None:
         tally.add_product(WEIGHT, outer, config.training.micro_batch * config.model.seq_len, inner)
 
 
-def _attention_tiles(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
-    """(heads of keys per batched product, queries of these, keys) of each tile of a rank's attention.
+class _Tile(NamedTuple):
+    """A tile of a rank's attention.
+
+    Attributes:
+        batch: heads of keys of a batched product.
+        rows: queries of each of these, of all heads that share it.
+        keys: keys that any of the queries sees.
+        masked: elements of all scores that the causal mask is added to.
+    """
+
+    batch: int
+    rows: int
+    keys: int
+    masked: int
+
+
+def _attention_tiles(config: RunConfig) -> "Iterator[_Tile]":
+    """Yields the tiles of a rank's attention.
 
     A type that this build computes in float32 is tiled like float32.
     """
@@ -310,7 +326,9 @@ def _attention_tiles(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
             batch = min(tiling.samples, samples - sample) * min(tiling.heads, heads - head)
             for low in range(0, s, tiling.queries):
                 high = min(low + tiling.queries, s)
-                yield batch, (high - low) * sharing, high
+                rows = (high - low) * sharing
+                # all queries of a tile see the keys up to its first query
+                yield _Tile(batch, rows, high, batch * rows * (high - low - 1))
 
 
 def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
@@ -336,9 +354,9 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
     tally.add_elementwise("copy", key_elements, 2)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)  # the result scaled
-    for batch, queries, keys in _attention_tiles(config):
+    for batch, queries, keys, masked in _attention_tiles(config):
         tally.add_product(SCORES, queries, d, keys, batch)
-        tally.add_elementwise("add", batch * queries * queries)  # the causal mask
+        tally.add_elementwise("add", masked)
         tally.add_elementwise("softmax", batch * queries * keys)
         if model.attention_dropout:
             tally.add_elementwise("copy", batch * queries * keys, 2)
@@ -355,9 +373,9 @@ def _attention_backward(config: RunConfig, tally: Tally) -> None:
     tally.add_elementwise("copy", key_elements, 4)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)
-    for batch, queries, keys in _attention_tiles(config):
+    for batch, queries, keys, masked in _attention_tiles(config):
         tally.add_product(SCORES, queries, d, keys, batch, 2)  # probabilities again, and their gradient
-        tally.add_elementwise("add", batch * queries * queries)
+        tally.add_elementwise("add", masked)
         tally.add_product(KEYS, keys, queries, d, batch, 2)
         tally.add_product(VALUES, queries, keys, d, batch)
         tally.add_elementwise("softmax", batch * queries * keys)
