@@ -59,7 +59,7 @@ class TransformerBlock(nn.Module):
     """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the flags of attention
-    dropout) or ``full`` (the layer, of which only the input is saved).
+    dropout) or ``full`` (the layer, of which only the input is saved). With a cache there is no backward pass.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TransformerBlock(nn.Module):
         cached: Optional[CachedLayer] = None,
         cells: Optional[Cells] = None,
     ) -> torch.Tensor:
-        if self._recompute_all:
+        if self._recompute_all and cached is None:
             return recomputed(lambda x: self._layer(x, first_sample, None, cells), x)
         return self._layer(x, first_sample, cached, cells)
 
