@@ -117,7 +117,7 @@ class Generator:
                 on_text(text.prompt, text.text[len(before) :])
             if text.reason:
                 results[text.prompt] = text
-                cache.replace(slot, len(growing) - 1)
+                cache.free_slot(slot, len(growing) - 1)
                 growing[slot] = growing[-1]
                 growing.pop()
 

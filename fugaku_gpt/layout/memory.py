@@ -52,8 +52,9 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
 
     * between the cut layers, b r h each: the layer's input, the residual after attention, and the masks of the two
       dropouts where there is dropout;
-    * in the cut layers: queries and the attention's output, b s q / t each, keys and values, b s k / t each; the MLP's
-      inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU are done again;
+    * in the cut layers: queries and the attention's output, b s q / t each; keys and values, b s k each for the width k
+      of the heads that this rank holds: with more ranks than heads of keys, one head, of which others have copies; the
+      MLP's inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU are done again;
     * what the norms of queries and keys keep (:func:`_head_norm_bytes`);
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
       alone;

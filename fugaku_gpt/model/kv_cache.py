@@ -2,7 +2,7 @@
 
 A rank keeps those of its own layers and heads. Sequences have slots; each has its own length, so that sequences of
 different lengths are continued in one batch. Slots in use are the first ones: a sequence that has ended gives its slot
-to the last (:meth:`KeyValueCache.replace`).
+to the last (:meth:`KeyValueCache.free_slot`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NewTokens:
         positions: [b, t] int64, the position of each token in its sequence.
         is_prefill: nothing precedes these tokens, so that they attend to one another alone.
         end: one past the last position.
-        is_ragged: some row of a batch has more tokens before it than another.
+        needs_mask: not all of these tokens see the same number of keys.
     """
 
     def __init__(self, slots: slice, lengths: Sequence[int], tokens: int) -> None:
@@ -34,7 +34,7 @@ class NewTokens:
         self.positions = torch.tensor(lengths).unsqueeze(1) + torch.arange(tokens)
         self.is_prefill = not any(lengths)
         self.end = max(lengths) + tokens
-        self.is_ragged = min(lengths) + 1 < self.end
+        self.needs_mask = min(lengths) + 1 < self.end
         self._rotation: Optional[ops.Rotation] = None
 
     def rotation(self, model: ModelConfig, dtype: torch.dtype) -> ops.Rotation:
@@ -54,7 +54,7 @@ class CachedLayer:
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store [b, t, kv heads, d] of the new tokens."""
-        if not self.new.is_ragged:  # the same places in all sequences: no index for each
+        if not self.new.needs_mask:  # the same places in all sequences: no index for each
             start = self.new.end - keys.shape[1]
             self.keys[:, :, start : self.new.end].copy_(keys.transpose(1, 2))
             self.values[:, :, start : self.new.end].copy_(values.transpose(1, 2))
@@ -74,7 +74,7 @@ class CachedLayer:
         # the query heads that share a key are rows of one product
         rows = wide.view(b, t, kv_heads, -1, d).permute(0, 2, 3, 1, 4).reshape(b * kv_heads, -1, d)
         scores = torch.bmm(rows * (1.0 / math.sqrt(d)), keys.transpose(1, 2))
-        if self.new.is_ragged:
+        if self.new.needs_mask:
             is_later = torch.arange(n) > self.new.positions.view(b, 1, 1, t, 1)
             scores.view(b, kv_heads, -1, t, n).masked_fill_(is_later, -math.inf)
         y = torch.bmm(ops.softmax_(scores), values)
@@ -118,8 +118,8 @@ class KeyValueCache:
         keys, values = self._layers[number]
         return CachedLayer(keys[new.slots], values[new.slots], new)
 
-    def replace(self, ended: int, last: int) -> None:
-        """Empty the slot of a sequence that has ended, and fill it with the one in the last slot in use."""
+    def free_slot(self, ended: int, last: int) -> None:
+        """Free the slot of a sequence that has ended; the sequence in the last slot in use moves there."""
         length = self.lengths[last]
         if ended != last:
             for pair in self._layers.values():
