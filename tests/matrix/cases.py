@@ -51,6 +51,15 @@ class Case:
         return config_of(f"{self.training} {layout}", *RUN, *self.settings, *more)
 
 
+LLAMA = (
+    "model.norm=rmsnorm",
+    "model.mlp=swiglu",
+    "model.positions=rope",
+    "model.biases=none",
+    "model.kv_heads=2",
+    "model.tied_embeddings=false",
+    "model.embedding_layernorm=false",
+)
 CASES: Dict[str, Case] = {
     "float64": Case(
         "both dropouts, LayerNorm of the embedding, clipping, weight decay, cosine",

@@ -7,8 +7,8 @@
   and the attention's output, and the MLP's inner activations before and after GELU or SwiGLU.
 * ``logits``: of all texts, on the last stage: in the type of the computation, gathered over the tensor-parallel ranks,
   and in float64, from which tokens are chosen.
-* ``loading``: what reading the weights needs beyond cache, workspace and logits, which come later: the largest tensor in
-  float32 before it is rounded to 16 bits, and where ranks cut it or compute in float64, the piece of a file in float32
+* ``loading``: what reading the weights needs beyond cache, workspace and logits, which come later: the largest tensor
+  in float32 before it is rounded to 16 bits; where ranks cut it or compute in float64, the piece of a file in float32
   from which a rank takes its part, which may be the entire tensor.
 * ``base``: as in ``run_memory.py``.
 """
