@@ -79,7 +79,7 @@ class ModelReplica:
         x = self._hidden_states(tokens, cache, new)
         chosen = torch.full((len(tokens),), _NOT_FINITE, dtype=torch.int64)
         if self._chunk.has_head:
-            logits = self._model.last_logits(x).double().numpy()
+            logits = self._model.last_logits(x, new.last).double().numpy()
             if np.isfinite(logits).all():
                 chosen[:] = torch.tensor(choose(logits))
         # ranks with another processor or another NumPy must not go different ways

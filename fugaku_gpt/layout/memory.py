@@ -38,6 +38,7 @@ from fugaku_gpt.layout.stages import Chunk, chunks_by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
+PREFILL_TOKENS = 1024  # of prompts that `generate` reads at once; more only of a single prompt
 _MIB = 2.0**20
 
 # for each chunk: micro-batches in flight, and deferred weight gradients; then the chunk in its backward pass

@@ -25,16 +25,19 @@ class NewTokens:
         positions: [b, t] int64, the position of each token in its sequence.
         is_prefill: nothing precedes these tokens, so that they attend to one another alone.
         end: one past the last position.
+        last: [b] int64, which of its tokens is the last of each sequence, where padding follows some; otherwise None.
         needs_mask: not all of these tokens see the same number of keys.
     """
 
-    def __init__(self, slots: slice, lengths: Sequence[int], tokens: int) -> None:
-        """Place ``tokens`` tokens behind each sequence, whose ``lengths`` are those before."""
+    def __init__(self, slots: slice, lengths: Sequence[int], tokens: int, counts: Sequence[int] = ()) -> None:
+        """Place ``tokens`` tokens behind each sequence, whose ``lengths`` are those before. ``counts``: how many of its
+        tokens are no padding; default: all."""
         self.slots = slots
         self.positions = torch.tensor(lengths).unsqueeze(1) + torch.arange(tokens)
         self.is_prefill = not any(lengths)
         self.end = max(lengths) + tokens
         self.needs_mask = min(lengths) + 1 < self.end
+        self.last = torch.tensor(counts) - 1 if set(counts) - {tokens} else None
         self._rotation: Optional[ops.Rotation] = None
 
     def rotation(self, model: ModelConfig, dtype: torch.dtype) -> ops.Rotation:
@@ -106,12 +109,13 @@ class KeyValueCache:
         """Bytes of memory."""
         return sum(x.numel() * x.element_size() for pair in self._layers.values() for x in pair)
 
-    def extend(self, first_slot: int, stop_slot: int, tokens: int) -> NewTokens:
-        """Make room for ``tokens`` more of each sequence in some slots, and return their places."""
+    def extend(self, first_slot: int, stop_slot: int, tokens: int, counts: Sequence[int] = ()) -> NewTokens:
+        """Make room for ``tokens`` more of each sequence in some slots, and return their places. ``counts``: how many
+        of its tokens are no padding, which later tokens replace; default: all."""
         slots = slice(first_slot, stop_slot)
         lengths = self.lengths[slots]
-        self.lengths[slots] = [length + tokens for length in lengths]
-        return NewTokens(slots, lengths, tokens)
+        self.lengths[slots] = [length + count for length, count in zip(lengths, counts or [tokens] * len(lengths))]
+        return NewTokens(slots, lengths, tokens, counts)
 
     def layer(self, number: int, new: NewTokens) -> CachedLayer:
         """Return a layer's part of the slots of ``new``."""

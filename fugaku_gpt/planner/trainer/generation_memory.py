@@ -3,7 +3,7 @@
 * ``weights``: this rank's parameters in the type of the computation. Nothing else of training is kept.
 * ``cache``: keys and values of the rank's layers and heads, for every text that grows at the same time. In 16 bits it
   is counted as float32, in which attention computes where PyTorch lacks a kernel.
-* ``workspace``: what a layer makes of the longest prompt, which is read at once: the residual, queries, keys, values
+* ``workspace``: what a layer makes of the prompts that are read at once, or of the longest one: the residual, queries, keys, values
   and the attention's output, and the MLP's inner activations before and after GELU or SwiGLU.
 * ``logits``: of all texts, on the last stage: in the type of the computation, gathered over the tensor-parallel ranks,
   and in float64, from which tokens are chosen.
@@ -21,7 +21,7 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, LayoutConfig, RunConfig
-from fugaku_gpt.layout.memory import ITEM_BYTES
+from fugaku_gpt.layout.memory import ITEM_BYTES, PREFILL_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, chunks_of
 from fugaku_gpt.machine.framework import Framework
 
@@ -62,7 +62,9 @@ def _of_stage(config: RunConfig, chunk: Chunk, size: GenerationSize, base: Frame
     narrow = base.sixteen_bit_bytes if config.training.dtype in SIXTEEN_BIT_DTYPES else 0
     later = {
         "cache": cache_bytes(config, chunk.layers, size),
-        "workspace": size.tokens * (3 * model.hidden + inner) * item,
+        "workspace": max(size.tokens, min(size.texts * size.tokens, PREFILL_TOKENS))
+        * (3 * model.hidden + inner)
+        * item,
         "logits": logits,
     }
     return {
