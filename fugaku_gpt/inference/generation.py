@@ -153,8 +153,8 @@ class Generator:
 
 
 def _prompts_at_once(lengths: Sequence[int]) -> int:
-    """Return how many of the next prompts, of these lengths, are read together: at least one, with few tokens in all and
-    little padding to the length of the longest."""
+    """Return how many of the next prompts, of these lengths, are read together: at least one, with few tokens in all
+    and little padding to the length of the longest."""
     longest, total, count = 0, 0, 0
     for length in lengths:
         longest, total = max(longest, length), total + length

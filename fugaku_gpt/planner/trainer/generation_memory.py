@@ -3,8 +3,8 @@
 * ``weights``: this rank's parameters in the type of the computation. Nothing else of training is kept.
 * ``cache``: keys and values of the rank's layers and heads, for every text that grows at the same time. In 16 bits it
   is counted as float32, in which attention computes where PyTorch lacks a kernel.
-* ``workspace``: what a layer makes of the prompts that are read at once, or of the longest one: the residual, queries, keys, values
-  and the attention's output, and the MLP's inner activations before and after GELU or SwiGLU.
+* ``workspace``: what a layer makes of the prompts that are read at once, or of the longest one: the residual, queries,
+  keys, values and the attention's output, and the MLP's inner activations before and after GELU or SwiGLU.
 * ``logits``: of all texts, on the last stage: in the type of the computation, gathered over the tensor-parallel ranks,
   and in float64, from which tokens are chosen.
 * ``loading``: what reading the weights needs beyond cache, workspace and logits, which come later: the largest tensor
@@ -60,11 +60,10 @@ def _of_stage(config: RunConfig, chunk: Chunk, size: GenerationSize, base: Frame
     inner = (4 * model.query_width + 2 * model.up_width) // tp
     logits = size.texts * config.padded_vocab * (2 * item + 8) if chunk.has_head else 0
     narrow = base.sixteen_bit_bytes if config.training.dtype in SIXTEEN_BIT_DTYPES else 0
+    at_once = max(size.tokens, min(size.texts * size.tokens, PREFILL_TOKENS))
     later = {
         "cache": cache_bytes(config, chunk.layers, size),
-        "workspace": max(size.tokens, min(size.texts * size.tokens, PREFILL_TOKENS))
-        * (3 * model.hidden + inner)
-        * item,
+        "workspace": at_once * (3 * model.hidden + inner) * item,
         "logits": logits,
     }
     return {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fugaku_gpt.config import LayoutConfig, RunConfig
+from fugaku_gpt.config import LayoutConfig, RunConfig, load_run_config
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.machine.framework import framework_of
 from fugaku_gpt.planner.trainer.generation_memory import (
@@ -79,3 +79,13 @@ def test_layers_and_heads_are_distributed_over_stages_and_ranks() -> None:
     assert tuple(alone) == GENERATION_CATEGORIES and len(stages) == 2
     assert sum(stage["cache"] for stage in stages) * 2 == alone["cache"]
     assert stages[0]["logits"] == 0 < stages[1]["logits"]
+
+
+def test_prompts_that_are_read_at_once_share_a_workspace_or_the_longest_has_it() -> None:
+    run = load_run_config(preset="smollm2-135m")
+    (one,), (four,), (many,), (long,) = (
+        generation_memory(run, size, framework_of())
+        for size in (GenerationSize(1, 128), GenerationSize(4, 128), GenerationSize(64, 128), GenerationSize(8, 2048))
+    )
+    assert four["workspace"] == 4 * one["workspace"] and many["workspace"] == 8 * one["workspace"]
+    assert long["workspace"] == 16 * one["workspace"]
