@@ -42,8 +42,8 @@ MODEL = (
     "training.warmup_iterations=10",
     "training.bucket_mib=0.1",
 )
-# Model → settings on top of these. With output weights of its own, the Llama's training makes rounding grow: layouts were
-# 9e-9 apart after 100 steps of float64 and 3e-3 in float32, and one rank with another micro-batch 1e-4 after 60 steps.
+# Model → settings on top of these. With output weights of its own, the Llama's training makes rounding grow: layouts
+# were 9e-9 apart after 100 steps of float64 and 3e-3 in float32, and one rank with another micro-batch 1e-4 after 60.
 MODELS: Dict[str, Tuple[str, ...]] = {
     "gpt2": (),
     "llama": (
