@@ -210,6 +210,11 @@ class ModelConfig:
         """Elements of the weight matrices of one layer: multiply-adds of their products for each token."""
         return self.hidden * (self.qkv_width + self.query_width + self.up_width + self.ffn_size)
 
+    def computed_layer_weights(self, tp: int) -> int:
+        """Like ``layer_weights``, but of all products that ``tp`` ranks make: those with copies of heads of keys and
+        values count once for each rank."""
+        return self.hidden * (tp * self.local_qkv_width(tp) + self.query_width + self.up_width + self.ffn_size)
+
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding when it is split over ``tp`` ranks."""
         if self.padded_vocab_size is not None:

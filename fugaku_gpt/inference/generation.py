@@ -1,4 +1,5 @@
-"""Generates text: each prompt is read at once, and then the texts of several prompts grow together, token by token.
+"""Generates text: prompts are read at once, several of about equal length together, since products of more rows are
+faster; and then the texts of several prompts grow together, token by token.
 
 A replica works on as many texts at a time as its cache has slots; when one ends, the next prompt takes its slot.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import islice
 from typing import Callable, Dict, List, Sequence
 
 import torch
@@ -24,7 +26,10 @@ from fugaku_gpt.inference.continuation import (
 from fugaku_gpt.inference.replica import ChooseTokens, ModelReplica
 from fugaku_gpt.inference.sampling import Sampling
 from fugaku_gpt.inference.text import stable_text
+from fugaku_gpt.layout.memory import PREFILL_TOKENS
 from fugaku_gpt.model.kv_cache import KeyValueCache
+
+_MOST_PADDING = 0.1  # share of the tokens that are read
 
 
 class Generator:
@@ -65,24 +70,31 @@ class Generator:
         with torch.no_grad():
             while waiting or growing:
                 while waiting and len(growing) < len(cache.lengths):
-                    growing.append(waiting.popleft())
-                    self._read_prompt(growing, cache)
-                    self._end_texts(growing, [len(growing) - 1], cache, results, on_text)
+                    free = len(cache.lengths) - len(growing)
+                    count = _prompts_at_once([len(text.prompt_ids) for text in islice(waiting, free)])
+                    growing += [waiting.popleft() for _ in range(count)]
+                    started = range(len(growing) - count, len(growing))
+                    self._read_prompts(growing, started, cache)
+                    self._end_texts(growing, started, cache, results, on_text)
                 if growing:
                     self._read_tokens(growing, cache)
                     self._end_texts(growing, range(len(growing)), cache, results, on_text)
         return {number: results[number] for number in prompts}
 
-    def _read_prompt(self, growing: List[Continuation], cache: KeyValueCache) -> None:
-        """Read the prompt of the last text, into the slot behind the others."""
-        started, slot = time.perf_counter(), len(growing) - 1
-        tokens = torch.tensor([growing[-1].prompt_ids])
-        new = cache.extend(slot, slot + 1, tokens.shape[1])
+    def _read_prompts(self, growing: List[Continuation], slots: range, cache: KeyValueCache) -> None:
+        """Read the prompts of the last texts, into the slots behind the others."""
+        started, texts = time.perf_counter(), growing[slots.start :]
+        counts = [len(text.prompt_ids) for text in texts]
+        longest = max(counts)
+        # no token sees the padding behind it
+        padded = [text.prompt_ids + text.prompt_ids[-1:] * (longest - len(text.prompt_ids)) for text in texts]
+        new = cache.extend(slots.start, slots.stop, longest, counts)
         kept = ops.pooled_sizes()
-        chosen = self._replica.next_tokens(tokens, cache, new, self._choice(growing[-1:]))
+        chosen = self._replica.next_tokens(torch.tensor(padded), cache, new, self._choice(texts))
         ops.release_tensor_pool(kept)  # else the pool would keep blocks for the length of each prompt
-        growing[-1].ids += chosen
-        self.speed.prefill_tokens += tokens.shape[1]
+        for text, token in zip(texts, chosen):
+            text.ids.append(token)
+        self.speed.prefill_tokens += sum(counts)
         self.speed.prefill_seconds += time.perf_counter() - started
 
     def _read_tokens(self, growing: List[Continuation], cache: KeyValueCache) -> None:
@@ -120,7 +132,7 @@ class Generator:
                 on_text(text.prompt, text.text[len(before) :])
             if text.reason:
                 results[text.prompt] = text
-                cache.replace(slot, len(growing) - 1)
+                cache.free_slot(slot, len(growing) - 1)
                 growing[slot] = growing[-1]
                 growing.pop()
 
@@ -142,3 +154,16 @@ class Generator:
         # some decoders remove spaces of what was shown, as WordPiece's before a comma; a text is whole at its end
         if text.reason or final.startswith(text.text):
             text.text = final
+
+
+def _prompts_at_once(lengths: Sequence[int]) -> int:
+    """Return how many of the next prompts, of these lengths, are read together: at least one, with few tokens in all
+    and little padding to the length of the longest."""
+    longest, total, count = 0, 0, 0
+    for length in lengths:
+        longest, total = max(longest, length), total + length
+        padded = longest * (count + 1)
+        if count and (padded > PREFILL_TOKENS or padded - total > _MOST_PADDING * padded):
+            break
+        count += 1
+    return count

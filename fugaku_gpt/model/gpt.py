@@ -59,7 +59,7 @@ class TransformerBlock(nn.Module):
     """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the flags of attention
-    dropout) or ``full`` (the layer, of which only the input is saved).
+    dropout) or ``full`` (the layer, of which only the input is saved). With a cache there is no backward pass.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TransformerBlock(nn.Module):
         cached: Optional[CachedLayer] = None,
         cells: Optional[Cells] = None,
     ) -> torch.Tensor:
-        if self._recompute_all:
+        if self._recompute_all and cached is None:
             return recomputed(lambda x: self._layer(x, first_sample, None, cells), x)
         return self._layer(x, first_sample, cached, cells)
 
@@ -264,10 +264,11 @@ class GPT(nn.Module):
             rows = gathered[:, 1].gather(0, of_rank.unsqueeze(0)).squeeze(0).long()
         return int((rows == targets).sum())
 
-    def last_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits [b, V] after the last token of hidden states [b, t, h], without the padding of the
-        vocabulary, equal on every rank of ``tp``; collective."""
-        logits = ops.linear_of_few_rows(x[:, -1], self.output_weight)
+    def last_logits(self, x: torch.Tensor, last: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return the logits [b, V] after the last token of hidden states [b, t, h], or after the token ``last`` [b] of
+        each, without the padding of the vocabulary, equal on every rank of ``tp``; collective."""
+        rows = x[:, -1] if last is None else x[torch.arange(len(x)), last]
+        logits = ops.linear_of_few_rows(rows, self.output_weight)
         gathered = self._tp.all_gather(logits)  # [tp, b, V / tp]
         return gathered.transpose(0, 1).reshape(len(x), -1)[:, : self.config.vocab_size]
 

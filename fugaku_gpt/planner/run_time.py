@@ -123,8 +123,10 @@ def local_run_figures(
 
 
 def _settings_without_times(config: RunConfig) -> List[str]:
-    """The settings of a model whose operations no probe has timed; similar ones stand for them."""
-    return [f"{setting}: timed as a GPT-2's" for setting in config.model.settings_unlike_gpt2]
+    """The settings of a model whose operations no probe has timed, but similar ones; see also
+    :data:`fugaku_gpt.machine.probed.STAND_INS`."""
+    model = config.model
+    return [f"model.kv_heads {model.kv_heads}: timed as {model.heads}"] if model.kv_head_count != model.heads else []
 
 
 def predicted_seconds(

@@ -119,8 +119,6 @@ class Trainer:
     """
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Source, valid: Optional[Source] = None) -> None:
-        if grid.kv.size != config.kv_copies:
-            raise ValueError(f"a run with {config.kv_copies} copies of heads was given groups of {grid.kv.size}")
         agree_on_kernels(config, grid.world)  # tests and probes create trainers without the start-up of a run
         if grid.world.size > 1:
             progress = config.training.progress_ms

@@ -14,11 +14,12 @@ from fugaku_gpt import ops
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.inference.continuation import CONTEXT, END, LENGTH, STOP, GenerationLimits
-from fugaku_gpt.inference.generation import Generator
+from fugaku_gpt.inference.generation import Generator, _prompts_at_once
 from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
 from fugaku_gpt.inference.sampling import Sampling
 from fugaku_gpt.inference.text import TextTokenizer
+from fugaku_gpt.model.kv_cache import KeyValueCache, NewTokens
 from tests.support import tokenizers
 from tests.support.checkpoints import save_model
 from tests.support.models import MODELS, model_of_kind
@@ -63,6 +64,34 @@ def test_texts_are_those_of_passes_over_all_tokens(slots: int, replica: ModelRep
         assert [*text.prompt_ids, *text.ids] == expected and text.reason == LENGTH
         assert text.text == letters([], text.ids)
     assert list(texts) == list(PROMPTS)
+
+
+def test_prompts_of_about_equal_length_are_read_at_once_whatever_pads_them(
+    replica: ModelReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = {number: [(7 * number + i) % 90 for i in range(length)] for number, length in enumerate([18, 20, 19, 9])}
+    read: List[List[int]] = []
+    extend = KeyValueCache.extend
+
+    def recorded(cache: KeyValueCache, first: int, stop: int, tokens: int, counts: Sequence[int] = ()) -> NewTokens:
+        read.append([tokens, *counts])
+        return extend(cache, first, stop, tokens, counts)
+
+    monkeypatch.setattr(KeyValueCache, "extend", recorded)
+    sampling = Sampling(temperature=1.0, seed=3)
+    generator = Generator(replica, letters, sampling, GenerationLimits(4, slots=4))
+    texts = generator.run(prompts)
+    assert read[:2] == [[20, 18, 20, 19], [9, 9]] and generator.speed.prefill_tokens == 66
+    for number, text in texts.items():
+        assert [*text.prompt_ids, *text.ids] == by_definition(replica, number, prompts[number], sampling, 4)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [([5], 1), ([5, 5], 2), ([128] * 9, 8), ([2000, 2000], 1), ([20, 10], 1), ([10, 10, 20], 2), ([20, 18], 2)],
+)
+def test_prompts_are_read_together_up_to_a_number_of_tokens_and_little_padding(lengths: List[int], count: int) -> None:
+    assert _prompts_at_once(lengths) == count
 
 
 def test_texts_end_where_they_are_to_end(replica: ModelReplica) -> None:
