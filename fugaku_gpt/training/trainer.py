@@ -423,14 +423,16 @@ class Trainer:
         """
         squares, finite = squares_of(self._param_ranges)
         written, not_written = self.save_status()
+        correct = self._take_correct()  # on every rank: what remained would be counted by the next validation
+        is_counted = self.grid.coordinates.tp == 0  # all ranks of a tensor-parallel group have the same sums
         local_sums = _StepSums(
-            losses=total if self.grid.coordinates.tp == 0 else 0.0,
+            losses=total if is_counted else 0.0,
             squares=squares,
             bad_ranks=0.0 if finite and math.isfinite(total) else 1.0,
             stop=float(self.should_stop()),
             written=float(written),
             not_written=float(not_written),
-            correct=float(self._take_correct()) if self.grid.coordinates.tp == 0 else 0.0,
+            correct=float(correct) if is_counted else 0.0,
         )
         sums = torch.tensor(local_sums[: norm_elements(self.config.model)], dtype=torch.float64)
         self.grid.world.all_reduce(sums)

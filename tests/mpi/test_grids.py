@@ -75,6 +75,11 @@ def reference_of(world: Communicator, folder: Path, model: str, dtype: str) -> T
     return _REFERENCES[model, dtype]
 
 
+def counts_of(trained: Trained) -> List[Tuple[int, int, float]]:
+    """Returns size, number, and number of correct ones of the grids of a validation, by their size."""
+    return [(size.seq_len, size.samples, size.correct) for size in trained.validated]
+
+
 @pytest.mark.parametrize(
     ("layout", "model", "dtype"),
     [
@@ -95,6 +100,7 @@ def test_a_layout_trains_like_a_single_rank(
     assert_same_steps(ours, reference)
     assert [step.correct for step in ours.steps] == [step.correct for step in reference.steps]
     assert {step.seq_len for step in ours.steps} == {side * side for side in config.data.buckets}
+    assert counts_of(ours) == counts_of(reference)  # on every rank, whose steps before have left nothing to count
     figures = largest_of_all(
         world,
         [
