@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Protocol, Tuple, Union
+from typing import Any, Dict, List, Optional, Protocol, Tuple, Union
 
 import numpy as np
 import torch
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.data.grid_samples import GridBatch
+from fugaku_gpt.data.grid_samples import GridBatch, open_grid_splits
+from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
 from fugaku_gpt.model.cells import Cells
 from fugaku_gpt.model.gpt import GPT
@@ -158,6 +159,19 @@ class GridWorkload:
         resumed with another global batch."""
         size = self._config.training.global_batch
         return -(-used // size) * size
+
+
+def open_sources(config: RunConfig, validates: bool) -> Tuple[Any, Optional[Any], List[str]]:
+    """Open the samples of a run: those to train on, those to validate on, and lines of the log about them.
+
+    Raises:
+        DataError: as :func:`fugaku_gpt.data.samples.open_samples` and
+            :func:`fugaku_gpt.data.grid_samples.open_grid_splits`.
+    """
+    if not config.model.is_grid_classifier:
+        return open_samples(config, TRAIN), open_samples(config, VALID) if validates else None, []
+    grids = open_grid_splits(config, (TRAIN, VALID) if validates else (TRAIN,))
+    return grids.samples[TRAIN], grids.samples.get(VALID), [grids.summary()]
 
 
 def workload_of(

@@ -40,6 +40,7 @@ def test_presets_have_the_layers_and_heads_of_the_sheet(preset: str) -> None:
             "layout.tp: 2: must divide the cells of each bucket, 15 x 15",
         ),
         ("arc-nano", ["training.skip_samples=[3]"], "training.skip_samples: ['3']: is not supported"),
+        ("arc-nano", ["training.eval_files=[a.txt]"], "training.eval_files: ['a.txt']: is not supported"),
         ("arc-nano", ["model.padded_vocab_size=16"], "valid: null"),
         (
             "arc-nano",
