@@ -181,6 +181,12 @@ class GridSamples:
         bucket, _ = self._blend.locate(number // self._batch)
         return self._used[bucket][0] ** 2
 
+    def distinct(self, cells: int, count: int) -> int:
+        """How many different grids the first ``count`` samples of a bucket with this many cells are: they begin anew
+        once each has come."""
+        of_side = next(grids for side, grids in self._used if side * side == cells)
+        return min(count, len(of_side))
+
     def batch(self, first: int, count: int) -> GridBatch:
         """Return samples [first, first + count), which must lie in one global batch; numbers have no end."""
         turn, offset = divmod(first, self._batch)

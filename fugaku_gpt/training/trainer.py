@@ -72,15 +72,17 @@ class SizeFigures(NamedTuple):
     """The sums of a validation over its samples of one size.
 
     Attributes:
-        seq_len, samples: number of tokens of each, and of samples.
+        seq_len, samples: length of each, in tokens or cells with padding, and their number.
         losses: sum of their losses.
         correct: number of grids whose class had the largest logit; 0 for tokens.
+        distinct: number of different grids among the samples; 0 for tokens.
     """
 
     seq_len: int
     samples: int
     losses: float
     correct: float = 0.0
+    distinct: int = 0
 
 
 class _StepSums(NamedTuple):
@@ -362,7 +364,7 @@ class Trainer:
             raise ValueError("this trainer was built without validation samples")
         self.begin_evaluation()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
-        lengths = [self._workload.full_length(batch * samples) for batch in range(batches)]
+        lengths = [self._workload.validation_length(batch * samples) for batch in range(batches)]
         distinct = sorted(set(lengths))
         sums = torch.zeros(2 if self._counts_correct else 1, len(distinct), dtype=torch.float64)
         with torch.no_grad():
@@ -373,10 +375,11 @@ class Trainer:
                     sums[1, distinct.index(seq_len)] += self._take_correct()
         self.grid.dp.all_reduce(sums)
         self.grid.pp.all_reduce(sums)
-        self.validated = [
-            SizeFigures(seq_len, lengths.count(seq_len) * samples, *column)
-            for seq_len, column in zip(distinct, sums.t().tolist())
-        ]
+        self.validated = []
+        for seq_len, column in zip(distinct, sums.t().tolist()):
+            count = lengths.count(seq_len) * samples
+            figures = SizeFigures(seq_len, count, *column)
+            self.validated.append(figures._replace(distinct=self._workload.distinct(seq_len, count)))
         terms = sum(self._workload.terms(samples, seq_len) for seq_len in lengths)
         return float(sums[0].sum()) / terms
 
