@@ -12,7 +12,7 @@ from fugaku_gpt.errors import ConfigError, UsageError
 
 
 @pytest.mark.parametrize("preset", ["arc-nano", "arc-small"])
-def test_presets_have_the_layers_and_heads_of_the_sheet(preset: str) -> None:
+def test_presets_have_the_layers_and_heads_of_published_models(preset: str) -> None:
     model = load_run_config(preset=preset).model
     assert model.is_grid_classifier and model.layers == 8 and model.classes == 400 and model.grid_side == 30
     if preset == "arc-nano":
