@@ -413,10 +413,7 @@ class Trainer:
         """Return the number of this replica's grids that were classified right since the last call, on the last
         stage."""
         last = self.model_chunks.get(self._last_chunk)
-        if last is None:
-            return 0
-        correct, last.correct = last.correct, 0
-        return correct
+        return last.correct.take() if last is not None and last.correct is not None else 0
 
     def _sum_over_ranks(self, total: float) -> _StepSums:
         """Return the sums over all ranks that end this iteration, equal on every rank; collective.

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import DefaultDict, Dict, List, Tuple
 
 import pytest
+import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.layout.communications import is_calibration_step, plan_of, program
+from fugaku_gpt.parallel.cross_entropy import CorrectCount, vocab_parallel_cross_entropy
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.test_communications import Call, Recording, assert_same, calls_of
 from tests.mpi.test_precision import BOUND
@@ -162,3 +164,24 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: str, tm
         assert_same(calls, calls_of(program(plan, grid.coordinates.pp, 1, is_calibration_step(number))))
         lengths.append(step.seq_len)
     assert set(lengths) == {side * side for side in config.data.buckets}
+
+
+@pytest.mark.parametrize("padding", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_targets_with_the_largest_logit_of_all_ranks_are_counted(
+    world: Communicator, dtype: torch.dtype, padding: int
+) -> None:
+    """Of equal logits the first counts, whichever rank has the others; padding, of which a rank may have nothing but
+    that, never does."""
+    rows = 4
+    classes = rows * world.size - padding
+    generator = torch.Generator().manual_seed(3)
+    # few values, so that logits are exact, and many of them equal
+    hidden = torch.randint(-2, 3, (64, 3), generator=generator).to(dtype).requires_grad_()
+    weight = torch.randint(-2, 3, (world.size * rows, 3), generator=generator).to(dtype)
+    targets = torch.randint(0, classes, (64,), generator=generator)
+    logits = hidden.detach().double().matmul(weight[:classes].double().t())
+    local = weight[world.rank * rows : (world.rank + 1) * rows].clone().requires_grad_()
+    correct = CorrectCount()
+    vocab_parallel_cross_entropy(hidden, local, targets, world, classes, 10, correct=correct)
+    assert correct.take() == int((logits.max(1)[1] == targets).sum()) > 0
