@@ -187,7 +187,7 @@ def losses_of_logits(
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
     # of this rank's rows, and of all ranks' once their figures are combined
-    is_largest = _is_target_largest(logits, targets).to(dtype) if correct is not None else None
+    is_largest = _is_target_largest(logits.to(dtype), targets).to(dtype) if correct is not None else None
     if ops.has_native_loss(logits):
         if tp.size == 1:
             log_sum = ops.loss_full_rows_(logits, gradient_scale, wants_gradient)

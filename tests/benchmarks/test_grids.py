@@ -104,7 +104,7 @@ def test_the_table_has_both_contestants(tmp_path: Path, capfd: pytest.CaptureFix
         (("model.layers=x",), "model.layers: 'x'"),
     ],
 )
-def test_work_that_only_one_of_them_would_do_is_refused(
+def test_settings_that_the_plain_model_does_not_follow_are_refused(
     settings: Sequence[str], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     message = refusal(capfd, "grids", *(word for text in settings for word in ("--set", text)))

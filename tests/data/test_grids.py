@@ -109,7 +109,7 @@ def test_a_task_with_too_few_grids_for_the_split_is_refused(tmp_path: Path) -> N
         open_grid_samples(grid_config(file, "data.split=[80,20,0]"), "train")
 
 
-def test_what_no_bucket_holds_is_left_out_before_the_rest_is_divided(tmp_path: Path) -> None:
+def test_grids_beyond_the_last_bucket_are_left_out_before_the_split(tmp_path: Path) -> None:
     """A task with few small grids is learnt before it is asked for, and the shares are of what is used."""
     numbers = iter(range(10**6))
 
@@ -122,12 +122,12 @@ def test_what_no_bucket_holds_is_left_out_before_the_rest_is_divided(tmp_path: P
         return [{"input": grid(side), "output": grid(side)} for side in sides]
 
     small = {f"small{number}": {"train": pairs([3] * 5)} for number in range(4)}
-    others = {
+    large = {
         "one": {"train": pairs([7, 7]), "test": [{"input": grid(3)}]},
         "none": {"train": pairs([7, 7])},
     }
     file = tmp_path / "tasks.json"
-    file.write_text(json.dumps({**small, **others}), encoding="utf-8")
+    file.write_text(json.dumps({**small, **large}), encoding="utf-8")
     config = grid_config(file, "data.buckets=[3]", "model.seq_len=9", "data.split=[80,20,0]")
     splits = open_grid_splits(config, ("train", "valid"))
     assert {name: samples.counts for name, samples in splits.samples.items()} == {"train": (33,), "valid": (8,)}
@@ -181,8 +181,8 @@ def test_a_batch_has_a_single_size_and_does_not_depend_on_how_it_is_cut(tasks: P
 def test_the_order_depends_on_the_seed_and_the_epoch(tasks: Path) -> None:
     epochs = []
     for seed in (1, 1, 2):
-        one = (*PLAIN, "data.buckets=[7]", "training.global_batch=1", f"training.seed={seed}")
-        samples = open_grid_samples(grid_config(tasks, *one), "train")
+        settings = (*PLAIN, "data.buckets=[7]", "training.global_batch=1", f"training.seed={seed}")
+        samples = open_grid_samples(grid_config(tasks, *settings), "train")
         (count,) = samples.counts
         in_order = [content(samples.batch(number, 1).colors) for number in range(2 * count)]
         epochs += [in_order[:count], in_order[count:]]

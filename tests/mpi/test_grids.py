@@ -171,8 +171,8 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: str, tm
 def test_targets_with_the_largest_logit_of_all_ranks_are_counted(
     world: Communicator, dtype: torch.dtype, padding: int
 ) -> None:
-    """Of equal logits the first counts, whichever rank has the others; padding, of which a rank may have nothing but
-    that, never does."""
+    """The first of equal logits counts, whichever ranks have them, and padding never does; a rank may have nothing
+    else."""
     rows = 4
     classes = rows * world.size - padding
     generator = torch.Generator().manual_seed(3)
