@@ -28,7 +28,12 @@ from fugaku_gpt.model.init import fill_parameter
 from fugaku_gpt.model.kv_cache import CachedLayer, KeyValueCache, NewTokens
 from fugaku_gpt.model.norms import Norm, make_norm
 from fugaku_gpt.model.recompute import recomputed
-from fugaku_gpt.parallel.cross_entropy import CorrectCount, vocab_parallel_cross_entropy, vocab_parallel_token_losses
+from fugaku_gpt.parallel.cross_entropy import (
+    CorrectCount,
+    LossOptions,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_token_losses,
+)
 from fugaku_gpt.parallel.sequence import Shard, gather, sum_of_shards
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
@@ -242,9 +247,7 @@ class GPT(nn.Module):
             (self.shard.to_rank_order(targets) if is_cut else targets).reshape(-1),
             self._tp,
             self.config.outputs,
-            sequence_parallel=is_cut,
-            gradient_scale=self.gradient_scale,
-            correct=self.correct,
+            options=LossOptions(is_cut, self.gradient_scale, self.correct),
         )
 
     def last_logits(self, x: torch.Tensor) -> torch.Tensor:

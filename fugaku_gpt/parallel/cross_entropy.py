@@ -11,7 +11,7 @@ vocabulary, without an extra product.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -41,6 +41,23 @@ class CorrectCount:
         return count
 
 
+class LossOptions(NamedTuple):
+    """What the cross-entropy does besides.
+
+    Attributes:
+        sequence_parallel: the ranks have different tokens, which are gathered, and their gradients scattered.
+        gradient_scale: factor of the gradients, applied before they are rounded to the type of the hidden states.
+        correct: counts the tokens whose target has the largest logit.
+    """
+
+    sequence_parallel: bool = False
+    gradient_scale: float = 1.0
+    correct: Optional[CorrectCount] = None
+
+
+_DEFAULTS = LossOptions()
+
+
 def vocab_parallel_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -49,40 +66,25 @@ def vocab_parallel_cross_entropy(
     vocab_size: int,
     chunk_tokens: int = CHUNK_TOKENS,
     *,
-    sequence_parallel: bool = False,
-    gradient_scale: float = 1.0,
-    correct: Optional[CorrectCount] = None,
+    options: LossOptions = _DEFAULTS,
 ) -> torch.Tensor:
     """Return the sum over tokens of -log softmax(hidden weightᵀ)[target].
 
     Args:
-        hidden: [tokens, h], equal on every rank of ``tp``; with ``sequence_parallel`` [tokens / tp, h], this rank's.
+        hidden: [tokens, h], equal on every rank of ``tp``; if sequence-parallel [tokens / tp, h], this rank's.
         weight: [padded vocabulary / tp, h], this rank's rows; rows from ``vocab_size`` on are padding and take no part.
-        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank with ``sequence_parallel``.
+        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank if sequence-parallel.
         tp: the ranks that hold the other rows.
         vocab_size: the true vocabulary.
         chunk_tokens: tokens whose logits exist at one time.
-        sequence_parallel: the ranks have different tokens, which are gathered here, and their gradients scattered.
-        gradient_scale: factor of the gradients, applied before they are rounded to the type of ``hidden``.
-        correct: counts the tokens whose target has the largest logit.
+        options: what else it does; default: nothing.
 
     Returns:
         A scalar, equal on every rank of ``tp``. For 16-bit types it is float32, in which everything but the products is
         computed.
     """
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _CrossEntropy.apply(
-        hidden,
-        weight,
-        targets,
-        tp,
-        vocab_size,
-        chunk_tokens,
-        wants_gradient,
-        sequence_parallel,
-        gradient_scale,
-        correct,
-    )
+    return _CrossEntropy.apply(hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient, options)
 
 
 def vocab_parallel_token_losses(
@@ -113,10 +115,9 @@ class _CrossEntropy(torch.autograd.Function):
         vocab_size: int,
         chunk_tokens: int,
         wants_gradient: bool,
-        sequence_parallel: bool,
-        gradient_scale: float,
-        correct: Optional[CorrectCount],
+        options: LossOptions,
     ) -> torch.Tensor:
+        sequence_parallel, gradient_scale, correct = options
         if sequence_parallel:
             hidden = gather(hidden, tp)
         dtype, tokens = hidden.dtype, hidden.shape[0]
@@ -165,7 +166,7 @@ class _CrossEntropy(torch.autograd.Function):
                 )
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
-        return (grad_hidden, grad_weight, *(None,) * 8)
+        return (grad_hidden, grad_weight, *(None,) * 6)
 
 
 def losses_of_logits(

@@ -14,7 +14,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.layout.communications import is_calibration_step, plan_of, program
-from fugaku_gpt.parallel.cross_entropy import CorrectCount, vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import CorrectCount, LossOptions, vocab_parallel_cross_entropy
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.test_communications import Call, Recording, assert_same, calls_of
 from tests.mpi.test_precision import BOUND
@@ -183,5 +183,5 @@ def test_targets_with_the_largest_logit_of_all_ranks_are_counted(
     logits = hidden.detach().double().matmul(weight[:classes].double().t())
     local = weight[world.rank * rows : (world.rank + 1) * rows].clone().requires_grad_()
     correct = CorrectCount()
-    vocab_parallel_cross_entropy(hidden, local, targets, world, classes, 10, correct=correct)
+    vocab_parallel_cross_entropy(hidden, local, targets, world, classes, 10, options=LossOptions(correct=correct))
     assert correct.take() == int((logits.max(1)[1] == targets).sum()) > 0
