@@ -42,7 +42,7 @@ class CorrectCount:
 
 
 class LossOptions(NamedTuple):
-    """What the cross-entropy does besides.
+    """Settings of the cross-entropy beside its tensors.
 
     Attributes:
         sequence_parallel: the ranks have different tokens, which are gathered, and their gradients scattered.
