@@ -31,6 +31,7 @@ _COLUMNS = (
     "run", "status", "reason", "sweep", "row", "variant", "repeat", "attempt", "digest", "size", "iterations",
     "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", _NOTES, *FIGURES,
 )  # fmt: skip
+_IMAGES = "images_per_second"  # shown where a run has it: of classifiers of grids
 _DURATIONS = ("job.elapse", "job.elapse_min", "job.stop_margin")
 _DEFAULT_STORE = Path("runs")
 
@@ -62,7 +63,8 @@ def list_(
 ) -> None:
     """List the runs in STORE.
 
-    The notes name the settings in which runs of one model differ, such as lr=0.001, and which no column shows.
+    The notes name the settings in which runs of one model differ, such as lr=0.001, and which no column shows. Where a
+    run classifies grids, there is a column images_per_second.
 
     EXPR and NAME may use the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...) and every
     setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
@@ -79,6 +81,8 @@ def list_(
     if conclude_lost_runs(store / record.run for record in listing.runs if record.status == UNFINISHED):
         listing = list_runs(store)
     records = [record for record in listing.runs if attempts or record.attempt == 0]
+    if columns is None and any(_IMAGES in record.figures for record in records):
+        shown.insert(shown.index("seconds_per_iteration") + 1, _IMAGES)
     values = _Values(records, shown)
     if expression is not None:
         records = [record for record in records if expression.holds(values.lookup(record), record.run)]

@@ -33,6 +33,7 @@ ROPE_SCALINGS = ("none", "linear", "llama3")
 BIASES = ("all", "qkv", "none")
 DECODER, GRID_CLASSIFIER = MODEL_KINDS = ("decoder", "grid_classifier")
 CORPUS, ARC = DATA_KINDS = ("corpus", "arc")
+COLORS = 10  # of the cells of a grid
 LARGEST_GRID = 30  # cells on a side, of the ARC set
 
 # Forms of texts that job scripts contain. Quoting makes any text harmless there; these forms catch mistakes.

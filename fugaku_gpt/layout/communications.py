@@ -294,11 +294,12 @@ def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
         elif plan.sequence_parallel:
             yield _gather_sequence(plan)
         tokens = plan.micro_batch * (1 if is_grid else plan.tokens)
-        for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
-            yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))
-        if is_grid:  # of the gradient of the means over cells, and each rank's largest logit and its class
+        # largest logit, sum of exponentials, logit of the target; of grids also whether that is the largest
+        figures = 4 if is_grid else 3
+        for start in range(0, tokens, plan.loss_tokens):
+            yield Collective("tp", ALL_GATHER, figures * min(plan.loss_tokens, tokens - start))
+        if is_grid:  # of the gradient of the means over cells
             yield Collective("tp", ALL_REDUCE, tokens * plan.model.hidden)
-            yield Collective("tp", ALL_GATHER, 2 * tokens)
         else:
             yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
 

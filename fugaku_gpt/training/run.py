@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional
 
@@ -15,8 +14,6 @@ from fugaku_gpt.checkpoint.directory import require_room
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.checks import has_validation_part
-from fugaku_gpt.data.grid_samples import open_grid_samples
-from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.layout.shards import logical_shapes
@@ -60,6 +57,7 @@ from fugaku_gpt.training.stopping import StopRequest
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.validation import Validation
 from fugaku_gpt.training.watchdog import start_watchdog
+from fugaku_gpt.training.workload import open_sources
 
 
 def train(
@@ -110,12 +108,8 @@ def train(
         if check_node is not None:
             check = check_node
             collective_try(world, lambda: check(list(processes)))
-        open_split: Callable[[str], Any] = partial(
-            open_grid_samples if config.model.is_grid_classifier else open_samples, config
-        )
-        train_samples = collective_try(world, lambda: open_split("train"))
         validates = config.training.eval_interval is not None and has_validation_part(config)
-        valid_samples = collective_try(world, lambda: open_split("valid")) if validates else None
+        train_samples, valid_samples, data_lines = collective_try(world, lambda: open_sources(config, validates))
         eval_files = open_eval_files(config, world)
         out = Path(world.broadcast_json(str(out)))
         plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
@@ -150,7 +144,7 @@ def train(
             is_resumed = directory.metrics_file.exists()
             hosts = [rank["host"] for rank in environment["ranks"]]
             log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout, hosts)
-            for line in describe_environment(environment):
+            for line in (*describe_environment(environment), *data_lines):
                 log.print_line(line)
             if is_resumed and not plan.candidates:
                 log.resumed(0, None)
