@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 import click
 
 from fugaku_gpt.cli.options import PATH, Command, options_as
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo_at_once
 from fugaku_gpt.errors import FugakuGptError, RunFailed, UsageError, missing_package
 from fugaku_gpt.machine.rank import launched_rank, ranks_of_node
 
@@ -110,7 +110,7 @@ def start_model_ranks(options: ModelRanks) -> None:
     outcome = run_command(
         [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments],
         launcher.environment,
-        on_line=SeparateStreams(echo, lambda line: echo(line, err=True)),
+        on_line=SeparateStreams(echo_at_once, lambda line: echo_at_once(line, err=True)),
     )
     if outcome.oom_kills:
         raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
