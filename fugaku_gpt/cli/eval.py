@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -19,12 +19,15 @@ from fugaku_gpt.cli.model_ranks import (
 )
 from fugaku_gpt.cli.options import PATH, checkpoint_option, format_option, options_as
 from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.streamed_input import InputFile, read_input
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT
 
 if TYPE_CHECKING:
     from fugaku_gpt.data.scored_text import ScoredText, TextLoss
     from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
     from fugaku_gpt.inference.questions import Answers, Question
+    from fugaku_gpt.inference.text import TextTokenizer
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
 _QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
@@ -47,6 +50,12 @@ class EvalInputs:
     questions: Optional[Path]
     documents: Optional[int]
 
+    @property
+    def files(self) -> List[InputFile]:
+        """The files of these inputs, of which a corpus has none that can be a stream."""
+        questions = [] if self.questions is None else [InputFile("--questions", self.questions, PROMPTS_TEXT)]
+        return [*questions, *(InputFile("--text", path, DOCUMENT) for path in self.text)]
+
     def check(self) -> None:
         """Raise a ``UsageError`` unless one kind of input is given."""
         kinds = [self.data is not None, bool(self.text), self.questions is not None]
@@ -62,7 +71,13 @@ class EvalInputs:
 @click.option(
     "--documents", type=click.IntRange(min=1), help="Documents of --data that count, from the first; default: all."
 )
-@click.option("--text", type=PATH, multiple=True, metavar="FILE", help="A text file, as one document; repeatable.")
+@click.option(
+    "--text",
+    type=PATH,
+    multiple=True,
+    metavar="FILE",
+    help="A text file, as one document; repeatable; - for standard input.",
+)
 @click.option(
     "--questions",
     type=PATH,
@@ -101,7 +116,7 @@ def eval_(
     from fugaku_gpt.inference.model_source import ReplicaLayout, find_model
 
     inputs.check()
-    start_model_ranks(model_ranks)
+    start_model_ranks(model_ranks, inputs.files)
     rank = JoiningRank()
     prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), inputs, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
@@ -130,7 +145,6 @@ class _Prepared(NamedTuple):
 
 def _prepare(model_source: "ModelSource", inputs: EvalInputs, options: ModelRanks) -> _Prepared:
     from fugaku_gpt.data.scored_text import documents_of_corpus
-    from fugaku_gpt.inference.documents import document_of_file
     from fugaku_gpt.inference.model_source import (
         find_tokenizer,
         has_read_documents,
@@ -147,15 +161,24 @@ def _prepare(model_source: "ModelSource", inputs: EvalInputs, options: ModelRank
     path = path if path is not None else find_tokenizer(model_source, None)
     tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
     if inputs.questions is not None:
-        questions = read_questions(inputs.questions, tokenizer)
+        questions = read_input(
+            "--questions", inputs.questions, options.copies, lambda path: read_questions(path, tokenizer)
+        )
         texts = [choice for question in questions for choice in question.choices]
     elif inputs.data is not None:
         decode = tokenizer.decode if is_first_rank() else None  # other ranks print no bits for each byte
         texts = documents_of_corpus(inputs.data, tokenizer.end, decode, inputs.documents)
     else:
-        texts = [document_of_file(file, tokenizer) for file in inputs.text]
+        texts = [_document(file, tokenizer, options) for file in inputs.text]
     _check_vocabulary(texts, model_source)
     return _Prepared(model_source, questions, texts)
+
+
+def _document(file: Path, tokenizer: "TextTokenizer", options: ModelRanks) -> "ScoredText":
+    from fugaku_gpt.inference.documents import document_of_file
+
+    document = read_input("--text", file, options.copies, lambda path: document_of_file(path, tokenizer))
+    return replace(document, name=str(file))
 
 
 def _losses(

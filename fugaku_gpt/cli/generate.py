@@ -21,7 +21,9 @@ from fugaku_gpt.cli.model_ranks import (
 from fugaku_gpt.cli.numbers import FiniteRange
 from fugaku_gpt.cli.options import PATH, checkpoint_option, options_as
 from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.streamed_input import InputFile, read_input
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import PROMPTS_TEXT
 
 if TYPE_CHECKING:
     from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
@@ -52,7 +54,8 @@ class SamplingOptions:
     "prompt_file",
     type=PATH,
     metavar="FILE",
-    help='One prompt in each line; JSON in a .jsonl file: a text, {"prompt": ...} or {"messages": [...]}.',
+    help="One prompt in each line, - for standard input; "
+    'JSON in a .jsonl file: a text, {"prompt": ...} or {"messages": [...]}.',
 )
 @click.option("--chat", is_flag=True, help="A prompt is what a user says: use the chat template of the model.")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
@@ -115,7 +118,7 @@ def generate(
         raise UsageError("give prompts: --prompt TEXT (repeatable), or --prompts FILE")
     if "" in sampling.stop:
         raise UsageError("--stop: an empty text would end every text at its beginning")
-    start_model_ranks(model_ranks)
+    start_model_ranks(model_ranks, [InputFile("--prompts", prompt_file, PROMPTS_TEXT)] if prompt_file else [])
     rank = JoiningRank()
     prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), prompts, prompt_file, chat, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
@@ -138,12 +141,14 @@ def _prepare(
 ) -> _Prepared:
     """Read everything before MPI starts: a chat template is rendered in a fork."""
     from fugaku_gpt.inference.model_source import find_tokenizer, has_read_documents, model_of
-    from fugaku_gpt.inference.prompts import encode_prompts, read_prompts
+    from fugaku_gpt.inference.prompts import Prompt, encode_prompts, read_prompts
     from fugaku_gpt.inference.text import TextTokenizer
 
     path = find_tokenizer(model_source, options.tokenizer)
     tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
-    texts = list(prompts) if prompt_file is None else read_prompts(prompt_file)
+    texts: List[Prompt] = list(prompts)
+    if prompt_file is not None:
+        texts = read_input("--prompts", prompt_file, options.copies, read_prompts)
     model = model_of(model_source)
     if tokenizer.vocab_size > model.vocab_size:
         raise UsageError(

@@ -39,9 +39,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(*arguments: object) -> "subprocess.CompletedProcess[str]":
+def command(*arguments: object, text: str = "") -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, "-m", "fugaku_gpt", *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(argv, input=text, capture_output=True, text=True, timeout=300, check=False)
 
 
 def run_on_two_ranks(program: str) -> "subprocess.CompletedProcess[str]":
@@ -110,6 +110,46 @@ def test_arguments_reach_the_ranks_unchanged(model: Path) -> None:
     done = command("generate", model, *options)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompt"] == "--ranks=4"
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_the_standard_input_is_read_once_for_all_ranks(model: Path) -> None:
+    options = ("--max-tokens", "2", "--format", "jsonl", "--tp", "2", "--prompts=-")
+    done = command("generate", *options, "--ranks", "2", "--", model, text="It's\n\nsome words\n")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["It's", "some words"]
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_a_pipe_is_read_once_for_all_ranks(model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "a.txt").write_text("def f(x)")
+    with subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'w').write('It is a text')"]):
+        files = ("--text", "/dev/stdin", "--text", pipe, "--text", tmp_path / "a.txt", "--per-document")
+        done = command("eval", model, *files, "--format", "json", "--ranks", "2", "--tp", "2", text="some words")
+    assert done.returncode == 0, done.stderr
+    sizes = {row["text"]: row["bytes"] for row in json.loads(done.stdout)}
+    assert sizes == {"/dev/stdin": 10, str(pipe): 12, str(tmp_path / "a.txt"): 8, "all 3": 30}
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+def test_messages_about_the_standard_input_name_it(model: Path) -> None:
+    for ranks in ((), ("--ranks", "2")):
+        done = command("eval", model, "--questions", "-", *ranks, text="{}")
+        assert done.returncode == 2 and "fugaku-gpt: -:1: {}: expected question" in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+@pytest.mark.parametrize("verb", [("generate", "--prompts", "/dev/stdin"), ("eval", "--text", "-")])
+def test_ranks_of_a_launcher_refuse_the_standard_input(model: Path, verb: Sequence[str]) -> None:
+    name, *options = verb
+    done = run_on_two_ranks(f"sys.exit(run([{name!r}, {str(model)!r}, *{options}, '--tp', '2']))")
+    assert done.returncode == 2 and f"{options[0]} {options[1]}: is a stream, which not every rank" in done.stderr
 
 
 @pytest.mark.mpi
