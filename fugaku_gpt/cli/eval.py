@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
@@ -24,8 +24,9 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT
 
 if TYPE_CHECKING:
+    from fugaku_gpt.config import RunConfig
     from fugaku_gpt.data.scored_text import ScoredText, TextLoss
-    from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+    from fugaku_gpt.inference.model_source import Joining, ModelSource, ReplicaLayout
     from fugaku_gpt.inference.questions import Answers, Question
     from fugaku_gpt.inference.text import TextTokenizer
 
@@ -122,7 +123,8 @@ def eval_(
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
-    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, rank.report_joined))
+    joining = _joining(rank, prepared, windows, model_ranks.memory_check)
+    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, joining))
     if not is_first_rank():
         return
     if prepared.questions:
@@ -181,17 +183,34 @@ def _document(file: Path, tokenizer: "TextTokenizer", options: ModelRanks) -> "S
     return replace(document, name=str(file))
 
 
+def _joining(rank: JoiningRank, prepared: _Prepared, windows: WindowOptions, has_check: bool) -> "Joining":
+    from fugaku_gpt.inference.model_source import Joining
+    from fugaku_gpt.planner.trainer.memory_check import local_node_limits
+    from fugaku_gpt.planner.trainer.use_check import refuse_too_large_evaluation
+
+    if not has_check:
+        return Joining(rank.report_joined)
+    limits = local_node_limits()
+
+    def check(config: "RunConfig", ranks: Sequence[int]) -> None:
+        stride = windows.stride or config.model.seq_len
+        most = sum(-(-len(text.ids) // stride) for text in prepared.texts)
+        refuse_too_large_evaluation(config, min(windows.batch, most), limits, ranks)
+
+    return Joining(rank.report_joined, check)
+
+
 def _losses(
-    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, on_joined: Callable[[], None]
+    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, joining: "Joining"
 ) -> "List[TextLoss]":
     from fugaku_gpt.data.progress import show_progress
     from fugaku_gpt.inference.run import losses_on_every_rank
 
     source, _, texts = prepared
     if not is_first_rank():
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, on_joined=on_joined)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, joining=joining)
     with show_progress("losses", sum(len(text.ids) - text.first for text in texts), "tokens") as advance:
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, on_joined)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, joining=joining)
 
 
 def _check_vocabulary(texts: "Sequence[ScoredText]", source: "ModelSource") -> None:

@@ -36,6 +36,7 @@ class ModelRanks:
         tokenizer: a ``tokenizer.json`` or its folder; None: the model's.
         end_token: the token that ends documents; None: as the tokenizer's files say.
         copies: streams that the process which has started this rank has read, and what they had.
+        memory_check: whether what does not fit into a node's memory is refused.
     """
 
     ranks: Optional[int]
@@ -46,6 +47,7 @@ class ModelRanks:
     tokenizer: Optional[Path]
     end_token: Optional[str]
     copies: Copies
+    memory_check: bool
 
 
 def model_ranks(function: Command) -> Command:
@@ -53,6 +55,12 @@ def model_ranks(function: Command) -> Command:
     count = click.IntRange(min=1)
     command = options_as(ModelRanks, "model_ranks")(function)
     command = click.option("--copy-of", "copies", type=(PATH, PATH), multiple=True, hidden=True)(command)
+    command = click.option(
+        "--memory-check/--no-memory-check",
+        default=True,
+        show_default=True,
+        help="Refuse what does not fit into the memory of a node, before the model is loaded.",
+    )(command)
     command = click.option("--end-token", metavar="TOKEN", help="Token that ends documents; default: as declared.")(
         command
     )
@@ -86,9 +94,9 @@ def is_first_rank() -> bool:
     return launched is None or launched.rank == 0
 
 
-def start_model_ranks(options: ModelRanks, files: Sequence[InputFile]) -> None:
+def start_model_ranks(options: ModelRanks, files: Sequence[InputFile] = (), *, converses: bool = False) -> None:
     """With ``--ranks``, start this command on these ranks, print their output, and end with their exit code; else
-    return, as this process is a rank.
+    return, as this process is a rank. Ranks that converse also get its input, and the user's Ctrl-C.
 
     Args:
         files: what the ranks are to read; of streams, this process reads them once for all.
@@ -113,10 +121,15 @@ def start_model_ranks(options: ModelRanks, files: Sequence[InputFile]) -> None:
     require_rank_packages()
     launcher = find_launcher()
     extra = [] if options.threads is not None else ["--threads", str(max(1, len(usable_cores()) // ranks))]
+    command = [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt"]
+    if converses:
+        from fugaku_gpt.launch.conversation import run_conversation
+
+        extra += ["--interactive"] if sys.stdin.isatty() else []
+        raise click.exceptions.Exit(run_conversation([*command, *_with_options(extra)], launcher.environment))
     with ExitStack() as stack:
-        argv = [sys.executable, "-m", "fugaku_gpt", *_with_options([*extra, *copy_streams(files, stack)])]
         outcome = run_command(
-            [*launcher.command_prefix(ranks), *argv],
+            [*command, *_with_options([*extra, *copy_streams(files, stack)])],
             launcher.environment,
             on_line=SeparateStreams(echo_at_once, lambda line: echo_at_once(line, err=True)),
         )

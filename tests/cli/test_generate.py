@@ -27,6 +27,13 @@ from tests.support.models import model_of_kind
 pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
 
 VOCABULARY = 330
+LITTLE_MEMORY = """
+from fugaku_gpt.inference.replica import ModelReplica
+from fugaku_gpt.machine import local
+local.memory_limit = lambda: 2**28
+load = ModelReplica.load
+ModelReplica.load = lambda *arguments: (print("loading"), load(*arguments))
+"""
 PROMPTS = ["def f(x)", "It's", "some words"]
 
 
@@ -65,14 +72,15 @@ def prompt_options(prompts: Sequence[str]) -> List[str]:
 @pytest.mark.usefixtures("forked_starts")
 def test_texts_are_the_same_on_1_and_4_ranks(model: Path) -> None:
     options = ["--temperature", "1", "--seed", "3", "--max-tokens", "8", "--dtype", "float64", "--format", "jsonl"]
+    prompts = PROMPTS * 3  # more than two replicas do in one round, so that one has none in the last round
     outputs = []
-    for layout in ((), ("--ranks=4", "--tp", "2")):
-        done = command("generate", model, *prompt_options(PROMPTS), *options, *layout)
+    for layout in ((), ("--ranks=4", "--tp", "2", "--batch", "1")):
+        done = command("generate", model, *prompt_options(prompts), *options, *layout)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
-        assert "generated: 21 tokens" in done.stderr and "cache of keys and values" in done.stderr
+        assert "generated: 63 tokens" in done.stderr and "cache of keys and values" in done.stderr
     rows = [json.loads(line) for line in outputs[0].splitlines()]
-    assert [row["prompt"] for row in rows] == PROMPTS and {row["reason"] for row in rows} == {"length"}
+    assert [row["prompt"] for row in rows] == prompts and {row["reason"] for row in rows} == {"length"}
     assert outputs[1] == outputs[0]
 
 
@@ -229,6 +237,47 @@ def test_questions_are_answered_by_the_most_probable_choice(model: Path, tmp_pat
     path.write_text("".join(json.dumps({**question, "answer": n}) + "\n" for n in (0, 1)), encoding="utf-8")
     (row,) = json.loads(command("eval", model, "--questions", path, "--format", "json").stdout)
     assert (row["questions"], row["right"], row["accuracy"]) == (2, 1, "0.5000")
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("forked_starts")
+@pytest.mark.parametrize("verb", [("generate", "--prompt", "It's"), ("eval", "--text", "TEXT")])
+def test_ranks_that_do_not_fit_into_memory_are_refused_before_they_load(
+    verb: Sequence[str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("def f(x)")
+    name, *options = [text.replace("TEXT", str(tmp_path / "a.txt")) for text in verb]
+    done = run_on_two_ranks(LITTLE_MEMORY + f"sys.exit(run([{name!r}, {str(model)!r}, *{options}, '--tp', '2']))")
+    assert done.returncode == 2 and "loading" not in done.stdout
+    assert re.search(r"needs \d+ MiB of a node for 2 ranks; there are \d+ MiB \(this machine", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_check_of_memory_can_be_left_out(model: Path) -> None:
+    program = "import sys; from fugaku_gpt.cli.main import run" + LITTLE_MEMORY
+    program += f"sys.exit(run(['generate', {str(model)!r}, '--prompt', 'x', '--max-tokens', '2', *sys.argv[1:]]))"
+    argv = [sys.executable, "-c", program, "--no-memory-check"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and "loading" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("verb", [("generate", "--prompt", "x"), ("eval", "--text", "x")])
+def test_a_model_of_another_program_is_refused_with_the_import(
+    verb: Sequence[str], tmp_path: Path, capsys: "pytest.CaptureFixture[str]"
+) -> None:
+    folder, file = tmp_path / "a model", tmp_path / "small.gguf"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(b"{}")
+    file.write_bytes(b"GGUF")
+    for path, kind, imported in (
+        (folder, "a Hugging Face folder", "'runs/a model"),
+        (file, "a GGUF file", "runs/small"),
+    ):
+        assert run([verb[0], str(path), *verb[1:]]) == 2
+        message = capsys.readouterr().err
+        assert f"is {kind}; import it" in message and "fugaku-gpt ckpt import" in message and imported in message
 
 
 @pytest.mark.parametrize(
