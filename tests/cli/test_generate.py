@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, List, Sequence
 
 import numpy as np
+import psutil
 import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.inference.text import TextTokenizer
 from fugaku_gpt.launch.launcher import find_launcher
+from fugaku_gpt.launch.rank_supervisor import SUPERVISOR_NAME
 from fugaku_gpt.layout.shards import logical_shapes
 from tests.support import tokenizers
 from tests.support.checkpoints import KINDS, cut_flat, save, save_model, some_arrays
@@ -194,6 +196,24 @@ sys.exit(run([{name!r}, {str(model)!r}, *{options}, "--tp", "2"]))
     assert (
         done.returncode == 1 and "rank 1 on " in done.stderr and "ended (exit code 3) before it joined" in done.stderr
     )
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+def test_a_rank_that_is_killed_while_texts_grow_is_named(model: Path) -> None:
+    argv = [sys.executable, "-m", "fugaku_gpt", "generate", str(model), *prompt_options(["def f(x)"] * 200)]
+    options = ["--batch", "1", "--max-tokens", "16", "--format", "jsonl", "--ranks", "2", "--tp", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*argv, *options], text=True, **pipes) as started:
+        assert started.stdout is not None and started.stdout.readline().startswith('{"prompt": "def f(x)"')
+        processes = psutil.Process(started.pid).children(recursive=True)
+        supervisors = [process.pid for process in processes if process.name() == SUPERVISOR_NAME]
+        first, second = [process for process in processes if process.ppid() in supervisors]
+        second.kill()
+        _, errors = started.communicate(timeout=300)
+    assert started.returncode in (1, 128 + 9)  # MPICH's launcher passes on the code of one rank alone
+    assert re.search(r"^fugaku-gpt: rank [01]: killed by signal 9 \(SIGKILL\)$", errors, re.MULTILINE)
+    assert "Traceback" not in errors
 
 
 @pytest.mark.mpi
