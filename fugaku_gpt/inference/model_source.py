@@ -35,7 +35,7 @@ class ModelSource(NamedTuple):
 
 
 class Joining(NamedTuple):
-    """What a rank does as it joins the others.
+    """Calls by which a rank joins the others.
 
     Attributes:
         on_joined: called once all ranks have joined MPI.

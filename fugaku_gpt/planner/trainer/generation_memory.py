@@ -48,7 +48,7 @@ def generation_memory(config: RunConfig, size: GenerationSize, base: Framework) 
 
 
 def evaluation_memory(config: RunConfig, windows: int, base: Framework) -> List[Dict[str, int]]:
-    """Return category → bytes of a rank of each stage of `eval`, which computes so many windows together."""
+    """Return category → bytes of a rank of each stage of `eval` with ``windows`` computed together."""
     tokens, item = windows * config.model.seq_len, ITEM_BYTES[config.training.dtype]
     rows = min(CHUNK_TOKENS, tokens) * config.padded_vocab // config.layout.tp
     return [
