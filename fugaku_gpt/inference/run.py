@@ -28,7 +28,7 @@ _BATCHES_OF_ROUND = 4  # of several replicas
 
 
 class Listener(NamedTuple):
-    """What is called on rank 0 while texts grow.
+    """Calls on rank 0 while texts grow.
 
     Attributes:
         on_text: called with each piece of the text of a single prompt.

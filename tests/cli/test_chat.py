@@ -102,7 +102,7 @@ class Terminal:
         return self.text.index(text, start) + len(text)
 
     def read_characters(self, count: int) -> None:
-        """Read until so many characters have come since the beginning."""
+        """Read until ``count`` characters have come since the beginning."""
         deadline = time.monotonic() + TIMEOUT
         while len(self.text) < count:
             assert time.monotonic() < deadline, self.text
