@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
@@ -19,12 +19,16 @@ from fugaku_gpt.cli.model_ranks import (
 )
 from fugaku_gpt.cli.options import PATH, checkpoint_option, format_option, options_as
 from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.streamed_input import InputFile, read_input
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT
 
 if TYPE_CHECKING:
+    from fugaku_gpt.config import RunConfig
     from fugaku_gpt.data.scored_text import ScoredText, TextLoss
-    from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+    from fugaku_gpt.inference.model_source import Joining, ModelSource, ReplicaLayout
     from fugaku_gpt.inference.questions import Answers, Question
+    from fugaku_gpt.inference.text import TextTokenizer
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
 _QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
@@ -49,6 +53,12 @@ class EvalInputs:
     documents: Optional[int]
     per_document: bool
 
+    @property
+    def files(self) -> List[InputFile]:
+        """The files of these inputs, of which a corpus has none that can be a stream."""
+        questions = [] if self.questions is None else [InputFile("--questions", self.questions, PROMPTS_TEXT)]
+        return [*questions, *(InputFile("--text", path, DOCUMENT) for path in self.text)]
+
     def check(self) -> None:
         """Raise a ``UsageError`` unless one kind of input is given."""
         kinds = [self.data is not None, bool(self.text), self.questions is not None]
@@ -71,7 +81,7 @@ class EvalInputs:
     type=PATH,
     multiple=True,
     metavar="FILE",
-    help="A text file, as one document; of a .jsonl file, each line under the key text; repeatable.",
+    help="A text file, as one document; of .jsonl, each line under the key text; repeatable; - for standard input.",
 )
 @click.option(
     "--questions",
@@ -110,13 +120,14 @@ def eval_(
     from fugaku_gpt.inference.model_source import ReplicaLayout, find_model
 
     inputs.check()
-    start_model_ranks(model_ranks)
+    start_model_ranks(model_ranks, inputs.files)
     rank = JoiningRank()
     prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), inputs, windows.stride, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
-    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, rank.report_joined))
+    joining = _joining(rank, prepared, windows, model_ranks.memory_check)
+    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, joining))
     if not is_first_rank():
         return
     if prepared.questions:
@@ -139,7 +150,6 @@ class _Prepared(NamedTuple):
 
 def _prepare(model_source: "ModelSource", inputs: EvalInputs, stride: Optional[int], options: ModelRanks) -> _Prepared:
     from fugaku_gpt.data.scored_text import documents_of_corpus, require_vocabulary
-    from fugaku_gpt.inference.documents import documents_of_file
     from fugaku_gpt.inference.model_source import (
         find_tokenizer,
         has_read_documents,
@@ -160,29 +170,54 @@ def _prepare(model_source: "ModelSource", inputs: EvalInputs, stride: Optional[i
     path = path if path is not None else find_tokenizer(model_source, None)
     tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
     if inputs.questions is not None:
-        questions = read_questions(inputs.questions, tokenizer)
+        questions = read_input(
+            "--questions", inputs.questions, options.copies, lambda path: read_questions(path, tokenizer)
+        )
         texts = [choice for question in questions for choice in question.choices]
     elif inputs.data is not None:
         decode = tokenizer.decode if is_first_rank() else None  # other ranks print no bits for each byte
         texts = documents_of_corpus(inputs.data, tokenizer.end, decode, inputs.documents)
     else:
-        texts = [document for file in inputs.text for document in documents_of_file(file, tokenizer)]
+        texts = [document for file in inputs.text for document in _documents(file, tokenizer, options)]
     for name, group in [(inputs.data, texts)] if inputs.data is not None else [(text.name, [text]) for text in texts]:
         require_vocabulary(name, group, model.vocab_size)
     return _Prepared(model_source, questions, texts)
 
 
+def _documents(file: Path, tokenizer: "TextTokenizer", options: ModelRanks) -> "List[ScoredText]":
+    from fugaku_gpt.inference.documents import documents_of_file
+
+    return read_input("--text", file, options.copies, lambda path: documents_of_file(path, tokenizer, str(file)))
+
+
+def _joining(rank: JoiningRank, prepared: _Prepared, windows: WindowOptions, has_check: bool) -> "Joining":
+    from fugaku_gpt.inference.model_source import Joining
+    from fugaku_gpt.planner.trainer.memory_check import local_node_limits
+    from fugaku_gpt.planner.trainer.use_check import refuse_too_large_evaluation
+
+    if not has_check:
+        return Joining(rank.report_joined)
+    limits = local_node_limits()
+
+    def check(config: "RunConfig", ranks: Sequence[int]) -> None:
+        stride = windows.stride or config.model.seq_len
+        most = sum(-(-len(text.ids) // stride) for text in prepared.texts)
+        refuse_too_large_evaluation(config, min(windows.batch, most), limits, ranks)
+
+    return Joining(rank.report_joined, check)
+
+
 def _losses(
-    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, on_joined: Callable[[], None]
+    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, joining: "Joining"
 ) -> "List[TextLoss]":
     from fugaku_gpt.data.progress import show_progress
     from fugaku_gpt.inference.run import losses_on_every_rank
 
     source, _, texts = prepared
     if not is_first_rank():
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, on_joined=on_joined)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, joining=joining)
     with show_progress("losses", sum(len(text.ids) - text.first for text in texts), "tokens") as advance:
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, on_joined)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, joining=joining)
 
 
 def _total(losses: "Sequence[TextLoss]") -> "TextLoss":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, TypeVar
 
 import click
 
 from fugaku_gpt.cli.options import PATH, Command, options_as
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo_at_once
+from fugaku_gpt.cli.streamed_input import Copies, InputFile, copy_streams
 from fugaku_gpt.errors import FugakuGptError, RunFailed, UsageError, missing_package
 from fugaku_gpt.machine.rank import launched_rank, ranks_of_node
 
@@ -33,6 +35,8 @@ class ModelRanks:
         dtype: type in which it is computed.
         tokenizer: a ``tokenizer.json`` or its folder; None: the model's.
         end_token: the token that ends documents; None: as the tokenizer's files say.
+        copies: streams that the process which has started this rank has read, and what they had.
+        memory_check: whether what does not fit into a node's memory is refused.
     """
 
     ranks: Optional[int]
@@ -42,12 +46,21 @@ class ModelRanks:
     dtype: str
     tokenizer: Optional[Path]
     end_token: Optional[str]
+    copies: Copies
+    memory_check: bool
 
 
 def model_ranks(function: Command) -> Command:
     """Add the options of :class:`ModelRanks` to a command, which gets them in ``model_ranks``."""
     count = click.IntRange(min=1)
     command = options_as(ModelRanks, "model_ranks")(function)
+    command = click.option("--copy-of", "copies", type=(PATH, PATH), multiple=True, hidden=True)(command)
+    command = click.option(
+        "--memory-check/--no-memory-check",
+        default=True,
+        show_default=True,
+        help="Refuse what does not fit into the memory of a node, before the model is loaded.",
+    )(command)
     command = click.option("--end-token", metavar="TOKEN", help="Token that ends documents; default: as declared.")(
         command
     )
@@ -81,13 +94,16 @@ def is_first_rank() -> bool:
     return launched is None or launched.rank == 0
 
 
-def start_model_ranks(options: ModelRanks) -> None:
+def start_model_ranks(options: ModelRanks, files: Sequence[InputFile] = (), *, converses: bool = False) -> None:
     """With ``--ranks``, start this command on these ranks, print their output, and end with their exit code; else
-    return, as this process is a rank.
+    return, as this process is a rank. Ranks that converse also get its input, and the user's Ctrl-C.
+
+    Args:
+        files: what the ranks are to read; of streams, this process reads them once for all.
 
     Raises:
         RunFailed: memory ran out on this machine.
-        UsageError: ranks cannot be started here.
+        UsageError: ranks cannot be started here, or a stream cannot be read.
     """
     launched, ranks = launched_rank(), options.ranks
     if ranks in (None, 1) or (launched is not None and launched.ranks == ranks):
@@ -104,17 +120,31 @@ def start_model_ranks(options: ModelRanks) -> None:
 
     require_rank_packages()
     launcher = find_launcher()
-    arguments = [*click.get_current_context().find_root().obj]
-    if options.threads is None:
-        arguments += ["--threads", str(max(1, len(usable_cores()) // ranks))]
-    outcome = run_command(
-        [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments],
-        launcher.environment,
-        on_line=SeparateStreams(echo, lambda line: echo(line, err=True)),
-    )
+    extra = [] if options.threads is not None else ["--threads", str(max(1, len(usable_cores()) // ranks))]
+    command = [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt"]
+    if converses:
+        from fugaku_gpt.launch.conversation import run_conversation
+
+        extra += ["--interactive"] if sys.stdin.isatty() else []
+        raise click.exceptions.Exit(run_conversation([*command, *_with_options(extra)], launcher.environment))
+    with ExitStack() as stack:
+        outcome = run_command(
+            [*command, *_with_options([*extra, *copy_streams(files, stack)])],
+            launcher.environment,
+            on_line=SeparateStreams(echo_at_once, lambda line: echo_at_once(line, err=True)),
+        )
     if outcome.oom_kills:
         raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
     raise click.exceptions.Exit(exit_code_of(outcome))
+
+
+def _with_options(options: Sequence[str]) -> List[str]:
+    """Return the arguments of this command line with more options, which stand behind its verb: the user's own may end
+    in ``--`` and arguments."""
+    context = click.get_current_context()
+    arguments: List[str] = context.find_root().obj
+    behind = arguments.index(str(context.info_name)) + 1
+    return [*arguments[:behind], *options, *arguments[behind:]]
 
 
 def join_model_ranks(options: ModelRanks) -> int:

@@ -17,7 +17,7 @@ import click
 
 from fugaku_gpt.cli.corpus_settings import with_corpus_settings
 from fugaku_gpt.cli.options import PATH, RunSource, data_option, data_overrides, options_as, run_source
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_at_once
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.schema import LOG_FORMATS
 from fugaku_gpt.errors import (
@@ -181,7 +181,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     directory.create(dump_run_config(config), mark, resume=in_same_folder)
     started, log = steady_time(), directory.log_file
     try:
-        outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=echo, mark=mark)
+        outcome = launch(config, directory, arguments, timeout=config.job.elapse, on_line=echo_at_once, mark=mark)
     except UsageError:
         directory.discard()
         raise

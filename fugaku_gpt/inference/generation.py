@@ -17,6 +17,7 @@ from fugaku_gpt import ops
 from fugaku_gpt.inference.continuation import (
     CONTEXT,
     END,
+    INTERRUPT,
     LENGTH,
     STOP,
     Continuation,
@@ -52,33 +53,48 @@ class Generator:
         self.speed = Speed()
 
     def run(
-        self, prompts: Dict[int, List[int]], on_text: Callable[[int, str], None] = lambda prompt, text: None
+        self,
+        prompts: Dict[int, List[int]],
+        on_text: Callable[[int, str], None] = lambda prompt, text: None,
+        on_end: Callable[[Continuation], None] = lambda text: None,
+        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> Dict[int, Continuation]:
         """Return the continuation of each prompt; collective over the replica.
 
         Args:
             prompts: number → token ids, at least one of each.
             on_text: called with a prompt's number and each further piece of its text.
+            on_end: called with each text that has ended.
+            is_interrupted: called before each further token, on every rank; if it returns True, which it must do on all
+                or on none, all texts end as they are.
         """
         waiting = deque(Continuation(number, ids) for number, ids in prompts.items())
         growing: List[Continuation] = []
         results: Dict[int, Continuation] = {}
+
+        def end(text: Continuation) -> None:
+            results[text.prompt] = text
+            on_end(text)
+
         longest = max((len(ids) for ids in prompts.values()), default=1) + self._limits.new_tokens
         capacity = min(self._replica.config.model.seq_len, longest)
-        cache = self._replica.make_cache(min(self._limits.slots, len(prompts)), capacity)
-        self.speed.cache_bytes = cache.bytes
+        cache = self._replica.make_cache(max(1, min(self._limits.slots, len(prompts))), capacity)
+        self.speed.cache_bytes = max(self.speed.cache_bytes, cache.bytes)
         with torch.no_grad():
-            while waiting or growing:
+            while (waiting or growing) and not is_interrupted():
                 while waiting and len(growing) < len(cache.lengths):
                     free = len(cache.lengths) - len(growing)
                     count = _prompts_at_once([len(text.prompt_ids) for text in islice(waiting, free)])
                     growing += [waiting.popleft() for _ in range(count)]
                     started = range(len(growing) - count, len(growing))
                     self._read_prompts(growing, started, cache)
-                    self._end_texts(growing, started, cache, results, on_text)
+                    self._end_texts(growing, started, cache, end, on_text)
                 if growing:
                     self._read_tokens(growing, cache)
-                    self._end_texts(growing, range(len(growing)), cache, results, on_text)
+                    self._end_texts(growing, range(len(growing)), cache, end, on_text)
+        for text in (*growing, *waiting):
+            text.reason = INTERRUPT
+            end(text)
         return {number: results[number] for number in prompts}
 
     def _read_prompts(self, growing: List[Continuation], slots: range, cache: KeyValueCache) -> None:
@@ -119,11 +135,11 @@ class Generator:
         growing: List[Continuation],
         slots: Sequence[int],
         cache: KeyValueCache,
-        results: Dict[int, Continuation],
+        end: Callable[[Continuation], None],
         on_text: Callable[[int, str], None],
     ) -> None:
-        """Update the texts in ``slots`` by their newest token, and take out those that have ended; the last text takes
-        their slot."""
+        """Update the texts in ``slots`` by their newest token, and take out those that have ended, for which ``end`` is
+        called; the last text takes their slot."""
         for slot in reversed(slots):
             text = growing[slot]
             before = text.text
@@ -131,7 +147,7 @@ class Generator:
             if text.text != before:
                 on_text(text.prompt, text.text[len(before) :])
             if text.reason:
-                results[text.prompt] = text
+                end(text)
                 cache.free_slot(slot, len(growing) - 1)
                 growing[slot] = growing[-1]
                 growing.pop()

@@ -84,6 +84,10 @@ class TextTokenizer:
         text = render_chat(self._chat_template(), messages, self._special_names())
         return [int(number) for number in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
+    def require_chat_template(self) -> None:
+        """Raise a ``UsageError`` if the tokenizer has no chat template."""
+        self._chat_template()
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens; bytes that are no text are U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

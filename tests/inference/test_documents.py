@@ -24,7 +24,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 def test_a_file_is_a_document_with_an_end(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("naïve", encoding="utf-8")
-    (document,) = documents_of_file(tmp_path / "a.txt", tokenizer)
+    (document,) = documents_of_file(tmp_path / "a.txt", tokenizer, str(tmp_path / "a.txt"))
     assert document.ids == [tokenizer.end, *tokenizer.encode("naïve"), tokenizer.end]
     assert (document.name, document.first, document.bytes) == (str(tmp_path / "a.txt"), 1, 6)
 
@@ -33,7 +33,7 @@ def test_a_file_is_a_document_with_an_end(tokenizer: TextTokenizer, tmp_path: Pa
 def test_each_line_of_json_is_a_document(tokenizer: TextTokenizer, tmp_path: Path, name: str) -> None:
     lines = ['\ufeff{"text": "one"}', '{"text": " \\n"}', "", '{"text": "\u00ef\\r"}']
     (tmp_path / name).write_text("\r\n".join(lines), encoding="utf-8")
-    documents = documents_of_file(tmp_path / name, tokenizer)
+    documents = documents_of_file(tmp_path / name, tokenizer, str(tmp_path / name))
     assert [tokenizer.decode(document.ids) for document in documents] == ["one", "\u00ef\r"]
     assert [document.bytes for document in documents] == [3, 3]
     assert [document.name for document in documents] == [f"{tmp_path / name}:1", f"{tmp_path / name}:2"]
@@ -41,7 +41,7 @@ def test_each_line_of_json_is_a_document(tokenizer: TextTokenizer, tmp_path: Pat
 
 def test_a_mark_of_the_byte_order_and_ends_of_lines_are_no_text(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc\r\n")
-    (document,) = documents_of_file(tmp_path / "a.txt", tokenizer)
+    (document,) = documents_of_file(tmp_path / "a.txt", tokenizer, str(tmp_path / "a.txt"))
     assert document.bytes == 4 and tokenizer.decode(document.ids) == "abc\n"
 
 
@@ -49,7 +49,7 @@ def test_a_mark_of_the_byte_order_and_ends_of_lines_are_no_text(tokenizer: TextT
 def test_a_file_without_text_is_refused(tokenizer: TextTokenizer, tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=f"{name}: holds no document with text"):
-        documents_of_file(tmp_path / name, tokenizer)
+        documents_of_file(tmp_path / name, tokenizer, str(tmp_path / name))
 
 
 def test_losses_are_given_for_tokens_and_bytes() -> None:

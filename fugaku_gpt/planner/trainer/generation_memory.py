@@ -1,4 +1,4 @@
-"""Memory of `generate` on a rank of each pipeline stage, by category, in bytes.
+"""Memory of `generate` and `eval` on a rank of each pipeline stage, by category, in bytes.
 
 * ``weights``: this rank's parameters in the type of the computation. Nothing else of training is kept.
 * ``cache``: keys and values of the rank's layers and heads, for every text that grows at the same time. In 16 bits it
@@ -11,6 +11,8 @@
   in float32 before it is rounded to 16 bits; where ranks cut it or compute in float64, the piece of a file in float32
   from which a rank takes its part, which may be the entire tensor.
 * ``base``: as in ``run_memory.py``.
+
+`eval` has no cache; its workspace is that of all windows of a batch, and its logits are made in pieces of some tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, LayoutConfig, RunConfig
+from fugaku_gpt.layout.communications import CHUNK_TOKENS
 from fugaku_gpt.layout.memory import ITEM_BYTES, PREFILL_TOKENS
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, chunks_of
 from fugaku_gpt.machine.framework import Framework
@@ -45,6 +48,27 @@ def generation_memory(config: RunConfig, size: GenerationSize, base: Framework) 
     require_decoder(config, "the memory of `generate`")
     layout = replace(config.layout, chunks=1, schedule=LayoutConfig().schedule, split=())
     return [_of_stage(config, chunk, size, base) for chunk in chunks_of(replace(config, layout=layout))]
+
+
+def evaluation_memory(config: RunConfig, windows: int, base: Framework) -> List[Dict[str, int]]:
+    """Return category → bytes of a rank of each stage of `eval` with ``windows`` computed together."""
+    tokens, item = windows * config.model.seq_len, ITEM_BYTES[config.training.dtype]
+    rows = min(CHUNK_TOKENS, tokens) * config.padded_vocab // config.layout.tp
+    return [
+        {**sizes, "cache": 0, "logits": rows * (item + 4) if sizes["logits"] else 0}
+        for sizes in generation_memory(config, GenerationSize(1, tokens), base)
+    ]
+
+
+def bytes_of_node(stages: Sequence[Dict[str, int]], of_ranks: Sequence[int], base: Framework) -> int:
+    """Return the bytes of one node, whose ranks share the pages of libraries.
+
+    Args:
+        stages: category → bytes of a rank of each stage.
+        of_ranks: the stage of each rank of the node.
+    """
+    sums = [sum(sizes.values()) for sizes in stages]
+    return sum(sums[stage] - base.shared_bytes for stage in of_ranks) + base.shared_bytes
 
 
 def cache_bytes(config: RunConfig, layers: Sequence[int], size: GenerationSize) -> int:
