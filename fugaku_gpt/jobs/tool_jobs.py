@@ -204,7 +204,7 @@ class ToolJobs:
         return {job_id: why for job_id, why in refusals.items() if why and not self.scheduler.is_gone(why)}
 
     def forget(self, job_id: str) -> None:
-        """Remove the record of how a job ended, once its end has been read: another simulated PJM may give its id again.
+        """Remove the record of how a job ended, once that has been read: another simulated PJM may give its id again.
 
         Raises:
             UsageError: it cannot be removed.
