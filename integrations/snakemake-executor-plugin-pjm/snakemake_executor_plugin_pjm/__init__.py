@@ -120,7 +120,7 @@ class Executor(RemoteExecutor):
         except FugakuGptError as error:
             self.report_job_error(SubmittedJobInfo(job), msg=f"not submitted: {error}\n")
             return
-        self.logger.info(f"Job {job.jobid} is job {job_id} of PJM; its output: {output}")
+        self.logger.info(f"Job {job.jobid} is job {job_id} of PJM; its output: {_FOLDER / output.name}")
         info = SubmittedJobInfo(job, external_jobid=job_id, aux={"script": path, "output": output})
         self._open[job_id] = info
         self.report_job_submission(info)
