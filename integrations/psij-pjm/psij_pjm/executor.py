@@ -178,7 +178,7 @@ class PjmJobExecutor(JobExecutor):
         return self.work_directory / f"{job.id}.sh", self.work_directory / f"{job.id}.out"
 
     def _launcher_message(self, job: Job) -> str:
-        """What the launcher has printed, if it has failed before the job's executable could."""
+        """Return the output of a launcher that failed before it had started the executable; empty for others."""
         try:
             text = self._files_of(job)[1].read_text(encoding="utf-8", errors="replace")[-_LONGEST_MESSAGE:]
         except OSError:  # nothing was started, or the job was attached

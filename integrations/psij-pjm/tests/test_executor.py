@@ -1,4 +1,4 @@
-"""What PSI/J promises of an executor, tried on a simulated PJM with real scripts, processes and faults.
+"""Tests that the executor does as PSI/J promises, on a simulated PJM with real scripts, processes and faults.
 
 They need an environment with PSI/J, this distribution and fugaku_gpt: ``make test-integrations``.
 """
@@ -87,7 +87,7 @@ def test_the_executor_and_the_launcher_are_there_by_their_descriptor() -> None:
         assert done.stdout == "['pjm', 'slurm']\nPjmMpiexecLauncher JobExecutor[pjm, 0.1.0]\n"
 
 
-def test_a_job_goes_through_all_states_and_its_callbacks_are_called(pjm: JobExecutor, tmp_path: Path) -> None:
+def test_callbacks_are_called_for_each_state_of_a_job(pjm: JobExecutor, tmp_path: Path) -> None:
     states: List[JobState] = []
     pjm.set_job_status_callback(lambda job, status: states.append(status.state))
     job = bash("echo hello; echo oops >&2; until test -e go; do sleep 0.05; done", tmp_path)
@@ -104,7 +104,7 @@ def test_a_job_goes_through_all_states_and_its_callbacks_are_called(pjm: JobExec
     assert not [path for path in (tmp_path / "work" / "pjm").rglob("*") if path.is_file()]
 
 
-def test_an_exit_code_fails_the_job_and_is_told(pjm: JobExecutor, tmp_path: Path) -> None:
+def test_an_exit_code_other_than_0_fails_the_job(pjm: JobExecutor, tmp_path: Path) -> None:
     job = bash("exit 7", tmp_path)
     pjm.submit(job)
     status = end_of(job)
@@ -155,7 +155,7 @@ def test_environment_and_arguments_reach_the_job_as_they_are(
         assert (tmp_path / "out").read_text().splitlines() == [odd, odd, seen, "3", str(tmp_path)]
 
 
-def test_resources_and_attributes_are_what_pjm_gives_the_job(pjm: JobExecutor, tmp_path: Path) -> None:
+def test_resources_and_attributes_reach_pjm(pjm: JobExecutor, tmp_path: Path) -> None:
     attributes = JobAttributes(
         duration=timedelta(minutes=90),
         queue_name="small",
@@ -198,7 +198,7 @@ def test_ranks_are_started_by_mpiexec_and_their_output_is_in_their_order(pjm: Jo
         ({"environment": {"A=B; C": "1"}}, "not the name of a variable"),
     ],
 )
-def test_what_pjm_does_not_have_is_invalid_and_nothing_is_submitted(
+def test_requests_that_pjm_cannot_meet_are_invalid_and_nothing_is_submitted(
     more: "dict[str, Any]", message: str, pjm: JobExecutor, tmp_path: Path
 ) -> None:
     job = bash("true", tmp_path, **more)

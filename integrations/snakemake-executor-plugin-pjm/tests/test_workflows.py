@@ -83,7 +83,7 @@ class TestWorkflows(snakemake.common.tests.TestWorkflowsLocalStorageBase):  # ty
         return ExecutorSettings(group="hp000000", volumes="/vol0004")
 
 
-def test_resources_of_a_rule_are_what_pjm_gives_its_job(workflow: Callable[[str], Path]) -> None:
+def test_resources_of_a_rule_reach_pjm(workflow: Callable[[str], Path]) -> None:
     folder = workflow(
         """
 rule ranks:
@@ -151,7 +151,7 @@ def test_a_job_is_followed_while_pjm_does_not_answer(workflow: Callable[[str], P
     assert (folder / "a.txt").exists()
 
 
-def test_an_interrupted_workflow_cancels_its_jobs(workflow: Callable[[str], Path]) -> None:
+def test_an_interrupted_workflow_cancels_all_jobs(workflow: Callable[[str], Path]) -> None:
     folder = workflow('rule a:\n    output: "a.txt"\n    shell: "touch up; sleep 900; touch {output}"\n')
     log = folder / "log"
     with log.open("wb") as stream:

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Started by PSI/J with the arguments that launcher_lib.sh takes, then the number of ranks and the command.
+# shellcheck source=/dev/null
 source "$(dirname "$0")/launcher_lib.sh"
 
 ranks=$1
