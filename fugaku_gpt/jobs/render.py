@@ -28,6 +28,7 @@ from fugaku_gpt.errors import EXIT_RESUME, ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
+from fugaku_gpt.jobs.directives import directive_value
 from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.limits import SCRIPT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import jinja2
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
-_UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
 _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are at their defaults."
 # between Slurm's signal and the time limit; the signal may come a minute early, which would stop a job of minutes at
 # its start
@@ -113,7 +113,7 @@ def _environment(folder: Path) -> "jinja2.Environment":
         autoescape=False,  # shell text: every value goes through `sh` or `directive`
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["directive"] = _directive_value
+    environment.filters["directive"] = directive_value
     return environment
 
 
@@ -424,17 +424,3 @@ def _duration_text(seconds: Optional[float]) -> str:
 def _slurm_size(size: str) -> str:
     """Convert 28Gi to 28G: Slurm's units are binary."""
     return size[:-1] if size else ""
-
-
-def _directive_value(value: object) -> str:
-    """Quote a value for a directive line; nothing is expanded there, and it must stay one line.
-
-    Raises:
-        ConfigError: the text has a character that the scheduler or a shell could interpret.
-    """
-    text = str(value)
-    if _UNSAFE_IN_DIRECTIVE.search(text) or not text.isascii():
-        raise ConfigError(
-            f"{text!r} cannot stand in a scheduler's line; leave out quotes, \\, $, ` and what is not ASCII"
-        )
-    return f'"{text}"'
