@@ -98,7 +98,7 @@ class SamplingOptions:
     is_flag=True,
     help="A prompt is what a user says, in the model's chat template; without prompts, read messages and answer each.",
 )
-@click.option("--interactive", is_flag=True, hidden=True)
+@click.option("--interactive", is_flag=True, hidden=True, help="On ranks that --ranks has started at a terminal.")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
 @click.option(
     "--temperature",

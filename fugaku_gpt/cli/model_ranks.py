@@ -54,7 +54,14 @@ def model_ranks(function: Command) -> Command:
     """Add the options of :class:`ModelRanks` to a command, which gets them in ``model_ranks``."""
     count = click.IntRange(min=1)
     command = options_as(ModelRanks, "model_ranks")(function)
-    command = click.option("--copy-of", "copies", type=(PATH, PATH), multiple=True, hidden=True)(command)
+    command = click.option(
+        "--copy-of",
+        "copies",
+        type=(PATH, PATH),
+        multiple=True,
+        hidden=True,
+        help="On ranks that --ranks has started: a stream, and the file that has what was read from it.",
+    )(command)
     command = click.option(
         "--memory-check/--no-memory-check",
         default=True,

@@ -356,16 +356,20 @@ def run_loop(
             steps = []
         # an iteration's time excludes validation and waiting for checkpoints
         before = time.perf_counter()
-        if validation.is_due(iteration) and not step.stop:  # there may be time for a checkpoint alone
+        is_due = validation.is_due(iteration)
+        if is_due and not step.stop:  # there may be time for a checkpoint alone
             validation.run()
             trainer.grid.world.barrier()
-        elif validation.is_due(iteration) and log is not None:
-            log.print_line(f"to stop soon, the run measures no losses after iteration {iteration}")
         if checkpoints is not None:
             checkpoints.advance(step)
             must_succeed = checkpointing.at_end if is_last else step.stop
             if must_succeed or checkpoints.is_due(iteration):
                 checkpoints.save(validation.state(), wait=must_succeed)
+        if is_due and step.stop and is_last:  # no later run measures them
+            validation.run()
+            trainer.grid.world.barrier()
+        elif is_due and step.stop and log is not None:
+            log.print_line(f"to stop soon, the run measures no losses after iteration {iteration}")
         if step.stop and not is_last:
             return True
         meter.since += time.perf_counter() - before

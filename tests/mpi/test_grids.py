@@ -181,7 +181,9 @@ def test_targets_with_the_largest_logit_of_all_ranks_are_counted(
     weight = torch.randint(-2, 3, (world.size * rows, 3), generator=generator).to(dtype)
     targets = torch.randint(0, classes, (64,), generator=generator)
     logits = hidden.detach().double().matmul(weight[:classes].double().t())
+    largest = torch.from_numpy(logits.numpy().argmax(1))  # the first of equal ones
+    targets[:16] = largest[:16]
     local = weight[world.rank * rows : (world.rank + 1) * rows].clone().requires_grad_()
     correct = CorrectCount()
     vocab_parallel_cross_entropy(hidden, local, targets, world, classes, 10, options=LossOptions(correct=correct))
-    assert correct.take() == int((logits.max(1)[1] == targets).sum()) > 0
+    assert correct.take() == int((largest == targets).sum()) >= 16
