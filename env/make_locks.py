@@ -66,6 +66,8 @@ LOCKS = (
     Lock("fuzz", ("fuzz",), _NEW, ("x86_64",), beside=("torch-2.13",)),
     Lock("build-mpi4py", ("build-mpi4py",), _NEW, _BOTH, beside=("torch-2.13",)),
     Lock("docs", ("docs",), _NEW, _BOTH, from_python="3.11.5"),
+    Lock("snakemake", ("snakemake", "integrations"), _NEW, _BOTH),
+    Lock("psij", ("psij", "integrations"), _NEW, _BOTH),
     Lock("torch-1.7", ("torch-1.7", "build-python3.8"), _OLD, ("x86_64",)),
     Lock("torch-1.10", ("torch-1.10", "build-python3.8"), _OLD, ("x86_64",)),
     Lock("torch-1.13", ("torch-1.13", "build-python3.8"), _OLD, ("x86_64",)),

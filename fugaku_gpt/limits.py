@@ -66,6 +66,7 @@ MESSAGE_LINES = Limit(100, "lines", "an error's message; how many more there are
 # records
 RECORD = Limit(64 * _MIB, "bytes", "a record in JSON, such as result.json, environment.json or manifest.json")
 INDEX = Limit(256 * _MIB, "bytes", "the index of a store of runs, which is made anew if it is longer")
+PATH = Limit(4096, "characters", "a path in a record, as everywhere on Linux")
 EVENTS = Limit(64 * _MIB, "bytes", "job.jsonl, the history of a run's jobs")
 METRICS_LINE = Limit(_MIB, "bytes", "a line of metrics.jsonl")
 SAFETENSORS_HEADER = Limit(100_000_000, "bytes", "the header of a safetensors file, as in its library")

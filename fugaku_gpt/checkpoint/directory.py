@@ -126,6 +126,19 @@ def write_best(directory: Path, best: BestCheckpoint) -> None:
     _replace_record(directory, BEST, {"version": BEST_VERSION, **asdict(best)})
 
 
+def remove_best(directory: Path) -> None:
+    """Remove the record of the best checkpoint, if there is one.
+
+    Raises:
+        OSError: as reported by the file system.
+    """
+    try:
+        file_system.remove_file(directory / BEST)
+    except FileNotFoundError:
+        return
+    file_system.sync_folder(directory)
+
+
 def read_best(directory: Path) -> Optional[BestCheckpoint]:
     """Return the recorded best checkpoint of a directory, which may be gone; None if there is no record.
 

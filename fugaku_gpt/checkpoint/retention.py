@@ -14,11 +14,12 @@ from fugaku_gpt.checkpoint.directory import (
     is_checkpoint_name,
     list_checkpoints,
     read_best,
+    remove_best,
     remove_tree,
     tracked_checkpoint,
     write_best,
 )
-from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, read_manifest
+from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, Manifest, read_manifest
 from fugaku_gpt.checkpoint.reader import damage_message, open_shard
 from fugaku_gpt.checkpoint.safetensors import NotSafetensors, checksum
 from fugaku_gpt.errors import CheckpointError
@@ -27,6 +28,7 @@ from fugaku_gpt.limits import cut
 from fugaku_gpt.typed_json import is_number
 
 LOSSES = "losses"  # in a checkpoint's state: the losses that were measured of exactly its weights, by name
+LOSS_SOURCES = "loss_sources"  # beside them: a digest, by name, of the texts and settings with which each was measured
 BEST_NAME = "best"  # by which a user names the best checkpoint
 MOST_NAMED = 8  # checkpoints that a message names
 Kinds = Mapping[str, Mapping[str, str]]  # tensor → kind → dtype
@@ -101,7 +103,7 @@ def checkpoints_at(path: Path) -> List[Path]:
     Raises:
         CheckpointError: there are none.
     """
-    if file_system.exists(path / MANIFEST) or is_checkpoint_name(path.absolute().name):
+    if _is_checkpoint(path):
         return [path]
     for directory in (path / CHECKPOINTS, path):
         checkpoints = [info.path for info in list_checkpoints(directory)]
@@ -140,7 +142,8 @@ def remove_old_checkpoints(
     Args:
         keep_last: number of the newest checkpoints to keep, at least 1.
         keep_every: also keep checkpoints of iterations that are multiples of this.
-        keep_best: also keep the checkpoint of which this loss is lowest, and record it, before any is removed.
+        keep_best: also keep the checkpoint of which this loss is lowest, and record it, before any is removed. A record
+            of another loss is removed.
 
     Raises:
         OSError: a checkpoint cannot be removed, or the record cannot be written.
@@ -149,13 +152,16 @@ def remove_old_checkpoints(
     checkpoints = list_checkpoints(directory)
     written = tracked_checkpoint(directory)
     first = next((index for index, info in enumerate(checkpoints) if info.path == written), 0)
-    sound = [info for info in checkpoints[first:] if _has_complete_files(info.path)]
+    manifests = [(info, _manifest_of_complete(info.path)) for info in checkpoints[first:]]
+    sound = [(info, manifest) for info, manifest in manifests if manifest is not None]
     best = _best_of(sound, keep_best) if keep_best is not None else None
     if best is not None:
         write_best(directory, best)
+    else:
+        _remove_outdated_best(directory, keep_best)
     gone = [
         info
-        for info in _superfluous(sound, max(1, keep_last), keep_every)
+        for info in _superfluous([info for info, _ in sound], max(1, keep_last), keep_every)
         if best is None or info.path.name != best.name
     ]
     for info in gone:
@@ -165,16 +171,32 @@ def remove_old_checkpoints(
     return [info.path.name for info in gone]
 
 
-def _best_of(newest_first: Sequence[CheckpointInfo], loss: str) -> Optional[BestCheckpoint]:
-    """The checkpoint with the lowest recorded value of a loss, the earliest of equal ones; None if none has any."""
-    measured = []
-    for info in newest_first:
-        losses = read_manifest(info.path).state.get(LOSSES)
+def _best_of(newest_first: Sequence[Tuple[CheckpointInfo, Manifest]], loss: str) -> Optional[BestCheckpoint]:
+    """The checkpoint with the lowest recorded value of a loss, the earliest of equal ones; None if none has any.
+
+    Values that were measured with other texts or settings than the newest cannot be compared with it, and do not count;
+    older versions did not record with which.
+    """
+    measured, newest_source = [], None
+    for info, manifest in newest_first:
+        losses, sources = manifest.state.get(LOSSES), manifest.state.get(LOSS_SOURCES)
         value = losses.get(loss) if isinstance(losses, dict) else None
-        if value is not None and is_number(value):
+        source = sources.get(loss) if isinstance(sources, dict) else None
+        newest_source = newest_source or source
+        if value is not None and is_number(value) and source in (None, newest_source):
             measured.append(BestCheckpoint(info.path.name, loss, float(value), info.iteration))
     # of several attempts at one iteration the newest, which comes first, is the one that is kept in any case
     return min(measured, key=lambda best: (best.value, best.iteration), default=None)
+
+
+def _remove_outdated_best(directory: Path, keep_best: Optional[str]) -> None:
+    """Remove a record of the best that nothing keeps up any more: of another loss, or of a checkpoint that is gone."""
+    try:
+        best = read_best(directory)
+    except CheckpointError:
+        best = None
+    if best is None or best.loss != keep_best or not file_system.is_folder(directory / best.name):
+        remove_best(directory)
 
 
 def named_checkpoints_at(path: Path, name: Optional[str]) -> List[Path]:
@@ -188,6 +210,8 @@ def named_checkpoints_at(path: Path, name: Optional[str]) -> List[Path]:
     """
     if name is None:
         return checkpoints_at(path)
+    if _is_checkpoint(path) and name != path.absolute().name:
+        raise CheckpointError(f"{path}: is a checkpoint itself: to choose {cut(name)}, name its run or its folder")
     if name == BEST_NAME:
         return [_best_checkpoint_at(path)]
     checkpoints = checkpoints_at(path)
@@ -215,12 +239,18 @@ def _best_checkpoint_at(path: Path) -> Path:
     raise CheckpointError(f"{path}: holds no {BEST}: a run writes it with checkpoint.keep_best, such as validation")
 
 
-def _has_complete_files(checkpoint: Path) -> bool:
+def _is_checkpoint(path: Path) -> bool:
+    return file_system.exists(path / MANIFEST) or is_checkpoint_name(path.absolute().name)
+
+
+def _manifest_of_complete(checkpoint: Path) -> Optional[Manifest]:
+    """The manifest of a checkpoint; None if it cannot be read, or some file does not have its length."""
     try:
-        files = read_manifest(checkpoint).files
-        return all(file_system.size_of(checkpoint / file.name) == file.bytes for file in files)
+        manifest = read_manifest(checkpoint)
+        is_complete = all(file_system.size_of(checkpoint / file.name) == file.bytes for file in manifest.files)
+        return manifest if is_complete else None
     except (CheckpointError, OSError):
-        return False
+        return None
 
 
 def _superfluous(

@@ -17,6 +17,7 @@ from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, CheckpointError, DataError
 
 if TYPE_CHECKING:
+    from fugaku_gpt.checkpoint.directory import BestCheckpoint
     from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
     from fugaku_gpt.checkpoint.manifest import Manifest
 
@@ -36,12 +37,15 @@ def ckpt() -> None:
 @format_option()
 def list_(path: Path, form: str) -> None:
     """List the checkpoints of a run, newest first; their data are not read (see `ckpt verify`)."""
-    from fugaku_gpt.checkpoint.directory import read_best, tracked_checkpoint
+    from fugaku_gpt.checkpoint.directory import tracked_checkpoint
     from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
     from fugaku_gpt.checkpoint.retention import checkpoints_at, summary_line, verify_checkpoint
 
     rows: List[Dict[str, Any]] = []
-    for checkpoint in checkpoints_at(path):
+    checkpoints = checkpoints_at(path)  # of one folder
+    directory = checkpoints[0].absolute().parent
+    tracked, best = tracked_checkpoint(directory), _readable_best(directory)
+    for checkpoint in checkpoints:
         row: Dict[str, Any] = {"checkpoint": checkpoint.absolute().name}
         try:
             row.update(
@@ -52,9 +56,7 @@ def list_(path: Path, form: str) -> None:
             row["problem"] = str(error)
         except FileNotFoundError:
             row["problem"] = "removed meanwhile"
-        directory = checkpoint.absolute().parent
-        row["latest"] = "yes" if tracked_checkpoint(directory) == checkpoint.absolute() else None
-        best = read_best(directory)
+        row["latest"] = "yes" if tracked == checkpoint.absolute() else None
         if best is not None and best.name == checkpoint.absolute().name:
             row["best"] = f"{best.loss} {best.value:.6f}"
         rows.append(row)
@@ -62,6 +64,17 @@ def list_(path: Path, form: str) -> None:
     if any("best" in row for row in rows):  # where a run keeps one
         columns.insert(-1, "best")
     echo(render_rows(columns, rows, form), nl=False)
+
+
+def _readable_best(directory: Path) -> "Optional[BestCheckpoint]":
+    """The record of the best checkpoint; None if there is none, or it is damaged, which is printed."""
+    from fugaku_gpt.checkpoint.directory import read_best
+
+    try:
+        return read_best(directory)
+    except CheckpointError as error:
+        echo(f"fugaku-gpt: note: {error}", err=True)
+        return None
 
 
 @ckpt.command()

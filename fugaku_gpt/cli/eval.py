@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
@@ -19,15 +19,20 @@ from fugaku_gpt.cli.model_ranks import (
 )
 from fugaku_gpt.cli.options import PATH, checkpoint_option, format_option, options_as
 from fugaku_gpt.cli.output import echo, render_rows
+from fugaku_gpt.cli.streamed_input import InputFile, read_input
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import DOCUMENT, PROMPTS_TEXT
 
 if TYPE_CHECKING:
+    from fugaku_gpt.config import RunConfig
     from fugaku_gpt.data.scored_text import ScoredText, TextLoss
-    from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+    from fugaku_gpt.inference.model_source import Joining, ModelSource, ReplicaLayout
     from fugaku_gpt.inference.questions import Answers, Question
+    from fugaku_gpt.inference.text import TextTokenizer
 
 _COLUMNS = ("text", "tokens", "bytes", "loss", "perplexity", "bits per byte")
 _QUESTION_COLUMNS = ("questions", "right", "accuracy", "right by byte", "accuracy by byte")
+_DIGITS = {"loss": 6, "perplexity": 4, "bits per byte": 6, "accuracy": 4, "accuracy by byte": 4}  # behind the point
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,13 @@ class EvalInputs:
     text: Tuple[Path, ...]
     questions: Optional[Path]
     documents: Optional[int]
+    per_document: bool
+
+    @property
+    def files(self) -> List[InputFile]:
+        """The files of these inputs, of which a corpus has none that can be a stream."""
+        questions = [] if self.questions is None else [InputFile("--questions", self.questions, PROMPTS_TEXT)]
+        return [*questions, *(InputFile("--text", path, DOCUMENT) for path in self.text)]
 
     def check(self) -> None:
         """Raise a ``UsageError`` unless one kind of input is given."""
@@ -54,6 +66,8 @@ class EvalInputs:
             raise UsageError("give one of --data CORPUS, --text FILE (repeatable) and --questions FILE")
         if self.documents is not None and self.data is None:
             raise UsageError("--documents: goes with --data")
+        if self.per_document and self.questions is not None:
+            raise UsageError("--per-document: goes with --data or --text")
 
 
 @click.command("eval")
@@ -62,7 +76,13 @@ class EvalInputs:
 @click.option(
     "--documents", type=click.IntRange(min=1), help="Documents of --data that count, from the first; default: all."
 )
-@click.option("--text", type=PATH, multiple=True, metavar="FILE", help="A text file, as one document; repeatable.")
+@click.option(
+    "--text",
+    type=PATH,
+    multiple=True,
+    metavar="FILE",
+    help="A text file, as one document; of .jsonl, each line under the key text; repeatable; - for standard input.",
+)
 @click.option(
     "--questions",
     type=PATH,
@@ -84,7 +104,6 @@ class EvalInputs:
 def eval_(
     source: Path,
     checkpoint: Optional[str],
-    per_document: bool,
     form: str,
     model_ranks: ModelRanks,
     inputs: EvalInputs,
@@ -101,23 +120,24 @@ def eval_(
     from fugaku_gpt.inference.model_source import ReplicaLayout, find_model
 
     inputs.check()
-    start_model_ranks(model_ranks)
+    start_model_ranks(model_ranks, inputs.files)
     rank = JoiningRank()
-    prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), inputs, model_ranks))
+    prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), inputs, windows.stride, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
-    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, rank.report_joined))
+    joining = _joining(rank, prepared, windows, model_ranks.memory_check)
+    losses = on_joined_ranks(lambda: _losses(prepared, layout, windows, joining))
     if not is_first_rank():
         return
     if prepared.questions:
         from fugaku_gpt.inference.questions import count_right_answers
 
         row = _row_of_questions(count_right_answers(prepared.questions, losses))
-        echo(render_rows(_QUESTION_COLUMNS, [row], form), nl=False)
+        echo(_rendered(_QUESTION_COLUMNS, [row], form), nl=False)
         return
-    rows = [_row(loss) for loss in losses] if per_document else []
-    echo(render_rows(_COLUMNS, [*rows, _row(_total(losses))], form), nl=False)
+    rows = [_row(loss) for loss in losses] if inputs.per_document else []
+    echo(_rendered(_COLUMNS, [*rows, _row(_total(losses))], form), nl=False)
 
 
 class _Prepared(NamedTuple):
@@ -128,12 +148,12 @@ class _Prepared(NamedTuple):
     texts: "List[ScoredText]"
 
 
-def _prepare(model_source: "ModelSource", inputs: EvalInputs, options: ModelRanks) -> _Prepared:
-    from fugaku_gpt.data.scored_text import documents_of_corpus
-    from fugaku_gpt.inference.documents import document_of_file
+def _prepare(model_source: "ModelSource", inputs: EvalInputs, stride: Optional[int], options: ModelRanks) -> _Prepared:
+    from fugaku_gpt.data.scored_text import documents_of_corpus, require_vocabulary
     from fugaku_gpt.inference.model_source import (
         find_tokenizer,
         has_read_documents,
+        model_of,
         tokenizer_at,
         tokenizer_of_corpus,
     )
@@ -141,48 +161,63 @@ def _prepare(model_source: "ModelSource", inputs: EvalInputs, options: ModelRank
     from fugaku_gpt.inference.text import TextTokenizer
 
     questions: List[Question] = []
+    model = model_of(model_source)
+    if stride is not None and stride > model.seq_len:
+        raise UsageError(f"--stride {stride}: valid: 1 to {model.seq_len}, model.seq_len")
     path = tokenizer_at(options.tokenizer) if options.tokenizer is not None else None
     if inputs.data is not None and path is None:
         path = tokenizer_of_corpus(inputs.data)  # none of a Megatron pair, which was encoded by the model's
     path = path if path is not None else find_tokenizer(model_source, None)
     tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
     if inputs.questions is not None:
-        questions = read_questions(inputs.questions, tokenizer)
+        questions = read_input(
+            "--questions", inputs.questions, options.copies, lambda path: read_questions(path, tokenizer)
+        )
         texts = [choice for question in questions for choice in question.choices]
     elif inputs.data is not None:
         decode = tokenizer.decode if is_first_rank() else None  # other ranks print no bits for each byte
         texts = documents_of_corpus(inputs.data, tokenizer.end, decode, inputs.documents)
     else:
-        texts = [document_of_file(file, tokenizer) for file in inputs.text]
-    _check_vocabulary(texts, model_source)
+        texts = [document for file in inputs.text for document in _documents(file, tokenizer, options)]
+    for name, group in [(inputs.data, texts)] if inputs.data is not None else [(text.name, [text]) for text in texts]:
+        require_vocabulary(name, group, model.vocab_size)
     return _Prepared(model_source, questions, texts)
 
 
+def _documents(file: Path, tokenizer: "TextTokenizer", options: ModelRanks) -> "List[ScoredText]":
+    from fugaku_gpt.inference.documents import documents_of_file
+
+    return read_input("--text", file, options.copies, lambda path: documents_of_file(path, tokenizer, str(file)))
+
+
+def _joining(rank: JoiningRank, prepared: _Prepared, windows: WindowOptions, has_check: bool) -> "Joining":
+    from fugaku_gpt.inference.model_source import Joining
+    from fugaku_gpt.planner.trainer.memory_check import local_node_limits
+    from fugaku_gpt.planner.trainer.use_check import refuse_too_large_evaluation
+
+    if not has_check:
+        return Joining(rank.report_joined)
+    limits = local_node_limits()
+
+    def check(config: "RunConfig", ranks: Sequence[int]) -> None:
+        stride = windows.stride or config.model.seq_len
+        most = sum(-(-len(text.ids) // stride) for text in prepared.texts)
+        refuse_too_large_evaluation(config, min(windows.batch, most), limits, ranks)
+
+    return Joining(rank.report_joined, check)
+
+
 def _losses(
-    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, on_joined: Callable[[], None]
+    prepared: _Prepared, layout: "ReplicaLayout", windows: WindowOptions, joining: "Joining"
 ) -> "List[TextLoss]":
     from fugaku_gpt.data.progress import show_progress
     from fugaku_gpt.inference.run import losses_on_every_rank
 
     source, _, texts = prepared
     if not is_first_rank():
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, on_joined=on_joined)
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, joining=joining)
     with show_progress("losses", sum(len(text.ids) - text.first for text in texts), "tokens") as advance:
-        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, on_joined)
-
-
-def _check_vocabulary(texts: "Sequence[ScoredText]", source: "ModelSource") -> None:
-    """Raise a ``UsageError`` for tokens that the model does not have."""
-    from fugaku_gpt.inference.model_source import model_of
-
-    vocabulary = model_of(source).vocab_size
-    for text in texts:
-        largest = int(max(text.ids))
-        if largest >= vocabulary:
-            raise UsageError(
-                f"{text.name}: has token {largest}, and the model {vocabulary} tokens: it was encoded by another "
-                "model's tokenizer"
-            )
+        return losses_on_every_rank(source, layout, texts, windows.stride, windows.batch, advance, joining=joining)
 
 
 def _total(losses: "Sequence[TextLoss]") -> "TextLoss":
@@ -195,25 +230,21 @@ def _total(losses: "Sequence[TextLoss]") -> "TextLoss":
 
 
 def _row(loss: "TextLoss") -> Dict[str, Any]:
-    bits = loss.bits_per_byte
-    values = (
-        loss.name,
-        loss.tokens,
-        loss.bytes,
-        f"{loss.loss:.6f}",
-        f"{loss.perplexity:.4f}",
-        f"{bits:.6f}" if bits is not None else None,
-    )
+    values = (loss.name, loss.tokens, loss.bytes, loss.loss, loss.perplexity, loss.bits_per_byte)
     return dict(zip(_COLUMNS, values))
 
 
 def _row_of_questions(answers: "Answers") -> Dict[str, Any]:
     count = answers.questions
-    values = (
-        count,
-        answers.right,
-        f"{answers.right / count:.4f}",
-        answers.right_by_byte,
-        f"{answers.right_by_byte / count:.4f}",
-    )
+    values = (count, answers.right, answers.right / count, answers.right_by_byte, answers.right_by_byte / count)
     return dict(zip(_QUESTION_COLUMNS, values))
+
+
+def _rendered(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], form: str) -> str:
+    """Return rows with as many digits as are the same in every layout of ranks; in JSON, as numbers."""
+    shown = []
+    for row in rows:
+        figures = {name: f"{row[name]:.{digits}f}" for name, digits in _DIGITS.items() if row.get(name) is not None}
+        numbers = {name: float(text) for name, text in figures.items()}
+        shown.append({**row, **(numbers if form == "json" else figures)})
+    return render_rows(columns, shown, form)

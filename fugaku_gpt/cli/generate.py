@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
 import click
 
@@ -20,14 +21,51 @@ from fugaku_gpt.cli.model_ranks import (
 )
 from fugaku_gpt.cli.numbers import FiniteRange
 from fugaku_gpt.cli.options import PATH, checkpoint_option, options_as
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_at_once
+from fugaku_gpt.cli.streamed_input import InputFile, read_input
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import PROMPTS_TEXT
 
 if TYPE_CHECKING:
+    from fugaku_gpt.cli.chat import ChatUser, Lines
+    from fugaku_gpt.config import ModelConfig, RunConfig
     from fugaku_gpt.inference.continuation import Continuation, GenerationLimits, Speed
-    from fugaku_gpt.inference.model_source import ModelSource, ReplicaLayout
+    from fugaku_gpt.inference.model_source import Joining, ModelSource, ReplicaLayout
     from fugaku_gpt.inference.sampling import Sampling
     from fugaku_gpt.inference.text import TextTokenizer
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of ``generate`` that say what is continued; none of them with ``chat``: what a user types.
+
+    Attributes:
+        interactive: the ranks' launcher passes on the lines of a terminal.
+    """
+
+    prompts: Tuple[str, ...]
+    prompt_file: Optional[Path]
+    chat: bool
+    interactive: bool
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether the user's messages are read one by one."""
+        return self.chat and not self.prompts and self.prompt_file is None
+
+    @property
+    def files(self) -> List[InputFile]:
+        """The file of prompts, if there is one."""
+        return [] if self.prompt_file is None else [InputFile("--prompts", self.prompt_file, PROMPTS_TEXT)]
+
+    def check(self, form: str) -> None:
+        """Raise a ``UsageError`` unless there is one source of prompts, which goes with the form of the output."""
+        if self.is_conversation and form != "text":
+            raise UsageError(f"--format {form}: goes with --prompt or --prompts, not with a conversation")
+        if not self.is_conversation and bool(self.prompts) == (self.prompt_file is not None):
+            raise UsageError(
+                "give prompts: --prompt TEXT (repeatable), or --prompts FILE; or converse, with --chat alone"
+            )
 
 
 @dataclass(frozen=True)
@@ -52,9 +90,15 @@ class SamplingOptions:
     "prompt_file",
     type=PATH,
     metavar="FILE",
-    help='One prompt in each line; JSON in a .jsonl file: a text, {"prompt": ...} or {"messages": [...]}.',
+    help="One prompt in each line, - for standard input; "
+    'JSON in a .jsonl file: a text, {"prompt": ...} or {"messages": [...]}.',
 )
-@click.option("--chat", is_flag=True, help="A prompt is what a user says: use the chat template of the model.")
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="A prompt is what a user says, in the model's chat template; without prompts, read messages and answer each.",
+)
+@click.option("--interactive", is_flag=True, hidden=True, help="On ranks that --ranks has started at a terminal.")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of a text.")
 @click.option(
     "--temperature",
@@ -92,12 +136,11 @@ class SamplingOptions:
 @checkpoint_option
 @model_ranks
 @options_as(SamplingOptions, "sampling")
+@options_as(PromptOptions, "prompts")
 def generate(
     source: Path,
     checkpoint: Optional[str],
-    prompts: Tuple[str, ...],
-    prompt_file: Optional[Path],
-    chat: bool,
+    prompts: PromptOptions,
     form: str,
     model_ranks: ModelRanks,
     sampling: SamplingOptions,
@@ -105,23 +148,34 @@ def generate(
     """Continue prompts with the newest valid checkpoint of RUN_OR_CHECKPOINT, or with the one of --checkpoint.
 
     A prompt is read as the beginning of a document. The same seed gives the same text, whatever the layout of ranks.
-    The text of a single prompt is printed as it grows. Speeds are printed on standard error.
+    The text of a single prompt is printed as it grows; lines of --format jsonl as their texts end. Speeds are printed
+    on standard error.
+
+    With --chat and no prompt, a line that you type is a message, and the model answers: Ctrl-C stops an answer, Ctrl-D
+    ends the conversation. Where standard input is no terminal, each of its lines is a message.
 
     Exit codes: 0 all texts are printed, 1 a rank failed, 2 usage error, 128 + N ended by signal N.
     """
     from fugaku_gpt.inference.model_source import ReplicaLayout, find_model
 
-    if bool(prompts) == (prompt_file is not None):
-        raise UsageError("give prompts: --prompt TEXT (repeatable), or --prompts FILE")
+    prompts.check(form)
     if "" in sampling.stop:
         raise UsageError("--stop: an empty text would end every text at its beginning")
-    start_model_ranks(model_ranks)
+    start_model_ranks(model_ranks, prompts.files, converses=prompts.is_conversation)
     rank = JoiningRank()
-    prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), prompts, prompt_file, chat, model_ranks))
+    prepared = rank.prepare(lambda: _prepare(find_model(source, checkpoint), prompts, model_ranks))
     for note in prepared.source.notes if is_first_rank() else ():
         echo(f"fugaku-gpt: note: {note}", err=True)
+    has_user = prompts.is_conversation and is_first_rank()
+    user = rank.prepare(lambda: _chat_user(prepared, prompts.interactive)) if has_user else None
     layout = ReplicaLayout(model_ranks.tp, model_ranks.pp, model_ranks.dtype, join_model_ranks(model_ranks))
-    on_joined_ranks(lambda: _generate(prepared, layout, sampling, form, rank.report_joined))
+    joining = _joining(rank, prepared, sampling, model_ranks.memory_check)
+    if prompts.is_conversation:
+        speed = on_joined_ranks(lambda: _converse(prepared, layout, sampling, user, joining))
+    else:
+        speed = on_joined_ranks(lambda: _generate(prepared, layout, sampling, form, joining))
+    if speed is not None:
+        echo(_speed_line(speed), err=True)
 
 
 class _Prepared(NamedTuple):
@@ -129,28 +183,63 @@ class _Prepared(NamedTuple):
 
     source: "ModelSource"
     tokenizer: "TextTokenizer"
+    model: "ModelConfig"
     prompts: Sequence[object]
     encoded: List[List[int]]
 
 
-def _prepare(
-    model_source: "ModelSource", prompts: Tuple[str, ...], prompt_file: Optional[Path], chat: bool, options: ModelRanks
-) -> _Prepared:
+def _prepare(model_source: "ModelSource", options: PromptOptions, ranks: ModelRanks) -> _Prepared:
     """Read everything before MPI starts: a chat template is rendered in a fork."""
     from fugaku_gpt.inference.model_source import find_tokenizer, has_read_documents, model_of
-    from fugaku_gpt.inference.prompts import encode_prompts, read_prompts
+    from fugaku_gpt.inference.prompts import Prompt, encode_prompts, read_prompts
     from fugaku_gpt.inference.text import TextTokenizer
 
-    path = find_tokenizer(model_source, options.tokenizer)
-    tokenizer = TextTokenizer(path, options.end_token, begins_after_end=has_read_documents(model_source))
-    texts = list(prompts) if prompt_file is None else read_prompts(prompt_file)
+    path = find_tokenizer(model_source, ranks.tokenizer)
+    tokenizer = TextTokenizer(path, ranks.end_token, begins_after_end=has_read_documents(model_source))
+    texts: List[Prompt] = list(options.prompts)
+    if options.prompt_file is not None:
+        texts = read_input("--prompts", options.prompt_file, ranks.copies, read_prompts)
     model = model_of(model_source)
     if tokenizer.vocab_size > model.vocab_size:
         raise UsageError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, more than model.vocab_size {model.vocab_size}: "
             "it is another model's; name the right one with --tokenizer FILE"
         )
-    return _Prepared(model_source, tokenizer, texts, encode_prompts(texts, tokenizer, chat, model.seq_len))
+    if options.is_conversation:
+        tokenizer.require_chat_template()
+    encoded = encode_prompts(texts, tokenizer, options.chat, model.seq_len)
+    return _Prepared(model_source, tokenizer, model, texts, encoded)
+
+
+def _chat_user(prepared: _Prepared, is_relayed: bool) -> "ChatUser":
+    """The user of a conversation, whose messages are encoded in a process that is forked here, before MPI starts."""
+    from fugaku_gpt.cli.chat import ChatUser, PipeLines, RelayedLines, TerminalLines
+    from fugaku_gpt.inference.conversation import ChatEncoder, Conversation
+
+    encoder = ChatEncoder(prepared.tokenizer)  # before lines are read in a thread
+    lines: "Lines" = TerminalLines() if sys.stdin.isatty() else PipeLines()
+    if is_relayed:
+        lines = RelayedLines()
+    return ChatUser(Conversation(encoder, prepared.model.seq_len, lines.note), lines)
+
+
+def _joining(rank: JoiningRank, prepared: _Prepared, sampling: SamplingOptions, has_check: bool) -> "Joining":
+    from fugaku_gpt.inference.model_source import Joining
+    from fugaku_gpt.planner.trainer.generation_memory import GenerationSize
+    from fugaku_gpt.planner.trainer.memory_check import local_node_limits
+    from fugaku_gpt.planner.trainer.use_check import refuse_too_large_generation
+
+    if not has_check:
+        return Joining(rank.report_joined)
+    limits, most, encoded = local_node_limits(), prepared.model.seq_len, prepared.encoded
+    longest = max(map(len, encoded), default=most)  # a conversation grows until it fills the context
+
+    def check(config: "RunConfig", ranks: Sequence[int]) -> None:
+        texts = min(sampling.batch, -(-max(1, len(encoded)) // config.layout.dp))
+        size = GenerationSize(texts, min(most, longest + sampling.max_tokens))
+        refuse_too_large_generation(config, size, limits, ranks)
+
+    return Joining(rank.report_joined, check)
 
 
 def _generate(
@@ -158,20 +247,31 @@ def _generate(
     layout: "ReplicaLayout",
     sampling: SamplingOptions,
     form: str,
-    on_joined: Callable[[], None],
-) -> None:
-    from fugaku_gpt.inference.run import generate_on_every_rank
+    joining: "Joining",
+) -> "Optional[Speed]":
+    from fugaku_gpt.inference.run import Listener, generate_on_every_rank
 
-    source, tokenizer, prompts, encoded = prepared
+    source, tokenizer, _, prompts, encoded = prepared
     streams = len(encoded) == 1 and form == "text" and is_first_rank()
-    on_text = (lambda text: echo(text, nl=False)) if streams else None
-    results = generate_on_every_rank(
-        source, layout, encoded, tokenizer, _sampling(sampling), _limits(sampling, tokenizer), on_text, on_joined
-    )
-    if results is not None:
-        texts, speed = results
-        _print(texts, prompts, form, streams)
-        echo(_speed_line(speed), err=True)
+    listener = Listener(on_end=lambda text: _print(text, prompts[text.prompt], form))
+    if streams:
+        listener = Listener(lambda piece: echo(piece, nl=False), lambda text: echo())
+    of_sampling, limits = _sampling(sampling), _limits(sampling, tokenizer)
+    return generate_on_every_rank(source, layout, encoded, tokenizer, of_sampling, limits, listener, joining)
+
+
+def _converse(
+    prepared: _Prepared,
+    layout: "ReplicaLayout",
+    sampling: SamplingOptions,
+    user: "Optional[ChatUser]",
+    joining: "Joining",
+) -> "Optional[Speed]":
+    from fugaku_gpt.inference.run import converse_on_every_rank
+
+    source, tokenizer, *_ = prepared
+    of_sampling, limits = _sampling(sampling), _limits(sampling, tokenizer)
+    return converse_on_every_rank(source, layout, user, tokenizer, of_sampling, limits, joining)
 
 
 def _sampling(options: SamplingOptions) -> "Sampling":
@@ -186,22 +286,18 @@ def _limits(options: SamplingOptions, tokenizer: "TextTokenizer") -> "Generation
     return GenerationLimits(options.max_tokens, tokenizer.stops, options.stop, options.batch)
 
 
-def _print(results: "Dict[int, Continuation]", prompts: Sequence[object], form: str, has_streamed: bool) -> None:
-    if has_streamed:
-        echo()
-        return
-    for number, result in results.items():
-        if form == "jsonl":
-            row = {
-                "prompt": prompts[number],
-                "text": result.text,
-                "reason": result.reason,
-                "prompt_tokens": len(result.prompt_ids),
-                "tokens": len(result.ids),
-            }
-            echo(json.dumps(row))
-        else:
-            echo(f"{'' if number == 0 else chr(10)}=== prompt {number + 1}\n{result.text}")
+def _print(text: "Continuation", prompt: object, form: str) -> None:
+    if form == "jsonl":
+        row = {
+            "prompt": prompt,
+            "text": text.text,
+            "reason": text.reason,
+            "prompt_tokens": len(text.prompt_ids),
+            "tokens": len(text.ids),
+        }
+        echo_at_once(json.dumps(row))
+    else:
+        echo(f"{'' if text.prompt == 0 else chr(10)}=== prompt {text.prompt + 1}\n{text.text}")
 
 
 def _speed_line(speed: "Speed") -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, TypeVar
 
 import click
 
 from fugaku_gpt.cli.options import PATH, Command, options_as
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo_at_once
+from fugaku_gpt.cli.streamed_input import Copies, InputFile, copy_streams
 from fugaku_gpt.errors import FugakuGptError, UsageError, missing_package
 from fugaku_gpt.machine.rank import launched_rank, ranks_of_node
 
@@ -32,6 +35,8 @@ class ModelRanks:
         dtype: type in which it is computed.
         tokenizer: a ``tokenizer.json`` or its folder; None: the model's.
         end_token: the token that ends documents; None: as the tokenizer's files say.
+        copies: streams that the process which has started this rank has read, and what they had.
+        memory_check: whether what does not fit into a node's memory is refused.
     """
 
     ranks: Optional[int]
@@ -41,12 +46,28 @@ class ModelRanks:
     dtype: str
     tokenizer: Optional[Path]
     end_token: Optional[str]
+    copies: Copies
+    memory_check: bool
 
 
 def model_ranks(function: Command) -> Command:
     """Add the options of :class:`ModelRanks` to a command, which gets them in ``model_ranks``."""
     count = click.IntRange(min=1)
     command = options_as(ModelRanks, "model_ranks")(function)
+    command = click.option(
+        "--copy-of",
+        "copies",
+        type=(PATH, PATH),
+        multiple=True,
+        hidden=True,
+        help="On ranks that --ranks has started: a stream, and the file that has what was read from it.",
+    )(command)
+    command = click.option(
+        "--memory-check/--no-memory-check",
+        default=True,
+        show_default=True,
+        help="Refuse what does not fit into the memory of a node, before the model is loaded.",
+    )(command)
     command = click.option("--end-token", metavar="TOKEN", help="Token that ends documents; default: as declared.")(
         command
     )
@@ -80,13 +101,16 @@ def is_first_rank() -> bool:
     return launched is None or launched.rank == 0
 
 
-def start_model_ranks(options: ModelRanks) -> None:
+def start_model_ranks(options: ModelRanks, files: Sequence[InputFile] = (), *, converses: bool = False) -> None:
     """With ``--ranks``, start this command on these ranks, print their output, and end with their exit code; else
-    return, as this process is a rank.
+    return, as this process is a rank. Ranks that converse also get its input, and the user's Ctrl-C.
+
+    Args:
+        files: what the ranks are to read; of streams, this process reads them once for all.
 
     Raises:
         RunFailed: memory ran out on this machine.
-        UsageError: ranks cannot be started here.
+        UsageError: ranks cannot be started here, or a stream cannot be read.
     """
     launched, ranks = launched_rank(), options.ranks
     if ranks in (None, 1) or (launched is not None and launched.ranks == ranks):
@@ -97,11 +121,27 @@ def start_model_ranks(options: ModelRanks) -> None:
     if ranks % (options.tp * options.pp):
         product = options.tp * options.pp
         raise UsageError(f"--ranks {ranks}: --tp {options.tp} * --pp {options.pp} = {product} must divide it")
-    from fugaku_gpt.launch.model_command import start_on_ranks
+    from fugaku_gpt.launch.model_command import command_on_ranks, start_on_ranks, thread_options
 
-    arguments = [*click.get_current_context().find_root().obj]
-    code = start_on_ranks(arguments, ranks, options.threads, echo, lambda line: echo(line, err=True))
+    extra = thread_options(ranks) if options.threads is None else []
+    if converses:
+        from fugaku_gpt.launch.conversation import run_conversation
+
+        extra += ["--interactive"] if sys.stdin.isatty() else []
+        raise click.exceptions.Exit(run_conversation(*command_on_ranks(_with_options(extra), ranks)))
+    with ExitStack() as stack:
+        arguments = _with_options([*extra, *copy_streams(files, stack)])
+        code = start_on_ranks(arguments, ranks, echo_at_once, lambda line: echo_at_once(line, err=True))
     raise click.exceptions.Exit(code)
+
+
+def _with_options(options: Sequence[str]) -> List[str]:
+    """Return the arguments of this command line with more options, which stand behind its verb: the user's own may end
+    in ``--`` and arguments."""
+    context = click.get_current_context()
+    arguments: List[str] = context.find_root().obj
+    behind = arguments.index(str(context.info_name)) + 1
+    return [*arguments[:behind], *options, *arguments[behind:]]
 
 
 def join_model_ranks(options: ModelRanks) -> int:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -71,6 +72,21 @@ def echo(message: Any = "", nl: bool = True, err: bool = False) -> None:
         err: whether it goes to standard error.
     """
     click.echo(harmless(str(message)), nl=nl, err=err)
+
+
+def echo_at_once(line: str, err: bool = False) -> None:
+    """Print a line by a call to the system, in one piece where that is a file or a pipe: a kill leaves no part of a
+    line, and a thread that waits for the reader of a pipe holds no lock that the end of this process needs."""
+    stream = sys.stderr if err else sys.stdout
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # it is no file of the system's, as within a test
+        echo(line, err=err)
+        return
+    stream.flush()
+    remaining = memoryview((harmless(line) + "\n").encode("utf-8"))
+    while remaining:
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 def echo_script(text: str) -> None:

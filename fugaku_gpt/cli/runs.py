@@ -13,6 +13,7 @@ from fugaku_gpt.cli.output import echo, json_document, render_rows
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config, preset_names
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.jobs.run_table import (
+    IMAGES,
     NOTES,
     RUN_COLUMNS,
     SHOWN,
@@ -58,7 +59,8 @@ def list_(
 ) -> None:
     """List the runs in STORE.
 
-    The notes name the settings in which runs of one model differ, such as lr=0.001, and which no column shows.
+    The notes name the settings in which runs of one model differ, such as lr=0.001, and which no column shows. Where a
+    run classifies grids, there is a column images_per_second.
 
     EXPR and NAME may use the columns (status, sweep, iterations, seconds_per_iteration, last_loss, job, ...) and every
     setting of a run file, such as layout.dp; texts in EXPR are quoted: status == "ok".
@@ -70,6 +72,8 @@ def list_(
     if condition is not None:
         parse_expression(condition, "--where", valid_run_names())  # a mistake in it is reported before runs are read
     records = [record for record in listed_runs(store) if attempts or record.attempt == 0]
+    if columns is None and any(IMAGES in record.figures for record in records):
+        shown.insert(shown.index("seconds_per_iteration") + 1, IMAGES)
     records = chosen_runs(records, condition, ordering, shown)
     values = RunValues(records, shown)
     cells = [list(map(_cell_of(name, form), map(values.of(name), records))) for name in shown]

@@ -30,8 +30,6 @@ class SearchOptions:
     """The subject of a search, and how its trials are made and shown.
 
     Attributes:
-        over: the setting that grows.
-        until: where the search ends.
         matrix: texts ``FIELD=V1,V2``.
         scheduler: where trials run; only local is valid.
         out: folder of the trials and the tables.
@@ -42,8 +40,6 @@ class SearchOptions:
         form: format of the edges on standard output.
     """
 
-    over: str
-    until: str
     matrix: Tuple[str, ...]
     scheduler: str
     out: Path
@@ -62,14 +58,16 @@ class SearchOptions:
     type=click.Choice([MICRO_BATCH]),
     default=MICRO_BATCH,
     show_default=True,
-    help="Setting that grows; the global batch grows with it.",
+    expose_value=False,  # names what is searched; a choice only where there is another
+    help="Setting that grows, the only one so far; the global batch grows with it.",
 )
 @click.option(
     "--until",
     type=click.Choice([OUT_OF_MEMORY_ONLY]),
     default=OUT_OF_MEMORY_ONLY,
     show_default=True,
-    help="Where it ends.",
+    expose_value=False,
+    help="Where it ends, so far only where memory does.",
 )
 @click.option(
     "--matrix",
@@ -201,7 +199,7 @@ def _print_results(plan: FrontierPlan, edges: "Sequence[Edge]", search: SearchOp
     lines, columns, rows = bullets(edges), edge_columns(edges), edge_rows(edges)
     closing = [f"{len(edges)} of {len(plan.rows)} combinations, {sum(len(edge.trials) for edge in edges)} trials"]
     if any(edge.trials for edge in edges):
-        merged = write_tables([search.out], search.out)
+        merged = write_tables([search.out / trial.run.name for edge in edges for trial in edge.trials], search.out)
         texts = {form: render_rows(columns, rows, form) for form in ("md", "csv", "json")}
         texts["md"] = "".join(f"{line}\n" for line in lines) + "\n" + texts["md"]
         for form, text in texts.items():

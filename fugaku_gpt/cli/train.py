@@ -15,7 +15,7 @@ from typing import List, Optional
 import click
 
 from fugaku_gpt.cli.options import PATH, data_option, data_overrides, options_as, run_source
-from fugaku_gpt.cli.output import echo
+from fugaku_gpt.cli.output import echo, echo_at_once
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import LOG_FORMATS
 from fugaku_gpt.config.source import RunSource
@@ -153,7 +153,7 @@ def _start_ranks(config: RunConfig, out: Path, resume: str, force_data: bool) ->
     def check() -> None:
         refuse_too_large(config, local_node_limits(), range(config.layout.ranks))
 
-    run = train_on_this_machine(config, out, check, resume, force_data, echo)
+    run = train_on_this_machine(config, out, check, resume, force_data, echo_at_once)
     if run.problem:
         echo(f"fugaku-gpt: {run.problem}", err=True)
     if run.warning:

@@ -26,7 +26,7 @@ from typing import Any, Callable, Collection, Dict, List, NoReturn, Tuple, Type,
 
 from fugaku_gpt.config.expression_tokens import Token, Value, read_tokens
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS
+from fugaku_gpt.limits import EXPONENT, EXPRESSION, EXPRESSION_LEVELS, cut
 
 Lookup = Callable[[str], Value]
 
@@ -333,4 +333,4 @@ def _describe(value: Value) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "a list"
-    return f"the text {value!r}" if isinstance(value, str) else f"the number {value:g}"
+    return f"the text {cut(repr(value))}" if isinstance(value, str) else f"the number {value:g}"

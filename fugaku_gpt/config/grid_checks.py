@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable
 
-from fugaku_gpt.config.schema import ARC, CORPUS, DECODER, GRID_CLASSIFIER, RunConfig
+from fugaku_gpt.config.schema import ARC, COLORS, CORPUS, DECODER, GRID_CLASSIFIER, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.limits import cut
 
@@ -32,6 +32,7 @@ def check_grids(config: RunConfig, report_problem: ReportProblem) -> None:
         ("training.ramp_start", config.training.ramp_start, None, "null"),
         ("training.seq_ramp_start", config.training.seq_ramp_start, None, "null"),
         ("training.skip_samples", list(config.training.skip_samples), [], "[]"),
+        ("training.eval_files", list(config.training.eval_files), [], "[]"),
         ("data.weights", list(data.weights), [], "[]"),
     ):
         if value != valid:
@@ -52,8 +53,8 @@ def _check_sizes(config: RunConfig, report_problem: ReportProblem) -> None:
     if odd:
         rule = f"must divide the cells of each bucket, {odd[0]} x {odd[0]}, with layout.sequence_parallel"
         report_problem("layout.tp", tp, rule)
-    if model.vocab_size < 10:
-        report_problem("model.vocab_size", model.vocab_size, "a grid has 10 colors; valid: 10 or more")
+    if model.vocab_size < COLORS:
+        report_problem("model.vocab_size", model.vocab_size, f"a grid has {COLORS} colors; valid: {COLORS} or more")
 
 
 def require_decoder(config: RunConfig, purpose: str) -> None:

@@ -17,6 +17,7 @@ from fugaku_gpt.config.options import as_knob, duration, option, power_knob
 from fugaku_gpt.limits import LAYERS, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}  # in tables
 SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
 GRID_ORDERS = ("tp,pp,dp", "tp,dp,pp", "pp,tp,dp", "pp,dp,tp", "dp,tp,pp", "dp,pp,tp")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
@@ -32,12 +33,14 @@ ROPE_SCALINGS = ("none", "linear", "llama3")
 BIASES = ("all", "qkv", "none")
 DECODER, GRID_CLASSIFIER = MODEL_KINDS = ("decoder", "grid_classifier")
 CORPUS, ARC = DATA_KINDS = ("corpus", "arc")
+COLORS = 10  # of the cells of a grid
 LARGEST_GRID = 30  # cells on a side, of the ARC set
 
 # Forms of texts that job scripts contain. Quoting makes any text harmless there; these forms catch mistakes.
 _WORD = (r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -")
 SIZE = (r"0*[1-9][0-9]*(Ki|Mi|Gi|Ti)", "a size with its unit, such as 23Gi")
 _PATH = (r"[^\x00-\x1f\x7f\ud800-\udfff]+", "a path without control characters")
+_NAME = (_PATH[0], "a name without control characters")
 _LIBRARY = (r"[^\s:\x00-\x1f\x7f\ud800-\udfff]+", "a path without spaces and colons, as in LD_PRELOAD")
 _VARIABLE = (r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f\ud800-\udfff]*", "NAME=value on one line")
 _AXES = "XY|YX|XYZ|XZY|YXZ|YZX|ZXY|ZYX"
@@ -207,6 +210,11 @@ class ModelConfig:
     def layer_weights(self) -> int:
         """Elements of the weight matrices of one layer: multiply-adds of their products for each token."""
         return self.hidden * (self.qkv_width + self.query_width + self.up_width + self.ffn_size)
+
+    def computed_layer_weights(self, tp: int) -> int:
+        """Like ``layer_weights``, but of all products that ``tp`` ranks make: those with copies of heads of keys and
+        values count once for each rank."""
+        return self.hidden * (tp * self.local_qkv_width(tp) + self.query_width + self.up_width + self.ffn_size)
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding when it is split over ``tp`` ranks."""
@@ -691,7 +699,7 @@ class CheckpointConfig:
         None,
         "loss whose lowest value among the checkpoints, each of which must be measured, keeps one of them for as long "
         "as none has a lower one: validation, or the name of one of training.eval_files; default: none",
-        form=_WORD,
+        form=_NAME,
     )
     asynchronous: bool = option(
         True, "continue training while an in-memory copy is written; needs the memory of the copy"

@@ -1,4 +1,5 @@
-"""Reads ``training.eval_files`` as documents of token ids: text files, by the corpora's tokenizer, and corpora.
+"""Reads ``training.eval_files`` as documents of token ids: text files, by the corpora's tokenizer, and corpora; and the
+texts of a file as ``eval`` reads them, too.
 
 The ranks of a training never import this module but for rank 0 of a run that has such files: it needs ``tokenizers``.
 """
@@ -7,15 +8,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.data.corpus import is_corpus, tokenizer_of_corpora
 from fugaku_gpt.data.json_records import json_lines, lines_of
-from fugaku_gpt.data.scored_text import ScoredText, documents_of_corpus
+from fugaku_gpt.data.scored_text import ScoredText, documents_of_corpus, ids_behind, require_vocabulary
 from fugaku_gpt.data.tokenizer import Encoder, import_tokenizers
 from fugaku_gpt.errors import DataError
-from fugaku_gpt.input_files import open_file, read_bytes
+from fugaku_gpt.input_files import open_file, read_text
 from fugaku_gpt.limits import DOCUMENT
 
 _JSON_LINES = ".jsonl"
@@ -36,9 +37,7 @@ def read_eval_files(paths: Sequence[str], corpora: Sequence[str], vocab_size: in
     files = []
     for path in paths:
         texts = _documents_of_corpus(path, corpora) if is_corpus(path) else _documents_of_text(Path(path), corpora)
-        largest = max(int(max(text.ids)) for text in texts)
-        if largest >= vocab_size:
-            raise DataError(f"{path}: has token {largest}, more than model.vocab_size {vocab_size} allows")
+        require_vocabulary(f"training.eval_files: {path}", texts, vocab_size)
         files.append(texts)
     return files
 
@@ -59,25 +58,34 @@ def _documents_of_text(path: Path, corpora: Sequence[str]) -> List[ScoredText]:
     except DataError as error:
         raise DataError(f"training.eval_files: {path}: needs the tokenizer of data.paths: {error}") from None
     encoder = _encoder(tokenizer)
-    texts = []
     try:
-        for number, text in enumerate(_texts_of(path), 1):
-            ids = [tokenizer.end, *(int(token) for token in encoder.encode(text))]
-            texts.append(ScoredText(f"{path}:{number}", ids, 1, len(text)))
+        contents = texts_of_file(path)
+    except DataError as error:
+        raise DataError(f"training.eval_files: {error}") from None
+    documents = [(content, ids_behind(tokenizer.end, encoder.encode(content))) for content in contents]
+    return [ScoredText(f"{path}:{n}", ids, 1, len(content)) for n, (content, ids) in enumerate(documents, 1)]
+
+
+def texts_of_file(path: Path) -> List[bytes]:
+    """Return the documents of a text file as UTF-8: each line of a ``.jsonl`` file, under the key ``text``; or all of a
+    file, with its ends of lines as newlines. Those without text are left out, as ``data prepare`` does.
+
+    Raises:
+        DataError: it cannot be read, is not valid, or holds no text.
+    """
+    try:
+        if path.suffix.lower() == _JSON_LINES:
+            with open_file(path) as stream:
+                lines = lines_of(stream, DOCUMENT.value)
+                contents = list(json_lines(lines, path, "text", DOCUMENT.value, _refuse))
+        else:
+            contents = [read_text(path, DOCUMENT, encoding="utf-8-sig").encode("utf-8")]
     except (OSError, ValueError) as error:
-        raise DataError(f"training.eval_files: {path}: cannot be read: {error}") from None
-    if not texts:
-        raise DataError(f"training.eval_files: {path}: holds no document")
-    return texts
-
-
-def _texts_of(path: Path) -> Iterator[bytes]:
-    if path.suffix != _JSON_LINES:
-        text = read_bytes(path, DOCUMENT).decode("utf-8-sig")
-        yield text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8")
-        return
-    with open_file(path) as stream:
-        yield from json_lines(lines_of(stream, DOCUMENT.value), path, "text", DOCUMENT.value, _refuse)
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    contents = [content for content in contents if content and not content.isspace()]
+    if not contents:
+        raise DataError(f"{path}: holds no document with text")
+    return contents
 
 
 def _refuse(error: DataError) -> None:

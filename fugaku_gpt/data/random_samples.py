@@ -7,8 +7,8 @@ from typing import Any, Union
 import numpy as np
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.schema import COLORS
 from fugaku_gpt.data.grid_samples import GridBatch
-from fugaku_gpt.data.grids import COLORS
 
 
 class RandomSamples:
@@ -36,6 +36,10 @@ class RandomGrids:
     def cells(self, number: int) -> int:
         """Cells of each sample."""
         return self._side**2
+
+    def distinct(self, cells: int, count: int) -> int:
+        """How many different grids ``count`` samples are: all, but for a chance."""
+        return count
 
     def batch(self, first: int, count: int) -> GridBatch:
         """Return the grids from ``first``, whose sides are from half the largest to the largest."""

@@ -18,14 +18,18 @@ def validation_of_run(source: RunSource, config: RunConfig) -> Tuple[List[str], 
     """
     if _KEY in source.written_keys():
         return [], ""
-    if config.model.is_grid_classifier:
-        return _at_start_and_end(config) if config.data.split[1] > 0 else ([], "no validation: it has no data.split")
-    if not config.data.paths:
+    is_of_grids = config.model.is_grid_classifier
+    if is_of_grids and not config.data.split[1]:
+        return [], "no validation: data.split has no share for it"
+    if not config.data.paths and not is_of_grids:
         return [], ""
+    from fugaku_gpt.data.grid_samples import open_grid_samples
     from fugaku_gpt.data.samples import NoSamples, open_samples, surely_has_samples
 
     try:
-        if not surely_has_samples(config, "valid"):  # each rank of a launch asks: a large index is not read for it
+        if is_of_grids:
+            open_grid_samples(config, "valid")
+        elif not surely_has_samples(config, "valid"):  # each rank of a launch asks: a large index is not read for it
             open_samples(config, "valid")
     except NoSamples as error:
         return [], f"no validation: {error}"

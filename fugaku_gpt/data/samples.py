@@ -25,7 +25,7 @@ _MAX_CACHED_EPOCHS = 2  # a window may span two epochs
 
 
 class NoSamples(DataError):
-    """A split of a corpus is too small for one sample."""
+    """A split of a corpus, or of a set of grids, is too small for one sample."""
 
 
 def open_samples(config: RunConfig, split: str) -> "SampleSource":

@@ -31,6 +31,29 @@ class ScoredText:
     bytes: Optional[int]
 
 
+def ids_behind(before: int, ids: "np.ndarray[Any, np.dtype[Any]]") -> "np.ndarray[Any, np.dtype[Any]]":
+    """Return token ids behind another one, in the type of the ids where that can hold it: a corpus may be large."""
+    dtype = ids.dtype if before <= np.iinfo(ids.dtype).max else np.dtype(np.int64)
+    return np.concatenate((np.array([before], dtype=dtype), ids.astype(dtype, copy=False)))
+
+
+def require_vocabulary(name: str, texts: Sequence[ScoredText], vocab_size: int) -> None:
+    """Check that a model has the tokens of texts.
+
+    Args:
+        name: of the texts together, for the message.
+
+    Raises:
+        DataError: it has not.
+    """
+    largest = max(int(text.ids.max() if isinstance(text.ids, np.ndarray) else max(text.ids)) for text in texts)
+    if largest >= vocab_size:
+        raise DataError(
+            f"{name}: has token {largest}, more than model.vocab_size {vocab_size} allows: it was encoded by another "
+            "model's tokenizer"
+        )
+
+
 class TextLoss(NamedTuple):
     """Loss of a text.
 
@@ -78,7 +101,7 @@ def documents_of_corpus(
     index = open_corpus(path).index
     documents = []
     for number in range(index.documents if count is None else min(count, index.documents)):
-        ids = np.concatenate(([end], index.document(number)))
+        ids = ids_behind(end, index.document(number))
         if len(ids) > 1:
             size = len(decode(ids.tolist()).encode("utf-8")) if decode is not None else None
             documents.append(ScoredText(f"{number}", ids, 1, size))

@@ -24,7 +24,7 @@ from fugaku_gpt.hang.diagnosis import (
     living_ranks,
     process_states,
 )
-from fugaku_gpt.hang.recorders import GONE, Recorders
+from fugaku_gpt.hang.recorders import GONE, STOPPED, Recorders
 from fugaku_gpt.hang.standstill import Standstill, measure_standstill
 from fugaku_gpt.records.flight import FINISHED, PHASES, Flight
 from fugaku_gpt.records.run import FAILED, HUNG, OK, OUT_OF_MEMORY, Result
@@ -57,7 +57,10 @@ def explain_end(flights: Sequence[Flight], observed: Observed) -> Hang:
     result, heads = observed.result, [flight.head for flight in flights]
     processes = process_states(heads, observed.host)
     if result is not None and result.status == HUNG:
-        return diagnose_hang(flights, processes, observed.config)
+        # Ranks are gone because the watchdog has ended them, while the cause may resist its end a little longer. One
+        # that was gone before had a watchdog that fell silent first.
+        stopped = {rank: state for rank, state in processes.items() if state == STOPPED}
+        return diagnose_hang(flights, stopped, observed.config)
     if result is not None and result.status == OK:
         return _without_culprit(flights, processes, NO_HANG, "no hang: the run has ended well")
     if result is not None and _names_a_rank(result, heads[0].ranks):

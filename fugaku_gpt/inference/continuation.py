@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import FrozenSet, List, Sequence
 
 # why a text has ended
-END, STOP, LENGTH, CONTEXT = "end", "stop", "length", "context"
+END, STOP, LENGTH, CONTEXT, INTERRUPT = "end", "stop", "length", "context", "interrupt"
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Continuation:
         prompt_ids: its tokens.
         ids: the tokens that follow.
         text: their text.
-        reason: why it has ended: ``end`` of the document, a ``stop`` string, ``length`` as asked for, or the model's
-            ``context`` is full; empty while it grows.
+        reason: why it has ended: ``end`` of the document, a ``stop`` string, ``length`` as asked for, the model's
+            ``context`` is full, or the user's ``interrupt``; empty while it grows.
     """
 
     prompt: int

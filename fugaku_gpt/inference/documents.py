@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import List
 
+from fugaku_gpt.data.eval_documents import texts_of_file
 from fugaku_gpt.data.scored_text import ScoredText
-from fugaku_gpt.errors import UsageError
 from fugaku_gpt.inference.text import TextTokenizer
-from fugaku_gpt.input_files import read_text
-from fugaku_gpt.limits import DOCUMENT
 
 
-def document_of_file(path: Path, tokenizer: TextTokenizer) -> ScoredText:
-    """Return a text file as one document, with the token that ends it.
+def documents_of_file(path: Path, tokenizer: TextTokenizer, name: str) -> List[ScoredText]:
+    """Return the documents of a text file as those of ``training.eval_files``, each with the token that ends it.
+
+    Args:
+        name: the name of the file in theirs; ``path`` may be a copy.
 
     Raises:
-        UsageError: it cannot be read, or is not UTF-8.
+        DataError: it cannot be read, is not UTF-8, or holds no text.
     """
-    try:
-        text = read_text(path, DOCUMENT)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    ids = [*tokenizer.encode_start(text), tokenizer.end]
-    return ScoredText(str(path), ids, 1, len(text.encode("utf-8")))
+    documents = []
+    contents = texts_of_file(path)
+    for number, content in enumerate(contents, 1):
+        ids = [*tokenizer.encode_start(content.decode("utf-8")), tokenizer.end]
+        documents.append(ScoredText(f"{name}:{number}" if len(contents) > 1 else name, ids, 1, len(content)))
+    return documents

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
+from fugaku_gpt.checkpoint.hugging_face import CONFIG, INDEX, WEIGHTS
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import TOKENIZER
 from fugaku_gpt.checkpoint.manifest import Manifest, read_manifest
 from fugaku_gpt.checkpoint.recorded_model import recorded_model
 from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
 from fugaku_gpt.config.schema import DECODER
-from fugaku_gpt.data.corpus import open_corpus, tokenizer_of_corpora
+from fugaku_gpt.data.corpus import tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
 from fugaku_gpt.limits import cut
 
@@ -30,6 +32,19 @@ class ModelSource(NamedTuple):
     checkpoint: Path
     manifest: Manifest
     notes: List[str]
+
+
+class Joining(NamedTuple):
+    """Calls by which a rank joins the others.
+
+    Attributes:
+        on_joined: called once all ranks have joined MPI.
+        check_node: called with the run and the ranks of this node before the model is loaded; raises a ``UsageError``
+            for replicas that do not fit into the memory of the node.
+    """
+
+    on_joined: Callable[[], None] = lambda: None
+    check_node: Callable[[RunConfig, Sequence[int]], None] = lambda config, ranks: None
 
 
 class ReplicaLayout(NamedTuple):
@@ -52,7 +67,9 @@ def find_model(path: Path, name: Optional[str] = None) -> ModelSource:
 
     Raises:
         CheckpointError: there is none, or its model is no decoder.
+        UsageError: there is a model of another program, which is to be imported.
     """
+    _refuse_foreign(path)
     checkpoint, rejected = newest_valid(named_checkpoints_at(path, name), deep=False)
     if checkpoint is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
@@ -63,6 +80,22 @@ def find_model(path: Path, name: Optional[str] = None) -> ModelSource:
     if kind != DECODER:
         raise CheckpointError(f"{checkpoint}: its model is a {cut(str(kind))} (model.kind), which predicts no tokens")
     return ModelSource(checkpoint, manifest, [f"{name} is left out: {why}" for name, why in rejected])
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a model of another program, and say how it becomes one of ours: an import rewrites all weights, which no
+    command should do anew each time.
+
+    Raises:
+        UsageError: the path is a Hugging Face folder, or a GGUF file.
+    """
+    is_folder = (path / CONFIG).is_file() and any((path / name).is_file() for name in (WEIGHTS, INDEX))
+    if not is_folder and not (path.suffix == ".gguf" and path.is_file()):
+        return
+    imported = f"runs/{path.absolute().stem if not is_folder else path.absolute().name}"
+    command = f"fugaku-gpt ckpt import {shlex.quote(str(path))} {shlex.quote(f'{imported}/checkpoints')}"
+    kind = "a Hugging Face folder" if is_folder else "a GGUF file"
+    raise UsageError(f"{path}: is {kind}; import it, and name what becomes of it, {shlex.quote(imported)}: {command}")
 
 
 def model_of(source: ModelSource) -> ModelConfig:
@@ -137,6 +170,6 @@ def tokenizer_of_corpus(path: str) -> Optional[Path]:
     """Return the ``tokenizer.json`` of a corpus; None if it is a Megatron pair, which has none.
 
     Raises:
-        DataError: there is no corpus, or it is damaged.
+        DataError: the corpus is damaged.
     """
-    return tokenizer_of_corpora([path]).path if open_corpus(path).manifest is not None else None
+    return tokenizer_of_corpora([path]).path if Path(path).is_dir() else None

@@ -9,10 +9,12 @@ import torch
 
 from fugaku_gpt.checkpoint.reader import Checkpoint
 from fugaku_gpt.comm import ProcessGrid
+from fugaku_gpt.compat.probes import WIDE_DTYPES
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.errors import CheckpointError, RunFailed
 from fugaku_gpt.inference.model_source import ModelSource
+from fugaku_gpt.layout.regions import Region
 from fugaku_gpt.layout.shards import logical_shapes, tensor_region
 from fugaku_gpt.layout.stages import chunk_tensors, chunks_of
 from fugaku_gpt.model import build_stage, named_parameters
@@ -58,14 +60,7 @@ class ModelReplica:
         parameters = named_parameters([self._model])
         with Checkpoint(source.checkpoint, source.manifest) as checkpoint:
             for spec in chunk_tensors(self.config.model, tp, self._chunk):
-                parameter = parameters[spec.name].detach().zero_()
-                region = tensor_region(spec, tp, rank)
-                if region.size == 0:  # padding of the vocabulary alone
-                    continue
-                wide = parameter if parameter.dtype == torch.float64 else parameter.float()
-                part = wide[: region.shape[0]].contiguous()
-                checkpoint.read_region("weights", spec.name, region, part.numpy())
-                parameter[: region.shape[0]].copy_(part)
+                _read_tensor(checkpoint, spec.name, tensor_region(spec, tp, rank), parameters[spec.name].detach())
 
     def make_cache(self, slots: int, capacity: int) -> KeyValueCache:
         """Return an empty cache for ``slots`` sequences of up to ``capacity`` tokens."""
@@ -84,7 +79,7 @@ class ModelReplica:
         x = self._hidden_states(tokens, cache, new)
         chosen = torch.full((len(tokens),), _NOT_FINITE, dtype=torch.int64)
         if self._chunk.has_head:
-            logits = self._model.last_logits(x).double().numpy()
+            logits = self._model.last_logits(x, new.last).double().numpy()
             if np.isfinite(logits).all():
                 chosen[:] = torch.tensor(choose(logits))
         # ranks with another processor or another NumPy must not go different ways
@@ -113,3 +108,18 @@ class ModelReplica:
         if stage + 1 < stages:
             self.grid.pp.start_send(x.contiguous(), stage + 1).wait()
         return x
+
+
+def _read_tensor(checkpoint: Checkpoint, name: str, region: Region, parameter: torch.Tensor) -> None:
+    """Read a rank's part of a tensor into a parameter, whose further rows are padding. In 16 bits it is read in float32
+    and then rounded, in memory that is free again before the next tensor's is taken."""
+    parameter.zero_()
+    if region.size == 0:  # padding of the vocabulary alone
+        return
+    rows = parameter[: region.shape[0]]
+    if parameter.dtype in WIDE_DTYPES:
+        checkpoint.read_region("weights", name, region, rows.numpy())
+        return
+    wide = torch.empty(region.shape, dtype=torch.float32)
+    checkpoint.read_region("weights", name, region, wide.numpy())
+    rows.copy_(wide)

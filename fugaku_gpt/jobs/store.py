@@ -35,7 +35,8 @@ from fugaku_gpt.typed_json import LATEST
 UNFINISHED = "unfinished"  # neither a result nor a job: still running, or killed
 FIGURES = (
     "seconds_per_iteration", "tokens_per_second", "tflops_notes", "tflops_exact", "node_used_bytes", "rss_max_bytes",
-    "first_loss", "last_loss", "first_validation_loss", "last_validation_loss",
+    "first_loss", "last_loss", "first_validation_loss", "last_validation_loss", "images_per_second",
+    "last_validation_accuracy",
 )  # fmt: skip
 
 

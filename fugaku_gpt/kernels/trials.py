@@ -103,11 +103,12 @@ def _trial(kernel: str, kind: int, actual: np.ndarray, expected: np.ndarray) -> 
 
 
 def _attention(library: Library, kind: int, threads: int) -> Iterator[Trial]:
-    """Causal attention; and documents and padding, with heads that share keys and values."""
-    length = 70
+    """Causal attention; and documents and padding, with heads that share keys and values. Of queries there are two
+    blocks, of keys three, the last of each with a rest."""
+    length = 170
     positions = np.arange(length)
     causal = np.zeros((1, length), np.int32), positions[np.newaxis].astype(np.int32) + 1
-    starts = np.array([0, 40, 65, length])  # two documents, padding
+    starts = np.array([0, 40, 140, length])  # two documents, padding
     document = np.searchsorted(starts, positions, "right") - 1
     ends = np.where(document < 2, starts[document + 1], starts[document])
     shared = tuple(np.stack([sides[0], side]).astype(np.int32) for sides, side in zip(causal, (starts[document], ends)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.launch.launcher import exit_code_of, find_launcher, require_rank_packages
@@ -34,35 +34,38 @@ class EndedCommand(NamedTuple):
         return "\n".join(messages or self.errors[-5:]) or f"exit code {self.code}"
 
 
-def start_on_ranks(
-    arguments: Sequence[str], ranks: int, threads: Optional[int], on_output: OnLine, on_error: OnLine
-) -> int:
-    """Start this program on ranks, wait for their end, and return the exit code.
+def thread_options(ranks: int) -> List[str]:
+    """The options by which each of some ranks of this machine has its share of the cores as threads."""
+    return ["--threads", str(max(1, len(usable_cores()) // ranks))]
+
+
+def command_on_ranks(arguments: Sequence[str], ranks: int) -> Tuple[List[str], Dict[str, str]]:
+    """Return the command that starts this program on ranks of this machine, and the variables that it needs.
 
     Args:
         arguments: its command line.
         ranks: their number.
-        threads: threads of each, where the command line states it; None adds the share of the cores.
-        on_output, on_error: called with the lines that they print.
 
     Raises:
-        RunFailed: memory ran out on this machine.
         UsageError: ranks cannot be started here.
         ModuleNotFoundError: this Python lacks a package that ranks need.
     """
     require_rank_packages()
     launcher = find_launcher()
-    share = ["--threads", str(max(1, len(usable_cores()) // ranks))] if threads is None else []
-    outcome = run_command(
-        [
-            *launcher.command_prefix(ranks),
-            *(sys.executable, "-m", "fugaku_gpt"),
-            *arguments,
-            *share,
-        ],
-        launcher.environment,
-        on_line=SeparateStreams(on_output, on_error),
-    )
+    return [*launcher.command_prefix(ranks), sys.executable, "-m", "fugaku_gpt", *arguments], launcher.environment
+
+
+def start_on_ranks(arguments: Sequence[str], ranks: int, on_output: OnLine, on_error: OnLine) -> int:
+    """Start this program on ranks, wait for their end, and return the exit code; arguments and further errors: see
+    :func:`command_on_ranks`.
+
+    Args:
+        on_output, on_error: called with the lines that they print.
+
+    Raises:
+        RunFailed: memory ran out on this machine.
+    """
+    outcome = run_command(*command_on_ranks(arguments, ranks), on_line=SeparateStreams(on_output, on_error))
     if outcome.oom_kills:
         raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
     return exit_code_of(outcome)
@@ -72,6 +75,6 @@ def run_model_command(arguments: Sequence[str], ranks: int = 1, threads: Optiona
     """Run this program on ranks, and gather what it prints; arguments and errors: see :func:`start_on_ranks`."""
     output: List[str] = []
     errors: List[str] = []
-    stated = ["--threads", str(threads)] if threads is not None else []
-    code = start_on_ranks([*arguments, *stated, "--ranks", str(ranks)], ranks, threads, output.append, errors.append)
+    stated = ["--threads", str(threads)] if threads is not None else thread_options(ranks)
+    code = start_on_ranks([*arguments, *stated, "--ranks", str(ranks)], ranks, output.append, errors.append)
     return EndedCommand(code, tuple(output), tuple(errors))

@@ -17,12 +17,13 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Union
 
 import psutil
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.log_file import LogFile
+from fugaku_gpt.launch.output_reader import OutputReader
 from fugaku_gpt.machine.local import out_of_memory_kills
 from fugaku_gpt.machine.rank import without_launch_variables
 from fugaku_gpt.records.claim import HOLDER_VARIABLE
@@ -31,6 +32,7 @@ MARK = HOLDER_VARIABLE
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 2.0
+_OUTPUT_AFTER_SIGNAL_SECONDS = 5.0
 _CAUGHT_SIGNALS = (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1)
 _KILL_SIGNALS = (signals.SIGINT, signals.SIGTERM)  # a second one of these kills the command
 # one request may arrive twice: at the process group, and from the job's script
@@ -119,7 +121,7 @@ def run_command(
 
     At the time limit, or when this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, the command gets SIGTERM, and what
     is left after ``grace`` seconds, or at a second signal, SIGKILL. The previous signal handlers are restored
-    afterwards; only the main thread sees signals.
+    afterwards; only the main thread sees signals. Returns when all output is passed on, unless a signal has come.
 
     Args:
         environment: variables that are set on top of those of this process, without those that make it a rank.
@@ -150,15 +152,15 @@ def run_command(
                 )
             except OSError as error:
                 raise UsageError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-            streams: List[Tuple[Any, Any]] = [(process.stdout, on_line)]
+            assert process.stdout is not None
             if isinstance(on_line, SeparateStreams):
-                streams = [(process.stdout, on_line.on_output), (process.stderr, on_line.on_error)]
-            readers = [
-                threading.Thread(target=_stream, args=(stream, sink, function), daemon=True)
-                for stream, function in streams
-            ]
-            for reader in readers:
-                reader.start()
+                assert process.stderr is not None
+                readers = [
+                    OutputReader(process.stdout, sink, on_line.on_output),
+                    OutputReader(process.stderr, sink, on_line.on_error),
+                ]
+            else:
+                readers = [OutputReader(process.stdout, sink, on_line)]
             timed_out, is_lost, lost_after = False, False, 0.0
             saving_until: Optional[float] = None
             try:
@@ -192,8 +194,7 @@ def run_command(
                 end_marked_processes(mark, grace, process)
                 process.wait()
             seconds = time.monotonic() - started
-            for reader in readers:
-                reader.join(timeout=5.0)
+            _pass_on_output(readers, caught)
     finally:
         if sink is not None:
             sink.close()
@@ -276,18 +277,17 @@ def _wait(done: Callable[[], bool], seconds: float, caught: Optional[_CaughtSign
         time.sleep(_POLL_SECONDS)
 
 
-def _stream(source: Any, sink: Optional[LogFile], on_line: Optional[Callable[[str], None]]) -> None:
-    """Copy lines until the last process has closed its end. Whatever fails, the pipe is emptied: a process that prints
-    into a full one waits for ever."""
-    for line in iter(source.readline, b""):
-        if sink is not None:
-            sink.write(line)
-        if on_line is not None:
-            try:
-                on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
-            except (OSError, ValueError):  # such as the terminal, which is gone; the log has the line
-                on_line = None
-    source.close()
+def _pass_on_output(readers: Sequence[OutputReader], caught: _CaughtSignals) -> None:
+    """Wait until all that the command has printed is passed on, however slow that is, as into a pager; but not for long
+    after a signal."""
+    for reader in readers:
+        reader.finish()
+    deadline = time.monotonic() + _OUTPUT_AFTER_SIGNAL_SECONDS
+    was_signalled = bool(caught.numbers)
+    for reader in readers:
+        while not reader.has_ended(_POLL_SECONDS) and not caught.is_impatient:
+            if caught.numbers and (not was_signalled or time.monotonic() > deadline):
+                return
 
 
 class _CaughtSignals:

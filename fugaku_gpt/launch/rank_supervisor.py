@@ -188,12 +188,14 @@ def _wait_for_readers() -> None:
     deadline = steady_time() + _READERS_SECONDS
     for file in (1, 2):
         with contextlib.suppress(OSError):  # it is closed, or has no such count
-            while stat.S_ISFIFO(os.fstat(file).st_mode) and _unread_bytes(file) and steady_time() < deadline:
+            while stat.S_ISFIFO(os.fstat(file).st_mode) and unread_bytes(file) and steady_time() < deadline:
                 time.sleep(_UNREAD_POLL_SECONDS)
     time.sleep(_PASSED_ON_SECONDS)
 
 
-def _unread_bytes(pipe: int) -> int:
+def unread_bytes(pipe: int) -> int:
+    """Return the number of bytes that a pipe holds, by either of its ends; raises ``OSError`` for what has no such
+    number."""
     count = array.array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, count)
     return count[0]

@@ -153,7 +153,7 @@ class CommunicationPlan:
                 raise ValueError(f"recompute {kind!r}: valid: {', '.join(RECOMPUTE)}")
         schedule(self.schedule, 0, layout.pp, self.micro_batches, self.chunks)  # judges its own arguments
         usual = self.recompute[0] if len(set(self.recompute)) == 1 else "none"
-        work = work_of(model, self.outputs, usual)
+        work = work_of(model, self.outputs, usual, layout.tp)
         object.__setattr__(self, "model_chunks", split_layers(model.layers, layout.pp, self.chunks, work, self.split))
 
     @property
@@ -260,7 +260,7 @@ def chunk_times(plan: CommunicationPlan) -> Timing:
     The loss makes its gradients along with the logits, so all of its work is in the forward pass. Attention has no
     weights.
     """
-    weights = float(plan.model.layer_weights)
+    weights = float(plan.model.computed_layer_weights(plan.layout.tp))
     layer = weights + 2.0 * plan.tokens * plan.model.query_width
     logits = 3.0 * plan.outputs * plan.model.hidden
     if plan.model.is_grid_classifier:  # one row of logits for all cells of a grid
@@ -294,11 +294,12 @@ def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
         elif plan.sequence_parallel:
             yield _gather_sequence(plan)
         tokens = plan.micro_batch * (1 if is_grid else plan.tokens)
-        for start in range(0, tokens, plan.loss_tokens):  # largest logit, sum of exponentials, logit of the target
-            yield Collective("tp", ALL_GATHER, 3 * min(plan.loss_tokens, tokens - start))
-        if is_grid:  # of the gradient of the means over cells, and each rank's largest logit and its class
+        # largest logit, sum of exponentials, logit of the target; of grids also whether that is the largest
+        figures = 4 if is_grid else 3
+        for start in range(0, tokens, plan.loss_tokens):
+            yield Collective("tp", ALL_GATHER, figures * min(plan.loss_tokens, tokens - start))
+        if is_grid:  # of the gradient of the means over cells
             yield Collective("tp", ALL_REDUCE, tokens * plan.model.hidden)
-            yield Collective("tp", ALL_GATHER, 2 * tokens)
         else:
             yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
 

@@ -38,6 +38,7 @@ from fugaku_gpt.layout.stages import Chunk, chunks_by_stage
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TOKEN_ID_BYTES = 8
+PREFILL_TOKENS = 1024  # of prompts that `generate` reads at once; more only of a single prompt
 _MIB = 2.0**20
 
 # for each chunk: micro-batches in flight, and deferred weight gradients; then the chunk in its backward pass
@@ -52,8 +53,9 @@ def layer_bytes(config: RunConfig, kind: str) -> int:
 
     * between the cut layers, b r h each: the layer's input, the residual after attention, and the masks of the two
       dropouts where there is dropout;
-    * in the cut layers: queries and the attention's output, b s q / t each, keys and values, b s k / t each; the MLP's
-      inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU are done again;
+    * in the cut layers: queries and the attention's output, b s q / t each; keys and values, b s k each for the width k
+      of the heads that this rank holds: with more ranks than heads of keys, one head, of which others have copies; the
+      MLP's inner activations before GELU or SwiGLU, b s u / t. Norms, GELU and SwiGLU are done again;
     * what the norms of queries and keys keep (:func:`_head_norm_bytes`);
     * the flags of attention dropout (:func:`core_bytes`), which ``selective`` does not keep. ``full`` keeps the input
       alone;

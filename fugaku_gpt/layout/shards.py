@@ -5,12 +5,11 @@ vocabulary, which depends on tensor parallelism and stays zero. So any layout ca
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig, RunConfig
-from fugaku_gpt.layout.flat import FlatLayout, PlacedTensor, flat_layout_of, is_sharded
+from fugaku_gpt.layout.flat import FlatLayout, flat_layout_of, is_sharded
 from fugaku_gpt.layout.grid import Coordinates
 from fugaku_gpt.layout.regions import Region, rectangles
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec, model_tensors
@@ -51,7 +50,8 @@ def local_regions(layout: FlatLayout, tp: int, tp_rank: int, first: int, stop: i
     have none."""
     for placed in layout.placed:
         begin = max(first, placed.start)
-        end = min(stop, placed.start + _unpadded_elements(placed, tp, tp_rank))
+        # rows are cut over tensor-parallel ranks, so padding is at the end of each part
+        end = min(stop, placed.start + tensor_region(placed.spec, tp, tp_rank).size)
         if begin >= end:
             continue
         spec, at = placed.spec, begin
@@ -76,7 +76,7 @@ def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) ->
         ranges = [owned.parameters for owned in layout.owned(shard, dp)]
     else:
         ranges = [slice(layout.elements * shard // dp, layout.elements * (shard + 1) // dp)]
-    writes = {placed.spec.name for placed in layout.placed if _is_writer(placed.spec, coordinates)}
+    writes = {placed.spec.name for placed in layout.placed if is_first_holder(placed.spec, coordinates)}
     return [
         piece
         for owned_range in ranges
@@ -85,16 +85,9 @@ def regions_to_write(config: RunConfig, coordinates: Coordinates, shard: int) ->
     ]
 
 
-def _is_writer(spec: TensorSpec, coordinates: Coordinates) -> bool:
+def is_first_holder(spec: TensorSpec, coordinates: Coordinates) -> bool:
+    """Whether a rank is the first of those of its replica that hold the same part of a tensor: the one that counts it
+    in norms, and writes it to checkpoints."""
     if spec.name == TOKEN_EMBEDDING and coordinates.pp != 0:
         return False
     return spec.is_first_copy(coordinates.tp)
-
-
-def _unpadded_elements(placed: PlacedTensor, tp: int, tp_rank: int) -> int:
-    """Number of leading elements of a rank's part of a tensor that are not padding."""
-    spec = placed.spec
-    if spec.rows is None:
-        return placed.size
-    width = spec.local_shape(tp)[0]  # rows are cut over tensor-parallel ranks, so padding is at the end of each part
-    return max(0, min(width, spec.rows - tp_rank * width)) * math.prod(spec.shape[1:])

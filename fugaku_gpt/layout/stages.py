@@ -45,15 +45,16 @@ class Work:
     head: float = 0.0
 
 
-def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> Work:
+def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none", tp: int = 1) -> Work:
     """The ends of the model against one layer, by operations of a training step (forward and backward) per token.
 
     A multiply and an add count as one here; the layer and the logits are those of ``formulas.flops.EXACT_FORMULA``
     (Narayanan et al. 2021, appendix), where a backward pass costs two forward passes:
 
     * layer: a = its weights (4 h² + 2 h ffn of a GPT-2) + 2 s q with the width q of all query heads, times 3; times 4
-      where it is recomputed in full. ``selective`` makes flags of
-      dropout again, which is no product, and every backward pass the scores of attention, which no formula counts;
+      where it is recomputed in full. Weights of heads of keys that several of ``tp`` ranks hold count for each of them.
+      ``selective`` makes flags of dropout again, which is no product, and every backward pass the scores of attention,
+      which no formula counts;
     * logits and loss: V h, times 3, and never recomputed; the classes of a grid have one row of logits for all of its s
       cells;
     * embedding: no product. Forward adds the position to the token's row, backward adds one row to each of two tables:
@@ -66,7 +67,7 @@ def work_of(model: ModelConfig, padded_vocab: int, recompute: str = "none") -> W
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute {recompute!r}: valid: {', '.join(RECOMPUTE)}")
     h = model.hidden
-    forward = float(model.layer_weights) + 2.0 * model.seq_len * model.query_width
+    forward = float(model.computed_layer_weights(tp)) + 2.0 * model.seq_len * model.query_width
     layer = (4.0 if recompute == "full" else 3.0) * forward
     rows = padded_vocab / model.seq_len if model.is_grid_classifier else padded_vocab
     return Work(embedding=1.5 * h / layer, head=3.0 * rows * h / layer)
@@ -122,7 +123,7 @@ def chunks_of(config: RunConfig) -> Tuple[Chunk, ...]:
     """
     layout, training = config.layout, config.training
     everywhere = training.recompute_layers is None and training.recompute_budget_mib is None
-    work = work_of(config.model, config.padded_outputs, training.recompute if everywhere else "none")
+    work = work_of(config.model, config.padded_outputs, training.recompute if everywhere else "none", layout.tp)
     return split_layers(config.model.layers, layout.pp, layout.chunks, work, layout.split or None)
 
 

@@ -31,6 +31,12 @@ PASSES = (
     "gelu_erf_backward",
     "gelu_tanh",
     "gelu_tanh_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "swiglu",
+    "swiglu_backward",
+    "rotary",
+    "rotary_backward",
     "softmax",
     "softmax_backward",
     "sum_of_rows",
@@ -40,6 +46,15 @@ PASSES = (
     "layer",
     "layer_backward",
 )
+# similar passes, whose times stand for those that older probes have not measured
+STAND_INS: Mapping[str, str] = {
+    "rms_norm": "layer_norm",
+    "rms_norm_backward": "layer_norm_backward",
+    "swiglu": "gelu_erf",
+    "swiglu_backward": "gelu_erf_backward",
+    "rotary": "copy",
+    "rotary_backward": "copy",
+}
 NARROW_ALL_REDUCE = f"{ALL_REDUCE} bfloat16"  # other messages take the same time in any type
 OPTIMISER_PASSES = ("zero", "squares", "optimiser", "round")  # over parameters, in float32 for any training type
 

@@ -11,7 +11,6 @@ cuts. Under sequence parallelism [b, s, h] outside of them reads [b, s / tp, h]:
 
 from __future__ import annotations
 
-import math
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -29,7 +28,12 @@ from fugaku_gpt.model.init import fill_parameter
 from fugaku_gpt.model.kv_cache import CachedLayer, KeyValueCache, NewTokens
 from fugaku_gpt.model.norms import Norm, make_norm
 from fugaku_gpt.model.recompute import recomputed
-from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_token_losses
+from fugaku_gpt.parallel.cross_entropy import (
+    CorrectCount,
+    LossOptions,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_token_losses,
+)
 from fugaku_gpt.parallel.sequence import Shard, gather, sum_of_shards
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
@@ -59,7 +63,7 @@ class TransformerBlock(nn.Module):
     """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     ``recompute`` says what the backward pass computes again: ``none``, ``selective`` (the flags of attention
-    dropout) or ``full`` (the layer, of which only the input is saved).
+    dropout) or ``full`` (the layer, of which only the input is saved). With a cache there is no backward pass.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class TransformerBlock(nn.Module):
         cached: Optional[CachedLayer] = None,
         cells: Optional[Cells] = None,
     ) -> torch.Tensor:
-        if self._recompute_all:
+        if self._recompute_all and cached is None:
             return recomputed(lambda x: self._layer(x, first_sample, None, cells), x)
         return self._layer(x, first_sample, cached, cells)
 
@@ -125,7 +129,8 @@ class GPT(nn.Module):
     Attributes:
         gradient_scale: factor of the loss for the last chunk's gradients (float16 loses small ones).
         shard: the part of each sequence that this rank has between the cut layers.
-        correct: number of grids whose class had the largest logit, in all forward passes of the last chunk.
+        correct: counts the grids whose class had the largest logit, in all forward passes of the last chunk; None of a
+            decoder.
     """
 
     def __init__(
@@ -145,9 +150,8 @@ class GPT(nn.Module):
         self.config = model
         self.chunk = chunk
         self.gradient_scale = 1.0
-        self.correct = 0
+        self.correct = CorrectCount() if model.is_grid_classifier else None
         self._tp = tp
-        self._wide = dtype if dtype == torch.float64 else torch.float32
         self._sequence_parallel = sequence_parallel
         self.shard = Shard.of(tp, sequence_parallel)
         kinds = recompute or ("none",) * model.layers
@@ -225,10 +229,7 @@ class GPT(nn.Module):
             return x
         if cells is not None:
             x = self._mean_over(cells, x)
-        loss = self._cross_entropy(x, targets)
-        if cells is not None:  # after the loss, whose order of calls of MPI is that of a decoder
-            self.correct += self._count_correct(x.detach(), targets.view(-1))
-        return loss
+        return self._cross_entropy(x, targets)
 
     def _mean_over(self, cells: Cells, x: torch.Tensor) -> torch.Tensor:
         """Return the means [b, h] of hidden states over the cells of each grid, equal on every rank of ``tp``."""
@@ -246,28 +247,14 @@ class GPT(nn.Module):
             (self.shard.to_rank_order(targets) if is_cut else targets).reshape(-1),
             self._tp,
             self.config.outputs,
-            sequence_parallel=is_cut,
-            gradient_scale=self.gradient_scale,
+            options=LossOptions(is_cut, self.gradient_scale, self.correct),
         )
 
-    def _count_correct(self, x: torch.Tensor, targets: torch.Tensor) -> int:
-        """Return for how many of [b, h] means over cells the class in ``targets`` [b] has the largest logit, the first
-        of equal ones; collective."""
-        weight = self.output_weight.detach()
-        first_row = self._tp.rank * weight.shape[0]
-        logits = ops.linear(x, weight).to(self._wide)
-        logits[:, max(0, self.config.outputs - first_row) :] = -math.inf  # padding
-        largest, rows = logits.max(1)
-        if self._tp.size > 1:
-            gathered = self._tp.all_gather(torch.stack((largest, (rows + first_row).to(self._wide))))  # [tp, 2, b]
-            of_rank = gathered[:, 0].max(0)[1]
-            rows = gathered[:, 1].gather(0, of_rank.unsqueeze(0)).squeeze(0).long()
-        return int((rows == targets).sum())
-
-    def last_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits [b, V] after the last token of hidden states [b, t, h], without the padding of the
-        vocabulary, equal on every rank of ``tp``; collective."""
-        logits = ops.linear_of_few_rows(x[:, -1], self.output_weight)
+    def last_logits(self, x: torch.Tensor, last: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return the logits [b, V] after the last token of hidden states [b, t, h], or after the token ``last`` [b] of
+        each, without the padding of the vocabulary, equal on every rank of ``tp``; collective."""
+        rows = x[:, -1] if last is None else x[torch.arange(len(x)), last]
+        logits = ops.linear_of_few_rows(rows, self.output_weight)
         gathered = self._tp.all_gather(logits)  # [tp, b, V / tp]
         return gathered.transpose(0, 1).reshape(len(x), -1)[:, : self.config.vocab_size]
 

@@ -2,7 +2,7 @@
 
 A rank keeps those of its own layers and heads. Sequences have slots; each has its own length, so that sequences of
 different lengths are continued in one batch. Slots in use are the first ones: a sequence that has ended gives its slot
-to the last (:meth:`KeyValueCache.replace`).
+to the last (:meth:`KeyValueCache.free_slot`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ class NewTokens:
         positions: [b, t] int64, the position of each token in its sequence.
         is_prefill: nothing precedes these tokens, so that they attend to one another alone.
         end: one past the last position.
-        is_ragged: some row of a batch has more tokens before it than another.
+        last: [b] int64, which of its tokens is the last of each sequence, where padding follows some; otherwise None.
+        needs_mask: not all of these tokens see the same number of keys.
     """
 
-    def __init__(self, slots: slice, lengths: Sequence[int], tokens: int) -> None:
-        """Place ``tokens`` tokens behind each sequence, whose ``lengths`` are those before."""
+    def __init__(self, slots: slice, lengths: Sequence[int], tokens: int, counts: Sequence[int] = ()) -> None:
+        """Place ``tokens`` tokens behind each sequence, whose ``lengths`` are those before. ``counts``: how many of its
+        tokens are no padding; default: all."""
         self.slots = slots
         self.positions = torch.tensor(lengths).unsqueeze(1) + torch.arange(tokens)
         self.is_prefill = not any(lengths)
         self.end = max(lengths) + tokens
-        self.is_ragged = min(lengths) + 1 < self.end
+        self.needs_mask = min(lengths) + 1 < self.end
+        self.last = torch.tensor(counts) - 1 if set(counts) - {tokens} else None
         self._rotation: Optional[ops.Rotation] = None
 
     def rotation(self, model: ModelConfig, dtype: torch.dtype) -> ops.Rotation:
@@ -54,7 +57,7 @@ class CachedLayer:
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store [b, t, kv heads, d] of the new tokens."""
-        if not self.new.is_ragged:  # the same places in all sequences: no index for each
+        if not self.new.needs_mask:  # the same places in all sequences: no index for each
             start = self.new.end - keys.shape[1]
             self.keys[:, :, start : self.new.end].copy_(keys.transpose(1, 2))
             self.values[:, :, start : self.new.end].copy_(values.transpose(1, 2))
@@ -74,7 +77,7 @@ class CachedLayer:
         # the query heads that share a key are rows of one product
         rows = wide.view(b, t, kv_heads, -1, d).permute(0, 2, 3, 1, 4).reshape(b * kv_heads, -1, d)
         scores = torch.bmm(rows * (1.0 / math.sqrt(d)), keys.transpose(1, 2))
-        if self.new.is_ragged:
+        if self.new.needs_mask:
             is_later = torch.arange(n) > self.new.positions.view(b, 1, 1, t, 1)
             scores.view(b, kv_heads, -1, t, n).masked_fill_(is_later, -math.inf)
         y = torch.bmm(ops.softmax_(scores), values)
@@ -106,20 +109,21 @@ class KeyValueCache:
         """Bytes of memory."""
         return sum(x.numel() * x.element_size() for pair in self._layers.values() for x in pair)
 
-    def extend(self, first_slot: int, stop_slot: int, tokens: int) -> NewTokens:
-        """Make room for ``tokens`` more of each sequence in some slots, and return their places."""
+    def extend(self, first_slot: int, stop_slot: int, tokens: int, counts: Sequence[int] = ()) -> NewTokens:
+        """Make room for ``tokens`` more of each sequence in some slots, and return their places. ``counts``: how many
+        of its tokens are no padding, which later tokens replace; default: all."""
         slots = slice(first_slot, stop_slot)
         lengths = self.lengths[slots]
-        self.lengths[slots] = [length + tokens for length in lengths]
-        return NewTokens(slots, lengths, tokens)
+        self.lengths[slots] = [length + count for length, count in zip(lengths, counts or [tokens] * len(lengths))]
+        return NewTokens(slots, lengths, tokens, counts)
 
     def layer(self, number: int, new: NewTokens) -> CachedLayer:
         """Return a layer's part of the slots of ``new``."""
         keys, values = self._layers[number]
         return CachedLayer(keys[new.slots], values[new.slots], new)
 
-    def replace(self, ended: int, last: int) -> None:
-        """Empty the slot of a sequence that has ended, and fill it with the one in the last slot in use."""
+    def free_slot(self, ended: int, last: int) -> None:
+        """Free the slot of a sequence that has ended; the sequence in the last slot in use moves there."""
         length = self.lengths[last]
         if ended != last:
             for pair in self._layers.values():

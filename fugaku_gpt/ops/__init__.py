@@ -48,7 +48,7 @@ from fugaku_gpt.ops.normalization import layer_norm, rms_norm, sum_of_rows
 from fugaku_gpt.ops.reductions import sum_of_squares
 from fugaku_gpt.ops.rotary import Rotation, pack_heads, rotation, rotation_at, rotation_in_grid
 from fugaku_gpt.ops.softmax import attention_dtype, softmax_, softmax_gradient_
-from fugaku_gpt.ops.tensor_pool import pooled_empty, use_tensor_pool
+from fugaku_gpt.ops.tensor_pool import pooled_empty, pooled_sizes, release_tensor_pool, use_tensor_pool
 
 __all__ = [
     "AdamWStep",
@@ -76,6 +76,8 @@ __all__ = [
     "choose_onednn_matmul",
     "has_native_loss",
     "pooled_empty",
+    "pooled_sizes",
+    "release_tensor_pool",
     "gelu",
     "uses_gelu_by_erf",
     "gelu_tanh",

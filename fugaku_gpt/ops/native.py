@@ -81,7 +81,8 @@ def attention_gradient(
     shape, grad = _packed_shape(packed, heads, ranges), pooled_empty(packed.shape, packed.dtype)
     partial_grads = None
     if shape.heads != shape.kv_heads:
-        partial_grads = _floats(partial_grad_floats(shape.samples, shape.heads, shape.keys, shape.width))
+        floats = partial_grad_floats(shape.samples, shape.heads, shape.keys, shape.width)
+        partial_grads = pooled_empty((floats,), torch.float32)
     inputs = (*_packed_addresses(packed, heads), *_range_addresses(ranges), _address(flags), factor)
     tensors = (y.data_ptr(), y_grad.data_ptr(), log_sums.data_ptr())
     work = _attention_workspace(shape)

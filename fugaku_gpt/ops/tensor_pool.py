@@ -15,7 +15,7 @@ import itertools
 import math
 import mmap
 import weakref
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence
 
 import torch
 
@@ -64,9 +64,14 @@ class TensorPool:
         """Bytes of blocks that no tensor uses."""
         return sum(size * len(blocks) for size, blocks in self._free.items())
 
-    def release(self) -> None:
-        """Free all blocks that no tensor uses."""
-        self._free.clear()
+    def sizes(self) -> FrozenSet[int]:
+        """Sizes of the blocks that no tensor uses, in bytes."""
+        return frozenset(size for size, blocks in self._free.items() if blocks)
+
+    def release(self, kept: FrozenSet[int] = frozenset()) -> None:
+        """Free the blocks that no tensor uses, but for those of the sizes in ``kept``."""
+        for size in [size for size in self._free if size not in kept]:
+            del self._free[size]
 
     def _release_unused(self) -> None:
         for size, last in self._last_use.items():
@@ -100,9 +105,17 @@ def uses_tensor_pool() -> bool:
     return _is_enabled and _FROM_BUFFER is not None
 
 
-def release_tensor_pool() -> None:
-    """Free the blocks of the pool that no tensor uses."""
-    _POOL.release()
+def pooled_sizes() -> FrozenSet[int]:
+    """Sizes of the blocks of the pool that no tensor uses, in bytes."""
+    return _POOL.sizes()
+
+
+def release_tensor_pool(kept: FrozenSet[int] = frozenset()) -> None:
+    """Free the blocks of the pool that no tensor uses, but for those of the sizes in ``kept``.
+
+    Passes over sequences of many lengths need blocks of as many sizes, of which the pool would keep all.
+    """
+    _POOL.release(kept)
 
 
 def pooled_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

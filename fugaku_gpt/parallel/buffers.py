@@ -20,6 +20,7 @@ from torch import nn
 
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.layout.flat import OptimizerShard, flat_layout
+from fugaku_gpt.layout.shards import is_first_holder
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec
 
 
@@ -70,9 +71,7 @@ def counted_in_norm(grid: ProcessGrid, sharded: bool) -> Callable[[TensorSpec], 
     first_replica = sharded or grid.coordinates.dp == 0
 
     def counts(spec: TensorSpec) -> bool:
-        if spec.name == TOKEN_EMBEDDING and grid.coordinates.pp != 0:
-            return False
-        return first_replica and spec.is_first_copy(grid.coordinates.tp)
+        return first_replica and is_first_holder(spec, grid.coordinates)
 
     return counts
 

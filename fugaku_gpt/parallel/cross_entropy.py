@@ -11,7 +11,7 @@ vocabulary, without an extra product.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -24,6 +24,40 @@ from fugaku_gpt.parallel.sequence import gather, scatter
 _CACHED_ROWS = 16  # rows of logits per thread; measured with 50304 columns: 8 to 16 are best
 
 
+class CorrectCount:
+    """Counts the tokens, or grids, whose target had the largest logit, the first of equal ones; the same on every rank
+    of a tensor-parallel group."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, is_largest: torch.Tensor) -> None:
+        """Count the ones of [n] ones and zeros."""
+        self._count += int(is_largest.sum())
+
+    def take(self) -> int:
+        """Return the count since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+
+class LossOptions(NamedTuple):
+    """Settings of the cross-entropy beside its tensors.
+
+    Attributes:
+        sequence_parallel: the ranks have different tokens, which are gathered, and their gradients scattered.
+        gradient_scale: factor of the gradients, applied before they are rounded to the type of the hidden states.
+        correct: counts the tokens whose target has the largest logit.
+    """
+
+    sequence_parallel: bool = False
+    gradient_scale: float = 1.0
+    correct: Optional[CorrectCount] = None
+
+
+_DEFAULTS = LossOptions()
+
+
 def vocab_parallel_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -32,29 +66,25 @@ def vocab_parallel_cross_entropy(
     vocab_size: int,
     chunk_tokens: int = CHUNK_TOKENS,
     *,
-    sequence_parallel: bool = False,
-    gradient_scale: float = 1.0,
+    options: LossOptions = _DEFAULTS,
 ) -> torch.Tensor:
     """Return the sum over tokens of -log softmax(hidden weightᵀ)[target].
 
     Args:
-        hidden: [tokens, h], equal on every rank of ``tp``; with ``sequence_parallel`` [tokens / tp, h], this rank's.
+        hidden: [tokens, h], equal on every rank of ``tp``; if sequence-parallel [tokens / tp, h], this rank's.
         weight: [padded vocabulary / tp, h], this rank's rows; rows from ``vocab_size`` on are padding and take no part.
-        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank with ``sequence_parallel``.
+        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank if sequence-parallel.
         tp: the ranks that hold the other rows.
         vocab_size: the true vocabulary.
         chunk_tokens: tokens whose logits exist at one time.
-        sequence_parallel: the ranks have different tokens, which are gathered here, and their gradients scattered.
-        gradient_scale: factor of the gradients, applied before they are rounded to the type of ``hidden``.
+        options: what else it does; default: nothing.
 
     Returns:
         A scalar, equal on every rank of ``tp``. For 16-bit types it is float32, in which everything but the products is
         computed.
     """
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _CrossEntropy.apply(
-        hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient, sequence_parallel, gradient_scale
-    )
+    return _CrossEntropy.apply(hidden, weight, targets, tp, vocab_size, chunk_tokens, wants_gradient, options)
 
 
 def vocab_parallel_token_losses(
@@ -85,9 +115,9 @@ class _CrossEntropy(torch.autograd.Function):
         vocab_size: int,
         chunk_tokens: int,
         wants_gradient: bool,
-        sequence_parallel: bool,
-        gradient_scale: float,
+        options: LossOptions,
     ) -> torch.Tensor:
+        sequence_parallel, gradient_scale, correct = options
         if sequence_parallel:
             hidden = gather(hidden, tp)
         dtype, tokens = hidden.dtype, hidden.shape[0]
@@ -107,7 +137,7 @@ class _CrossEntropy(torch.autograd.Function):
             chunk, local = hidden[rows], targets[rows] - first_row
             logits = ops.linear_into(buffer[: chunk.shape[0]], chunk, weight)
             logits[:, used:] = 0.0  # the gradient of padding
-            losses = losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale)
+            losses = losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale, correct)
             loss += losses.sum(dtype=torch.float64)
             if grad_hidden is not None and grad_weight is not None:
                 # without padding, whatever its rows hold; as fast
@@ -136,30 +166,42 @@ class _CrossEntropy(torch.autograd.Function):
                 )
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
-        return grad_hidden, grad_weight, None, None, None, None, None, None, None
+        return (grad_hidden, grad_weight, *(None,) * 6)
 
 
 def losses_of_logits(
-    logits: torch.Tensor, targets: torch.Tensor, tp: Communicator, wants_gradient: bool, gradient_scale: float
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    tp: Communicator,
+    wants_gradient: bool,
+    gradient_scale: float,
+    correct: Optional[CorrectCount] = None,
 ) -> torch.Tensor:
     """Return the loss of each of [n, rows] logits, [n] in float32 at least, and overwrite the logits with
     ``gradient_scale`` times the gradient of their sum (undefined without ``wants_gradient``). ``targets`` are row
-    numbers of this rank, out of range if another rank has the target."""
+    numbers of this rank, out of range if another rank has the target. ``correct`` counts those with the largest
+    logit."""
     n, rows = logits.shape
     dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
     is_local = (targets >= 0) & (targets < rows)
     token, row = is_local.nonzero(as_tuple=True)[0], targets[is_local]
     target_logit, log_sum = torch.zeros(n, dtype=dtype), torch.empty(n, dtype=dtype)
     target_logit[token] = logits[token, row].to(dtype)
+    # of this rank's rows, and of all ranks' once their figures are combined
+    is_largest = _is_target_largest(logits.to(dtype), targets).to(dtype) if correct is not None else None
     if ops.has_native_loss(logits):
         if tp.size == 1:
             log_sum = ops.loss_full_rows_(logits, gradient_scale, wants_gradient)
         else:
-            log_sum, target_logit = _combine_over_ranks(*ops.loss_sums(logits), target_logit, tp)
+            log_sum, target_logit = _combine_over_ranks(*ops.loss_sums(logits), target_logit, tp, is_largest)
             if wants_gradient:
                 ops.loss_gradient_(logits, log_sum, gradient_scale)
     else:
-        target_logit = _losses_by_operators(logits, log_sum, target_logit, tp, wants_gradient, gradient_scale)
+        target_logit = _losses_by_operators(
+            logits, log_sum, target_logit, tp, wants_gradient, gradient_scale, is_largest
+        )
+    if correct is not None and is_largest is not None:
+        correct.add(is_largest)
     if wants_gradient:  # the gradient at the target is probability - 1
         logits[token, row] = (target_logit - log_sum).expm1_().mul_(gradient_scale)[token].to(logits.dtype)
     return log_sum - target_logit
@@ -172,6 +214,7 @@ def _losses_by_operators(
     tp: Communicator,
     wants_gradient: bool,
     gradient_scale: float,
+    is_largest: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """Do the work of :func:`losses_of_logits` with PyTorch's operators: write ``log_sum`` [n], and overwrite the logits
     except for the targets; returns the target's logit of each token, whichever rank has it."""
@@ -182,7 +225,8 @@ def _losses_by_operators(
         part = slice(start, start + at_once)
         exponentials = logits[part].to(dtype)  # the logits themselves, or a copy in float32
         largest, sums = _exponentials(exponentials)
-        log_sum[part], target_logit[part] = _combine_over_ranks(largest, sums, target_logit[part], tp)
+        of_part = is_largest[part] if is_largest is not None else None
+        log_sum[part], target_logit[part] = _combine_over_ranks(largest, sums, target_logit[part], tp, of_part)
         if wants_gradient:  # exp(logit - largest of this rank) to probabilities
             exponentials.mul_(largest.sub_(log_sum[part]).exp_().mul_(gradient_scale).unsqueeze(1))
             if dtype != logits.dtype:
@@ -199,14 +243,33 @@ def _exponentials(logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     return largest, logits.sub_(largest.unsqueeze(1)).exp_().sum(dim=1)
 
 
+def _is_target_largest(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return for each of [n, rows] logits whether its target's is the largest, the first of equal ones, [n] bool."""
+    if logits.shape[1] == 0:  # this rank holds padding only
+        return torch.zeros_like(targets, dtype=torch.bool)
+    return logits.max(dim=1)[1] == targets
+
+
 def _combine_over_ranks(
-    largest: torch.Tensor, sums: torch.Tensor, target_logit: torch.Tensor, tp: Communicator
+    largest: torch.Tensor,
+    sums: torch.Tensor,
+    target_logit: torch.Tensor,
+    tp: Communicator,
+    is_largest: Optional[torch.Tensor] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return, for each token, the logarithm of the sum of all exponentials, and the target's logit, combined from each
-    rank's share; the logit is 0 on all ranks but one."""
+    rank's share; the logit is 0 on all ranks but one.
+
+    Args:
+        is_largest: 1 where the target's logit is the largest of this rank, [n]; it is overwritten with those of all
+            ranks.
+    """
     if tp.size == 1:
         return sums.log_().add_(largest), target_logit
-    gathered = tp.all_gather(torch.stack((largest, sums, target_logit)))  # [tp, 3, n]
-    all_largest = gathered[:, 0].max(dim=0)[0]
+    figures = (largest, sums, target_logit) if is_largest is None else (largest, sums, target_logit, is_largest)
+    gathered = tp.all_gather(torch.stack(figures))  # [tp, 3 or 4, n]
+    all_largest, first_rank = gathered[:, 0].max(dim=0)  # the first of the ranks whose largest logits are equal
+    if is_largest is not None:
+        is_largest.copy_(gathered[:, 3].gather(0, first_rank.unsqueeze(0)).squeeze(0))
     all_sums = (gathered[:, 1] * (gathered[:, 0] - all_largest).exp_()).sum(dim=0)
     return all_largest + all_sums.log(), gathered[:, 2].sum(dim=0)

@@ -208,7 +208,13 @@ class GradientReducer:
             buckets_at_once: buckets that are summed at one time: MPI takes memory of its own for each.
             accumulate_in_layers: layers add to ``main_grad``; False: autograd adds all gradients, which serves as
                 the reference.
+
+        Raises:
+            ValueError: the grid's groups are not those of the ranks that hold copies of the same heads.
         """
+        copies = max((placement.spec.copies for placement in buffers.placements), default=1)
+        if copies > 1 and grid.kv.size != copies:
+            raise ValueError(f"tensors with {copies} copies of heads were given groups of {grid.kv.size}")
         self._buffers = buffers
         self._grid = grid
         self._sharded = sharded

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from fugaku_gpt.config.grid_checks import require_decoder
-from fugaku_gpt.config.schema import RunConfig
+from fugaku_gpt.config.schema import SHORT_DTYPES, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.machine.constants import Machine
@@ -17,8 +17,6 @@ from fugaku_gpt.planner.tables.predict import Prediction, predict_rows
 from fugaku_gpt.planner.tables.rows import ConfigRow, invalid_reason
 from fugaku_gpt.planner.tables.toggles import costly_toggles
 from fugaku_gpt.planner.trainer.seconds import predict_run
-
-_SHORT_TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         zero=layout.zero,
         recompute=training.recompute == "full",
         torch=torch,
-        dtype=_SHORT_TYPES[training.dtype],
+        dtype=SHORT_DTYPES[training.dtype],
         freq_ghz=(node.freq_mhz or 0) / 1000,
         tcmalloc=node.tcmalloc,
         retention=node.retention_state,
@@ -178,8 +176,10 @@ def local_run_figures(
 
 
 def _settings_without_times(config: RunConfig) -> List[str]:
-    """The settings of a model whose operations no probe has timed; similar ones stand for them."""
-    return [f"{setting}: timed as a GPT-2's" for setting in config.model.settings_unlike_gpt2]
+    """The settings of a model whose operations no probe has timed, but similar ones; see also
+    :data:`fugaku_gpt.machine.probed.STAND_INS`."""
+    model = config.model
+    return [f"model.kv_heads {model.kv_heads}: timed as {model.heads}"] if model.kv_head_count != model.heads else []
 
 
 def predicted_seconds(

@@ -308,16 +308,29 @@ def exit_records(directory: Path) -> Dict[str, ExitRecord]:
     """
     records: Dict[str, ExitRecord] = {}
     for path in sorted((directory / EXIT_DIR).glob("*.json")):
-        record = read_versioned_json(
-            path,
-            "an exit record",
-            (VERSION,),
-            _exit_record,
-            mend="remove it to have the scheduler's word count",
-        )
+        record = _read_exit_record(path)
         if record is not None:  # removed meanwhile
             records[str(record.sub_job)] = record
     return records
+
+
+def exit_record(directory: Path, sub_job: str) -> Optional[ExitRecord]:
+    """Read how the script of one job or sub-job ended; None if it has left no record.
+
+    Raises:
+        UsageError: the record is not of this format.
+    """
+    return _read_exit_record(exit_record_file(directory, sub_job))
+
+
+def exit_record_file(directory: Path, sub_job: str) -> Path:
+    """Return the file into which the script of a job or sub-job records how it ended."""
+    return directory / EXIT_DIR / f"{sub_job}.json"
+
+
+def _read_exit_record(path: Path) -> Optional[ExitRecord]:
+    mend = "remove it to have the scheduler's word count"
+    return read_versioned_json(path, "an exit record", (VERSION,), _exit_record, mend=mend)
 
 
 def _event_record(kind: Any, values: Dict[str, Any], time: float) -> Any:

@@ -16,7 +16,8 @@
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (those that have no
   lasting effect because of it, such as "400-495"), returned_to (the iteration whose weights were restored after a
   spike);
-* ``validation``: iteration, loss, tokens; of grids also accuracy, and buckets (side → images, loss and accuracy);
+* ``validation``: iteration, loss, tokens; of grids also accuracy, and buckets (side → images, distinct_images,
+  loss and accuracy);
 * ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte;
 * ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
   if it could not be written, error;
@@ -61,10 +62,7 @@ class MetricsWriter:
         Raises:
             OSError: it cannot be written; names the file.
         """
-        finite = {
-            key: None if isinstance(value, float) and value - value != 0 else value for key, value in values.items()
-        }
-        self._append(json.dumps({"kind": kind, **finite}, allow_nan=False) + "\n")
+        self._append(json.dumps({"kind": kind, **_representable(values)}, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -74,6 +72,13 @@ class MetricsWriter:
         with naming_file(self._path):
             self._stream.write(text)
             self._stream.flush()
+
+
+def _representable(value: Any) -> Any:
+    """A value with None in place of each number that JSON cannot represent, at any depth of its dictionaries."""
+    if isinstance(value, dict):
+        return {key: _representable(of_key) for key, of_key in value.items()}
+    return None if isinstance(value, float) and value - value != 0 else value
 
 
 def read_lines(metrics: Path) -> Iterator[Dict[str, Any]]:

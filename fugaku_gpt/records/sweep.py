@@ -17,6 +17,7 @@ from fugaku_gpt.versioned_json import read_versioned_json
 VERSION = 2
 FIRST_VERSION = 1  # its digests were of the configuration with every field written out
 FILE = "sweep.json"
+ACCEPTED_FINDINGS = "job.accept_findings"  # says how a script is checked, and nothing of the run
 ATTEMPTS = "attempts"  # folder of a sweep's directory: earlier attempts of its runs, attempts/<run>/<number>
 
 
@@ -72,8 +73,10 @@ def digest_of(text: str) -> str:
 
 def digest_of_config(config: RunConfig) -> str:
     """Compute the digest of the settings that differ from their defaults, in any order. A field that the schema gains
-    later does not change the digests of older runs."""
-    return digest_of(json.dumps(changed_settings(config), sort_keys=True))
+    later does not change the digests of older runs, and no finding that is accepted makes another run."""
+    changed = changed_settings(config)
+    changed.pop(ACCEPTED_FINDINGS, None)
+    return digest_of(json.dumps(changed, sort_keys=True))
 
 
 def _upgraded(directory: Path, entry: SweepEntry) -> SweepEntry:

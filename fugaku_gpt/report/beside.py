@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -27,6 +28,7 @@ ALIGNMENT = (
     "| ----------: | -----: | ----: |"
 )
 SINGLE = "one run"
+_COUNT = re.compile(r"\d+x")
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,21 @@ def _notes_of(pair: Pair) -> str:
     if pair.measured is not None:
         notes.append(notes_cell(pair.measured))
         hardware = pair.measured.hardware
-        kind = stated.hardware.partition(" ")[0] if stated is not None else ""
-        if hardware and (not kind or kind not in hardware):
+        if hardware and (stated is None or not is_same_processor(stated.hardware, hardware)):
             notes.append(f"on {hardware}")
     return "; ".join(note for note in notes if note) or NO_VALUE
+
+
+def is_same_processor(stated: str, processor: str) -> bool:
+    """Whether a machine that a row of reference names has the processor of a run.
+
+    A model's number decides, such as A64FX or 7763, where the row names one, and else every word: ``A64FX Fugaku`` is
+    ``Fujitsu A64FX``, and ``AMD EPYC`` is no ``AMD Ryzen``. A count of devices, ``4x``, names none.
+    """
+    terms = [term for term in _terms_of(stated) if not _COUNT.fullmatch(term)]
+    numbered = [term for term in terms if any(character.isdecimal() for character in term)]
+    return bool(terms) and set(numbered or terms) <= set(_terms_of(processor))
+
+
+def _terms_of(text: str) -> List[str]:
+    return re.findall(r"[a-z0-9.]+(?:-[a-z0-9.]+)*", re.sub(r"\((?:r|tm|c)\)", " ", text.lower()))

@@ -33,6 +33,7 @@ from fugaku_gpt.report.check_figures import (
     is_slight,
     peak_of,
 )
+from fugaku_gpt.report.check_size import check_sizes
 from fugaku_gpt.report.check_skipped import skipped_rules, unread_titles
 from fugaku_gpt.report.facts import Context, Facts, contexts_of, facts_of, is_size, recompute_cell
 from fugaku_gpt.report.figures import Figure, Interval
@@ -88,6 +89,8 @@ def check_tables(text: str, machine: Optional[str] = None, si: bool = False) -> 
         findings += _outliers(
             [facts for facts, row_findings in diagnosed_rows if not _is_broken(row_findings)], context
         )
+        unslipped = [facts for facts, row_findings in diagnosed_rows if not _is_slipped(row_findings)]
+        findings += check_sizes(unslipped, context)
         findings += _duplicates([facts for facts, _ in diagnosed_rows], context)
         skipped.update(rule for facts, _ in diagnosed_rows for rule in skipped_rules(facts, context))
         unread.update(title for title in unread_titles(context.table) for _ in context.table.rows)
@@ -97,6 +100,10 @@ def check_tables(text: str, machine: Optional[str] = None, si: bool = False) -> 
 
 def _is_broken(findings: Sequence[RowFinding]) -> bool:
     return any(finding.rule != "no-cause" for finding in findings)
+
+
+def _is_slipped(findings: Sequence[RowFinding]) -> bool:
+    return any(finding.rule in ("swapped", "shifted", "cells") for finding in findings)
 
 
 def _broken_rules(row: MarkdownRow, context: Context) -> List[RowFinding]:

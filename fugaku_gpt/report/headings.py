@@ -16,6 +16,7 @@ GPUS = ("v100", "a100", "h100")
 _OTHER_WORDS = 3  # words that a statement may have besides its settings, and two more for each setting
 _SIZE = re.compile(r"(?<![\w.=-])(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b(?!i?B)")
 _STATED_SIZE = re.compile(r"\b(?:model[ _]?)?size\s*[=:]\s*(\d{1,4}(?:\.\d{1,3})?)\s?([MBT])\b", re.IGNORECASE)
+_OF_TOKENS = re.compile(r"\s*(?:tokens|samples|sequences)\b", re.IGNORECASE)
 _SEQUENCE = re.compile(
     r"(?:(?:--)?(?:seq(?:uence)?|context|ctx)[ _-]?len(?:gth)?\s*[=:]?|\b(?:seq(?:uence)?|block_size|n_ctx)\s*[=:])"
     r"\s*(\d{1,7})(k)?\b",
@@ -93,6 +94,12 @@ def activation_checkpointing(text: str) -> Optional[bool]:
     return matched["off"] is None if matched is not None else None
 
 
+def sizes_in(text: str) -> List[str]:
+    """The different sizes of models in a text, those of corpora left out: 350M tokens."""
+    matches = (matched for matched in _SIZE.finditer(text) if not _OF_TOKENS.match(text, matched.end()))
+    return list(dict.fromkeys(matched[1] + matched[2].upper() for matched in matches))
+
+
 class HeadingReader:
     """Keeps what holds at the current line of a text."""
 
@@ -135,14 +142,14 @@ class HeadingReader:
 
     def _state(self, text: str, is_title: bool) -> None:
         settings: Dict[str, object] = {**_numbers(text)}
-        models = _models(text)
+        models = models_in(text)
         if any("layers" in model and "hidden" in model for model in models) and not is_title:
             settings.setdefault("global_batch", None)  # of the model before
-        size = _STATED_SIZE.search(text) or _SIZE.search(text)
+        stated_size, sizes = _STATED_SIZE.search(text), sizes_in(text)
         sequence, torch, machine = _SEQUENCE.search(text), _TORCH.search(text), _MACHINE.search(text)
         recompute = activation_checkpointing(text)
-        if size:
-            settings["size"] = size[1] + size[2].upper()
+        if stated_size or sizes:
+            settings["size"] = stated_size[1] + stated_size[2].upper() if stated_size else sizes[0]
         if sequence and int(sequence[1]) > 0:
             settings["seq_len"] = int(sequence[1]) * (1024 if sequence[2] else 1)
         if torch:
@@ -171,7 +178,7 @@ def _numbers(text: str) -> Dict[str, int]:
     return {name: _number(matched) for name, matched in matches if matched is not None and _number(matched)}
 
 
-def _models(text: str) -> List[Dict[str, int]]:
+def models_in(text: str) -> List[Dict[str, int]]:
     """The models of a text, in order: another one begins where a setting comes again."""
     matches = ((matched.start(), name, matched) for name in _OF_MODEL for matched in _SETTINGS[name].finditer(text))
     models: List[Dict[str, int]] = []

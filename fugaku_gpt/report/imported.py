@@ -31,6 +31,7 @@ from fugaku_gpt.versioned_json import read_versioned_json
 
 VERSION = 1
 FILE = "imported.json"
+PLAIN_GPT = "TFLOPs as of a plain GPT, but"  # the first words of the remark on another model
 _ROUNDING = 0.0051  # of a claim: logs print two decimals
 _SAME = 0.01  # share by which a claimed speed may differ from ours before it is worth a remark
 
@@ -141,7 +142,7 @@ def imported_row(path: Path) -> ResultRow:
         name for name in OTHER_MODELS if values["arguments"].get(name, "False") not in ("False", "None", "0")
     ]
     if model_differences:
-        remarks.append(f"TFLOPs as of a plain GPT, but {' '.join(model_differences)}")
+        remarks.append(f"{PLAIN_GPT} {' '.join(model_differences)}")
     remarks += _not_finite(lines)
     for key, what in (("torn_lines", "torn lines left out"), ("unread_lines", "lines not understood")):
         if values.get(key):

@@ -73,10 +73,13 @@ def _is_size_of(size: str, model: StatedModel) -> bool:
     label = parameters_of_label(size)
     if label is None:
         return True
-    layers, hidden = model.layers or 0, model.hidden or 0
+    return Interval(*parameters_of_shape(model.layers or 0, model.hidden or 0)).overlaps(label)
+
+
+def parameters_of_shape(layers: int, hidden: int) -> Tuple[float, float]:
+    """(least, most) parameters of GPTs of this shape: without embeddings, and with those of a large vocabulary."""
     matrices = 12.0 * layers * hidden**2
-    most = matrices + 13.0 * layers * hidden + (_LARGEST_VOCABULARY + _LONGEST_SEQUENCE) * hidden
-    return Interval(matrices, most).overlaps(label)
+    return matrices, matrices + 13.0 * layers * hidden + (_LARGEST_VOCABULARY + _LONGEST_SEQUENCE) * hidden
 
 
 def parameters_of_label(size: str) -> Optional[Interval]:

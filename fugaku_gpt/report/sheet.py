@@ -12,13 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+from fugaku_gpt.config.schema import SHORT_DTYPES
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.limits import TABLE_TEXT
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import STATUSES, RunDirectory
 from fugaku_gpt.records.sweep import digest_of
-from fugaku_gpt.report.bullets import SHORT_DTYPES, Bullet, is_rate, marks_of, read_bullets
+from fugaku_gpt.report.bullets import Bullet, is_rate, marks_of, read_bullets
 from fugaku_gpt.report.imported import is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE
 from fugaku_gpt.report.rows import ResultRow
@@ -37,8 +38,16 @@ def import_bullets(sheets: Sequence[Path], out: Path, given: Sequence[str] = ())
         given: ``key=value`` settings that hold where the sheets say nothing.
 
     Raises:
-        UsageError: a sheet cannot be read, or ``out`` holds a run.
+        UsageError: a sheet cannot be read, two have one name, or ``out`` holds a run.
     """
+    earlier: Dict[str, Path] = {}
+    for path in sheets:
+        if path.name in earlier:
+            raise UsageError(
+                f"{earlier[path.name]}, {path}: rows are named by the name of their sheet, and these have one name; "
+                "rename one, or import each into an --out of its own"
+            )
+        earlier[path.name] = path
     read = [(path, read_bullets(_text_of(path), str(path), given)) for path in sheets]
     if is_imported(out) or RunDirectory(out).config_file.exists():
         raise UsageError(f"{out}: already holds a run; choose another --out")
@@ -102,7 +111,7 @@ def _row_of(bullet: Bullet, marks: Sequence[str], file: str) -> ResultRow:
         SHORT_DTYPES.get(bullet.dtype or "", ""),
         "recompute=selective" if bullet.recompute == "selective" else "",
     ]
-    remarks += [*bullet.more, f"{rate:g} {bullet.sample}/s" if rate is not None else "", bullet.remark, *marks]
+    remarks += [*bullet.more, f"{rate:.15g} {bullet.sample}/s" if rate is not None else "", bullet.remark, *marks]
     return ResultRow(
         size=bullet.model or NO_VALUE,
         seq_len=bullet.seq_len,
@@ -152,7 +161,7 @@ def _checked(values: Dict[str, Any]) -> Dict[str, List[Bullet]]:
     for sheet in values["sheets"]:
         bullets = [record_of(Bullet, bullet) for bullet in sheet["bullets"]]
         for bullet in bullets:
-            is_rounded = 0 <= bullet.rounding <= 1
+            is_rounded = 0 <= bullet.rounding <= max(1.0, bullet.rate or 0.0)
             has_figures = (
                 is_rounded
                 and bullet.global_batch >= 1

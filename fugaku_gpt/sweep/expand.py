@@ -22,7 +22,7 @@ from fugaku_gpt.config.tree import Scalar, Tree, parse_override, parse_yaml, pla
 from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.data.vocabulary import VOCABULARY_KEY, vocabulary_of_corpora
 from fugaku_gpt.errors import ConfigError, DataError
-from fugaku_gpt.records.sweep import digest_of, digest_of_config
+from fugaku_gpt.records.sweep import ACCEPTED_FINDINGS, digest_of, digest_of_config
 from fugaku_gpt.sweep.file import GROUPED, RANKS, SweepFile, SweepRow, check_keys, read_sweep
 from fugaku_gpt.sweep.names import row_name, safe_name
 
@@ -226,7 +226,7 @@ def _digest_of_written(written: Mapping[str, Tree]) -> str:
     for key, value in written.items():
         section, _, leaf = key.partition(".")
         setting = _setting_value(key, None, {key: value})
-        if setting != getattr(getattr(_DEFAULTS, section), leaf):
+        if setting != getattr(getattr(_DEFAULTS, section), leaf) and key != ACCEPTED_FINDINGS:
             changed[key] = setting
     return digest_of(json.dumps(changed, sort_keys=True))
 

@@ -15,12 +15,13 @@ from fugaku_gpt.input_files import resolved
 from fugaku_gpt.records.files import is_temporary, write_text_atomically
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.run import REFUSED, Result, RunDirectory
-from fugaku_gpt.records.sweep import ATTEMPTS, FILE, SweepEntry, read_sweep_entry, write_sweep_entry
+from fugaku_gpt.records.sweep import ACCEPTED_FINDINGS, ATTEMPTS, FILE, SweepEntry, read_sweep_entry, write_sweep_entry
 from fugaku_gpt.sweep.expand import Run, Sweep
 
 # how a run is submitted, not what is computed: these settings may change between attempts
 _SUBMISSION_KEYS = (
     "job.scheduler", "job.name", "job.group", "job.elapse", "job.elapse_min", "job.stop_margin", "job.chain",
+    ACCEPTED_FINDINGS,
 )  # fmt: skip
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.planner.trainer.memory_check import NodeLimits, refuse_too_large
 from fugaku_gpt.records.run import INTERRUPTED, OK, OUT_OF_MEMORY, REFUSED, Result
 from fugaku_gpt.sweep.edge_search import Verdict, largest_that_fits, next_trial, next_trial_for_rate
 from fugaku_gpt.sweep.expand import Run
 from fugaku_gpt.sweep.folder import require_same_run
-from fugaku_gpt.sweep.frontier_plan import FrontierPlan, FrontierRow
+from fugaku_gpt.sweep.frontier_plan import FrontierPlan, FrontierRow, on_this_machine
 from fugaku_gpt.sweep.lock import SweepLock
 from fugaku_gpt.sweep.run import Launch, LocalRuns
 
@@ -34,19 +35,22 @@ class Trial:
     Attributes:
         batch: its micro-batch.
         is_earlier: whether it was recorded by an earlier call.
+        is_beyond_machine: whether it was refused because it would fill this machine.
     """
 
     batch: int
     run: Run
     result: Result
     is_earlier: bool = False
+    is_beyond_machine: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """Whether it fits, and if not, whether that was for lack of memory."""
         if self.result.status == OK:
             return Verdict.FITS
-        return Verdict.NO_MEMORY if self.result.status == OUT_OF_MEMORY else Verdict.BROKEN
+        lacks_memory = self.result.status == OUT_OF_MEMORY or self.is_beyond_machine
+        return Verdict.NO_MEMORY if lacks_memory else Verdict.BROKEN
 
     @property
     def global_batch(self) -> Optional[int]:
@@ -165,17 +169,16 @@ def find_frontier(
     Raises:
         UsageError: a sweep runs in ``out``, or ``out`` holds other configurations under the same names.
     """
-    checks_machine = {row.order: bool(row.value("node.memory_check")) for row in plan.rows}
     with SweepLock(out) as lock:
+        for row in plan.rows:
+            for batch in plan.batches:
+                if (out / plan.run_name(row, batch)).is_dir():
+                    require_same_run(plan.run(row, batch), out / plan.run_name(row, batch))
         edges: List[Edge] = []
         for row in plan.rows:
-
-            def check(config: RunConfig, is_checked: bool = checks_machine[row.order]) -> None:
-                if is_checked:
-                    _refuse_beyond_machine(config, limits)
-
+            check = _MachineCheck(limits, bool(row.value("node.memory_check")))
             runs = LocalRuns(plan.name, out, launch, lock.mark, timeout, retry_failed, check)
-            edge = _Search(plan, row, runs, progress, limits, is_full_curve).edge()
+            edge = _Search(plan, row, runs, check, progress, is_full_curve).edge()
             edges.append(edge)
             if not edge.is_complete:
                 break
@@ -190,14 +193,14 @@ class _Search:
         plan: FrontierPlan,
         row: FrontierRow,
         runs: LocalRuns,
+        check: "_MachineCheck",
         progress: FrontierProgress,
-        limits: NodeLimits,
         is_full_curve: bool,
     ) -> None:
-        self._plan, self._row, self._runs, self._progress = plan, row, runs, progress
+        self._plan, self._row, self._runs, self._check, self._progress = plan, row, runs, check, progress
         self._is_full_curve = is_full_curve
         self._batches = plan.batches
-        self._guess = plan.planned_index(row, limits)
+        self._guess = plan.planned_index(row, check.limits)
         self._trials: Dict[int, Trial] = {}
 
     def edge(self) -> Edge:
@@ -229,17 +232,12 @@ class _Search:
         return {index: ended.verdict for index, ended in self._trials.items()}
 
     def _read_recorded(self) -> None:
-        """Takes the trials of earlier calls.
-
-        Raises:
-            UsageError: a directory holds another run.
-        """
+        """Takes the trials of earlier calls."""
         for index, batch in enumerate(self._batches):
             directory = self._runs.out / self._plan.run_name(self._row, batch)
             if not directory.is_dir():
                 continue
             run = self._plan.run(self._row, batch)
-            require_same_run(run, directory)
             result = self._runs.reusable_result(run)
             if result is not None:
                 self._trials[index] = Trial(batch, run, result, is_earlier=True)
@@ -251,18 +249,35 @@ class _Search:
         run = self._plan.run(self._row, batch)
         self._progress.trial_started(self._row, batch)
         result, is_stopped = self._runs.start(run)
-        ended = Trial(batch, run, result)
+        ended = Trial(batch, run, result, is_beyond_machine=batch in self._check.refused)
         if result.status != INTERRUPTED:
             self._trials[index] = ended
         self._progress.trial_ended(self._row, ended)
         return not is_stopped
 
 
-def _refuse_beyond_machine(config: RunConfig, limits: NodeLimits) -> None:
-    """Refuses a trial that would fill this machine itself, whatever ``node.memory_limit`` is.
+class _MachineCheck:
+    """Refuses trials of a combination that would fill this machine itself, whatever ``node.memory_limit`` is.
 
-    Raises:
-        UsageError: it does not fit.
+    Attributes:
+        limits: this machine and its memory.
+        refused: micro-batches of the trials that it has refused.
     """
-    node = replace(config.node, memory_limit="", memory_check=True)
-    refuse_too_large(replace(config, node=node), limits, range(config.layout.ranks))
+
+    def __init__(self, limits: NodeLimits, is_on: bool) -> None:
+        self.limits, self._is_on = limits, is_on
+        self.refused: Set[int] = set()
+
+    def __call__(self, config: RunConfig) -> None:
+        """Refuses a trial that does not fit.
+
+        Raises:
+            UsageError: it does not fit.
+        """
+        local_config = on_this_machine(config)
+        node = replace(local_config.node, memory_limit="", memory_check=self._is_on)
+        try:
+            refuse_too_large(replace(local_config, node=node), self.limits, range(config.layout.ranks))
+        except UsageError:
+            self.refused.add(config.training.micro_batch)
+            raise

@@ -80,6 +80,20 @@ class FrontierRow:
         except (KeyError, BadValue):  # of one that is not valid, the refusal of the row tells
             return getattr(getattr(_DEFAULTS, section), leaf)
 
+    def is_of_form(self, key: str) -> bool:
+        """Whether the field of a setting accepts its value."""
+        try:
+            coerce_setting(key, self.settings[key])
+        except KeyError:  # the default
+            return True
+        except BadValue:
+            return False
+        return True
+
+    def text(self, key: str) -> str:
+        """A setting as it was written."""
+        return _text(self.settings[key])
+
     def matrix_texts(self) -> Dict[str, str]:
         """The settings that distinguish it, dotted key → text."""
         return {key: _text(value) for key, value in self.row.naming_settings.items()}
@@ -148,12 +162,18 @@ def is_planned_to_fit(config: Optional[RunConfig], limits: NodeLimits) -> bool:
     """True if a run is valid and its memory, as planned, is within this machine's and ``node.memory_limit``."""
     if config is None:
         return False
-    local_config = replace(config, job=replace(config.job, node_memory=""))
+    local_config = on_this_machine(config)
     limit = limits.smallest_limit(local_config)
     try:
         return limit is None or limits.run_memory(local_config).bytes_of_node <= limit[0]
     except UsageError:  # nothing fits training.recompute_budget_mib
         return False
+
+
+def on_this_machine(config: RunConfig) -> RunConfig:
+    """A run as it is tried: with all ranks on this machine, to which the memory of a job's nodes does not apply."""
+    job = replace(config.job, node_memory="", nodes=1)
+    return replace(config, job=job, node=replace(config.node, ranks_per_node=config.layout.ranks))
 
 
 def frontier_plan(
@@ -211,8 +231,27 @@ def _matrix(texts: Sequence[str], overrides: Mapping[str, Tree]) -> Dict[str, Tr
             rival = "another --matrix" if key in axes else "--set"
             raise ConfigError(f"--matrix {text}: {key} is in {rival}, too; one would hide the other")
         items = listed if isinstance(listed, list) else [listed]
-        axes[key] = [replace(item, location=f"--matrix {text}") if isinstance(item, Scalar) else item for item in items]
+        located = [replace(item, location=f"--matrix {text}") if isinstance(item, Scalar) else item for item in items]
+        _refuse_equal_values(text, key, located)
+        axes[key] = located
     return axes
+
+
+def _refuse_equal_values(text: str, key: str, items: Sequence[Tree]) -> None:
+    """Refuses an axis with a value that is there twice, in whatever form.
+
+    Raises:
+        ConfigError: two values are equal; both would be searched in the same directories.
+    """
+    earlier: Dict[object, str] = {}
+    for item in items:
+        try:
+            value = repr(coerce_setting(key, item))
+        except (BadValue, KeyError):  # refused later, by its own message
+            value = repr(_text(item))
+        if value in earlier:
+            raise ConfigError(f"--matrix {text}: {earlier[value]} and {_text(item)} are the same value; leave out one")
+        earlier[value] = _text(item)
 
 
 def _rows(sweep: SweepFile, overrides: Mapping[str, Tree], origin: str) -> List[FrontierRow]:

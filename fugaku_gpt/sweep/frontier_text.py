@@ -2,17 +2,20 @@
 
 A bullet is ``global batch size N, recompute=R, DTYPE[, FIELD=VALUE ...]: ~ X samples/s[, ~ Y tokens/s]``, or ends in
 the way in which the trial has failed, such as ``OOM``. Marks in parentheses follow: the largest batch, and the fastest.
+``report import --form bullets`` reads them (:mod:`fugaku_gpt.report.bullets`).
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
+from fugaku_gpt.records.bullet_form import pair_text, quoted_pair_text, rate_text, short_name
 from fugaku_gpt.records.run import HUNG, OK, OUT_OF_MEMORY
-from fugaku_gpt.sweep.frontier import SAMPLES, Edge, Trial
+from fugaku_gpt.sweep.frontier import SAMPLES, TOKENS, Edge, Trial
 from fugaku_gpt.sweep.frontier_plan import FrontierRow
 
-_SHOWN = ("training.recompute", "training.dtype")  # in each bullet
+_DTYPE = "training.dtype"
+_SHOWN = ("training.recompute", _DTYPE)  # in each bullet
 _FAILURES = {OUT_OF_MEMORY: "OOM", HUNG: "hang"}
 _OWN_LIMIT = "(limit: node.memory_limit)"  # as the memory guard calls it
 LARGEST, FASTEST = "largest", "fastest"
@@ -20,8 +23,20 @@ LARGEST, FASTEST = "largest", "fastest"
 
 def setting_text(row: FrontierRow) -> str:
     """The settings of a combination: ``recompute=none, float32``, and those of the matrix."""
-    varied = [f"{key.rpartition('.')[2]}={text}" for key, text in row.matrix_texts().items() if key not in _SHOWN]
-    return ", ".join([f"recompute={row.value(_SHOWN[0])}", str(row.value(_SHOWN[1])), *varied])
+    varied = [key for key in row.matrix_texts() if key not in _SHOWN]
+    return ", ".join(_setting_text(row, key) for key in (*_SHOWN, *varied))
+
+
+def _setting_text(row: FrontierRow, key: str) -> str:
+    """One setting of a combination; a value that is not of its field's form is in quotes."""
+    name = short_name(key)
+    if not row.is_of_form(key):
+        return quoted_pair_text(name, row.text(key))
+    value = row.value(key)
+    if key == _DTYPE:
+        return str(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return pair_text(name, str(value) if is_number or key in _SHOWN else row.text(key))
 
 
 def bullets(edges: Sequence[Edge]) -> List[str]:
@@ -31,7 +46,8 @@ def bullets(edges: Sequence[Edge]) -> List[str]:
 
 def _bullet(edge: Edge, trial: Trial) -> str:
     marks = [name for name, marked in ((LARGEST, edge.largest), (FASTEST, edge.fastest)) if marked is trial]
-    rates = ", ".join(f"~ {rate_text(rate)} {unit}" for unit, rate in trial.rates.items())
+    sample = next(iter(trial.rates), SAMPLES)
+    rates = ", ".join(f"~ {rate_text(rate)} {unit}" for unit, rate in trial.rates.items() if unit in (sample, TOKENS))
     end = (rates or trial.result.status) if trial.result.status == OK else failure_text(trial)
     return f"- global batch size {trial.global_batch}, {setting_text(edge.row)}: {end}" + (
         f" ({', '.join(marks)})" if marks else ""
@@ -41,11 +57,6 @@ def _bullet(edge: Edge, trial: Trial) -> str:
 def failure_text(trial: Trial) -> str:
     """How a trial that did not end well has ended, in a word: OOM, hang, refused, timeout, failed."""
     return _FAILURES.get(trial.result.status, trial.result.status)
-
-
-def rate_text(rate: float) -> str:
-    """A rate with three significant digits."""
-    return f"{float(f'{rate:.3g}'):.12g}"
 
 
 def edge_columns(edges: Sequence[Edge]) -> List[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import read_text
-from fugaku_gpt.limits import YAML_TEXT
+from fugaku_gpt.limits import PATH, YAML_TEXT
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.sweep.expand import Sweep, expand_text
 from fugaku_gpt.typed_json import record_of
@@ -76,6 +76,14 @@ def read_plan(out: Path) -> Optional[SweepPlan]:
         out / PLAN_FILE,
         "a sweep's plan",
         (VERSION,),
-        lambda values: record_of(SweepPlan, values),
+        _checked_plan,
         mend="remove it, and name the sweep file again",
     )
+
+
+def _checked_plan(values: Dict[str, Any]) -> SweepPlan:
+    plan = record_of(SweepPlan, values)
+    for name, path in (("file", plan.file), ("name", plan.name), ("base", plan.base)):
+        if len(path) > PATH.value:
+            raise ValueError(f"{name} has {len(path)} characters: a path has at most {PATH.value}")
+    return plan

@@ -5,6 +5,7 @@ Losses are those of ``fugaku-gpt eval``: each document is predicted on its own, 
 
 from __future__ import annotations
 
+import hashlib
 from typing import List, Optional, Sequence
 
 import numpy as np
@@ -23,6 +24,9 @@ from fugaku_gpt.training.trainer import Trainer
 class EvalFiles:
     """The documents of all files, the same on every rank.
 
+    Attributes:
+        digests: SHA-256 over the tokens and bytes of each file's documents, by its name.
+
     Args:
         names: of the files.
         files: the documents of each.
@@ -32,6 +36,7 @@ class EvalFiles:
         self._names = tuple(names)
         self._counts = [len(texts) for texts in files]
         self._texts = [text for texts in files for text in texts]
+        self.digests = {name: _digest_of(texts) for name, texts in zip(names, files)}
 
     def losses(self, trainer: Trainer) -> List[TextLoss]:
         """Return the loss of each file, under its name, on every rank; collective."""
@@ -74,6 +79,14 @@ def _read(config: RunConfig) -> List[List[ScoredText]]:
     from fugaku_gpt.data.eval_documents import read_eval_files  # tokenizers: one rank of such a run has to read it
 
     return read_eval_files(config.training.eval_files, config.data.paths, config.model.vocab_size)
+
+
+def _digest_of(texts: Sequence[ScoredText]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(repr((len(text.ids), text.first, text.bytes)).encode())
+        digest.update(np.asarray(text.ids, dtype="<i4").tobytes())
+    return digest.hexdigest()
 
 
 def _sum_of(name: str, losses: Sequence[TextLoss]) -> TextLoss:

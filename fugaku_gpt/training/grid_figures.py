@@ -7,6 +7,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from fugaku_gpt.training.trainer import SizeFigures, Step
 
+_COUNTS = ("images", "distinct_images")
+
 
 def grid_figures(steps: Sequence[Step], elapsed: float) -> Dict[str, Any]:
     """Return the figures of the iterations since the last line, which took ``elapsed`` seconds; loss and accuracy of a
@@ -18,7 +20,7 @@ def grid_figures(steps: Sequence[Step], elapsed: float) -> Dict[str, Any]:
     buckets = {
         str(side): {
             "iterations": len(of_side),
-            "loss": _finite(sum(step.loss for step in of_side) / len(of_side)),
+            "loss": sum(step.loss for step in of_side) / len(of_side),
             "accuracy": sum(step.correct for step in of_side) / sum(step.samples for step in of_side),
         }
         for side, of_side in sorted(by_side.items())
@@ -31,11 +33,13 @@ def grid_figures(steps: Sequence[Step], elapsed: float) -> Dict[str, Any]:
 
 
 def validation_figures(sizes: Sequence[SizeFigures]) -> Dict[str, Any]:
-    """Return the figures of a validation: accuracy over all grids, and images, loss and accuracy of each bucket."""
+    """Return the figures of a validation: accuracy over all images, and of each bucket the number of images and of
+    different ones among them, loss and accuracy."""
     buckets = {
         str(math.isqrt(size.seq_len)): {
             "images": size.samples,
-            "loss": _finite(size.losses / size.samples),
+            "distinct_images": size.distinct,
+            "loss": size.losses / size.samples,
             "accuracy": size.correct / size.samples,
         }
         for size in sizes
@@ -51,16 +55,11 @@ def grid_validation_line(iteration: int, loss: float, figures: Mapping[str, Any]
         figures: of :func:`validation_figures`.
         change: text about the loss since the last validation.
     """
-    images = sum(bucket["images"] for bucket in figures["buckets"].values())
+    images, distinct = (sum(bucket[key] for bucket in figures["buckets"].values()) for key in _COUNTS)
+    repeats = f", {distinct} different" if distinct < images else ""
     sizes = "".join(
-        f" | {side} x {side}: loss {math.nan if bucket['loss'] is None else bucket['loss']:.4f}, "
-        f"accuracy {bucket['accuracy']:.2%} of {bucket['images']}"
+        f" | {side} x {side}: loss {bucket['loss']:.4f}, accuracy {bucket['accuracy']:.2%} of {bucket['images']}"
         for side, bucket in figures["buckets"].items()
     )
     start = f"validation at iteration {iteration} | lm loss: {loss:.6f} | accuracy: {figures['accuracy']:.2%}"
-    return f"{start} | images: {images}{sizes}{change} |"
-
-
-def _finite(value: float) -> Any:
-    """Return a number, or None in place of one that JSON cannot represent."""
-    return value if math.isfinite(value) else None
+    return f"{start} | images: {images}{repeats}{sizes}{change} |"

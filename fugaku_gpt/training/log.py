@@ -156,9 +156,10 @@ class TrainingLog:
         """Log the loss of an evaluation file after ``iteration`` iterations, with bits for each byte of its text."""
         values = {"iteration": iteration, "name": result.name, "loss": result.loss, "tokens": result.tokens}
         self._metrics.write("evaluation", {**values, "bits_per_byte": result.bits_per_byte})
+        bits = f"{result.bits_per_byte:.6f}" if result.bits_per_byte is not None else "-"
         self.print_line(
-            f"{result.name} after {iteration} iterations: loss {result.loss:.6f}, "
-            f"{result.bits_per_byte or 0.0:.6f} bits per byte, {result.tokens} tokens"
+            f"{result.name} after {iteration} iterations: loss {result.loss:.6f}, {bits} bits per byte, "
+            f"{result.tokens} tokens"
         )
 
     def checkpoint(

@@ -219,7 +219,7 @@ class Probe:
         ranks = self._world.size
         bandwidth = {}
         share = self._clock.remaining_seconds
-        seconds_per_call = share / (40 * len(dtypes) + 20)
+        seconds_per_call = share / (60 * len(dtypes) + 20)
         for name, moved, call in bandwidth_calls(_BANDWIDTH_ELEMENTS):
             bandwidth[f"{name} {ranks}"] = ranks * moved / self._clock.measure(call, 4 * seconds_per_call)[0]
         for name, elements, call in step_calls():

@@ -177,14 +177,21 @@ def pass_calls(dtype: torch.dtype, pool: NumberPool) -> Iterator[Tuple[str, int,
         def layer_norm(x: torch.Tensor, weight: torch.Tensor = weight, bias: torch.Tensor = bias) -> torch.Tensor:
             return ops.layer_norm(x, weight, bias, 1e-5)
 
+        def rms_norm(x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+            return ops.rms_norm(x, weight, 1e-5)
+
         functions: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "layer_norm": layer_norm,
             "gelu_erf": ops.gelu,
             "gelu_tanh": ops.gelu_tanh,
+            "rms_norm": rms_norm,
+            "swiglu": ops.swiglu,
+            "rotary": _rotation(rows, dtype),
         }
         for name, function in functions.items():
+            grad = y.view(-1)[: elements // 2].view(rows, -1) if name == "swiglu" else y
             yield name, elements, _forward(function, x)
-            yield f"{name}_backward", elements, _backward(function, x, y)
+            yield f"{name}_backward", elements, _backward(function, x, grad)
         yield "sum_of_rows", elements, _call_on(ops.sum_of_rows, x)
         scores = pool.take(elements // 256, 256).to(ops.attention_dtype(dtype)).view(-1, 8, 256)
         probabilities = torch.softmax(scores.float(), -1).to(scores.dtype)
@@ -195,6 +202,18 @@ def pass_calls(dtype: torch.dtype, pool: NumberPool) -> Iterator[Tuple[str, int,
         if elements <= 2**20:
             yield "dropout", elements, _dropout(x)
             yield "flags", elements, _flags(elements)
+
+
+def _rotation(tokens: int, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that rotates and packs heads [tokens, 512]: four of queries, two of keys, two of values."""
+    model = load_run_config(overrides=["model.hidden=512", "model.heads=8", "model.positions=rope"]).model
+    rotation = ops.rotation(model, 1, tokens, dtype)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.view(1, 1, tokens, 8, 64).split([4, 2, 2], 3)
+        return ops.pack_heads(q, k, v, rotation).view(x.shape)
+
+    return rotated
 
 
 def _add(x: torch.Tensor, y: torch.Tensor) -> Operation:

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional
 
@@ -15,8 +14,6 @@ from fugaku_gpt.checkpoint.directory import require_room
 from fugaku_gpt.comm import Communicator, ProcessGrid, open_world
 from fugaku_gpt.config import RunConfig, dump_run_config
 from fugaku_gpt.config.checks import has_validation_part
-from fugaku_gpt.data.grid_samples import open_grid_samples
-from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_RUN_FAILED, RunFailed, UsageError
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.layout.shards import logical_shapes
@@ -60,6 +57,7 @@ from fugaku_gpt.training.stopping import StopRequest
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.validation import Validation
 from fugaku_gpt.training.watchdog import start_watchdog
+from fugaku_gpt.training.workload import open_sources
 
 
 def train(
@@ -110,12 +108,8 @@ def train(
         if check_node is not None:
             check = check_node
             collective_try(world, lambda: check(list(processes)))
-        open_split: Callable[[str], Any] = partial(
-            open_grid_samples if config.model.is_grid_classifier else open_samples, config
-        )
-        train_samples = collective_try(world, lambda: open_split("train"))
         validates = config.training.eval_interval is not None and has_validation_part(config)
-        valid_samples = collective_try(world, lambda: open_split("valid")) if validates else None
+        train_samples, valid_samples, data_lines = collective_try(world, lambda: open_sources(config, validates))
         eval_files = open_eval_files(config, world)
         out = Path(world.broadcast_json(str(out)))
         plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
@@ -150,7 +144,7 @@ def train(
             is_resumed = directory.metrics_file.exists()
             hosts = [rank["host"] for rank in environment["ranks"]]
             log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout, hosts)
-            for line in describe_environment(environment):
+            for line in (*describe_environment(environment), *data_lines):
                 log.print_line(line)
             if is_resumed and not plan.candidates:
                 log.resumed(0, None)
@@ -164,9 +158,12 @@ def train(
             guard.set_memory_by_category(
                 lambda: {**trainer.memory_by_category(), "copy for checkpoints": checkpoints.copy_bytes}
             )
+        fingerprint = valid_samples.fingerprint if valid_samples is not None else ""
+        validation = Validation(trainer, log, eval_files, state, fingerprint)
+        validation.on_measured, stop.time_before_next_step = stop.leave_out, validation.time_before_next_step
         start_up.close()
         try:
-            stopped = run_loop(trainer, log, checkpoints, Validation(trainer, log, eval_files, state))
+            stopped = run_loop(trainer, log, checkpoints, validation)
         except RunFailed:  # raised on every rank
             checkpoints.finish()  # the run may be resumed from the checkpoint that is being written
             raise
@@ -332,7 +329,7 @@ def run_loop(
     """
     training, checkpointing = trainer.config.training, trainer.config.checkpoint
     validation = validation or Validation(trainer, log)
-    if trainer.iteration == 0 and validation.is_due(0):
+    if validation.is_due_at_start():
         validation.run()
     trainer.grid.world.barrier()
     meter = Meter(trainer)
@@ -359,7 +356,8 @@ def run_loop(
             steps = []
         # an iteration's time excludes validation and waiting for checkpoints
         before = time.perf_counter()
-        if validation.is_due(iteration):
+        is_due = validation.is_due(iteration)
+        if is_due and not step.stop:  # there may be time for a checkpoint alone
             validation.run()
             trainer.grid.world.barrier()
         if checkpoints is not None:
@@ -367,6 +365,11 @@ def run_loop(
             must_succeed = checkpointing.at_end if is_last else step.stop
             if must_succeed or checkpoints.is_due(iteration):
                 checkpoints.save(validation.state(), wait=must_succeed)
+        if is_due and step.stop and is_last:  # no later run measures them
+            validation.run()
+            trainer.grid.world.barrier()
+        elif is_due and step.stop and log is not None:
+            log.print_line(f"to stop soon, the run measures no losses after iteration {iteration}")
         if step.stop and not is_last:
             return True
         meter.since += time.perf_counter() - before

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from types import FrameType
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config.schema import JobConfig
@@ -43,6 +43,8 @@ class StopRequest:
     Attributes:
         reason: why this rank wants to stop; empty while it does not.
         requested_at: when it began to want that, in seconds since the epoch.
+        time_before_next_step: called at the end of each step; the seconds that something else than a step will take
+            before the next one, such as an evaluation.
 
     Args:
         limit: the job's time limit; None if it has none.
@@ -52,6 +54,7 @@ class StopRequest:
     def __init__(self, limit: Optional[JobLimit] = None, margin: float = 0.0) -> None:
         self.reason = ""
         self.requested_at = 0.0
+        self.time_before_next_step: Callable[[], float] = lambda: 0.0
         self._limit = limit
         self._margin = margin
         self._deadline = float("inf")  # by time.monotonic(), which setting the system clock does not change
@@ -74,14 +77,20 @@ class StopRequest:
 
     def should_stop(self) -> bool:
         """Return True if the run should stop after this step. Call it once at the end of each step: the time between
-        calls is the estimate for the next step."""
+        calls, without that of :meth:`leave_out`, is the estimate for the next step."""
         current_time = time.monotonic()
         if self._last_step_end is not None:
             self._steps.append(current_time - self._last_step_end)
         self._last_step_end = current_time
-        if not self.reason and self._limit is not None and current_time + max(self._steps) > self._deadline:
+        needed = max(self._steps) + self.time_before_next_step()
+        if not self.reason and self._limit is not None and current_time + needed > self._deadline:
             self._request(f"{format_duration(self._margin)} before the time limit of {self._limit}")
         return bool(self.reason)
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave some of the time since the last call of :meth:`should_stop` out of that of the step."""
+        if self._last_step_end is not None:
+            self._last_step_end += seconds
 
     def agreed_reason(self, world: Communicator) -> str:
         """Return the reason of the rank that was first to want the stop, on rank 0; empty on other ranks. Collective,

@@ -11,10 +11,10 @@ from typing import Callable, List, Optional, Protocol, Sequence
 import numpy as np
 import torch
 
+from fugaku_gpt import ops
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.scored_text import ScoredText, TextLoss, TokenIds, Window, windows_of
-from fugaku_gpt.errors import UsageError
 
 
 class ScoringModel(Protocol):
@@ -38,27 +38,27 @@ def text_losses(
     """Return the loss of each text, on every rank; collective over all ranks.
 
     Args:
-        stride: tokens between the beginnings of windows; None: the model's sequence length.
+        stride: tokens between the beginnings of windows, at most the model's sequence length; None: that length.
         batch: windows that are computed together.
         on_done: called with the number of tokens predicted so far by this replica and those beside it.
-
-    Raises:
-        UsageError: the stride is longer than the model's sequences; raised on every rank.
     """
     grid, seq_len = model.grid, model.config.model.seq_len
-    if stride is not None and stride > seq_len:
-        raise UsageError(f"--stride {stride}: valid: 1 to {seq_len}, model.seq_len")
     windows = windows_of(texts, seq_len, stride or seq_len)
     order = sorted(range(len(windows)), key=lambda index: (windows[index].start - windows[index].stop, index))
     batches = [order[at : at + batch] for at in range(0, len(order), batch)]
     sums = torch.zeros(len(windows), dtype=torch.float64)
-    done = 0
+    done, length, kept = 0, 0, ops.pooled_sizes()
     with torch.no_grad():
         for number, members in enumerate(batches):
             if number % grid.dp.size == grid.coordinates.dp:
+                longest = windows[members[0]].stop - windows[members[0]].start
+                if longest != length:  # else the pool would keep blocks for each of all lengths
+                    ops.release_tensor_pool(kept)
+                length = longest
                 _add_losses(model, [windows[index] for index in members], texts, members, sums)
             done += sum(windows[index].stop - windows[index].first for index in members)
             on_done(done)
+    ops.release_tensor_pool(kept)
     grid.dp.all_reduce(sums)  # of each window one replica has the sum, the others zeros
     grid.pp.broadcast(sums, root=grid.pp.size - 1)
     nats = [0.0] * len(texts)

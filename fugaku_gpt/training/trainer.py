@@ -72,15 +72,17 @@ class SizeFigures(NamedTuple):
     """The sums of a validation over its samples of one size.
 
     Attributes:
-        seq_len, samples: number of tokens of each, and of samples.
+        seq_len, samples: length of each, in tokens or cells with padding, and their number.
         losses: sum of their losses.
         correct: number of grids whose class had the largest logit; 0 for tokens.
+        distinct: number of different grids among the samples; 0 for tokens.
     """
 
     seq_len: int
     samples: int
     losses: float
     correct: float = 0.0
+    distinct: int = 0
 
 
 class _StepSums(NamedTuple):
@@ -119,8 +121,6 @@ class Trainer:
     """
 
     def __init__(self, config: RunConfig, grid: ProcessGrid, train: Source, valid: Optional[Source] = None) -> None:
-        if grid.kv.size != config.kv_copies:
-            raise ValueError(f"a run with {config.kv_copies} copies of heads was given groups of {grid.kv.size}")
         agree_on_kernels(config, grid.world)  # tests and probes create trainers without the start-up of a run
         if grid.world.size > 1:
             progress = config.training.progress_ms
@@ -362,7 +362,7 @@ class Trainer:
             raise ValueError("this trainer was built without validation samples")
         self.begin_evaluation()
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
-        lengths = [self._workload.full_length(batch * samples) for batch in range(batches)]
+        lengths = [self._workload.validation_length(batch * samples) for batch in range(batches)]
         distinct = sorted(set(lengths))
         sums = torch.zeros(2 if self._counts_correct else 1, len(distinct), dtype=torch.float64)
         with torch.no_grad():
@@ -373,10 +373,11 @@ class Trainer:
                     sums[1, distinct.index(seq_len)] += self._take_correct()
         self.grid.dp.all_reduce(sums)
         self.grid.pp.all_reduce(sums)
-        self.validated = [
-            SizeFigures(seq_len, lengths.count(seq_len) * samples, *column)
-            for seq_len, column in zip(distinct, sums.t().tolist())
-        ]
+        self.validated = []
+        for seq_len, column in zip(distinct, sums.t().tolist()):
+            count = lengths.count(seq_len) * samples
+            figures = SizeFigures(seq_len, count, *column)
+            self.validated.append(figures._replace(distinct=self._workload.distinct(seq_len, count)))
         terms = sum(self._workload.terms(samples, seq_len) for seq_len in lengths)
         return float(sums[0].sum()) / terms
 
@@ -410,10 +411,7 @@ class Trainer:
         """Return the number of this replica's grids that were classified right since the last call, on the last
         stage."""
         last = self.model_chunks.get(self._last_chunk)
-        if last is None:
-            return 0
-        correct, last.correct = last.correct, 0
-        return correct
+        return last.correct.take() if last is not None and last.correct is not None else 0
 
     def _sum_over_ranks(self, total: float) -> _StepSums:
         """Return the sums over all ranks that end this iteration, equal on every rank; collective.
@@ -423,14 +421,16 @@ class Trainer:
         """
         squares, finite = squares_of(self._param_ranges)
         written, not_written = self.save_status()
+        correct = self._take_correct()  # on every rank: what remained would be counted by the next validation
+        is_counted = self.grid.coordinates.tp == 0  # all ranks of a tensor-parallel group have the same sums
         local_sums = _StepSums(
-            losses=total if self.grid.coordinates.tp == 0 else 0.0,
+            losses=total if is_counted else 0.0,
             squares=squares,
             bad_ranks=0.0 if finite and math.isfinite(total) else 1.0,
             stop=float(self.should_stop()),
             written=float(written),
             not_written=float(not_written),
-            correct=float(self._take_correct()) if self.grid.coordinates.tp == 0 else 0.0,
+            correct=float(correct) if is_counted else 0.0,
         )
         sums = torch.tensor(local_sums[: norm_elements(self.config.model)], dtype=torch.float64)
         self.grid.world.all_reduce(sums)

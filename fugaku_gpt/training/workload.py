@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Protocol, Tuple, Union
+from typing import Any, Dict, List, Optional, Protocol, Tuple, Union
 
 import numpy as np
 import torch
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.data.grid_samples import GridBatch
+from fugaku_gpt.data.grid_samples import GridBatch, open_grid_splits
+from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
 from fugaku_gpt.model.cells import Cells
 from fugaku_gpt.model.gpt import GPT
@@ -28,6 +29,9 @@ class GridSource(Protocol):
 
     def cells(self, number: int) -> int:
         """Return the cells of the grids of the global batch that has a sample, padding included."""
+
+    def distinct(self, cells: int, count: int) -> int:
+        """Return how many different grids the first ``count`` samples with this many cells are."""
 
     def batch(self, first: int, count: int) -> GridBatch:
         """Return samples [first, first + count) of one global batch."""
@@ -59,13 +63,17 @@ class Workload(Protocol):
         """Return whether there are samples of a split."""
 
     def sequence_length(self, iteration: int, used: int) -> int:
-        """Return the tokens of each training sample of an iteration, which begins after ``used`` samples."""
+        """Return the length of each training sample of an iteration, which begins after ``used`` samples: its tokens,
+        or its cells with padding."""
 
-    def full_length(self, used: int) -> int:
-        """Return the tokens of each validation sample of the batch after ``used`` samples."""
+    def validation_length(self, used: int) -> int:
+        """Return the length of each validation sample of the batch after ``used`` samples."""
+
+    def distinct(self, seq_len: int, samples: int) -> int:
+        """Return how many different grids the first ``samples`` validation samples of a length are; 0 for tokens."""
 
     def terms(self, samples: int, seq_len: int) -> int:
-        """Return the number of losses that samples of this length have."""
+        """Return the number of losses that samples of this length have: one for each token, or for each grid."""
 
     def forward(
         self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
@@ -76,7 +84,7 @@ class Workload(Protocol):
             x: hidden states of the chunk before; None for the first.
             split: ``TRAIN`` or ``VALID``.
             batch: samples that earlier batches have used, and the number of the micro-batch.
-            seq_len: tokens of each sample.
+            seq_len: length of each sample, in tokens or cells.
         """
 
 
@@ -94,9 +102,13 @@ class TokenWorkload:
         """Return the tokens of each sample of an iteration; see :class:`Workload`."""
         return sequence_length(self._config, iteration)
 
-    def full_length(self, used: int) -> int:
+    def validation_length(self, used: int) -> int:
         """Return ``model.seq_len``."""
         return self._config.model.seq_len
+
+    def distinct(self, seq_len: int, samples: int) -> int:
+        """Return 0; see :meth:`Workload.distinct`."""
+        return 0
 
     def terms(self, samples: int, seq_len: int) -> int:
         """Return the number of tokens."""
@@ -133,9 +145,13 @@ class GridWorkload:
         """Return the cells of the grids of the batch after ``used`` samples, padding included."""
         return self._sources[TRAIN].cells(self._batch_start(used))
 
-    def full_length(self, used: int) -> int:
+    def validation_length(self, used: int) -> int:
         """Return the cells of the grids of a batch of validation, padding included."""
         return self._sources[VALID].cells(self._batch_start(used))
+
+    def distinct(self, seq_len: int, samples: int) -> int:
+        """Return how many different grids validation samples are; see :meth:`Workload.distinct`."""
+        return self._sources[VALID].distinct(seq_len, samples)
 
     def terms(self, samples: int, seq_len: int) -> int:
         """Return the number of grids."""
@@ -158,6 +174,19 @@ class GridWorkload:
         resumed with another global batch."""
         size = self._config.training.global_batch
         return -(-used // size) * size
+
+
+def open_sources(config: RunConfig, validates: bool) -> Tuple[Any, Optional[Any], List[str]]:
+    """Open the samples of a run: those to train on, those to validate on, and lines of the log about them.
+
+    Raises:
+        DataError: as :func:`fugaku_gpt.data.samples.open_samples` and
+            :func:`fugaku_gpt.data.grid_samples.open_grid_splits`.
+    """
+    if not config.model.is_grid_classifier:
+        return open_samples(config, TRAIN), open_samples(config, VALID) if validates else None, []
+    grids = open_grid_splits(config, (TRAIN, VALID) if validates else (TRAIN,))
+    return grids.samples[TRAIN], grids.samples.get(VALID), [grids.summary()]
 
 
 def workload_of(

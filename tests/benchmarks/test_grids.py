@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List
+from typing import List, Sequence
 
 import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator
+from fugaku_gpt.config import load_run_config
 from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.model import build_model
 from fugaku_gpt.model.cells import Cells
-from tests.benchmarks.programs import printed_lines
+from tests.benchmarks.programs import printed_lines, refusal
 from tests.support.grids import LIKE_LLAMA, TASKS, grid_config, write_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -86,3 +87,33 @@ def test_the_table_has_both_contestants(tmp_path: Path, capfd: pytest.CaptureFix
     lines = printed_lines(capfd, "grids", "--data", str(file), "--steps", "1", "--turns", "1", *options)
     assert [line.split()[0] for line in lines] == ["model", "seconds", "ours", "plain"]
     assert "buckets 7, batch 4 of 2" in lines[0] and " x " in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (("layout.dp=2",), "layout: 2 ranks; valid: layout.dp, tp and pp of 1"),
+        (("training.dtype=bfloat16",), "training.dtype: bfloat16; valid: float32"),
+        (("training.clip_grad=0",), "training.clip_grad: 0; valid: above 0"),
+        (("model.qk_norm=true",), "model.qk_norm: True; valid: False"),
+        (("model.dropout=0.1", "model.attention_dropout=0.1"), "model.dropout: 0.1; valid: 0.0\nmodel.attention_drop"),
+        (("model.norm=rmsnorm",), "model.norm: rmsnorm; valid: layernorm"),
+        (("model.positions=rope",), "model.positions: rope; valid: learned"),
+        (("model.biases=none",), "model.biases: none; valid: all"),
+        (("model.gelu=tanh",), "model.gelu: tanh; valid: "),
+        (("model.layers=x",), "model.layers: 'x'"),
+    ],
+)
+def test_settings_that_the_plain_model_does_not_follow_are_refused(
+    settings: Sequence[str], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(capfd, "grids", *(word for text in settings for word in ("--set", text)))
+    assert reason in message
+
+
+@pytest.mark.parametrize("preset", ["arc-nano", "arc-small"])
+def test_models_of_either_kind_and_of_any_size_are_compared(preset: str) -> None:
+    from grids import differences
+
+    sizes = ["model.layers=2", "model.heads=4", "model.kv_heads=2", "data.buckets=[7]", "model.seq_len=49"]
+    assert differences(load_run_config(preset=preset, overrides=[*sizes, "training.lr=1e-2"])) == []

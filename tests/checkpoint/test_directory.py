@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint import file_system, retention
 from fugaku_gpt.checkpoint.data_file import Entry, plan_file, write_pieces
 from fugaku_gpt.checkpoint.directory import (
     begin_checkpoint,
@@ -24,9 +24,10 @@ from fugaku_gpt.checkpoint.directory import (
     require_room,
     tracked_checkpoint,
 )
-from fugaku_gpt.checkpoint.manifest import MANIFEST, read_manifest
+from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.retention import (
+    LOSS_SOURCES,
     LOSSES,
     checkpoints_at,
     named_checkpoints_at,
@@ -175,11 +176,15 @@ def test_the_newest_checkpoints_are_retained(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000040"]
 
 
-def save_measured(directory: Path, iteration: int, loss: Optional[float]) -> None:
+def save_measured(
+    directory: Path, iteration: int, loss: Optional[float], source: str = "", keep_best: Optional[str] = "news"
+) -> None:
     arrays = some_arrays(0)
-    state = {LOSSES: {"news": loss}} if loss is not None else {}
+    state: Dict[str, Any] = {LOSSES: {"news": loss}} if loss is not None else {}
+    if source:
+        state[LOSS_SOURCES] = {"news": source}
     save(directory, iteration, arrays, cut_flat(arrays, 1), state=state)
-    remove_old_checkpoints(directory, 1, keep_best="news")
+    remove_old_checkpoints(directory, 1, keep_best=keep_best)
 
 
 def test_the_checkpoint_with_the_lowest_loss_is_retained_and_named(tmp_path: Path) -> None:
@@ -215,6 +220,74 @@ def test_a_record_of_the_best_is_rebuilt_from_the_checkpoints(tmp_path: Path) ->
         named_checkpoints_at(tmp_path, "best")
     save_measured(tmp_path, 30, 3.0)
     assert [path.name for path in named_checkpoints_at(tmp_path, "best")] == ["step-00000010"]
+
+
+@pytest.mark.parametrize("keep_best", [None, "validation"])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_run_that_keeps_another_best_or_none_removes_the_record(
+    tmp_path: Path, keep_best: Optional[str], is_damaged: bool
+) -> None:
+    save_measured(tmp_path, 10, 1.0)
+    if is_damaged:
+        (tmp_path / "best.json").write_text("{", encoding="utf-8")
+    save_measured(tmp_path, 20, 2.0, keep_best=keep_best)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000020"]
+    with pytest.raises(CheckpointError, match="holds no best.json"):
+        named_checkpoints_at(tmp_path, "best")
+
+
+def test_losses_of_other_texts_or_settings_are_not_compared(tmp_path: Path) -> None:
+    names = []
+    saves = (
+        (10, 1.0, ""),
+        (20, 3.0, "a"),
+        (30, 2.0, "b"),
+        (40, 4.0, "b"),
+        (50, 0.5, "b"),
+        (60, None, ""),
+        (70, 9.0, "a"),
+    )
+    for iteration, loss, source in saves:
+        save_measured(tmp_path, iteration, loss, source)
+        best = read_best(tmp_path)
+        assert best is not None
+        names.append(best.iteration)
+    # what is not known to be of other texts counts
+    assert names == [10, 10, 10, 10, 50, 50, 70]
+    (tmp_path / "second").mkdir()
+    names = []
+    for iteration, loss, source in saves[1:]:
+        save_measured(tmp_path / "second", iteration, loss, source)
+        best = read_best(tmp_path / "second")
+        names.append(best.iteration if best is not None else 0)
+    assert names == [20, 30, 30, 50, 50, 70]
+
+
+def test_each_manifest_is_read_once_when_checkpoints_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for iteration in (10, 20, 30):
+        save(tmp_path, iteration, some_arrays(0), cut_flat(some_arrays(0), 1), state={LOSSES: {"news": 1.0}})
+    names: List[str] = []
+
+    def read(path: Path) -> Manifest:
+        names.append(path.name)
+        return read_manifest(path)
+
+    monkeypatch.setattr(retention, "read_manifest", read)
+    remove_old_checkpoints(tmp_path, 3, keep_best="news")
+    assert names == ["step-00000030", "step-00000020", "step-00000010"]
+
+
+def test_a_checkpoint_itself_holds_no_best(tmp_path: Path) -> None:
+    save_measured(tmp_path, 10, 1.0)
+    (path,) = named_checkpoints_at(tmp_path, "best")
+    assert named_checkpoints_at(path, path.name) == [path]
+    for name in ("best", "step-00000011"):
+        with pytest.raises(
+            CheckpointError, match=f"step-00000010: is a checkpoint itself: to choose {name}, name its run"
+        ):
+            named_checkpoints_at(path, name)
 
 
 @pytest.mark.parametrize(

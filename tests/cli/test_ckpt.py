@@ -31,6 +31,21 @@ def ckpt(capsys: pytest.CaptureFixture[str], code: int, *arguments: Any) -> str:
     return capsys.readouterr().out
 
 
+def test_ls_shows_the_best_and_survives_a_damaged_record(
+    run_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run_directory / "checkpoints" / "best.json"
+    values = {"version": 1, "name": "step-00000010", "loss": "news", "value": 1.5, "iteration": 10}
+    record.write_text(json.dumps(values), encoding="utf-8")
+    rows = json.loads(ckpt(capsys, 0, "ls", run_directory, "--format", "json"))
+    assert [row["best"] for row in rows] == [None, "news 1.500000"]
+    record.write_text("{", encoding="utf-8")
+    assert run(["ckpt", "ls", str(run_directory), "--format", "json"]) == 0
+    printed = capsys.readouterr()
+    assert [(row["iteration"], row["problem"]) for row in json.loads(printed.out)] == [(20, None), (10, None)]
+    assert "best.json: " in printed.err and "remove it" in printed.err
+
+
 def test_ls_in_every_format(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows: List[Any] = json.loads(ckpt(capsys, 0, "ls", run_directory, "--format", "json"))
     assert [(row["checkpoint"], row["iteration"], row["latest"], row["problem"]) for row in rows] == [

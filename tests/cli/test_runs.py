@@ -79,6 +79,21 @@ def test_sorting_and_columns(store: Path, capsys: pytest.CaptureFixture[str]) ->
     assert rows[0] == {"run": "c", "layout.ranks": 4, "node.preload": None, "job.elapse": 5400.0}
 
 
+def test_runs_on_grids_have_a_column_of_images(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not any("images_per_second" in row for row in list_runs(store, capsys))
+    file = store / "s" / "b" / "result.json"
+    result = json.loads(file.read_text(encoding="utf-8"))
+    result["summary"].update(images_per_second=32.5, last_validation_accuracy=0.25)
+    file.write_text(json.dumps(result), encoding="utf-8")
+    for _ in range(2):  # read, and then from the index
+        rows = list_runs(store, capsys, "--sort=-images_per_second")
+        assert [(row["run"], row["images_per_second"]) for row in rows] == [("s/b", 32.5), ("c", None), ("s/a", None)]
+        names = list(rows[0])
+        assert names[names.index("images_per_second") - 1] == "seconds_per_iteration"
+    rows = list_runs(store, capsys, "--columns", "run,last_validation_accuracy")
+    assert [list(row.values()) for row in rows] == [["c", None], ["s/a", None], ["s/b", 0.25]]
+
+
 def test_every_format(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "ls", str(store), "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -16,6 +16,7 @@ from fugaku_gpt.data.indexed import IndexedWriter
 from fugaku_gpt.launch.processes import marked_processes
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.sweep.lock import SweepLock
+from tests.sweep.test_frontier import FakeNode, up_to
 
 RUN = """
 model: {layers: 2, hidden: 256, heads: 4, seq_len: 512, vocab_size: 256, vocab_multiple: 8, name: mini}
@@ -70,6 +71,22 @@ def test_a_search_ends_at_the_limit_of_memory_and_leaves_no_rank(
     captured = capsys.readouterr()
     assert json.loads(captured.out) == rows and captured.err.count("kept: ") == len(results)
     assert {path: path.stat().st_mtime_ns for path in out.glob("dp1-tp1*/result.json")} == results
+
+
+def test_the_table_has_the_trials_of_this_search_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fugaku_gpt.launch.launcher.launch", FakeNode(up_to(2)))
+    monkeypatch.setattr("fugaku_gpt.launch.launcher.find_launcher", lambda: None)
+    monkeypatch.setattr("fugaku_gpt.launch.launcher.require_rank_packages", lambda: None)
+    out = tmp_path / "out"
+    search = ["sweep", "frontier", "--preset", "tiny", "--out", str(out), "--most", "3", "--set"]
+    search += ["node.memory_limit=900Mi", "--over", "training.micro_batch", "--until", "oom"]
+    for matrix, combinations in (("training.recompute=none,full", 2), ("training.recompute=full", 1)):
+        assert run([*search, "--matrix", matrix]) == 0
+        table, edges = ((out / f"{name}.csv").read_text(encoding="utf-8") for name in ("table", "frontier"))
+        assert (len(edges.splitlines()) - 1, len(table.splitlines()) - 1) == (combinations, 3 * combinations)
+    assert "full" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

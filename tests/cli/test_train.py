@@ -76,6 +76,26 @@ sys.exit(code)
 """
 
 
+# Prints at the end of each step whether time is needed before the next one, and each time that is no part of a step.
+TIME_BEFORE_STEPS_PROGRAM = """
+import sys
+from fugaku_gpt.training import stopping
+
+class StopRequest(stopping.StopRequest):
+    def should_stop(self):
+        print("needs time:", self.time_before_next_step() > 0, flush=True)
+        return super().should_stop()
+
+    def leave_out(self, seconds):
+        print("left out:", seconds > 0, flush=True)
+        super().leave_out(seconds)
+
+stopping.StopRequest = StopRequest
+from fugaku_gpt.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
 def train_arguments(corpus: Path, out: Path, *settings: str) -> List[str]:
     arguments = ["train", "--data", str(corpus), "--out", str(out)]
     for setting in (*SMALL, *SHORT, *settings):
@@ -363,6 +383,19 @@ def test_a_run_that_is_stopped_can_be_resumed(
         assert f"{resumed_by}{' --ranks 2' if own_launcher else ''}\n" in output.decode()
         assert not own_launcher or f"fugaku-gpt: {result.reason}" in output.decode()
         assert not own_launcher or b": the run stops after this iteration, with a checkpoint, and is ended" in output
+
+
+@pytest.mark.usefixtures("forked_starts")
+@pytest.mark.mpi
+def test_the_time_limit_is_judged_with_the_time_of_evaluations(corpus: Path, tmp_path: Path) -> None:
+    arguments = train_arguments(corpus, tmp_path / "run")
+    program = [sys.executable, "-c", TIME_BEFORE_STEPS_PROGRAM, *arguments]
+    completed = subprocess.run(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    output = completed.stdout.decode()
+    assert completed.returncode == 0, output
+    lines = [line for line in output.splitlines() if line.startswith(("needs time:", "left out:"))]
+    step, evaluation = "needs time: False", ["needs time: True", "left out: True"]
+    assert lines == ["left out: True", step, *evaluation, step, *evaluation]
 
 
 @pytest.mark.usefixtures("forked_starts")

@@ -205,6 +205,13 @@ def test_all_broken_rules_are_reported_at_once() -> None:
         assert rule in line
 
 
+@pytest.mark.parametrize("path", ["texts/my news.txt", "ニュース.txt", "-x.jsonl"])
+def test_the_best_can_be_that_of_any_file_that_can_be_evaluated(path: str) -> None:
+    settings = ["checkpoint.interval=2", "training.eval_interval=2", f"training.eval_files=['{path}']"]
+    (name,) = load_run_config(overrides=settings).training.eval_names
+    assert load_run_config(overrides=[*settings, f"checkpoint.keep_best={name}"]).checkpoint.keep_best == name
+
+
 def test_a_default_that_breaks_a_rule_is_reported_with_the_key() -> None:
     with pytest.raises(ConfigError, match=r"^training\.global_batch: 8: must be a multiple of "):
         load_run_config(overrides=["training.micro_batch=3"])

@@ -12,7 +12,7 @@ from fugaku_gpt.errors import ConfigError, UsageError
 
 
 @pytest.mark.parametrize("preset", ["arc-nano", "arc-small"])
-def test_presets_have_the_layers_and_heads_of_the_sheet(preset: str) -> None:
+def test_presets_have_the_layers_and_heads_of_published_models(preset: str) -> None:
     model = load_run_config(preset=preset).model
     assert model.is_grid_classifier and model.layers == 8 and model.classes == 400 and model.grid_side == 30
     if preset == "arc-nano":
@@ -40,6 +40,7 @@ def test_presets_have_the_layers_and_heads_of_the_sheet(preset: str) -> None:
             "layout.tp: 2: must divide the cells of each bucket, 15 x 15",
         ),
         ("arc-nano", ["training.skip_samples=[3]"], "training.skip_samples: ['3']: is not supported"),
+        ("arc-nano", ["training.eval_files=[a.txt]"], "training.eval_files: ['a.txt']: is not supported"),
         ("arc-nano", ["model.padded_vocab_size=16"], "valid: null"),
         (
             "arc-nano",

@@ -26,7 +26,7 @@ from fugaku_gpt.errors import ConfigError
 TEXTS = ("model.name", "job.name", "data.paths")  # any text is valid
 PATHS = (
     *("job.rank_map_file", "job.transfer", "job.transfer_dirs", "job.tarball", "job.profile", "job.template"),
-    "training.eval_files",
+    *("training.eval_files", "checkpoint.keep_best"),  # the second is a name of a file
 )
 
 
@@ -247,7 +247,7 @@ def test_a_wrong_value_of_any_key_is_reported_with_file_line_key_and_valid_value
 @pytest.mark.parametrize("key", PATHS)
 @pytest.mark.parametrize("value", ["a\\nb", "\\0", "tab\\there", "\\x7f"])
 def test_a_path_with_control_characters_is_refused(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match="a path without control characters"):
+    with pytest.raises(ConfigError, match="a (path|name) without control characters"):
         load_run_config(overrides=[f'{key}=["{value}"]' if "transfer" in key else f'{key}="{value}"'])
 
 

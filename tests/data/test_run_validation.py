@@ -12,6 +12,7 @@ from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.data import samples
 from fugaku_gpt.data.run_validation import validation_of_run
 from tests.data.files import write_megatron
+from tests.support.grids import SETTINGS, write_tasks
 
 
 def validation(path: Path, *settings: str) -> Tuple[List[str], str]:
@@ -54,3 +55,19 @@ def test_a_stated_validation_stays(tmp_path: Path) -> None:
 
 def test_a_missing_corpus_is_left_to_the_ranks(tmp_path: Path) -> None:
     assert validation(tmp_path / "gone") == ([], "")
+
+
+def test_a_run_on_grids_validates_where_a_grid_of_that_share_fits(tmp_path: Path) -> None:
+    def of_grids(*settings: str) -> Tuple[List[str], str]:
+        source = RunSource(None, None, (*SETTINGS, "training.iterations=60", *settings))
+        return validation_of_run(source, source.load(f"data.paths={json.dumps([str(tmp_path / 'tasks.json')])}"))
+
+    write_tasks(tmp_path / "tasks.json")
+    assert of_grids()[0] == ["training.eval_interval=60"]
+    assert of_grids("data.split=[100,0,0]") == ([], "no validation: data.split has no share for it")
+    large, small = ([[number] * 7] * 7 for number in (1, 2)), [[3]]
+    (tmp_path / "tasks.json").write_text(
+        json.dumps({"a": {"train": [dict(zip(("input", "output"), large))], "test": [{"input": small}]}})
+    )
+    override, note = of_grids("data.buckets=[4]", "model.seq_len=16")
+    assert override == [] and "the valid split has no grid of at most 4 x 4 cells" in note

@@ -50,9 +50,8 @@ def test_every_field_rule_code_and_command_has_an_entry() -> None:
         if verbs:
             page = pages[f"cli/{verbs[0]}.md"]
             assert f"# fugaku-gpt {' '.join(verbs)}\n" in page
-            options = [
-                name for option in command.params for name in option.opts if name.startswith("--") and name != "--help"
-            ]
+            shown = [option for option in command.params if not getattr(option, "hidden", False)]
+            options = [name for option in shown for name in option.opts if name.startswith("--") and name != "--help"]
             assert all(name in page for name in options), verbs
 
 

@@ -302,10 +302,12 @@ def pair(path: Path) -> object:
 
 
 def grids(path: Path) -> object:
-    from fugaku_gpt.data.grids import open_grids, split_grids
+    from fugaku_gpt.data.grids import check_split, grids_up_to, open_grids, split_grids
 
     tasks = open_grids([str(path)])
-    return [[grid.colors.sum() for grid in part] for part in split_grids(tasks, (60.0, 20.0, 20.0))]
+    shares = (60.0, 20.0, 20.0)
+    check_split(tasks, shares)
+    return [[grid.colors.sum() for grid in part] for part in split_grids(grids_up_to(tasks, 16), shares)]
 
 
 def tokenizer(path: Path) -> object:

@@ -348,7 +348,7 @@ def all_readers() -> Tuple[Reader, ...]:
         Reader("corpus: .bin", "corpus.bin", BINARY, readers.pair, (pair["corpus.bin"][:4096],), pair, cost=4),
         Reader("corpus: manifest", "manifest.json", JSON, readers.corpus, (corpus["manifest.json"],), corpus, cost=4),
         Reader("tasks of grids", "tasks.json", JSON, readers.grids,
-               _json(arc_tasks(tasks=2, pairs=2, largest=3)), cost=4),
+               _json(arc_tasks(tasks=2, pairs=2, largest=3), {"\ud800": {"test": [{"input": [[1]]}]}}), cost=4),
         Reader("tokenizer.json", "tokenizer.json", JSON, readers.tokenizer, (corpus["tokenizer.json"],), cost=80),
         Reader("machine file", "m.yaml", TEXT, readers.machine,
                (*_bytes(*machines, GOLDEN / "machine-local.yaml"), *yaml), cost=40),

@@ -65,6 +65,8 @@ MANIFEST = "checkpoint: manifest with its checksum"
         ("run file", b"training.lr: " + b"x" * 9999 + b"\n", r"run\.yaml:1: training\.lr: 'x{198}…: expected a number"),
         ("run file", b"- " * 3000 + b"1\n", r"run\.yaml:1: more than 50 levels"),
         ("run file", b"a: [" + b"1, " * 100_000 + b"]\n", r"run\.yaml:1: more than 100,000 values"),
+        ("sweep file", b"matrix: {layout.dp: [" + b"x" * 999 + b"]}\nwhere: -layout.dp == 1\n", r"the text 'x{198}… "),
+        ("sweep directory: plan", changed("sweep directory: plan", file="9" * 5000), "file has 5000 characters"),
         ("machine file", b"format: 2024-99-99\n", r"m\.yaml: not a machine file: month must be in 1\.\.12"),
         ("machine file", b"[" * 5000, r"m\.yaml:1: more than 50 levels"),
         ("machine file", b"- 1\n", "expected `key: value` lines at the top"),

@@ -129,6 +129,17 @@ def test_the_result_comes_first(tmp_path: Path, result: Result, culprits: Tuple[
     assert ("is the cause" in hang.verdict) is bool(culprits)
 
 
+def test_a_rank_that_the_watchdog_has_ended_is_not_the_cause_while_another_resists_its_end(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 2, PAIR)
+    ranks.progress((0, 1), FORWARD, 7)
+    ranks.call((0,), "world", "agree.py:9", returns=False)
+    recorders, ranks.recorders = ranks.recorders, ranks.recorders[:1]
+    ranks.all_end()  # the rank that waits, which the watchdog could end
+    ranks.recorders = recorders
+    hang = explain(ranks, ended(HUNG, "rank 1 is the cause"))
+    assert (hang.culprits, hang.kind) == ((1,), "outside") and "rank 0 waits for it" in hang.verdict
+
+
 def test_one_rank_that_is_gone_while_another_lives_is_named(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 2, PAIR)
     ranks.progress((0, 1), FORWARD, 7)

@@ -24,7 +24,7 @@ from tests.house import prose
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "fugaku_gpt"
-FOLDERS = ("benchmarks", "tests", "docs")  # held to the package's names and prose
+FOLDERS = ("benchmarks", "tests", "docs", "integrations")  # held to the package's names and prose
 QUOTING = ("tests/house/prose.py", "tests/house/test_names.py")  # these list or plant the banned phrases
 
 # Words that say nothing about the thing that they name.

@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Dict, List
 
 import pytest
+import tomllib
 import yaml
+from packaging.requirements import Requirement
 
+import fugaku_gpt
+from env.lockfile import normalized, read_lock
 from fugaku_gpt.config.profile import load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = sorted(path.name for path in (ROOT / "env").glob("*torch-*.txt"))
+
+DISTRIBUTIONS = sorted((ROOT / "integrations").glob("*/pyproject.toml"))
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -87,6 +93,25 @@ def test_the_tools_are_pinned_once() -> None:
 
 def test_the_tools_of_the_documentation_are_pinned() -> None:
     assert set(package_names(setup_cfg()["options.extras_require"]["docs"])) <= set(pins("docs.txt"))
+
+
+def test_the_environments_of_integrations_pin_all_that_the_package_needs_on_a_login_node() -> None:
+    assert set(package_names(setup_cfg()["options"]["install_requires"])) <= set(pins("integrations.txt"))
+
+
+@pytest.mark.parametrize(
+    "project", sorted((ROOT / "integrations").glob("*/pyproject.toml")), ids=lambda path: path.parent.name
+)
+def test_a_distribution_accepts_the_present_package_and_the_host_that_it_is_tested_with(project: Path) -> None:
+    described = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    assert described["name"] == project.parent.name
+    versions = {"fugaku-gpt": fugaku_gpt.__version__}
+    for name in ("snakemake", "psij"):
+        lock = read_lock(ROOT / "env" / f"{name}.lock")
+        versions.update((package.name, package.version) for package in lock)
+    for text in described["dependencies"]:
+        requirement = Requirement(text)
+        assert versions[normalized(requirement.name)] in requirement.specifier, text
 
 
 # The one package whose folder is not where its name says; see setup.py.

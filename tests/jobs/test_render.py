@@ -130,6 +130,12 @@ def test_nothing_is_preloaded_into_the_job_itself() -> None:
         render_job(load_run_config(overrides=["job.environment=[LD_PRELOAD=x.so]"]), PLAIN)
 
 
+def test_a_finding_of_no_rule_is_not_accepted() -> None:
+    config = load_run_config(overrides=["job.scheduler=pjm", "job.accept_findings=[PJM032,PJM999]"])
+    with pytest.raises(ConfigError, match="^job.accept_findings: PJM999: there is no such rule"):
+        render_job(config, PLAIN)
+
+
 def test_settings_that_slurm_lacks_are_reported_and_noted_in_the_script() -> None:
     script = rendered("slurm-everything-13824-nodes")
     for key in ("eco_state", "shape", "allocation", "strict", "volumes", "shared_tmp", "transfer_dirs", "statistics"):

@@ -11,7 +11,7 @@ import torch  # noqa: F401  # its OpenMP runtime is the kernels'
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.kernels.library import FLOAT32, Library
+from fugaku_gpt.kernels.library import FLOAT32, AttentionShape, Library
 from fugaku_gpt.kernels.trials import Trial, failures, from_bfloat16, to_bfloat16, trials
 from tests.kernels.loaded import loaded_library
 
@@ -79,6 +79,24 @@ def test_a_single_wrong_number_of_a_kernel_is_detected(kernel: str, argument: in
     if kernel == "gemm" and not library.changed:
         pytest.skip("the library has no products")
     assert library.changed and wrong and " instead of " in wrong[0]
+
+
+@pytest.mark.parametrize("query", [96, 169])
+def test_a_wrong_number_in_the_second_block_of_queries_is_detected(query: int) -> None:
+    library = loaded_library()
+
+    class LaterQueryWrong:
+        def __getattr__(self, name: str) -> Any:
+            return wrong if name == "attention_forward" else getattr(library, name)
+
+    def wrong(shape: AttentionShape, *arguments: Any) -> None:
+        library.attention_forward(shape, *arguments)
+        assert shape.queries > query
+        address = arguments[OUTPUTS["attention_forward"][0] - 1]
+        first = query * shape.heads * shape.width * (4 if shape.type == FLOAT32 else 2)
+        (ctypes.c_uint16 * 2).from_address(address + first)[1] ^= 0x4000
+
+    assert failures(LaterQueryWrong(), 2)  # type: ignore[arg-type]
 
 
 def test_every_function_of_the_library_that_computes_is_tried() -> None:

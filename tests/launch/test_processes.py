@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -18,10 +19,12 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch import processes
 from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.launch.processes import end_marked_processes, marked_processes, run_command
+from fugaku_gpt.launch.rank_supervisor import unread_bytes
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow  # each test starts processes and waits for their end
 
+F_GETPIPE_SZ = 1032  # from linux/fcntl.h, which Python's fcntl has from 3.10 on
 LIMIT_SECONDS = 600.0  # of commands; a test moves its clock to reach it
 
 # starts a child in a session of its own that ignores SIGTERM, then does what the argument says; the child writes a file
@@ -66,6 +69,54 @@ def test_output_goes_to_the_log_and_to_the_listener(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.signal, outcome.timed_out, outcome.ok) == (3, None, False, False)
     assert sorted(lines) == ["one", "two", "é"]
     assert sorted(log.read_text(encoding="utf-8").splitlines()) == sorted(lines)
+
+
+@pytest.mark.long
+def test_all_output_is_passed_on_however_slow_its_reader() -> None:
+    lines: List[str] = []
+
+    def listener(line: str) -> None:
+        time.sleep(7.0 if not lines else 0.0)  # far longer than the command takes
+        lines.append(line)
+
+    assert run_command([sys.executable, "-c", "print('a'); print('b'); print('c', end='')"], {}, on_line=listener).ok
+    assert lines == ["a", "b", "c"]
+
+
+def test_what_outlives_the_command_and_keeps_its_output_open_is_not_waited_for(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+print("one\\ntwo", end="", flush=True)
+if not os.fork():
+    os.setsid()
+    os.execve(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]], {})
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
+"""
+    survivor = "import os, sys, time; open(sys.argv[1] + '.new', 'w').write(str(os.getpid())); "
+    survivor += "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(600)"
+    lines: List[str] = []
+    file = tmp_path / "process"
+    try:
+        assert run_command([sys.executable, "-c", program, survivor, str(file)], {}, on_line=lines.append).ok
+        assert lines == ["one", "two"]
+    finally:
+        os.kill(int(file.read_text()), signal.SIGKILL)  # raises if it has ended before
+
+
+def test_a_signal_ends_a_process_whose_output_nobody_reads() -> None:
+    program = (
+        "import sys; from fugaku_gpt.cli.output import echo_at_once; from fugaku_gpt.launch import processes; "
+        "processes._OUTPUT_AFTER_SIGNAL_SECONDS = 0; "
+        "command = [sys.executable, '-c', 'for _ in range(64): print(65535 * \"x\")']; "
+        "sys.exit(processes.run_command(command, {}, on_line=echo_at_once).stopped_by)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert starter.stdout is not None
+    pipe = starter.stdout.fileno()
+    until(lambda: unread_bytes(pipe) == fcntl.fcntl(pipe, F_GETPIPE_SZ))
+    starter.send_signal(signal.SIGINT)
+    assert starter.wait(timeout=300) == signal.SIGINT
+    starter.stdout.close()
 
 
 @pytest.mark.parametrize("listener_fails", [False, True], ids=["log", "listener"])

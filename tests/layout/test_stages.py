@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import List, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.config import LayoutConfig, ModelConfig
 from fugaku_gpt.formulas.flops import exact_flops
+from fugaku_gpt.layout.communications import CommunicationPlan, chunk_times
 from fugaku_gpt.layout.stages import Chunk, Work, chunk_tensors, split_layers, stage_tensors, work_of
 from fugaku_gpt.layout.tensors import model_tensors
 
@@ -103,6 +105,21 @@ def test_work_of_layers_and_logits_adds_up_to_the_formula_of_flops() -> None:
     assert recomputing.head < work_of(model, 512, recompute="selective").head == work.head
     with pytest.raises(ValueError, match="valid: none, selective, full"):
         work_of(model, 512, recompute="some")
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_products_with_copies_of_heads_are_work_of_each_rank(tp: int, kv_heads: int) -> None:
+    model = ModelConfig(layers=7, hidden=48, heads=8, kv_heads=kv_heads, head_dim=6, seq_len=96, vocab_size=500)
+    matrices = [
+        spec for spec in model_tensors(model, tp) if spec.name.startswith("blocks.0.") and spec.init == "normal"
+    ]
+    of_rank = sum(math.prod(spec.local_shape(tp)) for spec in matrices)
+    assert model.computed_layer_weights(tp) == tp * of_rank
+    layer = 3.0 * (of_rank + 2.0 * model.seq_len * model.query_width / tp)
+    assert work_of(model, 512, tp=tp).head == pytest.approx(3.0 * 512 / tp * model.hidden / layer)
+    plan = CommunicationPlan(model, LayoutConfig(tp=tp), micro_batches=1)
+    assert chunk_times(plan).weights[0] == pytest.approx(7 * of_rank / (layer / 3.0))
 
 
 def test_a_given_split_is_followed() -> None:

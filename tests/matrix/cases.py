@@ -89,6 +89,14 @@ CASES: Dict[str, Case] = {
         ROUNDING,
         OF_FLOAT64,
     ),
+    "llama-float64": Case(
+        "RMSNorm, SwiGLU, rotary positions, heads that share keys, norms of these, output weights of its own; dropout",
+        "llama",
+        ("training.dtype=float64", "training.weight_decay=0.1", "model.embedding_layernorm=false"),
+        ("tp=2 sp selective micro=2", "dp=2 pp=2 zero interleaved full"),
+        ROUNDING,
+        OF_FLOAT64,
+    ),
     "float32": Case(
         "both dropouts, LayerNorm of the embedding, clipping, weight decay, cosine",
         "",
@@ -101,6 +109,14 @@ CASES: Dict[str, Case] = {
         ),
         {"loss": 1e-6, "norm": 1e-5},
         "float32 rounds to 6e-8; builds and layouts were seen 3e-8 apart in losses and 6e-8 in norms",
+    ),
+    "llama": Case(
+        "RMSNorm, SwiGLU, rotary positions, heads that share keys, norms of these, output weights of its own; dropout",
+        "llama",
+        (LARGE_EPS, "training.weight_decay=0.1", "model.embedding_layernorm=false"),
+        ("tp=2 sp full micro=2",),
+        {"loss": 1e-6, "norm": 3e-5},
+        "float32 rounds to 6e-8; builds were seen 6e-8 apart in losses and 5e-6 in norms",
     ),
     "bfloat16": Case(
         "both dropouts, float32 masters, cosine",

@@ -139,6 +139,10 @@ MUTATIONS: Dict[str, Dict[str, Mutation]] = {
             f"training.seq_ramp_{key}=null" for key in ("start", "increment", "iterations")
         ),
     },
+    "llama-float64": {
+        "other wavelengths of rotary positions": ("model.rope_theta=9000",),
+        "an RMSNorm with another epsilon": ("model.layernorm_eps=1e-6",),
+    },
     "float32": {**LARGE, **SMALL},
     "bfloat16": LARGE,
     "float16": {**LARGE, "a scale that grows sooner": ("training.loss_scale_window=1",)},

@@ -10,6 +10,7 @@ import torch
 from fugaku_gpt import compat
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.model import GPT, attention, build_model
+from fugaku_gpt.model.kv_cache import KeyValueCache
 from fugaku_gpt.model.recompute import recomputed
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.kept import HAS_HOOKS, counting
@@ -148,3 +149,17 @@ def test_a_separate_layer_has_gradients_even_if_the_input_requires_none() -> Non
 def test_gradients_of_a_recomputed_function_equal_finite_differences() -> None:
     x, y = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(lambda x, y: recomputed(lambda x, y: (x * y).exp() * x, x, y), (x, y))
+
+
+@pytest.mark.parametrize("kind", ["none", "full"])
+def test_a_layer_that_is_recomputed_in_training_reads_the_cache_of_keys_and_values(kind: str) -> None:
+    model = model_of(f"training.recompute={kind}", "training.dtype=float64", "model.kv_heads=2").eval()
+    tokens, _ = tokens_of(model)
+    cache = KeyValueCache(range(3), model.config, 1, len(tokens), model.config.seq_len, torch.float64)
+    with torch.no_grad():
+        expected = model.hidden_states(tokens)
+        first, later = (
+            model.hidden_states(part, cache=cache, new=cache.extend(0, len(tokens), part.shape[1]))
+            for part in tokens.split([5, tokens.shape[1] - 5], 1)
+        )
+    torch.testing.assert_close(torch.cat([first, later], 1), expected)

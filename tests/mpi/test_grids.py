@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import DefaultDict, Dict, List, Tuple
 
 import pytest
+import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import open_grid_samples
 from fugaku_gpt.layout.communications import is_calibration_step, plan_of, program
+from fugaku_gpt.parallel.cross_entropy import CorrectCount, LossOptions, vocab_parallel_cross_entropy
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.test_communications import Call, Recording, assert_same, calls_of
 from tests.mpi.test_precision import BOUND
@@ -75,6 +77,11 @@ def reference_of(world: Communicator, folder: Path, model: str, dtype: str) -> T
     return _REFERENCES[model, dtype]
 
 
+def counts_of(trained: Trained) -> List[Tuple[int, int, float]]:
+    """Returns size, number, and number of correct ones of the grids of a validation, by their size."""
+    return [(size.seq_len, size.samples, size.correct) for size in trained.validated]
+
+
 @pytest.mark.parametrize(
     ("layout", "model", "dtype"),
     [
@@ -95,6 +102,7 @@ def test_a_layout_trains_like_a_single_rank(
     assert_same_steps(ours, reference)
     assert [step.correct for step in ours.steps] == [step.correct for step in reference.steps]
     assert {step.seq_len for step in ours.steps} == {side * side for side in config.data.buckets}
+    assert counts_of(ours) == counts_of(reference)  # on every rank, whose steps before have left nothing to count
     figures = largest_of_all(
         world,
         [
@@ -156,3 +164,26 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: str, tm
         assert_same(calls, calls_of(program(plan, grid.coordinates.pp, 1, is_calibration_step(number))))
         lengths.append(step.seq_len)
     assert set(lengths) == {side * side for side in config.data.buckets}
+
+
+@pytest.mark.parametrize("padding", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_targets_with_the_largest_logit_of_all_ranks_are_counted(
+    world: Communicator, dtype: torch.dtype, padding: int
+) -> None:
+    """The first of equal logits counts, whichever ranks have them, and padding never does; a rank may have nothing
+    else."""
+    rows = 4
+    classes = rows * world.size - padding
+    generator = torch.Generator().manual_seed(3)
+    # few values, so that logits are exact, and many of them equal
+    hidden = torch.randint(-2, 3, (64, 3), generator=generator).to(dtype).requires_grad_()
+    weight = torch.randint(-2, 3, (world.size * rows, 3), generator=generator).to(dtype)
+    targets = torch.randint(0, classes, (64,), generator=generator)
+    logits = hidden.detach().double().matmul(weight[:classes].double().t())
+    largest = torch.from_numpy(logits.numpy().argmax(1))  # the first of equal ones
+    targets[:16] = largest[:16]
+    local = weight[world.rank * rows : (world.rank + 1) * rows].clone().requires_grad_()
+    correct = CorrectCount()
+    vocab_parallel_cross_entropy(hidden, local, targets, world, classes, 10, options=LossOptions(correct=correct))
+    assert correct.take() == int((largest == targets).sum()) >= 16

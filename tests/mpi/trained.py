@@ -12,7 +12,7 @@ from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.training.health import DONE, SPIKE
-from fugaku_gpt.training.trainer import Step, Trainer
+from fugaku_gpt.training.trainer import SizeFigures, Step, Trainer
 from fugaku_gpt.training.workload import Source
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
@@ -33,6 +33,7 @@ class Trained:
         gradients: of each step, as the optimiser saw them; of a step that was not finite, none.
         initial, weights: before and after; with 16-bit types they are rounded.
         validation: the loss of validation afterwards.
+        validated: its sums by the size of its samples.
     """
 
     initial: Tensors
@@ -40,6 +41,7 @@ class Trained:
     gradients: List[Tensors] = field(default_factory=list)
     weights: Tensors = field(default_factory=dict)
     validation: float = math.nan
+    validated: List[SizeFigures] = field(default_factory=list)
 
 
 def trainer_of(
@@ -82,6 +84,7 @@ def train(trainer: Trainer, steps: int = STEPS) -> Trained:
         trained.gradients.append(summed_gradients(trainer) if step.skip_reason in (DONE, SPIKE) else {})
     trained.weights = full_tensors(trainer, trainer.buffers.parameters)
     trained.validation = trainer.validate()
+    trained.validated = trainer.validated
     trainer.finish()
     return trained
 
@@ -109,6 +112,7 @@ def of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
         {
             "steps": [asdict(step) for step in trained.steps],
             "validation": trained.validation,
+            "validated": trained.validated,
             "tensors": [[(name, str(x.dtype), list(x.shape)) for name, x in group.items()] for group in groups],
         }
     )
@@ -120,7 +124,8 @@ def of_first(world: Communicator, run: Callable[[], Trained]) -> Trained:
             world.broadcast(tensor)
             everywhere[-1][name] = tensor
     steps = [Step(**step) for step in record["steps"]]
-    return Trained(everywhere[0], steps, everywhere[2:], everywhere[1], record["validation"])
+    validated = [SizeFigures(*figures) for figures in record["validated"]]
+    return Trained(everywhere[0], steps, everywhere[2:], everywhere[1], record["validation"], validated)
 
 
 _TYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}

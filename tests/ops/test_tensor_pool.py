@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fugaku_gpt import ops
 from fugaku_gpt.ops import tensor_pool
 from fugaku_gpt.ops.tensor_pool import TensorPool
 
@@ -61,6 +62,19 @@ def test_a_released_pool_keeps_what_is_in_use_alone() -> None:
     assert pool.free_bytes() == 0 and float(other.min()) == 3.0
     del other
     assert pool.free_bytes() == 2 * MIB
+
+
+@needs_frombuffer
+def test_a_released_pool_keeps_blocks_of_the_sizes_asked_for() -> None:
+    pool = TensorPool()
+    first, other = pool.empty(LARGE, torch.float32), pool.empty((513, 1024), torch.float32)
+    assert pool.sizes() == frozenset()
+    del first
+    kept = pool.sizes()
+    assert kept == {2 * MIB}
+    del other
+    pool.release(kept)
+    assert pool.sizes() == kept and pool.free_bytes() == 2 * MIB
 
 
 @pytest.mark.parametrize("shape", [(10, 10), (), (0, 5)])
@@ -209,3 +223,18 @@ def test_passes_leave_no_holes_in_the_heap(dtype: str, products: str) -> None:
     if not output.lstrip("-").isdigit():
         pytest.skip(output)
     assert int(output) <= 48 * MIB  # includes what MKL keeps
+
+
+@needs_frombuffer
+def test_gradients_of_shared_keys_before_they_are_summed_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, s, heads, kv_heads, d = 1, 64, 8, 2, 256
+    packed = torch.randn(1, b, s, heads + 2 * kv_heads, d)
+    if not ops.has_native_attention(packed, heads):
+        pytest.skip("no kernels are compiled here")
+    pool = TensorPool()
+    monkeypatch.setattr(tensor_pool, "_POOL", pool)
+    monkeypatch.setattr(tensor_pool, "_is_enabled", True)
+    ranges = ops.KeyRanges.causal(s)
+    y, log_sums = ops.attention(packed, heads, ranges, None, 1.0)
+    ops.attention_gradient(torch.ones_like(y), packed, y, log_sums, ranges, None, 1.0)
+    assert pool.free_bytes() == 4 * 2 * b * heads * s * d  # all else is smaller than a block of the pool

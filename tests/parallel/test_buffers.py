@@ -16,7 +16,7 @@ from fugaku_gpt.layout.flat import ALIGNMENT_BYTES
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, TensorSpec, model_tensors
 from fugaku_gpt.model import GPT, build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers, MasterWeights, ParamRange, counted_in_norm
-from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import LossOptions, vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.gradient_path import GradientReducer, accumulate_grad_node, main_grad
 from fugaku_gpt.training.health import squares_of
 from tests.support.text import ByteSamples
@@ -245,7 +245,12 @@ def test_both_gradients_of_the_token_embedding_are_added_up_in_float32() -> None
     hidden = torch.full((1, config.model.hidden), -1.0, dtype=torch.float16)
     scale = each_gradient * vocabulary / (vocabulary - 1)
     loss = vocab_parallel_cross_entropy(
-        hidden, table.weight, torch.tensor([3]), Communicator.alone(), vocabulary, gradient_scale=scale
+        hidden,
+        table.weight,
+        torch.tensor([3]),
+        Communicator.alone(),
+        vocabulary,
+        options=LossOptions(gradient_scale=scale),
     )
     (loss + (embedded * each_gradient).float().sum()).backward()
     row = buffers.gradients[buffers.layout.embedding].view(-1, config.model.hidden)[3]

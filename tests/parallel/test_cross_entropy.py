@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.communications import CHUNK_TOKENS
-from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import CorrectCount, LossOptions, vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.gradient_path import DeferredWeightGrads, GradientSlot, attach_main_grad
 
 VOCABULARY, PADDED, HIDDEN, TOKENS = 50, 64, 12, 37
@@ -164,3 +164,31 @@ def test_a_sum_over_many_tokens_does_not_round_in_float32() -> None:
     judge = F.cross_entropy(hidden.double().matmul(weight.double().t()), targets, reduction="sum")
     assert loss.dtype == torch.float32
     assert float(loss) == pytest.approx(float(judge), rel=2e-7)
+
+
+@pytest.mark.parametrize("chunk", [5, 256])
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_targets_with_the_largest_logit_are_counted(dtype: torch.dtype, with_gradient: bool, chunk: int) -> None:
+    hidden, weight, targets = inputs(dtype)
+    with torch.no_grad():
+        logits = hidden.matmul(weight.t()).double()
+        weight[VOCABULARY:] = 100.0 * weight[:1]  # padding, whose logits are the largest where they count
+        targets[::2] = logits[:, :VOCABULARY].argmax(1)[::2]
+    expected = int((logits[:, :VOCABULARY].argmax(1) == targets).sum())
+    assert TOKENS // 2 <= expected < TOKENS
+    correct = CorrectCount()
+    arguments = (hidden, weight, targets, Communicator.alone(), VOCABULARY, chunk)
+    with torch.set_grad_enabled(with_gradient):
+        counted = vocab_parallel_cross_entropy(*arguments, options=LossOptions(correct=correct))
+        assert torch.equal(counted, vocab_parallel_cross_entropy(*arguments))
+    assert (correct.take(), correct.take()) == (expected, 0)
+
+
+def test_of_equal_logits_the_first_counts() -> None:
+    correct = CorrectCount()
+    targets = torch.tensor([0, 1, 0, 2, 3])
+    vocab_parallel_cross_entropy(
+        torch.ones(5, 2), torch.ones(4, 2), targets, Communicator.alone(), 4, options=LossOptions(correct=correct)
+    )
+    assert correct.take() == 2

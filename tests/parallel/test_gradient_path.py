@@ -194,7 +194,7 @@ def flat_of(sizes: List[Tuple[str, int]], bucket: int) -> Any:
     starts = [sum(size for _, size in sizes[:index]) for index in range(len(sizes))]
     total = sum(size for _, size in sizes)
     placements = [
-        SimpleNamespace(spec=SimpleNamespace(name=name), start=start, span=slice(start, start + size))
+        SimpleNamespace(spec=SimpleNamespace(name=name, copies=1), start=start, span=slice(start, start + size))
         for (name, size), start in zip(sizes, starts)
     ]
     buckets = [slice(start, min(start + bucket, total)) for start in range(0, total, bucket)]
@@ -260,3 +260,16 @@ def test_a_parameter_is_ready_when_the_last_deferred_product_is_made() -> None:
     assert replica.sums == 1
     reducer.finish()
     assert buffers.gradients.tolist() == [24.0] * 4
+
+
+def test_a_grid_without_the_groups_that_hold_copies_of_heads_is_refused() -> None:
+    config = tiny_config("model.kv_heads=1", "layout.tp=2")
+    pair = cast(Any, SimpleNamespace(size=2, rank=0))
+    chunks = split_layers(config.model.layers, 1)
+    pieces = build_stage(config, pair, chunks)
+    buffers = FlatBuffers(named_parameters(pieces), stage_tensors(config.model, 2, chunks, 0), tp=2)
+    grid = SimpleNamespace(tp=pair, dp=Communicator.alone(), embedding=Communicator.alone(), kv=Communicator.alone())
+    with pytest.raises(ValueError, match="2 copies of heads were given groups of 1"):
+        GradientReducer(buffers, {0: pieces[0]}, cast(Any, grid), sharded=False)
+    grid.kv = pair
+    GradientReducer(buffers, {0: pieces[0]}, cast(Any, grid), sharded=False)

@@ -123,6 +123,24 @@ def test_the_notes_name_another_processor() -> None:
     assert cells_of(Pair(REFERENCE, other, (1.0,)))[-1] == "t.1; 11-14; on A Xeon"
 
 
+@pytest.mark.parametrize(
+    ("stated", "processor", "is_same"),
+    [
+        ("A64FX Fugaku", "Fujitsu A64FX", True),
+        ("AMD EPYC", "AMD EPYC 7763 64-Core Processor", True),
+        ("AMD EPYC", "AMD Ryzen 9", False),
+        ("AMD EPYC 7763", "AMD EPYC 9654 96-Core Processor", False),
+        ("2x Xeon Gold 6148", "Intel(R) Xeon(R) Gold 6148 CPU @ 2.40GHz", True),
+        ("4x L4", "NVIDIA L40", False),
+        ("", "AMD EPYC", False),
+    ],
+)
+def test_processors_are_compared_by_number_or_by_every_word(stated: str, processor: str, is_same: bool) -> None:
+    reference = replace(REFERENCE, row=replace(REFERENCE.row, hardware=stated))
+    notes = cells_of(Pair(reference, replace(ROW, hardware=processor, date="11-14"), (1.0,)))[-1]
+    assert notes == "t.1; 11-14" + ("" if is_same else f"; on {processor}")
+
+
 def test_each_measured_row_of_a_configuration_has_a_line(runs: Path) -> None:
     leave_run(runs / "runs" / "seed", load_run_config(preset="tiny", overrides=["training.seed=7"]))
     lines = [pair for pair in pairs_of(runs) if pair.reference is not None and pair.reference.ids == ("t.1",)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config.schema import DTYPES, RECOMPUTE
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.records.bullet_form import pair_of, pair_text
 from fugaku_gpt.records.run import FAILED, HUNG, INTERRUPTED, LOST, OK, OUT_OF_MEMORY, REFUSED, TIMEOUT
 from fugaku_gpt.report.bullets import Bullet, bullet_text, marks_of, read_bullets
 
@@ -22,7 +23,7 @@ Prose with a batch size of 64: ~ 3 images/s.
 * batch size: 1,024, remat=False: OOM
 ## tiny on Apple M1 CPU
   1. global batch size 8, recompute=selective, seq_len=128, flat: 1,234.5 samples per second (one try)
-## tiny
+## Once more, flat
 + global batch size 8: hang
 """
 
@@ -33,7 +34,7 @@ def only(line: str, *given: str) -> Bullet:
 
 
 def test_settings_are_of_the_bullet_then_of_the_title() -> None:
-    first, last, other, bare = read_bullets(SHEET.replace("1,024", "1024"), "s.md")
+    first, last, other, bare = read_bullets(SHEET, "s.md")
     assert first == Bullet(
         64, "vision1", "4x L4", "full", "bfloat16", more=("bucket=16+30",), rate=70.0, sample="images", line=6
     )
@@ -42,7 +43,53 @@ def test_settings_are_of_the_bullet_then_of_the_title() -> None:
     )
     assert (other.model, other.hardware, other.recompute, other.seq_len) == ("tiny", "Apple M1 CPU", "selective", 128)
     assert (other.more, other.rate, other.sample, other.remark) == (("flat",), 1234.5, "samples", "one try")
-    assert (bare.model, bare.hardware, bare.status, bare.line) == ("tiny", "", HUNG, 12)
+    assert (bare.model, bare.hardware, bare.status, bare.line) == ("", "", HUNG, 12)
+
+
+def test_titles_hold_for_the_titles_below_them() -> None:
+    text = """\
+# vision1 on 4x L4, fp32, bucket=16+30
+## Second try, bucket=30
+- batch 8, bf16: OOM
+### Third
+- batch 8: OOM
+## Fourth
+- batch 8: OOM
+# Results
+- batch 8: OOM
+"""
+    second, third, fourth, last = read_bullets(text, "s.md", ["model=124M"])
+    assert {(b.model, b.hardware) for b in (second, third, fourth)} == {("vision1", "4x L4")}
+    assert (second.dtype, second.more) == ("bfloat16", ("bucket=30",)) and third.dtype == "float32"
+    assert third.more == ("bucket=30",) and fourth.more == ("bucket=16+30",)
+    assert (last.model, last.hardware, last.dtype, last.more) == ("124M", "", None, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "seq_len"),
+    [
+        ("global batch size 1,024, bf16: ~ 50 images/s", 1024, None),
+        ("global batch size 1,048,576, seq_len=2,048, bf16: OOM", 2**20, 2048),
+        ("batch 64,bf16: OOM", 64, None),
+        ("batch 64,128, bf16: OOM", 64_128, None),
+    ],
+)
+def test_a_comma_stands_between_thousands(line: str, size: int, seq_len: object) -> None:
+    bullet = only(line)
+    assert (bullet.global_batch, bullet.seq_len, bullet.dtype, bullet.more) == (size, seq_len, "bfloat16", ())
+
+
+def test_values_with_other_characters_are_in_quotes() -> None:
+    bullet = only('batch 8, profile="env/a: b, \\"c\\".yaml", order="tp,dp,pp", tp="x", dtype="int8", dp="2": OOM')
+    assert bullet.more == ('profile="env/a: b, \\"c\\".yaml"', 'order="tp,dp,pp"', 'tp="x"', 'dtype="int8"')
+    assert [pair_of(text) for text in bullet.more[:2]] == [("profile", 'env/a: b, "c".yaml'), ("order", "tp,dp,pp")]
+    assert (bullet.tp, bullet.dtype, bullet.dp, only(bullet_text(bullet))) == (None, None, 2, bullet)
+
+
+@given(st.text(max_size=40))
+def test_a_value_is_read_as_it_was_written(value: str) -> None:
+    (text,) = only(f"batch 8, {pair_text('profile', value)}: OOM").more
+    assert pair_of(text) == ("profile", value)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +133,12 @@ def test_how_a_run_failed_stands_instead_of_the_rate(word: str, status: str) -> 
         ("global batch size 64, remat=maybe: OOM", "recompute=maybe: valid: true, false, none, selective, full"),
         ("global batch size 64, dtype=int8: OOM", "dtype=int8: valid: float32,"),
         ("global batch size 64, seq_len=1k: OOM", "seq_len 1k: must be a whole number"),
+        ("global batch size 64, seq_len=1,02: OOM", "'02' is no setting"),
+        ("global batch size 64,12: OOM", "global batch size 64,12: must be a whole number"),
+        ("global batch size 64k, fp32: OOM", "'global batch size 64k, fp32: OOM': a bullet of a batch begins with it"),
+        ("**global batch size 64**, fp32: OOM", "'**global batch size 64**, fp32: OOM': a bullet of a batch"),
+        ("batch size ~64: OOM", "'batch size ~64: OOM': a bullet of a batch begins with it"),
+        ("fp32, batch 64: ~ 50 images/s", "'fp32, batch 64: ~ 50 images/s': a bullet of a batch begins with it"),
         ("global batch size 64, $(rm): OOM", "'$(rm)' is no setting"),
         ("global batch size 64: ~ fast", "'~ fast': neither a rate such as '~ 50 samples/s'"),
         ("global batch size 64: ~ 0 images/s", "rate 0: must be a number from 1e-09 to 1e+12"),
@@ -109,7 +162,9 @@ def test_a_title_s_setting_that_is_wrong_is_an_error_of_that_line() -> None:
 
 def test_a_text_without_a_bullet_of_a_batch_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^s\.md: no bullet of a batch in it, such as"):
-        read_bullets("# tiny\n- compile time: long\n", "s.md")
+        read_bullets(
+            "# tiny\n- compile time: long\n- batch norm, 2 layers: on\n- 5 minutes for a batch: long\n", "s.md"
+        )
 
 
 def test_given_settings_hold_where_the_sheet_says_nothing() -> None:
@@ -130,8 +185,20 @@ def test_the_result_of_a_search_for_the_frontier_is_read() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "rounding"), [("50", 0.5), ("50.0", 0.05), ("1,050", 0.5), ("5e1", 0.0)])
-def test_a_rate_is_rounded_to_the_last_digit(text: str, rounding: float) -> None:
+@pytest.mark.parametrize(
+    ("text", "rounding"),
+    [
+        ("50", 0.5),
+        ("50.0", 0.05),
+        ("1,050", 0.5),
+        ("5e1", 0.0),
+        ("1230", 5.0),
+        ("1234", 0.5),
+        ("14000", 50.0),
+        ("1230.0", 0.05),
+    ],
+)
+def test_a_rate_is_rounded_to_the_last_sure_digit(text: str, rounding: float) -> None:
     bullet = only(f"batch 8: ~ {text} seqs/s")
     assert bullet.rounding == pytest.approx(rounding) and bullet.sample == "sequences"
 

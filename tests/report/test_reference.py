@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fugaku_gpt.report.collect import read_run
 from fugaku_gpt.report.imported import import_logs
 from fugaku_gpt.report.logged_run import parse_settings
 from fugaku_gpt.report.reference import ReferenceRow, read_reference, settings_of_row
+from fugaku_gpt.report.rows import ResultRow
 from fugaku_gpt.report.sheet import import_bullets
 from tests.report.test_imported import ARGUMENTS, log_of
 from tests.support.measurements import MEASUREMENTS
@@ -22,6 +24,9 @@ HEADER = (
     "zero_stage,recompute,torch,dtype,freq_ghz,tcmalloc,retention_state,mem_value,mem_unit,sec_per_it,tflops,status\n"
 )
 TINY = "t.1,A64FX Fugaku,tiny,4,128,4,2048,128,1,1,1,1,1,4,16,,,,fp32,2.0,,,100.5,MiB (node),0.50,0.03,ok\n"
+
+
+RUN_OF_TINY = ResultRow("1.1M", 128, 1, 1, 1, 1, 4, 16, layers=4, hidden=128, heads=4)
 
 
 def reference(tmp_path: Path, *lines: str) -> ReferenceRow:
@@ -56,16 +61,30 @@ def test_a_row_of_a_table_has_the_cells_and_the_rounding_of_seconds(tmp_path: Pa
         ("training.global_batch=32", False),
         ("model.hidden=256", False),
         ("model.seq_len=64", False),
+        ("model.mlp=swiglu", False),
+        ("model.kv_heads=1", False),
+        ("model.ffn_hidden=1024", False),
+        ("model.ffn_hidden=512", True),  # the default
+        ("model.norm=rmsnorm", False),
+        ("model.vocab_size=4096", False),
+        ("model.vocab_size=2040", True),  # 2048 with padding
         ("training.recompute=full", False),
         ("training.dtype=bfloat16", False),
         ("layout.zero=1", False),
         ("node.tcmalloc=true", False),
+        ("node.retention_state=1", True),  # the default of a job that asks for none
         ("node.freq_mhz=2200", True),  # asked for and not applied: the run was at the default clock
     ],
 )
 def test_a_run_matches_by_the_figures_that_a_row_states(tmp_path: Path, override: str, is_same: bool) -> None:
     row = reference(tmp_path, TINY)
     assert matches(row, tmp_path) and matches(row, tmp_path, override) is is_same
+
+
+def test_retention_that_was_applied_is_the_default_or_not(tmp_path: Path) -> None:
+    row = reference(tmp_path, TINY)
+    settings = [replace(RUN_OF_TINY, retention_state=state) for state in (None, 1, 0)]
+    assert [row.is_met_by(settings_of_row(of_run)) for of_run in settings] == [True, True, False]
 
 
 def test_recompute_is_all_or_nothing(tmp_path: Path) -> None:
@@ -112,12 +131,18 @@ def test_selected_rows_alone_are_read() -> None:
 
 def test_a_sheet_matches_by_the_settings_of_bullets(tmp_path: Path) -> None:
     sheet = tmp_path / "s.md"
-    sheet.write_text("# 1.1M on 4x L4\n- batch 16, recompute=none, fp32, seq_len=128: ~ 30 samples/s\n"
-                     "- batch 16, flat: ~ 40 samples/s\n- batch 16, dp=2, zero=1, sequence_parallel=false: OOM\n",
-                     encoding="utf-8")  # fmt: skip
+    text = """\
+# 1.1M on 4x L4
+- batch 16, recompute=none, fp32, seq_len=128: ~ 30 samples/s
+- batch 16, flat: ~ 40 samples/s
+- batch 16, ranks_per_node=1: OOM
+- batch 16, dp=2, zero=1, sequence_parallel=false: OOM
+"""
+    sheet.write_text(text, encoding="utf-8")
     import_bullets([sheet], tmp_path / "sheet")
-    (plain, flat, sharded), _ = read_reference(tmp_path / "sheet")
+    (plain, flat, single, sharded), _ = read_reference(tmp_path / "sheet")
     assert matches(sharded, tmp_path, "layout.dp=2", "layout.zero=1") and not matches(sharded, tmp_path, "layout.dp=2")
+    assert matches(single, tmp_path) and not matches(single, tmp_path, "layout.dp=2")
     assert plain.ids == ("s.md:2",) and matches(plain, tmp_path) and matches(plain, tmp_path, "layout.dp=2")
     assert plain.seconds_digit == pytest.approx(16 / 30 * 0.5 / 30)
     assert not matches(plain, tmp_path, "training.recompute=full") and not matches(flat, tmp_path)

@@ -94,6 +94,25 @@ def test_nothing_is_written_of_a_sheet_that_cannot_be_read(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+def test_sheets_of_equal_names_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "s.md").write_text("- batch 8: 2 samples/s\n", encoding="utf-8")
+    sheets = [tmp_path / "a" / "s.md", tmp_path / "b" / "s.md"]
+    with pytest.raises(UsageError, match="these have one name; rename one, or import each"):
+        import_bullets(sheets, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    rows = [import_bullets([sheet], tmp_path / "out" / sheet.parent.name)[0] for sheet in sheets]
+    assert rows[0].digest != rows[1].digest and not any("fastest" in row.remarks for row in rows)
+
+
+def test_a_large_rate_is_shown_with_every_digit(tmp_path: Path) -> None:
+    (tmp_path / "s.md").write_text("- batch 8: 1,234,567 samples/s\n- batch 8: 12300 samples/s\n", encoding="utf-8")
+    first, second = import_bullets([tmp_path / "s.md"], tmp_path / "out")
+    assert first.remarks[0] == "1234567 samples/s" and second.remarks[0] == "12300 samples/s"
+    assert [bullet.rounding for _, bullet in rows_with_bullets(tmp_path / "out")] == [0.5, 50.0]
+
+
 @pytest.mark.parametrize(
     "bullet",
     [

@@ -12,11 +12,12 @@ CHARACTERS = sorted(set("".join(TEXTS)) | set("▁ab\t1'"))
 BYTE_LEVEL = "byte-level BPE"
 BYTE_LEVEL_PREFIX = "byte-level BPE with a space before the text"
 LLAMA = "BPE behind Prepend and Replace, as in Llama-2"
+BYTE_FALLBACK = "that of Llama-2, with tokens of single bytes for characters that it has not"
 METASPACE = "BPE behind Metaspace"
 WORD_PIECE = "WordPiece"
 UNIGRAM = "Unigram"
 WORD_LEVEL = "WordLevel"
-KINDS = (BYTE_LEVEL, BYTE_LEVEL_PREFIX, LLAMA, METASPACE, WORD_PIECE, UNIGRAM, WORD_LEVEL)
+KINDS = (BYTE_LEVEL, BYTE_LEVEL_PREFIX, LLAMA, BYTE_FALLBACK, METASPACE, WORD_PIECE, UNIGRAM, WORD_LEVEL)
 
 
 def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) -> Path:
@@ -33,16 +34,19 @@ def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) ->
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = {"initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
         trainer: Any = trainers.BpeTrainer(vocab_size=330, **settings, **alphabet)
-    elif kind in (LLAMA, METASPACE):
-        tokenizer = tokenizers.Tokenizer(models.BPE(**unknown, fuse_unk=True))
-        if kind == LLAMA:
+    elif kind in (LLAMA, BYTE_FALLBACK, METASPACE):
+        tokenizer = tokenizers.Tokenizer(models.BPE(**unknown, fuse_unk=True, byte_fallback=kind == BYTE_FALLBACK))
+        if kind == BYTE_FALLBACK:
+            settings["special_tokens"] = [*settings["special_tokens"], *(f"<0x{byte:02X}>" for byte in range(256))]
+        if kind != METASPACE:
             tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
             steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
             tokenizer.decoder = decoders.Sequence(steps)
         else:
             tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
             tokenizer.decoder = decoders.Metaspace()
-        trainer = trainers.BpeTrainer(vocab_size=150, **settings, **alphabet)
+        size = 150 + (256 if kind == BYTE_FALLBACK else 0)
+        trainer = trainers.BpeTrainer(vocab_size=size, **settings, **alphabet)
     elif kind == WORD_PIECE:
         tokenizer = tokenizers.Tokenizer(models.WordPiece(**unknown))
         tokenizer.normalizer = normalizers.BertNormalizer()
@@ -59,6 +63,9 @@ def make_tokenizer(kind: str, path: Path, special: Sequence[str] = ("</s>",)) ->
         trainer = trainers.WordLevelTrainer(vocab_size=150, **settings)
     tokenizer.train_from_iterator(TEXTS, trainer=trainer)
     tokenizer.save(str(path))
+    if kind == BYTE_FALLBACK:  # published ones list these tokens in the vocabulary alone
+        tokens = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
+        edit(path, added_tokens=[token for token in tokens if not token["content"].startswith("<0x")])
     return path
 
 

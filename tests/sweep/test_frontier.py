@@ -16,7 +16,10 @@ from fugaku_gpt.machine.framework import Framework
 from fugaku_gpt.planner.trainer.memory_check import NodeLimits
 from fugaku_gpt.records.run import FAILED, HUNG, OUT_OF_MEMORY, REFUSED, Result, RunDirectory
 from fugaku_gpt.records.summary import summarise
-from fugaku_gpt.report.collect import collect_rows
+from fugaku_gpt.report.bullets import read_bullets
+from fugaku_gpt.report.collect import collect_rows, read_run
+from fugaku_gpt.report.reference import read_reference, settings_of_row
+from fugaku_gpt.report.sheet import import_bullets
 from fugaku_gpt.sweep.frontier import Edge, Trial, find_frontier
 from fugaku_gpt.sweep.frontier_plan import FrontierOptions, FrontierPlan, frontier_plan
 from fugaku_gpt.sweep.frontier_text import bullets, edge_columns, edge_rows
@@ -186,7 +189,7 @@ def test_the_fastest_batch_may_be_below_the_largest(file: Path, tmp_path: Path) 
     edge = only(plan_of(file), tmp_path / "out", node)
     assert batches(edge) == {"largest": 60, "above": 64, "fastest": 16}
     lines = bullets([edge])
-    assert "- global batch size 16, recompute=none, float32: ~ 16 samples/s, ~ 1020 tokens/s (fastest)" in lines
+    assert "- global batch size 16, recompute=none, float32: ~ 16.00 samples/s, ~ 1024 tokens/s (fastest)" in lines
     assert [line.split(",")[0] for line in lines if line.endswith("(largest)")] == ["- global batch size 60"]
     assert lines[-1].endswith(": OOM")
 
@@ -228,6 +231,27 @@ def test_runs_beyond_the_machine_are_never_started(file: Path, tmp_path: Path) -
     assert edge.above is None
 
 
+def test_a_machine_too_small_for_any_batch_is_no_failure(file: Path, tmp_path: Path) -> None:
+    limits, node = replace(LIMITS, limits=((250 * MIB, "this machine"),)), FakeNode(up_to(1000))
+    (edge,) = find_frontier(plan_of(file), tmp_path / "out", node, Quiet(), limits)
+    assert node.started == [] and not edge.has_failed and edge.above is not None and edge.above.batch == 1
+    assert edge_rows([edge])[0]["remark"].startswith("nothing fits; this run needs ")
+
+
+def test_the_memory_of_a_job_s_nodes_is_not_this_machine_s(file: Path, tmp_path: Path) -> None:
+    file.write_text(RUN.replace("node.memory_limit: 500Mi", "job.scheduler: pjm"), encoding="utf-8")
+    node = FakeNode(up_to(1000))
+    edge = only(plan_of(file, settings=["job.node_memory=600Mi"]), tmp_path / "out", node)
+    assert edge.planned == 256 and edge.above is None and edge.largest is not None and edge.largest.batch == 256
+
+
+def test_the_plan_counts_all_ranks_on_this_machine(file: Path) -> None:
+    settings = ["layout.dp=2", "node.memory_limit=900Mi"]
+    plans = [plan_of(file, settings=[*settings, f"job.nodes={nodes}"]) for nodes in (1, 2)]
+    planned = [plan.planned_index(plan.rows[0], LIMITS) for plan in plans]
+    assert planned[0] == planned[1] > 0
+
+
 def test_a_stopped_search_continues_with_recorded_trials(file: Path, tmp_path: Path) -> None:
     plan, full = plan_of(file, "training.recompute=none,full"), FakeNode(up_to(32))
     expected = [batches(edge) for edge in search_all(plan, tmp_path / "full", full)]
@@ -259,6 +283,11 @@ def test_a_folder_of_another_search_is_not_mixed(file: Path, tmp_path: Path) -> 
     search_all(plan_of(file), tmp_path / "out", FakeNode(up_to(10)))
     with pytest.raises(UsageError, match=r"training.iterations: 5 then, 7 now\); choose another --out"):
         search_all(plan_of(file, iterations=7), tmp_path / "out", FakeNode(up_to(10)))
+    search_all(plan_of(file, "training.recompute=full"), tmp_path / "full", FakeNode(up_to(10)))
+    node = FakeNode(up_to(10))
+    with pytest.raises(UsageError, match=r"training.iterations: 5 then, 7 now\); choose another --out"):
+        search_all(plan_of(file, "training.recompute=none,full", iterations=7), tmp_path / "full", node)
+    assert node.started == []  # not even of the first combination
 
 
 def test_rates_have_the_units_that_the_run_has_measured(file: Path, tmp_path: Path) -> None:
@@ -270,10 +299,38 @@ def test_rates_have_the_units_that_the_run_has_measured(file: Path, tmp_path: Pa
         trial = replace(first.largest, result=replace(first.largest.result, summary=summary))
         assert trial.rates == {**rates, "tokens/s": 256.0} and next(iter(trial.rates)) == next(iter(rates))
     line = (
-        "- global batch size 4, recompute=none, float32, seq_len=64: ~ 8 samples/s, ~ 512 tokens/s (largest, fastest)"
+        "- global batch size 4, recompute=none, float32, seq_len=64: "
+        "~ 8.000 samples/s, ~ 512.0 tokens/s (largest, fastest)"
     )
     assert line in bullets([second])
     assert "tokens/s" in edge_columns([first]) and edge_rows([first])[0]["tokens/s"] == 256.0
+
+
+def test_bullets_are_read_and_their_runs_stand_beside_them(file: Path, tmp_path: Path) -> None:
+    """Every setting that a matrix may have is read from its bullet, and matched by the run that it is of."""
+    matrix = ["layout.order='tp,dp,pp'", "node.memory_limit=500Mi,450Mi", 'model.name="a: b, c",d', "job.nodes=1,2"]
+    matrix += ["layout.dp=2", "training.lr=1e-3", "model.kind=decoder", "data.paths=[[a/b.bin, c d.bin]]"]
+    edges = search_all(plan_of(file, *matrix, most=2), tmp_path / "out", FakeNode(up_to(1), pace=lambda _: 0.0317))
+    lines = bullets(edges)
+    (tmp_path / "frontier.md").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    import_bullets([tmp_path / "frontier.md"], tmp_path / "sheet")
+    references, _ = read_reference(tmp_path / "sheet")
+    trials = [trial for edge in edges for trial in edge.trials]
+    assert len(references) == len(trials) == 16
+    settings = [settings_of_row(read_run(tmp_path / "out" / trial.run.name)) for trial in trials]
+    for number, reference in enumerate(references):
+        assert [reference.is_met_by(of_run) for of_run in settings] == [n == number for n in range(16)], lines[number]
+    rates = [trial.samples_per_second for trial in trials]
+    assert [row.row.samples_per_second for row in references] == [
+        pytest.approx(rate, rel=0.0005) if rate else None for rate in rates
+    ]
+
+
+def test_a_value_that_no_field_accepts_is_in_the_bullet_of_the_refused_row(file: Path, tmp_path: Path) -> None:
+    edges = search_all(plan_of(file, "training.dtype=int8", "layout.tp=x"), tmp_path / "out", FakeNode(up_to(1)))
+    assert bullets(edges) == ['- global batch size 1, recompute=none, dtype="int8", tp="x": refused']
+    (bullet,) = read_bullets(bullets(edges)[0], "frontier.md")
+    assert (bullet.dtype, bullet.tp, bullet.more) == (None, None, ('dtype="int8"', 'tp="x"'))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +340,8 @@ def test_rates_have_the_units_that_the_run_has_measured(file: Path, tmp_path: Pa
         (["training.dtyp=float32"], [], "unknown key .*did you mean training.dtype"),
         (["training.dtype=float32", "training.dtype=bfloat16"], [], "is in another --matrix, too"),
         (["training.dtype=float32"], ["training.dtype=bfloat16"], "is in --set, too"),
+        (["layout.tp=1,2,1"], [], "--matrix layout.tp=1,2,1: 1 and 1 are the same value; leave out one"),
+        (["training.lr=1e-4,0.0001"], [], "1e-4 and 0.0001 are the same value"),
         (["training.micro_batch=1,2"], [], "the search sets it itself; see --most"),
         ([], ["training.global_batch=8"], "the search sets it itself; see --micro-batches"),
         ([], ["training.iterations=8"], "see --iterations"),

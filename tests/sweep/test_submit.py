@@ -313,6 +313,19 @@ def test_a_longer_time_limit_is_not_another_run(plan: SweepPlan, out: Path, sche
     assert load_run_config(out / RUNS[0] / "config.yaml").job.elapse == 7200
 
 
+def test_a_finding_that_is_accepted_later_makes_no_other_run(
+    plan: SweepPlan, out: Path, scheduler: FakeScheduler
+) -> None:
+    accepted = SweepPlan(plan.file, plan.name, plan.text, (*plan.overrides, "job.accept_findings=[PJM032]"), plan.base)
+    assert [run.digest for run in accepted.sweep().runs] == [run.digest for run in plan.sweep().runs]
+    submit_missing(plan, out, scheduler)
+    assert submit_missing(accepted, out, scheduler).job_ids == {}
+    entry = out / RUNS[0] / "sweep.json"  # as if an earlier version had written it, with another digest
+    values = json.loads(entry.read_text(encoding="utf-8"))
+    entry.write_text(json.dumps({**values, "digest": "0" * 16}), encoding="utf-8")
+    assert submit_missing(accepted, out, scheduler).job_ids == {}
+
+
 def test_runs_that_this_machine_has_finished_are_not_submitted(
     plan: SweepPlan, out: Path, scheduler: FakeScheduler
 ) -> None:

@@ -17,7 +17,7 @@ import torch
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.directory import TRACKER, BestCheckpoint, list_checkpoints, read_best
 from fugaku_gpt.checkpoint.manifest import read_manifest
-from fugaku_gpt.checkpoint.retention import verify_checkpoint
+from fugaku_gpt.checkpoint.retention import LOSS_SOURCES, LOSSES, verify_checkpoint
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.data.scored_text import ScoredText, TextLoss
 from fugaku_gpt.errors import RunFailed, UsageError
@@ -304,6 +304,58 @@ def test_the_checkpoint_with_the_lowest_loss_is_kept_over_a_resume(tmp_path: Pat
     assert [(line["iteration"], line["name"], line["loss"]) for line in evaluations] == [
         (0, "text", 9.0), (2, "text", 4.0), (4, "text", 3.0), (6, "text", None), (8, "text", 3.5),
     ]  # fmt: skip
+
+
+def test_a_loss_is_recorded_with_what_it_was_measured_by() -> None:
+    def sources(length: int, *settings: str, fingerprint: str = "samples") -> Dict[str, str]:
+        files = EvalFiles(("text",), [[ScoredText("", list(range(length)), 1, 8)]])
+        trainer = tiny_trainer("training.eval_interval=1", *settings)
+        validation = Validation(trainer, None, files, None, fingerprint)
+        validation.run()
+        state = validation.state()
+        assert sorted(state[LOSSES]) == ["text", "validation"]
+        result: Dict[str, str] = state[LOSS_SOURCES]
+        return result
+
+    first = sources(5)
+    assert sources(5, "training.micro_batch=1", "training.lr=0.1") == first
+    for length, settings, fingerprint, differing in (
+        (6, (), "samples", ["text"]),
+        (5, ("training.eval_batches=3",), "samples", ["validation"]),
+        (5, (), "others", ["validation"]),
+        (5, ("model.seq_len=12",), "samples", ["text", "validation"]),
+    ):
+        other = sources(length, *settings, fingerprint=fingerprint)
+        assert [name for name in sorted(other) if other[name] != first[name]] == differing
+
+
+def test_a_run_that_is_to_stop_measures_due_losses_once_it_is_resumed(tmp_path: Path) -> None:
+    settings = ("training.iterations=6", "training.eval_interval=2")
+    run = LoggedRun(tmp_path, *settings)
+    run.trainer.should_stop = lambda: run.trainer.iteration + 1 == 4
+    assert run_loop(run.trainer, run.log, run.checkpoints)
+    assert [line["iteration"] for line in run.directory.metrics("validation")] == [0, 2]
+    assert "the run measures no losses after iteration 4" in run.log_stream.getvalue()
+    again = LoggedRun(tmp_path, *settings)
+    newest = list_checkpoints(run.directory.checkpoints_dir)[0].path
+    assert load_checkpoint(again.trainer, newest, read_manifest(newest)) is None
+    validation = Validation(again.trainer, again.log, state=read_manifest(newest).state)
+    assert not run_loop(again.trainer, again.log, again.checkpoints, validation)
+    assert [line["iteration"] for line in run.directory.metrics("validation")] == [0, 2, 4, 6]
+    state = read_manifest(list_checkpoints(run.directory.checkpoints_dir)[0].path).state
+    assert "evaluation_is_overdue" not in state
+
+
+def test_the_time_of_the_next_evaluation_is_that_of_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = LoggedRun(tmp_path, "training.iterations=6", "training.eval_interval=3")
+    validation, measured = Validation(run.trainer, run.log), []
+    validation.on_measured = measured.append
+    validation.run()
+    expected = []
+    for _ in range(4):
+        expected.append(validation.time_before_next_step())
+        run.trainer.step()
+    assert expected == [0.0, 0.0, *measured, 0.0] and measured[0] > 0
 
 
 class SavedRun:

@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.txt").write_text(TEXTS[0], encoding="utf-8")
     (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
     (folder / "empty.jsonl").write_text("\n", encoding="utf-8")
+    (folder / "empty.txt").write_text("", encoding="utf-8")
     (folder / "damaged.jsonl").write_text('{"text": "x"}\n{"text":', encoding="utf-8")
     for name, more in (("corpus", []), ("held-out", ["--tokenizer", str(folder / "corpus" / "tokenizer.json")])):
         options = more or ["--vocab-size", "280"]
@@ -61,17 +62,19 @@ def test_losses_are_those_of_the_command_that_evaluates(folder: Path, tmp_path: 
 
     CheckpointSaver(trainer, tmp_path).save({}, wait=True)
     capsys.readouterr()
-    for loss, source in ((of_text, ("--text", "a.txt")), (of_corpus, ("--data", "held-out"))):
+    sources = (("--text", "a.txt"), ("--text", "b.jsonl"), ("--data", "held-out"))
+    for loss, source in zip((of_text, of_lines, of_corpus), sources):
         assert run(["eval", str(tmp_path), source[0], str(folder / source[1]), "--format", "json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)
-        assert (row["tokens"], row["bytes"], row["loss"]) == (loss.tokens, loss.bytes, f"{loss.loss:.6f}")
+        assert (row["tokens"], row["bytes"], row["loss"]) == (loss.tokens, loss.bytes, round(loss.loss, 6))
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
         ("missing.txt", {}, "missing.txt: cannot be read"),
-        ("empty.jsonl", {}, "empty.jsonl: holds no document"),
+        ("empty.jsonl", {}, "empty.jsonl: holds no document with text"),
+        ("empty.txt", {}, "training.eval_files: .*empty.txt: holds no document with text"),
         ("damaged.jsonl", {}, "damaged.jsonl:2: not JSON"),
         ("other", {}, "other: must have the tokenizer of data.paths: .*2 tokenizers"),
         ("a.txt", {"data.paths": "[nowhere]"}, "a.txt: needs the tokenizer of data.paths: nowhere: is not there"),

@@ -36,6 +36,10 @@ def test_validation_has_sums_of_each_size(tmp_path: Path) -> None:
     loss = trainer.validate()
     assert [size.seq_len for size in trainer.validated] == [16, 49]
     assert sum(size.samples for size in trainer.validated) == 6 * 8
+    small, large = trainer.validated
+    counts = open_grid_samples(config, "valid").counts
+    assert (small.distinct, large.distinct) == (min(small.samples, counts[0]), min(large.samples, counts[1]))
+    assert small.distinct < small.samples or large.distinct < large.samples  # six batches have some grids twice
     assert sum(size.losses for size in trainer.validated) / 48 == pytest.approx(loss)
     correct = [size.correct for size in trainer.validated]
     trainer.validate()

@@ -8,10 +8,11 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
+from fugaku_gpt.data.scored_text import TextLoss
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops
 from fugaku_gpt.layout.communications import chunk_times, plan_of, schedule_of
 from fugaku_gpt.layout.schedule_times import simulate
@@ -235,3 +236,12 @@ def test_a_time_and_a_rank_are_packed_into_a_single_number() -> None:
     assert numbers == sorted(numbers)
     assert [unpack_time_and_rank(number)[1] for number in numbers] == [rank for _, rank in times]
     assert [unpack_time_and_rank(number)[0] for number in numbers] == pytest.approx([seconds for seconds, _ in times])
+
+
+@pytest.mark.parametrize(("size", "bits"), [(4, "2.164043"), (None, "-"), (0, "-")])
+def test_bits_for_each_byte_are_shown_where_there_are_bytes(
+    opened: Tuple[TrainingLog, io.StringIO, Path], size: Optional[int], bits: str
+) -> None:
+    log, stream, _ = opened
+    log.evaluation(7, TextLoss("news", 6.0, 3, size))
+    assert stream.getvalue() == f"news after 7 iterations: loss 2.000000, {bits} bits per byte, 3 tokens\n"

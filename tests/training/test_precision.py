@@ -16,7 +16,7 @@ from fugaku_gpt.compat.probes import TRIALS
 from fugaku_gpt.config import TrainingConfig
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.ops import activation, native
-from fugaku_gpt.parallel.cross_entropy import vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import LossOptions, vocab_parallel_cross_entropy
 from fugaku_gpt.training import startup
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.trainer import Step, Trainer
@@ -105,13 +105,17 @@ def test_the_scale_multiplies_gradients_before_they_are_rounded_and_not_the_loss
     results = []
     for scale in (1e-7, 4096e-7):  # 1e-7 is next to nothing in float16
         x, w = (tensor.clone().requires_grad_() for tensor in (hidden, weight))
-        loss = vocab_parallel_cross_entropy(x, w, targets, Communicator.alone(), 20, gradient_scale=scale)
+        loss = vocab_parallel_cross_entropy(
+            x, w, targets, Communicator.alone(), 20, options=LossOptions(gradient_scale=scale)
+        )
         loss.backward()
         assert x.grad is not None and w.grad is not None and loss.dtype == torch.float32
         results.append((float(loss.detach()), x.grad, w.grad))
     assert results[0][0] == results[1][0]
     x, w = (tensor.float().requires_grad_() for tensor in (hidden, weight))
-    vocab_parallel_cross_entropy(x, w, targets, Communicator.alone(), 20, gradient_scale=4096e-7).backward()
+    vocab_parallel_cross_entropy(
+        x, w, targets, Communicator.alone(), 20, options=LossOptions(gradient_scale=4096e-7)
+    ).backward()
     for unscaled, scaled, judge in zip(results[0][1:], results[1][1:], (x.grad, w.grad)):
         assert judge is not None
         scale = float(judge.abs().max())

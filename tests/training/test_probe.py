@@ -11,9 +11,17 @@ from fugaku_gpt import ops
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, PRODUCTS
+from fugaku_gpt.machine.probed import ATTENTION, ATTENTION_BACKWARD, COMPILED_ATTENTION, PASSES, PRODUCTS
+from fugaku_gpt.planner.trainer.work import count_chunk_work
 from fugaku_gpt.training.probe import Probe, small_runs, spread_of
-from fugaku_gpt.training.probe_calls import NumberPool, ProductShape, layer_calls, product_call, product_shapes
+from fugaku_gpt.training.probe_calls import (
+    NumberPool,
+    ProductShape,
+    layer_calls,
+    pass_calls,
+    product_call,
+    product_shapes,
+)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -75,6 +83,29 @@ def test_the_probe_times_compiled_attention_if_kernels_are_compiled(
     probe._clock.begin(0.2)
     products = probe._products(["float32"]).products
     assert {product.kind for product in products} == {*PRODUCTS, *(COMPILED_ATTENTION if compiled else ())}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_pass_that_a_llama_counts_is_timed(dtype: str) -> None:
+    llama = ("model.norm=rmsnorm", "model.mlp=swiglu", "model.positions=rope", "model.kv_heads=2", "model.heads=4")
+    config = load_run_config(overrides=[*llama, "model.hidden=64", "model.qk_norm=true", f"training.dtype={dtype}"])
+    counted = {
+        name for work in count_chunk_work(config) for tally in (work.forward, work.backward) for name, _ in tally.passes
+    }
+    assert {"rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "rotary", "rotary_backward"} <= counted
+    assert not {"layer_norm", "gelu_erf"} & counted
+    kind, timed = getattr(torch, dtype), set()
+    for name, elements, call in itertools.takewhile(
+        lambda timing: timing[1] == 2**16, pass_calls(kind, NumberPool(kind))
+    ):
+        made = call()
+        if name in ("rms_norm", "rotary"):
+            assert made.numel() == elements and made.dtype == kind
+        elif name == "swiglu":
+            assert made.numel() == elements // 2
+        timed.add(name)
+    assert counted <= timed
+    assert timed | {"layer", "layer_backward"} == set(PASSES)
 
 
 def test_a_few_disturbed_timings_do_not_widen_the_spread() -> None:

@@ -81,3 +81,20 @@ def test_a_run_stops_when_another_step_would_pass_the_margin(monkeypatch: pytest
     assert not imminent.should_stop()  # there is time for another step of this length
     clock[0] += 0.15  # 0.05 s are left, and the next step may take as long as this one
     assert imminent.should_stop() and imminent.reason == "0:00:10 before the time limit of 0:01:50 (PJM)"
+
+
+def test_an_evaluation_that_comes_before_the_next_step_must_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "time", lambda: 5000.0 + clock[0])
+    stop, evaluation = StopRequest(JobLimit(time.time() + 100.0, 110.0, "PJM"), margin=10.0), [0.0]
+    stop.time_before_next_step = lambda: evaluation[0]
+    assert not stop.should_stop()
+    clock[0] += 41.0
+    stop.leave_out(40.0)  # it was no part of the step, which took a second
+    assert not stop.should_stop()
+    clock[0] += 1.0
+    evaluation[0] = 46.0
+    assert not stop.should_stop()  # 48 s are left
+    clock[0] += 2.0
+    assert stop.should_stop()  # 46 s for the evaluation, and 2 for a step

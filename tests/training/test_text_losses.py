@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.data.scored_text import ScoredText, windows_of
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.inference.continuation import GenerationLimits
+from fugaku_gpt.inference.generation import Generator
 from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
 from fugaku_gpt.inference.replica import ModelReplica
+from fugaku_gpt.inference.sampling import Sampling
+from fugaku_gpt.ops import tensor_pool
+from fugaku_gpt.ops.tensor_pool import TensorPool
 from fugaku_gpt.training.text_losses import text_losses
 from tests.support.checkpoints import save_model
 from tests.support.models import model_of_kind
@@ -76,8 +81,24 @@ def test_losses_do_not_depend_on_the_batch(batch: int, replica: ModelReplica) ->
     assert done == sorted(done) and done
 
 
+@pytest.mark.skipif(not hasattr(torch, "frombuffer"), reason="this PyTorch has no pool of tensors")
+def test_texts_of_many_lengths_leave_no_memory_in_the_pool(
+    replica: ModelReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_pool, "_MIN_BYTES", 1)
+    monkeypatch.setattr(tensor_pool, "_POOL", TensorPool())
+    monkeypatch.setattr(tensor_pool, "_is_enabled", True)
+    text_losses(replica, [a_text(25, 1)])
+    kept = tensor_pool.pooled_sizes()
+    text_losses(replica, [a_text(length, 1) for length in range(2, 25)], batch=1)
+    assert tensor_pool.pooled_sizes() == kept
+    generator = Generator(replica, lambda context, ids: "", Sampling(), GenerationLimits(1))
+    generator.run({number: list(range(length)) for number, length in enumerate(range(2, 24))})
+    assert tensor_pool.pooled_sizes() == kept
+
+
 def test_a_stride_beyond_the_sequence_length_is_refused(replica: ModelReplica) -> None:
-    with pytest.raises(UsageError, match="--stride 25: valid: 1 to 24, model.seq_len"):
+    with pytest.raises(ValueError, match="stride 25: valid: 1 to 24"):
         text_losses(replica, TEXTS, stride=25)
 
 

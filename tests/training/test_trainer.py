@@ -128,9 +128,3 @@ def test_padding_of_the_vocabulary_and_gaps_between_tensors_stay_zero() -> None:
     for placement in run.buffers.placements:
         used[placement.start : placement.start + placement.size] = True
     assert float(run.buffers.parameters[~used].abs().sum()) == 0.0
-
-
-def test_a_grid_without_the_groups_that_hold_copies_of_heads_is_refused() -> None:
-    config = tiny_config("model.kv_heads=1", "layout.tp=2")
-    with pytest.raises(ValueError, match="2 copies of heads was given groups of 1"):
-        Trainer(config, ProcessGrid.alone(), ByteSamples(config.model.seq_len))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Optional, Sequence,
 
 import click
 
-from fugaku_gpt.cli.options import PATH, format_option, scheduler_option
+from fugaku_gpt.cli.job.changes import json_lines, print_changes, require_success
+from fugaku_gpt.cli.options import FORMATS, PATH, format_option, scheduler_option
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.input_files import blocks_of, open_file, start_of_last_lines
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 STORE = Path("runs")
 COLUMNS = ("run", "job", "state", "status", "cause", "advice")
+STATUS_FORMATS = (*FORMATS, "jsonl")
 _FOLLOW_SECONDS = 0.5
 
 _targets = click.argument("targets", metavar="DIR|JOB...", nargs=-1, required=True, type=PATH)
@@ -29,7 +31,13 @@ _store_option = click.option(
     "--store", type=PATH, default=STORE, show_default=True, help="Folder of run directories, used if no DIR is given."
 )
 
-
+_longest_option = click.option(
+    "--longest",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    help="Longest time between two queries, in seconds.",
+)
 _scheduler_option = scheduler_option("Scheduler of a JOB that no run directory has; default: the one on this machine.")
 
 
@@ -37,33 +45,43 @@ _scheduler_option = scheduler_option("Scheduler of a JOB that no run directory h
 @click.argument("targets", metavar="[DIR|JOB]...", nargs=-1, type=PATH)
 @_store_option
 @_scheduler_option
-@format_option()
-def status(targets: Tuple[Path, ...], store: Path, scheduler: Optional[str], form: str) -> None:
+@format_option(STATUS_FORMATS)
+@click.option("--watch", "is_watching", is_flag=True, help="Print a line for each change until all jobs have ended.")
+@_longest_option
+def status(
+    targets: Tuple[Path, ...], store: Path, scheduler: Optional[str], form: str, is_watching: bool, longest: float
+) -> None:
     """Show what the jobs of run directories are doing, and how they ended; each scheduler is queried once.
 
     DIR is a run directory or a folder of them, JOB the id of a job: of a run directory in the store, or one that was
     submitted by other means. The exit code is 0, whatever the jobs did.
+
+    With --format jsonl, other programs get an object on a line for each job; with --watch as well, for each change.
     """
     from fugaku_gpt.jobs.by_id import poll_other_jobs, resolve_targets
-    from fugaku_gpt.jobs.poll import job_directories, poll_runs
+    from fugaku_gpt.jobs.poll import job_directories, poll_runs, watch_polls
 
+    if is_watching and form != "jsonl":
+        raise UsageError("--watch prints lines: add --format jsonl; `fugaku-gpt job watch` shows a table that changes")
     folders, jobs = resolve_targets(targets, store, scheduler)
     recorded = dict.fromkeys(job.directory for job in jobs if job.directory is not None)
     directories = job_directories(folders if targets else [store]) + list(recorded)
-    runs = poll_runs(directories) + poll_other_jobs([job for job in jobs if job.directory is None])
-    echo(render_rows(COLUMNS, [_row(run) for run in runs], form), nl=False)
+
+    def poll() -> List[PolledRun]:
+        return poll_runs(directories) + poll_other_jobs([job for job in jobs if job.directory is None])
+
+    if is_watching:
+        print_changes(watch_polls(poll, max_wait=longest), json_lines)
+    elif form == "jsonl":
+        print_changes([poll()], json_lines)
+    else:
+        echo(render_rows(COLUMNS, [_row(run) for run in poll()], form), nl=False)
 
 
 @click.command()
 @_some_directories
 @_store_option
-@click.option(
-    "--longest",
-    type=click.FloatRange(min=1),
-    default=60.0,
-    show_default=True,
-    help="Longest time between two queries, in seconds.",
-)
+@_longest_option
 def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
     """Follow jobs until all have ended: a live table on a terminal, a line for each change elsewhere.
 
@@ -74,12 +92,7 @@ def watch(directories: Tuple[Path, ...], store: Path, longest: float) -> None:
     from fugaku_gpt.jobs import poll
 
     steps = poll.watch_runs(poll.job_directories(directories or (store,)), max_wait=longest)
-    last = _watch_live(steps) if sys.stdout.isatty() else _watch_lines(steps)
-    failed = [run for run in last if run.outcome.status != "ok"]
-    if failed:
-        raise RunFailed(
-            f"{len(failed)} of {len(last)} did not end well: {', '.join(str(run.directory) for run in failed)}"
-        )
+    require_success(_watch_live(steps) if sys.stdout.isatty() else print_changes(steps))
 
 
 @click.command()
@@ -195,21 +208,6 @@ def _row(run: PolledRun) -> Dict[str, Any]:
         "advice": outcome.advice,
     }
     return {name: cell or None for name, cell in cells.items()}
-
-
-def _watch_lines(steps: Any) -> List[PolledRun]:
-    printed_lines: Dict[Path, str] = {}
-    last: List[PolledRun] = []
-    for last in steps:
-        for run in last:
-            outcome = run.outcome
-            cells = [run.job_id, outcome.status or outcome.state, outcome.cause]
-            line = f"{run.directory}: {' '.join(cell for cell in cells if cell)}"
-            if printed_lines.get(run.directory) != line:
-                printed_lines[run.directory] = line
-                echo(f"{time.strftime('%H:%M:%S')} {line}")
-                sys.stdout.flush()
-    return last
 
 
 def _watch_live(steps: Any) -> List[PolledRun]:

@@ -27,9 +27,15 @@ _yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for con
 @scheduler_option()
 @click.option("--out", type=PATH, help="Run directory; default: a new one under runs/.")
 @click.option("--dry-run", is_flag=True, help="Show script, command and node-hours; write and submit nothing.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended; its exit code is 1 if it did not end well.")
 @_yes_option
-def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, yes: bool) -> None:
-    """Submit the job of RUN.yaml, of a prepared run directory DIR, or a SCRIPT of any kind; do not wait for it.
+def submit(
+    source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, wait: bool, yes: bool
+) -> None:
+    """Submit the job of RUN.yaml, of a prepared run directory DIR, or a SCRIPT of any kind.
+
+    Nothing waits for the job, unless --wait asks for it: then each change of it is a line on standard error. Whoever
+    stops or kills the waiting command leaves the job alone.
 
     config.yaml and job.sh are written into the run directory, in which the job starts. Job ids are printed, one for
     each link of a chain. Refused are a run that does not fit into the memory of its nodes, one without a corpus or,
@@ -39,8 +45,19 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
     A SCRIPT with #PJM or #SBATCH lines is submitted as it is, after `job lint`, and starts in the present folder. Its
     record is in --out, by default a new folder under runs/, so that `job status`, `job logs` and `job cancel` know it.
 
-    Exit codes: 0 submitted, 2 not submitted.
+    Exit codes: 0 submitted (with --wait: and ended well), 1 with --wait: did not end well, 2 not submitted.
     """
+    if wait and dry_run:
+        raise UsageError("--wait waits for a job, and --dry-run submits none: leave one of them out")
+    record = _submit_source(source, scheduler, out, dry_run, yes)
+    if wait and record is not None:
+        _wait(record)
+
+
+def _submit_source(
+    source: RunSource, scheduler: Optional[str], out: Optional[Path], dry_run: bool, yes: bool
+) -> Optional[Path]:
+    """Submit a job; return the folder with its record, or None if nothing was submitted."""
     from fugaku_gpt.jobs import submission
     from fugaku_gpt.jobs.plain_script import is_plain_script
     from fugaku_gpt.jobs.render import job_name, render_from_files
@@ -49,8 +66,7 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
 
     target = source.run_file
     if target is not None and is_plain_script(target):
-        _submit_script(source, scheduler, out, dry_run)
-        return
+        return _submit_script(source, scheduler, out, dry_run)
     if target is not None and target.is_dir():
         if source.preset is not None or source.settings or scheduler is not None or out is not None:
             raise UsageError(f"{target}: is prepared: --preset, --set, --scheduler and --out are for a run file")
@@ -58,7 +74,7 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
         refuse_job_too_large(prepared.config)
         if dry_run:
             _show_plan(prepared)
-            return
+            return None
         _check(prepared)
     else:
         config, chosen = job_of_run(source, scheduler_overrides(scheduler))
@@ -67,16 +83,17 @@ def submit(source: RunSource, scheduler: Optional[str], out: Optional[Path], dry
         directory = out if out is not None else default_directory(job_name(config))
         if dry_run:
             _show_plan(submission.plan_job(config, directory, render))
-            return
+            return None
         planned = submission.plan_job(config, directory, render)
         _check(planned)
         if not _confirmed([planned], yes):
-            return
+            return None
         prepared = submission.prepare_job(config, directory, render)
         yes = True
     if not _confirmed([prepared], yes):
-        return
+        return None
     _submit(prepared)
+    return prepared.directory
 
 
 @click.command()
@@ -113,8 +130,10 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
         raise UsageError(f"not submitted: {', '.join(str(run.directory) for run in refused)}")
 
 
-def _submit_script(source: RunSource, scheduler_name: Optional[str], out: Optional[Path], dry_run: bool) -> None:
-    """Submit a script that is not of a run, or print the command that would.
+def _submit_script(
+    source: RunSource, scheduler_name: Optional[str], out: Optional[Path], dry_run: bool
+) -> Optional[Path]:
+    """Submit a script that is not of a run, or print the command that would; return the folder with its record.
 
     Raises:
         UsageError: options of a run file are given, lint finds an error, or the scheduler refuses the script.
@@ -135,10 +154,24 @@ def _submit_script(source: RunSource, scheduler_name: Optional[str], out: Option
     scheduler = scheduler_named(script.scheduler)
     if dry_run:
         echo(f"command: {shlex.join(scheduler.command_of(submission_of(script, Path.cwd())))}", err=True)
-        return
+        return None
     record = out if out is not None else default_directory(script.name)
     echo(submit_plain_script(script, record, scheduler))
     echo(f"{record}: submitted; `fugaku-gpt job watch {record}` follows it", err=True)
+    return record
+
+
+def _wait(record: Path) -> None:
+    """Wait until the job of a run directory has ended, with a line for each change on standard error.
+
+    Raises:
+        RunFailed: it did not end well.
+    """
+    from fugaku_gpt.cli.job.changes import print_changes, require_success
+    from fugaku_gpt.jobs.poll import watch_runs
+
+    sys.stdout.flush()  # whoever reads the job's id from a pipe need not wait for its end
+    require_success(print_changes(watch_runs([record]), err=True))
 
 
 def _show_plan(prepared: PreparedJob) -> None:

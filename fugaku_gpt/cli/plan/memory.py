@@ -100,12 +100,17 @@ def memory(
 
 def _report_generation(config: "RunConfig", node: "NodeLimits", text: str, form: str) -> int:
     """Print the memory of `generate` on a rank of each stage, and whether the ranks of a node fit."""
-    from fugaku_gpt.planner.trainer.generation_memory import GENERATION_CATEGORIES, generation_memory
+    from fugaku_gpt.planner.trainer.generation_memory import (
+        GENERATION_CATEGORIES,
+        bytes_of_node,
+        generation_memory,
+    )
 
     stages = generation_memory(config, _generation_size(text, config.model.seq_len), node.framework)
     rows = [{"part": f"stage {number}", **_mib(sizes)} for number, sizes in enumerate(stages)]
     echo(render_rows(("part", *GENERATION_CATEGORIES, "total"), rows, form), nl=False)
-    needed = max(sum(sizes.values()) for sizes in stages) * config.ranks_per_node
+    largest = max(range(len(stages)), key=lambda number: sum(stages[number].values()))
+    needed = bytes_of_node(stages, [largest] * config.ranks_per_node, node.framework)
     limit = node.smallest_limit(config)
     fits = limit is None or needed <= limit[0]
     verdict = " MiB; no limit is known: give --node-memory"

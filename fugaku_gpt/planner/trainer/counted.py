@@ -255,7 +255,7 @@ def _end_work(config: RunConfig, times: OperationTimes, stage: int) -> Dict[str,
     """The optimiser and the sums over ranks, once an iteration."""
     layout, end = config.layout, count_stage_work(config, stage)
     messages = [(operation, layout.dp, size) for operation, size in end.replicas]
-    messages += [(ALL_REDUCE, layout.tp, end.replicated_bytes), (ALL_REDUCE, config.kv_copies, end.copied_bytes)]
+    messages += [(ALL_REDUCE, layout.tp, end.replicated_bytes)]  # no heads have copies: _checked_run
     messages += [(ALL_REDUCE, 2, end.tied_bytes)] if layout.pp > 1 else []
     work = dict.fromkeys(COMPONENTS, Work())
     for operation, group, size in messages:

@@ -14,11 +14,12 @@ import numpy as np
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import SEND
-from fugaku_gpt.machine.probed import COMPILED_ATTENTION, OPTIMISER_PASSES, ProbeResults
+from fugaku_gpt.machine.probed import COMPILED_ATTENTION, OPTIMISER_PASSES, STAND_INS, ProbeResults
 from fugaku_gpt.planner.extrapolation import ExtrapolatedInput, extrapolation_distance
 
 _NEAREST = 6
 _BEYOND_CACHES = 2**20  # elements or bytes above which time is proportional to size
+_STAND_IN_DISTANCE = math.log(1.5)  # distance of a pass for which the times of a similar one stand
 _SLACK_FACTOR = 2.0  # a size within this factor of the measured ones is as good as measured
 
 
@@ -99,16 +100,11 @@ class ProbeRates:
         if elements <= 0:
             return 0.0
         pass_dtype = "float32" if name in OPTIMISER_PASSES else dtype
+        name = self._measured_pass(pass_dtype, name)
         key = ("pass", name, pass_dtype)
         if key not in self._lines:
-            rows = [
-                timing
-                for timing in self._probed.passes
-                if timing.name == name and timing.dtype == pass_dtype and timing.ranks == self.ranks
-            ]
-            self._lines[key] = _log_line(
-                [(timing.elements, timing.seconds) for timing in rows], f"pass {name} ({pass_dtype})"
-            )
+            points = self._points(pass_dtype, name)
+            self._lines[key] = _log_line(points, f"pass {name} ({pass_dtype})")
         return self._interpolate(key, elements, f"elements of {name} in {pass_dtype}")
 
     def message(self, operation: str, group: int, size: int) -> float:
@@ -147,6 +143,20 @@ class ProbeRates:
             if (timing.name, timing.dtype, timing.ranks) == (name, dtype, self.ranks):
                 return timing.seconds
         raise UsageError(_missing_message(f"{name} in {dtype}"))
+
+    def _points(self, dtype: str, name: str) -> List[Tuple[int, float]]:
+        """Elements and seconds of the measured passes of a name."""
+        key = (name, dtype, self.ranks)
+        timings = [timing for timing in self._probed.passes if (timing.name, timing.dtype, timing.ranks) == key]
+        return [(timing.elements, timing.seconds) for timing in timings]
+
+    def _measured_pass(self, dtype: str, name: str) -> str:
+        """The name of a pass, or where an older probe has not measured it, that of a similar one."""
+        stand_in = STAND_INS.get(name)
+        if stand_in is None or self._points(dtype, name):
+            return name
+        self._note(f"passes in {dtype}", name, f"{stand_in}, which stands for it", _STAND_IN_DISTANCE)
+        return stand_in
 
     def _measured_products(self, kind: str, dtype: str) -> Tuple["np.ndarray", "np.ndarray"]:
         """Shapes [N, 3] in binary logarithms and rates [N] in natural logarithms of one kind of product."""

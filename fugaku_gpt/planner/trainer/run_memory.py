@@ -10,7 +10,8 @@ Categories, each in bytes of one rank:
 * ``activations``: saved tensors at the fullest moment of a step (``layout/memory.py``), including a layer that is being
   recomputed then.
 * ``workspace``: temporary memory of a layer's backward pass, including the tiles of attention. Whether the run will
-  have compiled kernels is not known, so the larger of attention with and without them counts.
+  have compiled kernels is not known, so the larger of attention with and without them counts, and of SwiGLU and rotary
+  positions what PyTorch's operators need, which is more.
 * ``logits``: temporary memory of the loss: logits of some hundred tokens, and tensors that are computed from them.
 * ``communication``: sums that are sent in another type, messages between stages, and MPI's copies of sums in flight.
 * ``allocator``: free blocks of the allocator, and of the pool of large tensors (``ops/tensor_pool.py``), that no tensor
@@ -194,24 +195,25 @@ def _layer_workspace(config: RunConfig, threads: int) -> int:
     gathered = 2 * b * s * model.hidden if is_split else 0
     inner, made = b * s * model.ffn_size // t, b * s * model.up_width // t
     mlp = max(2 * inner + made + stream, made + 3 * stream) + gathered
-    if model.mlp == "swiglu":  # its backward pass makes the two parts in float32, and three more tensors of their size
-        mlp += 5 * inner * max(item, 4) // item
+    if model.mlp == "swiglu":  # PyTorch's operators make two more tensors; in 16 bits five, in float32
+        mlp += 5 * inner * 4 // item if narrow else 2 * inner
     heads, has_dropout = model.heads // t, model.attention_dropout > 0
     kv_heads = model.local_kv_heads(t)
     sharing = heads // kv_heads
     tiling = attention_tiling(s, b, kv_heads, narrow, threads, sharing)
-    inside = attention_elements(tiling, s, model.head_size, has_dropout) - freed_before_core(config, False) // item
+    freed = freed_before_core(config, False) // item
+    inside = attention_elements(tiling, s, model.head_size, has_dropout) - freed
     if may_use_native_kernels(config) and enough_heads_for_threads(b, heads, threads):
         floats = threads * native_workspace_floats(s, model.head_size)
         floats += partial_grad_floats(b, heads, s, model.head_size) if sharing > 1 else 0
         compiled = floats * 4 // item
         inside = max(inside, compiled - freed_before_core(config, True) // item)
-    attention = max(0, inside + b * s * (model.local_qkv_width(t) + model.query_width // t) + 2 * stream + gathered)
     if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
-        # gradients before they were packed, those of keys and values once more beside each other; in 16 bits rotated
-        # in float32
-        packed = (model.heads // t + 3 * kv_heads) * model.head_size * b * s
-        attention += packed * (1 + (4 // item if narrow else 0))
+        # once attention's own memory is free: gradients before they were packed, those of keys and values once more
+        # beside each other; in 16 bits PyTorch's operators rotate in float32
+        packed = (heads + 3 * kv_heads) * model.head_size * b * s
+        inside = max(inside, packed * (1 + (4 // item if narrow else 0)) - freed)
+    attention = max(0, inside + b * s * (model.local_qkv_width(t) + model.query_width // t) + 2 * stream + gathered)
     drawn = 3 * core_bytes(config)  # 16 bits of random numbers for each flag, and the comparison
     f, h, q = model.ffn_size // t, model.hidden, model.query_width
     # weights, whose gradients are added to sums

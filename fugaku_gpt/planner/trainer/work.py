@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Counter as Counts
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES, RunConfig
 from fugaku_gpt.kernels.attention_tiling import (
@@ -213,7 +213,7 @@ def _layer_forward(config: RunConfig, tally: Tally) -> None:
     h = model.hidden
     tokens, elements = config.training.micro_batch * model.seq_len, _tokens_between_layers(config) * h
     tally.layers += 1
-    tally.add_elementwise("layer_norm", elements, 2)
+    tally.add_elementwise(_norm(config), elements, 2)
     tally.add_elementwise("add", elements, 2 if t == 1 else 4)  # residuals, and biases that wait for the sum
     if model.dropout:
         tally.add_elementwise("dropout", elements, 2)
@@ -236,9 +236,9 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
     h = model.hidden
     tokens, elements = config.training.micro_batch * model.seq_len, _tokens_between_layers(config) * h
     tally.layers_back += 1
-    tally.add_elementwise("layer_norm", elements, 2)  # recomputed like GELU: their results are not saved
+    tally.add_elementwise(_norm(config), elements, 2)  # recomputed like GELU: their results are not saved
     _activation(config, tally)
-    tally.add_elementwise("layer_norm_backward", elements, 2)
+    tally.add_elementwise(f"{_norm(config)}_backward", elements, 2)
     tally.add_elementwise("add", elements, 2)  # where the residual's two gradients meet
     if model.dropout:
         tally.add_elementwise("add", elements, 2)  # times the saved mask
@@ -258,10 +258,14 @@ def _layer_backward(config: RunConfig, tally: Tally) -> None:
             tally.add_message(_all_reduce_name(config), size, 2)
 
 
+def _norm(config: RunConfig) -> str:
+    return "rms_norm" if config.model.norm == "rmsnorm" else "layer_norm"
+
+
 def _activation(config: RunConfig, tally: Tally, suffix: str = "") -> None:
-    """Counts GELU. No machine has a time of SwiGLU: it counts as GELU of both parts, as RMSNorm does as LayerNorm."""
+    """Counts GELU, or SwiGLU by the elements of both of its parts."""
     model = config.model
-    name = f"gelu_{model.gelu}" if model.mlp == "gelu" else "gelu_erf"
+    name = f"gelu_{model.gelu}" if model.mlp == "gelu" else "swiglu"
     tokens = config.training.micro_batch * model.seq_len
     tally.add_elementwise(f"{name}{suffix}", tokens * model.up_width // config.layout.tp)
 
@@ -271,8 +275,10 @@ def _packing(config: RunConfig, tally: Tally, suffix: str = "") -> None:
     model, t = config.model, config.layout.tp
     tokens, heads = config.training.micro_batch * model.seq_len, model.heads // t + model.local_kv_heads(t)
     if model.qk_norm:
-        tally.add_elementwise(f"layer_norm{suffix}", tokens * heads * model.head_size)
-    if model.qk_norm or model.positions == "rope" or model.kv_head_count != model.heads:
+        tally.add_elementwise(f"rms_norm{suffix}", tokens * heads * model.head_size)
+    if model.positions == "rope":
+        tally.add_elementwise(f"rotary{suffix}", tokens * model.local_qkv_width(t))
+    elif model.qk_norm or model.kv_head_count != model.heads:
         tally.add_elementwise("copy", tokens * model.local_qkv_width(t))
 
 
@@ -295,8 +301,24 @@ def _weight_products(config: RunConfig, tally: Tally) -> None:
         tally.add_product(WEIGHT, outer, config.training.micro_batch * config.model.seq_len, inner)
 
 
-def _attention_tiles(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
-    """(heads of keys per batched product, queries of these, keys) of each tile of a rank's attention.
+class _Tile(NamedTuple):
+    """A tile of a rank's attention.
+
+    Attributes:
+        batch: heads of keys of a batched product.
+        rows: queries of each of these, of all heads that share it.
+        keys: keys that any of the queries sees.
+        masked: elements of all scores that the causal mask is added to.
+    """
+
+    batch: int
+    rows: int
+    keys: int
+    masked: int
+
+
+def _attention_tiles(config: RunConfig) -> "Iterator[_Tile]":
+    """Yields the tiles of a rank's attention.
 
     A type that this build computes in float32 is tiled like float32.
     """
@@ -310,7 +332,9 @@ def _attention_tiles(config: RunConfig) -> "Iterator[Tuple[int, int, int]]":
             batch = min(tiling.samples, samples - sample) * min(tiling.heads, heads - head)
             for low in range(0, s, tiling.queries):
                 high = min(low + tiling.queries, s)
-                yield batch, (high - low) * sharing, high
+                rows = (high - low) * sharing
+                # all queries of a tile see the keys up to its first query
+                yield _Tile(batch, rows, high, batch * rows * (high - low - 1))
 
 
 def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
@@ -336,9 +360,9 @@ def _attention_forward(config: RunConfig, tally: Tally) -> None:
     tally.add_elementwise("copy", key_elements, 2)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)  # the result scaled
-    for batch, queries, keys in _attention_tiles(config):
+    for batch, queries, keys, masked in _attention_tiles(config):
         tally.add_product(SCORES, queries, d, keys, batch)
-        tally.add_elementwise("add", batch * queries * queries)  # the causal mask
+        tally.add_elementwise("add", masked)
         tally.add_elementwise("softmax", batch * queries * keys)
         if model.attention_dropout:
             tally.add_elementwise("copy", batch * queries * keys, 2)
@@ -355,9 +379,9 @@ def _attention_backward(config: RunConfig, tally: Tally) -> None:
     tally.add_elementwise("copy", key_elements, 4)
     if model.attention_dropout:
         tally.add_elementwise("copy", elements)
-    for batch, queries, keys in _attention_tiles(config):
+    for batch, queries, keys, masked in _attention_tiles(config):
         tally.add_product(SCORES, queries, d, keys, batch, 2)  # probabilities again, and their gradient
-        tally.add_elementwise("add", batch * queries * queries)
+        tally.add_elementwise("add", masked)
         tally.add_product(KEYS, keys, queries, d, batch, 2)
         tally.add_product(VALUES, queries, keys, d, batch)
         tally.add_elementwise("softmax", batch * queries * keys)
@@ -381,8 +405,8 @@ def _embedding(config: RunConfig, forward: Tally, backward: Tally) -> None:
         forward.add_elementwise("add", local_elements)
         backward.add_elementwise("add", local_elements)
     if model.embedding_layernorm:
-        forward.add_elementwise("layer_norm", local_elements)
-        backward.add_elementwise("layer_norm_backward", local_elements)
+        forward.add_elementwise(_norm(config), local_elements)
+        backward.add_elementwise(f"{_norm(config)}_backward", local_elements)
     if model.dropout:
         forward.add_elementwise("dropout", local_elements)
         backward.add_elementwise("add", local_elements)
@@ -398,8 +422,8 @@ def _head(config: RunConfig, forward: Tally, backward: Tally) -> None:
     """Counts logits and loss, whose gradients are computed in the forward pass."""
     model, t = config.model, config.layout.tp
     tokens, h, columns = config.training.micro_batch * model.seq_len, model.hidden, config.padded_vocab // t
-    forward.add_elementwise("layer_norm", _tokens_between_layers(config) * h)
-    backward.add_elementwise("layer_norm_backward", _tokens_between_layers(config) * h)
+    forward.add_elementwise(_norm(config), _tokens_between_layers(config) * h)
+    backward.add_elementwise(f"{_norm(config)}_backward", _tokens_between_layers(config) * h)
     for start in range(0, tokens, CHUNK_TOKENS):
         rows = min(CHUNK_TOKENS, tokens - start)
         forward.add_product(LINEAR, rows, h, columns)

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fugaku_gpt.config import LayoutConfig, RunConfig
+from fugaku_gpt.config import LayoutConfig, RunConfig, load_run_config
+from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.machine.framework import framework_of
-from fugaku_gpt.planner.trainer.generation_memory import GENERATION_CATEGORIES, GenerationSize, generation_memory
+from fugaku_gpt.planner.trainer.generation_memory import (
+    GENERATION_CATEGORIES,
+    GenerationSize,
+    generation_memory,
+    loading_bytes,
+)
 from tests.support.models import MODELS, model_of_kind
 
 
@@ -30,6 +36,41 @@ def test_weights_and_cache_are_those_of_a_replica(kind: str, tmp_path: Path) -> 
     assert planned["weights"] == sum(4 * p.numel() for p in replica._model.parameters())
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_peak_of_loading_is_the_largest_tensor_before_it_is_rounded(kind: str, dtype: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their tensors")
+    from fugaku_gpt.comm import ProcessGrid
+    from fugaku_gpt.inference.model_source import ReplicaLayout, find_model, inference_config
+    from fugaku_gpt.inference.replica import ModelReplica
+    from tests.support.alive import AliveBytes
+    from tests.support.checkpoints import save_model
+
+    source = find_model(save_model(tmp_path, model_of_kind(kind)))
+    config = inference_config(source, ReplicaLayout(dtype=dtype), 1)
+    replica = ModelReplica(config, ProcessGrid.alone())
+    with AliveBytes() as alive:
+        replica.load(source)
+    (chunk,) = chunks_of(config)
+    assert loading_bytes(config, chunk) == alive.peak_bytes
+    largest = 4 * max(p.numel() for p in replica._model.parameters())
+    assert alive.peak_bytes == (largest if dtype == "bfloat16" else 0)
+    (planned,) = generation_memory(config, GenerationSize(1, 1), framework_of())
+    later = planned["cache"] + planned["workspace"] + planned["logits"]
+    assert planned["loading"] == max(0, alive.peak_bytes - later) and (planned["loading"] > 0) == (dtype == "bfloat16")
+
+
+def test_a_rank_reads_its_part_from_a_piece_of_all_ranks() -> None:
+    run = RunConfig(model=model_of_kind("llama"))
+    cut = replace(run, layout=LayoutConfig(tp=2))
+    (chunk,), model = chunks_of(run), run.model
+    assert loading_bytes(run, chunk) == 0
+    assert loading_bytes(cut, chunk) == 4 * model.up_width * model.hidden
+    narrow = replace(cut, training=replace(run.training, dtype="bfloat16"))
+    assert loading_bytes(narrow, chunk) == 6 * model.up_width * model.hidden
+
+
 def test_layers_and_heads_are_distributed_over_stages_and_ranks() -> None:
     run = RunConfig(model=model_of_kind("llama", "model.layers=4"))
     size = GenerationSize(2, 10)
@@ -38,3 +79,13 @@ def test_layers_and_heads_are_distributed_over_stages_and_ranks() -> None:
     assert tuple(alone) == GENERATION_CATEGORIES and len(stages) == 2
     assert sum(stage["cache"] for stage in stages) * 2 == alone["cache"]
     assert stages[0]["logits"] == 0 < stages[1]["logits"]
+
+
+def test_prompts_that_are_read_at_once_share_a_workspace_or_the_longest_has_it() -> None:
+    run = load_run_config(preset="smollm2-135m")
+    (one,), (four,), (many,), (long,) = (
+        generation_memory(run, size, framework_of())
+        for size in (GenerationSize(1, 128), GenerationSize(4, 128), GenerationSize(64, 128), GenerationSize(8, 2048))
+    )
+    assert four["workspace"] == 4 * one["workspace"] and many["workspace"] == 8 * one["workspace"]
+    assert long["workspace"] == 16 * one["workspace"]

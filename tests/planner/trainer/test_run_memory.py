@@ -71,31 +71,65 @@ def test_in_16_bits_a_chunk_of_a_large_product_is_stored_until_it_is_summed() ->
 def test_workspace_of_a_layer_is_that_of_the_backward_pass(
     ffn: int, dropout: float, threads: int, compiled: bool, fullest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_kernels(compiled, threads, monkeypatch)
+    config = layer_run(f"model.ffn_hidden={ffn}", f"model.dropout={dropout}", "model.heads=2")
+    predicted = memory_of_run(config, threads=threads).stages[0]["workspace"]
+    assert (predicted == (3 * ffn // 64 + 1) * STREAM) == (fullest == "GELU")
+    assert measured_workspace(config) == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "ffn", "threads", "compiled", "fullest"),
+    [
+        (1, 16, 1, False, "attention"),
+        (2, 16, 1, False, "attention"),
+        (4, 16, 1, False, "attention"),
+        (2, 256, 1, False, "SwiGLU"),
+        (1, 64, 16, True, "attention"),
+        (2, 64, 16, True, "attention"),
+        (2, 256, 1, True, "SwiGLU"),
+    ],
+)
+def test_workspace_of_a_llama_s_layer_is_that_of_the_backward_pass(
+    kv_heads: int, ffn: int, threads: int, compiled: bool, fullest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kernels(compiled, threads, monkeypatch)
+    config = layer_run(f"model.ffn_hidden={ffn}", "model.heads=4", *LLAMA, f"model.kv_heads={kv_heads}")
+    predicted = memory_of_run(config, threads=threads).stages[0]["workspace"]
+    # SwiGLU's result, the gradients on both sides of it, the norm's, and two tensors that compiled kernels do not make
+    assert (predicted == (6 * ffn // 64 + 1) * STREAM) == (fullest == "SwiGLU")
+    unmade = 2 * ffn // 64 * STREAM if compiled and fullest == "SwiGLU" else 0
+    assert measured_workspace(config) == pytest.approx(predicted - unmade, rel=0.01)
+
+
+STREAM = 4 * 8 * 64 * 64  # bytes of [b, s, h] in float32
+LLAMA = ("model.norm=rmsnorm", "model.mlp=swiglu", "model.positions=rope", "model.biases=none")
+
+
+def use_kernels(compiled: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets which kernels compute, and the number of threads, whatever was measured here or chosen by other tests."""
     if compiled and not ops.has_native_kernels():
         pytest.skip("no kernels are compiled here")
     monkeypatch.setattr(RANK_CONSENSUS, "compiled", compiled)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    # an earlier test may have chosen this build's GELU by a disturbed measurement
     monkeypatch.setattr(RANK_CONSENSUS, "gelu_by_erf", False)
-    # whatever was measured here, and without reading that file within the measurement
     monkeypatch.setattr(RANK_CONSENSUS, "products_by_onednn", False)
     monkeypatch.setattr(RANK_CONSENSUS, "compiled_products", {torch.float32: False})
-    config = load_run_config(
-        overrides=[
-            "model.layers=1",
-            "model.hidden=64",
-            "model.heads=2",
-            "model.seq_len=64",
-            f"model.ffn_hidden={ffn}",
-            f"model.dropout={dropout}",
-            "model.attention_dropout=0",
-            "training.micro_batch=8",
-            "training.global_batch=8",
-        ]
-    )
+
+
+def layer_run(*settings: str) -> RunConfig:
+    """A run of a single layer without attention dropout, 8 samples of 64 tokens."""
+    shape = ("model.layers=1", "model.hidden=64", "model.seq_len=64", "model.attention_dropout=0")
+    return load_run_config(overrides=[*shape, "training.micro_batch=8", "training.global_batch=8", *settings])
+
+
+def measured_workspace(config: RunConfig) -> int:
+    """The peak of a layer's backward pass beyond what its forward pass keeps, in bytes."""
     model = build_model(config, Communicator.alone()).train()
     buffers = FlatBuffers(dict(model.named_parameters()), model_tensors(config.model, 1))
     GradientReducer(buffers, {0: model}, ProcessGrid.alone(), sharded=False)
+    with torch.no_grad():  # tables and masks that all layers share are made once
+        model.blocks["0"](torch.randn(8, 64, 64), 0)
     with AliveBytes() as alive:
         x = torch.randn(8, 64, 64).requires_grad_()
         y = model.blocks["0"](x, 0)
@@ -103,11 +137,7 @@ def test_workspace_of_a_layer_is_that_of_the_backward_pass(
         assert alive.current_bytes == pytest.approx(saved_bytes + y.numel() * 4, rel=0.02)
         y.backward(torch.ones(8, 64, 64))
     # the gradient that comes is the workspace's, the layer's output that of the layer behind it
-    measured = alive.peak_bytes - saved_bytes - y.numel() * 4
-    stream = 4 * y.numel()
-    predicted = memory_of_run(config, threads=threads).stages[0]["workspace"]
-    assert (predicted == (3 * ffn // 64 + 1) * stream) == (fullest == "GELU")
-    assert measured == pytest.approx(predicted, rel=0.01)
+    return alive.peak_bytes - saved_bytes - y.numel() * 4
 
 
 @st.composite

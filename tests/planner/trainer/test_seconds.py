@@ -382,14 +382,16 @@ def test_copies_and_products_counted_of_attention_are_those_that_it_makes(
 ) -> None:
     dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="older builds do not show their operations")
     products: "Counter[Tuple[Any, ...]]" = Counter()
-    elements = 0
+    elements, masked = 0, 0
 
     class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal elements
+            nonlocal elements, masked
             name = func.overloadpacket.__name__
             if name in ("copy_", "mul_"):
                 elements += args[0].numel()
+            elif name == "add_" and args[1].numel() < args[0].numel():  # a mask that heads share
+                masked += args[0].numel()
             elif name == "bmm":
                 products[(*args[0].shape, args[1].shape[2])] += 1
             return func(*args, **(kwargs or {}))
@@ -410,6 +412,11 @@ def test_copies_and_products_counted_of_attention_are_those_that_it_makes(
     for (kind, *shape), n in micro_batch_work(config, compiled).products.items():
         expected[tuple(shape)] += n if kind in (KEYS, SCORES, VALUES) else 0
     assert products == +expected
+    others, all_adds = (
+        sum(n * size for (name, size), n in micro_batch_work(config, native).passes.items() if name == "add")
+        for native in (True, False)
+    )
+    assert masked == (0 if compiled else all_adds - others)
 
 
 @pytest.mark.parametrize(
