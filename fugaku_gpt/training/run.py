@@ -57,6 +57,7 @@ from fugaku_gpt.training.startup import (
 )
 from fugaku_gpt.training.state import KINDS
 from fugaku_gpt.training.stopping import StopRequest
+from fugaku_gpt.training.trace import NEVER, StepTracer
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.validation import Validation
 from fugaku_gpt.training.watchdog import start_watchdog
@@ -164,13 +165,18 @@ def train(
             guard.set_memory_by_category(
                 lambda: {**trainer.memory_by_category(), "copy for checkpoints": checkpoints.copy_bytes}
             )
+        tracer = StepTracer(trainer, directory.trace_dir, log) if config.training.traced is not None else None
+        if tracer is not None:
+            watchers.callback(tracer.close)
         start_up.close()
         try:
-            stopped = run_loop(trainer, log, checkpoints, Validation(trainer, log, eval_files, state))
+            stopped = run_loop(trainer, log, checkpoints, Validation(trainer, log, eval_files, state), tracer)
         except RunFailed:  # raised on every rank
             checkpoints.finish()  # the run may be resumed from the checkpoint that is being written
             raise
         trainer.finish()
+        if tracer is not None:
+            tracer.finish()
         if stopped:
             reason = stop.agreed_reason(world)
             if log is not None:
@@ -317,12 +323,14 @@ def run_loop(
     log: Optional[TrainingLog] = None,
     checkpoints: Optional[CheckpointSaver] = None,
     validation: Optional[Validation] = None,
+    tracer: Optional[StepTracer] = None,
 ) -> bool:
     """Run the remaining iterations. Every rank makes the same calls: what is logged is summed here, not where it is
     printed.
 
     Args:
         validation: what measures losses; default: that of the validation split alone, if the run validates.
+        tracer: what traces iterations; default: none is traced.
 
     Returns:
         True if the run was stopped before its end because some rank wanted it.
@@ -338,7 +346,11 @@ def run_loop(
     meter = Meter(trainer)
     steps: List[Step] = []  # since the last line
     has_reported_copy = False
+    tracer_due = tracer.due if tracer is not None else NEVER
     while trainer.iteration < training.iterations:
+        if trainer.iteration == tracer_due and tracer is not None:
+            meter.since += tracer.advance()
+            tracer_due = tracer.due
         step = trainer.step()
         steps.append(step)
         iteration = trainer.iteration
