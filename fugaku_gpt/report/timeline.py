@@ -181,8 +181,7 @@ def _phase(phase: int, micro_batch: int, start: float, end: float) -> Span:
     kind = PHASES[phase] if PHASES[phase] in PHASE_KINDS else OTHER
     if phase == FORWARD_PHASE and micro_batch < 0:
         kind = BEGINNING
-    label = kind if micro_batch < 0 else f"{kind} {micro_batch}"
-    return Span(kind, start, end, label, {} if micro_batch < 0 else {"micro_batch": micro_batch})
+    return Span(kind, start, end, kind if micro_batch < 0 else f"{kind} {micro_batch}", {})
 
 
 def _communications(trace: RankTrace, origin: float, first: float, last: float) -> Iterator[Span]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, DefaultDict, Dict, List, Tuple
@@ -34,19 +35,31 @@ def test_events_fit_the_schema_which_refuses_others(document: Dict[str, Any]) ->
             jsonschema.validate({**document, "traceEvents": [{**event, key: value}]}, SCHEMA)
 
 
-def test_spans_of_a_thread_lie_within_each_other_and_not_across(document: Dict[str, Any]) -> None:
+def check_nesting(events: List[Dict[str, Any]]) -> int:
+    """Checks that spans of each thread lie within each other, as viewers see them; returns the number of threads.
+    Ends are sums of floats in a viewer, and one that is a little late crosses the beginning of the next span."""
     threads: DefaultDict[Tuple[int, int], List[Tuple[float, float]]] = defaultdict(list)
-    for event in document["traceEvents"]:
+    for event in events:
         if event["ph"] == "X":
-            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    assert len(threads) > 4
+            threads[event["pid"], event["tid"]].append((float(event["ts"]), float(event["ts"]) + float(event["dur"])))
     for spans in threads.values():
         open_ends: List[float] = []
         for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while open_ends and open_ends[-1] <= start + 1e-6:
+            while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
-            assert not open_ends or end <= open_ends[-1] + 1e-6
+            assert not open_ends or end <= open_ends[-1]
             open_ends.append(end)
+    return len(threads)
+
+
+def test_spans_of_a_thread_lie_within_each_other_and_not_across(document: Dict[str, Any]) -> None:
+    assert check_nesting(document["traceEvents"]) > 4
+    draws = random.Random(7)
+    times = sorted(draws.uniform(0.0, 10.0) for _ in range(1000))
+    phases = [Span("forward", start, end, "forward", {}) for start, end in zip(times, times[1:])]
+    waits = [Span("waiting", (span.start + span.end) / 2, span.end, "wait", {}) for span in phases]
+    iteration = Span("iteration", times[0], times[-1], "iteration", {})
+    assert check_nesting(trace_document(Timeline("", [Row("", [iteration], phases, waits, [])]))["traceEvents"]) == 1
 
 
 def test_ranks_are_processes_in_their_order_and_times_are_microseconds(document: Dict[str, Any]) -> None:
