@@ -46,6 +46,7 @@ from fugaku_gpt.records import (
     run,
     summary,
     sweep,
+    trace,
 )
 from fugaku_gpt.report import bullets, imported, sheet
 from fugaku_gpt.sweep import plan as sweep_plan
@@ -86,6 +87,7 @@ RECORD_FORMATS = (
     RecordFormat("Hugging Face GPT-2 folder", "`config.json`, `model.safetensors`", hugging_face),
     RecordFormat("GGUF file", "`<name>.gguf`", gguf_file),
     RecordFormat("Flight recorder", "`flight/*/rank-<rank>.flight`", flight),
+    RecordFormat("Trace", "`trace/*/rank-<rank>.trace`", trace, (trace.TraceHead, trace.ClockReading)),
     RecordFormat("Claim of a folder", "`.claim.<number>`", claim, (claim.Holder,)),
     RecordFormat("Index of a run store", "`.runs-index.json`", index),
     RecordFormat("Prepared corpus", "`manifest.json`, `tokenizer.json`, `.bin` and `.idx`", prepared_corpus),

@@ -76,6 +76,11 @@ GGUF_VALUES = Limit(4_000_000, "elements", "all lists in the metadata of a GGUF 
 GGUF_TENSORS = Limit(2**16, "tensors", "a GGUF file")
 GGUF_PIECE = Limit(512, "characters", "a token of a GGUF file's vocabulary from whose scores merges are made")
 FLIGHT = Limit(64 * _MIB, "bytes", "the file of a flight recorder")
+TRACE = Limit(256 * _MIB, "bytes", "the trace of a rank")
+TRACED_ITERATIONS = Limit(100, "iterations", "a trace")
+TRACED_CALLS = Limit(2**19, "calls", "the trace of a rank, which ends early beyond")
+TRACE_EVENTS = Limit(2_000_000, "events", "a file of trace events")
+GANTT_ROWS = Limit(512, "rows", "a picture of ranks over time")
 # counts
 SWEEP_RUNS = Limit(10_000, "runs", "a sweep, repeats counted")
 LAYERS = Limit(2**12, "layers", "a model")

@@ -52,6 +52,7 @@ from fugaku_gpt.records.flight import (
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 # places of 8 bytes: in the file, and in a record
 _BEAT, _RING, _SIZE = PROGRESS_OFFSET // 8, RING_OFFSET // 8, RECORD.size // 8
+_PROGRESS = 4  # int64s: heartbeat, time, step, micro-batch and phase
 _ENTERED, _WAITED, _LEFT, _STATE = _SIZE - 4, _SIZE - 3, _SIZE - 2, _SIZE - 1
 # a kind of call: where its calls are counted; its peer, communicator, operation and data type as the record has them,
 # with zeros for what differs; its shape
@@ -69,6 +70,7 @@ class FlightRecorder:
         step: iteration being worked on, from 1; -1 before the first.
         phase: index into ``PHASES``.
         path: the file.
+        communicators: names of the recorded communicators, by number.
     """
 
     def __init__(self, directory: Path, rank: int, ranks: int) -> None:
@@ -91,6 +93,7 @@ class FlightRecorder:
         self._ordinal = 0
         self.step, self._micro_batch, self.phase = -1, -1, START_UP
         self._groups = 0
+        self.communicators: List[str] = []
         self._channels: Dict[Tuple[int, int, int], int] = {}  # where messages are counted
         self._uncounted: Dict[int, int] = {}  # by a number below 0: counts for which the file has no room
         self._pinned: Dict[int, int] = {}  # outstanding calls that the ring has passed, and where their records are
@@ -105,6 +108,7 @@ class FlightRecorder:
             rank: of this process, in it.
         """
         index, self._groups = self._groups, self._groups + 1
+        self.communicators.append(name)
         if index < GROUPS:
             ranks = self._text(progressions(members) + ";")
             GROUP.pack_into(self._map, groups_at() + index * GROUP.size, 0, len(members), rank, self._name(name), ranks)
@@ -173,13 +177,13 @@ class FlightRecorder:
 
     def posted(self, ordinal: int) -> None:
         """Record that the call was begun and has returned, and its end is not waited for yet."""
-        at = self._record_at(ordinal)
+        at = self.record_at(ordinal)
         if at >= 0:
             self._int64s[at + _STATE] = self._int64s[at + _STATE] & ~0xFFFF | POSTED
 
     def wait(self, ordinal: int) -> None:
         """Record that the rank now does nothing but wait for the call's end."""
-        at = self._record_at(ordinal)
+        at = self.record_at(ordinal)
         if at >= 0:
             self._seconds[at + _WAITED] = time.time()
             self._int64s[at + _STATE] = WAITING | self._site() << 16
@@ -187,7 +191,7 @@ class FlightRecorder:
     def leave(self, ordinal: int) -> None:
         """Record that the call has ended."""
         int64s = self._int64s
-        at = self._record_at(ordinal)
+        at = self.record_at(ordinal)
         if at < 0:
             return
         timestamp = time.time()
@@ -199,6 +203,30 @@ class FlightRecorder:
         if ordinal in self._pinned:
             self._free.append((8 * self._pinned.pop(ordinal) - pinned_at()) // RECORD.size)
 
+    @property
+    def names(self) -> List[str]:
+        """The texts to which records refer by index; those without an index of their own are empty."""
+        texts = [""] * self._names_used
+        for text, index in self._names.items():
+            if index:
+                texts[index] = text
+        return texts
+
+    def copy_progress(self, target: "memoryview[int]", at: int) -> None:
+        """Copy the progress, as the head of the file has it, to a position in other memory, in int64s."""
+        target[at : at + _PROGRESS] = self._int64s[_BEAT : _BEAT + _PROGRESS]
+
+    def copy_record(self, position: int, target: "memoryview[int]", at: int) -> None:
+        """Copy the record at a position (:meth:`record_at`) to one in other memory, in int64s."""
+        target[at : at + _SIZE] = self._int64s[position : position + _SIZE]
+
+    def outstanding_records(self) -> List["memoryview[int]"]:
+        """The records of the calls that have begun and not ended, as int64s."""
+        int64s = self._int64s
+        in_ring = [_RING + slot * _SIZE for slot in range(SLOTS)]
+        is_open = [at for at in in_ring if int64s[at] and int64s[at + _STATE] & 0xFFFF != RETURNED]
+        return [int64s[at : at + _SIZE] for at in (*self._pinned.values(), *is_open)]
+
     def watched(self, timeout: float, dumped: bool) -> None:
         """Record, from the watchdog's thread, that the process is alive and whether its stacks are written."""
         WATCH.pack_into(self._map, WATCH_OFFSET, time.time(), timeout, dumped)
@@ -207,7 +235,7 @@ class FlightRecorder:
         """Have the file written to where other nodes read it; may take long, and lets other threads run."""
         os.fsync(self._descriptor)
 
-    def _record_at(self, ordinal: int) -> int:
+    def record_at(self, ordinal: int) -> int:
         """Position of an outstanding call's record; below 0 if its end was recorded long ago."""
         if self._ordinal - ordinal < SLOTS:
             return _RING + ordinal % SLOTS * _SIZE

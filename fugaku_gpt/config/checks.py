@@ -7,7 +7,7 @@ from typing import Callable, List, Sequence, Tuple
 
 from fugaku_gpt.config.grid_checks import check_grids
 from fugaku_gpt.config.schema import VALIDATION, RunConfig, TrainingConfig
-from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, cut
+from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, TRACED_ITERATIONS, cut
 
 Locate = Callable[[str], str]
 
@@ -33,6 +33,7 @@ def problems_of(config: RunConfig, locate: Locate) -> List[str]:
     _check_precision(config, report_problem)
     check_ramps(config, report_problem)
     _check_health(config, report_problem)
+    _check_trace(config, report_problem)
     _check_recompute(config, report_problem)
     _check_data(config, report_problem)
     _check_evaluation(config, report_problem)
@@ -246,6 +247,27 @@ def _check_ramp(
             f"training.{names[1]}",
             increment,
             f"must be a multiple of {rule} that divides {key} {size} - {start} = {size - start}; valid: {valid}",
+        )
+
+
+def _check_trace(config: RunConfig, report_problem: ReportProblem) -> None:
+    traced, text = config.training.traced, config.training.trace_iterations
+    if traced is None:
+        return
+    (first, last), iterations, most = traced, config.training.iterations, TRACED_ITERATIONS.value
+    if first > last:
+        report_problem(
+            "training.trace_iterations", text, f"must go from the lower to the higher number; valid: {last}-{first}"
+        )
+    elif first < 1 or last > iterations:
+        report_problem("training.trace_iterations", text, f"must lie within training.iterations; valid: 1-{iterations}")
+    elif last - first >= most:
+        report_problem(
+            "training.trace_iterations", text, f"at most {most} iterations; valid: {first}-{first + most - 1}"
+        )
+    if not config.node.flight_recorder:
+        report_problem(
+            "training.trace_iterations", text, "needs node.flight_recorder, whose records it keeps; valid: true"
         )
 
 

@@ -394,6 +394,12 @@ class TrainingConfig:
         unit="iterations",
         at_least=1,
     )
+    trace_iterations: str = option(
+        "",
+        "iterations in which each rank records what it does when, such as 5-7, for `report trace`; needs "
+        "node.flight_recorder; default: none",
+        form=(r"[0-9]{1,9}(-[0-9]{1,9})?", "such as 5-7, or one number"),
+    )
     bucket_mib: float = option(32.0, "size of one gradient all-reduce", unit="MiB", above=0)
     buckets_at_once: int = option(
         4, "number of gradient all-reduces in flight at once; MPI needs memory for each", at_least=1
@@ -421,6 +427,12 @@ class TrainingConfig:
     def eval_names(self) -> Tuple[str, ...]:
         """The name of each of ``eval_files``."""
         return tuple(re.sub(r"\.(txt|md|jsonl|json|bin|idx)$", "", PurePath(path).name) for path in self.eval_files)
+
+    @property
+    def traced(self) -> Optional[Tuple[int, int]]:
+        """The first and the last iteration of ``trace_iterations``, counted from 1; None where nothing is traced."""
+        first, _, last = self.trace_iterations.partition("-")
+        return (int(first), int(last or first)) if first else None
 
     @property
     def decay_length(self) -> int:

@@ -241,8 +241,8 @@ def program(
         is_calibration: the step times the communication of replicas by itself (:func:`is_calibration_step`).
     """
     stage_chunks = {chunk.index: chunk for chunk in plan.model_chunks if chunk.stage == stage}
-    forward = {index: tuple(_forward(plan, chunk)) for index, chunk in stage_chunks.items()}
-    backward = {index: tuple(_backward(plan, chunk)) for index, chunk in stage_chunks.items()}
+    forward = {index: tuple(forward_communications(plan, chunk)) for index, chunk in stage_chunks.items()}
+    backward = {index: tuple(backward_communications(plan, chunk)) for index, chunk in stage_chunks.items()}
     message_elements = plan.activation // (plan.layout.tp if plan.sequence_parallel else 1)
     steps: List[Communication] = []
     for action in schedule_of(plan, stage):
@@ -250,7 +250,7 @@ def program(
             steps.append(Transfer(action, message_elements))
         elif not isinstance(action, BackwardWeight):  # gradients of weights are nobody else's business
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
-    return (*steps, *_after_backward(plan, stage, on_node, is_calibration))
+    return (*steps, *communications_after_backward(plan, stage, on_node, is_calibration))
 
 
 def chunk_times(plan: CommunicationPlan) -> Timing:
@@ -279,7 +279,7 @@ def predicted_bubble(plan: CommunicationPlan) -> float:
     return times.mean_bubble
 
 
-def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
+def forward_communications(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one forward pass of a chunk."""
     if plan.layout.tp == 1:
         return
@@ -304,7 +304,7 @@ def _forward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
             yield _reduce_hidden(plan)  # of the gradient of the hidden states, which the loss makes at once
 
 
-def _backward(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
+def backward_communications(plan: CommunicationPlan, chunk: Chunk) -> Iterable[Collective]:
     """Tensor parallelism around one backward pass of a chunk."""
     if plan.layout.tp == 1:
         return
@@ -339,7 +339,9 @@ def _gather_sequence(plan: CommunicationPlan) -> Collective:
     return Collective("tp", ALL_GATHER, plan.activation // plan.layout.tp)
 
 
-def _after_backward(plan: CommunicationPlan, stage: int, on_node: int, is_calibration: bool) -> Iterable[Collective]:
+def communications_after_backward(
+    plan: CommunicationPlan, stage: int, on_node: int = 1, is_calibration: bool = False
+) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
     flat = _flat(plan, stage)

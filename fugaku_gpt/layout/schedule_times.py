@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Deque, Dict, List, Sequence, Tuple, Union
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.layout.rendezvous import Rendezvous
 from fugaku_gpt.layout.schedules import (
@@ -16,6 +16,7 @@ from fugaku_gpt.layout.schedules import (
     BackwardWeight,
     Exchange,
     Forward,
+    Pass,
     source_of,
 )
 
@@ -81,6 +82,43 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), w
     Raises:
         ValueError: the schedules do not come to their end.
     """
+    pass_times = _pass_times(schedules, timing)
+    busy = [0.0] * len(schedules)
+    for stage, actions in enumerate(schedules):
+        for action in actions:
+            if not isinstance(action, Exchange):
+                busy[stage] += pass_times[type(action)][action.chunk]
+    run = _end_times_waiting_on_use if waits_on_use else _end_times_waiting_at_once
+    return Times(makespan=max(run(schedules, pass_times, timing.latency)), busy=tuple(busy))
+
+
+class TimedPass(NamedTuple):
+    """A computation of a simulated step.
+
+    Attributes:
+        arrived: when its input from another stage was there; None if it needs none.
+    """
+
+    action: Pass
+    arrived: Optional[float]
+    start: float
+    end: float
+
+
+def timed_passes(schedules: Sequence[Sequence[Action]], timing: Timing = Timing()) -> List[List[TimedPass]]:
+    """When the computations of each stage take place, in the same simulation as :func:`simulate`, with late waits.
+
+    Raises:
+        ValueError: the schedules do not come to their end.
+    """
+    passes: List[List[TimedPass]] = [[] for _ in schedules]
+    _end_times_waiting_on_use(
+        schedules, _pass_times(schedules, timing), timing.latency, lambda stage, timed: passes[stage].append(timed)
+    )
+    return passes
+
+
+def _pass_times(schedules: Sequence[Sequence[Action]], timing: Timing) -> PassTimes:
     chunks = 1 + max(action.chunk for s in schedules for action in s if not isinstance(action, Exchange))
     forward, backward, weights = (
         [float(time)] * chunks if isinstance(time, (int, float)) else [float(value) for value in time]
@@ -90,14 +128,7 @@ def simulate(schedules: Sequence[Sequence[Action]], timing: Timing = Timing(), w
         action.chunk for actions in schedules for action in actions if isinstance(action, BackwardWeight)
     }
     backward = [time - weights[chunk] * (chunk in deferring_chunks) for chunk, time in enumerate(backward)]
-    pass_times: PassTimes = {Forward: forward, BackwardInput: backward, BackwardWeight: weights}
-    busy = [0.0] * len(schedules)
-    for stage, actions in enumerate(schedules):
-        for action in actions:
-            if not isinstance(action, Exchange):
-                busy[stage] += pass_times[type(action)][action.chunk]
-    run = _end_times_waiting_on_use if waits_on_use else _end_times_waiting_at_once
-    return Times(makespan=max(run(schedules, pass_times, timing.latency)), busy=tuple(busy))
+    return {Forward: forward, BackwardInput: backward, BackwardWeight: weights}
 
 
 def ideal_bubble(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> float:
@@ -142,9 +173,16 @@ def _end_times_waiting_at_once(
 
 
 def _end_times_waiting_on_use(
-    schedules: Sequence[Sequence[Action]], pass_times: PassTimes, latency: float
+    schedules: Sequence[Sequence[Action]],
+    pass_times: PassTimes,
+    latency: float,
+    on_pass: Optional[Callable[[int, TimedPass], None]] = None,
 ) -> List[float]:
-    """When each stage ends if a receive is waited for by the computation that uses it."""
+    """When each stage ends if a receive is waited for by the computation that uses it.
+
+    Args:
+        on_pass: called with the number of the stage and each of its computations, in their order.
+    """
     stages, last = len(schedules), len(pass_times[Forward]) - 1
     posted: Dict[Tuple[str, int, int], float] = {}  # by the end that came first
     arrival: Dict[Tuple[str, int, int], float] = {}
@@ -163,13 +201,17 @@ def _end_times_waiting_on_use(
                     arrival[message.key] = max(posted.pop(message.key), time) + latency
                     ready.append(message.peer)
             else:
+                arrived = None
                 if stages > 1 and source_of(action, last) is not None:
                     kind = ACTIVATION if isinstance(action, Forward) else GRADIENT
                     key = (kind, action.micro_batch, action.chunk)
                     if key not in arrival:
                         break
-                    time = max(time, arrival.pop(key))
-                time += pass_times[type(action)][action.chunk]
+                    arrived = arrival.pop(key)
+                    time = max(time, arrived)
+                start, time = time, time + pass_times[type(action)][action.chunk]
+                if on_pass is not None:
+                    on_pass(stage, TimedPass(action, arrived, start, time))
             position += 1
         done[stage], clock[stage] = position, time
     _all_done(schedules, done, [0] * stages)

@@ -62,7 +62,7 @@ START_UP, FORWARD, BACKWARD, SUMS, OPTIMISER, LOG, VALIDATION, CHECKPOINT, FINIS
 PHASES = ("start-up", "forward", "backward", "sums", "optimiser", "log", "validation", "checkpoint", "finished")
 
 _RUN = re.compile(r"([0-9]{1,9})\+([0-9]{1,9})\*([0-9]{1,9})")
-_FIELDS = np.dtype(
+CALL_FIELDS = np.dtype(
     [
         ("ordinal", "<u8"),
         ("sequence", "<u8"),
@@ -84,7 +84,7 @@ _FIELDS = np.dtype(
         ("more_pad", "V4"),
     ]
 )
-assert _FIELDS.itemsize == RECORD.size
+assert CALL_FIELDS.itemsize == RECORD.size
 
 
 @dataclass(frozen=True)
@@ -334,8 +334,8 @@ def read_flight(path: Path) -> Flight:
     head, slots, pinned = _head(data, path)
     if len(data) < file_size(pinned, slots):
         raise UsageError(f"{path}: a flight recorder file that was cut short")
-    ring = np.frombuffer(data, _FIELDS, slots, RING_OFFSET)
-    pinned_records = np.frombuffer(data, _FIELDS, pinned, pinned_at(slots))
+    ring = np.frombuffer(data, CALL_FIELDS, slots, RING_OFFSET)
+    pinned_records = np.frombuffer(data, CALL_FIELDS, pinned, pinned_at(slots))
     records = np.concatenate([ring, pinned_records])
     records = records[records["ordinal"] > 0]
     table = names_at(slots)

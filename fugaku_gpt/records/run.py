@@ -146,6 +146,11 @@ class RunDirectory:
         return self.path / "flight"
 
     @property
+    def trace_dir(self) -> Path:
+        """Folder of the ranks' traces (see :mod:`fugaku_gpt.records.trace`)."""
+        return self.path / "trace"
+
+    @property
     def stacks_dir(self) -> Path:
         """Folder in which ranks that hang leave their Python stacks, ``rank-NNNNNN.txt``, and the diagnosis."""
         return self.path / "stacks"

@@ -54,6 +54,7 @@ from fugaku_gpt.training.startup import (
 )
 from fugaku_gpt.training.state import KINDS
 from fugaku_gpt.training.stopping import StopRequest
+from fugaku_gpt.training.trace import NEVER, StepTracer
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.validation import Validation
 from fugaku_gpt.training.watchdog import start_watchdog
@@ -161,13 +162,18 @@ def train(
         fingerprint = valid_samples.fingerprint if valid_samples is not None else ""
         validation = Validation(trainer, log, eval_files, state, fingerprint)
         validation.on_measured, stop.time_before_next_step = stop.leave_out, validation.time_before_next_step
+        tracer = StepTracer(trainer, directory.trace_dir, log) if config.training.traced is not None else None
+        if tracer is not None:
+            watchers.callback(tracer.close)
         start_up.close()
         try:
-            stopped = run_loop(trainer, log, checkpoints, validation)
+            stopped = run_loop(trainer, log, checkpoints, validation, tracer)
         except RunFailed:  # raised on every rank
             checkpoints.finish()  # the run may be resumed from the checkpoint that is being written
             raise
         trainer.finish()
+        if tracer is not None:
+            tracer.finish()
         if stopped:
             reason = stop.agreed_reason(world)
             if log is not None:
@@ -314,12 +320,14 @@ def run_loop(
     log: Optional[TrainingLog] = None,
     checkpoints: Optional[CheckpointSaver] = None,
     validation: Optional[Validation] = None,
+    tracer: Optional[StepTracer] = None,
 ) -> bool:
     """Run the remaining iterations. Every rank makes the same calls: what is logged is summed here, not where it is
     printed.
 
     Args:
         validation: what measures losses; default: that of the validation split alone, if the run validates.
+        tracer: what traces iterations; default: none is traced.
 
     Returns:
         True if the run was stopped before its end because some rank wanted it.
@@ -335,7 +343,11 @@ def run_loop(
     meter = Meter(trainer)
     steps: List[Step] = []  # since the last line
     has_reported_copy = False
+    tracer_due = tracer.due if tracer is not None else NEVER
     while trainer.iteration < training.iterations:
+        if trainer.iteration == tracer_due and tracer is not None:
+            meter.since += tracer.advance()
+            tracer_due = tracer.due
         step = trainer.step()
         steps.append(step)
         iteration = trainer.iteration

@@ -126,6 +126,26 @@ from fugaku_gpt.errors import ConfigError
             "training.eval_interval 4 with checkpoint.keep_best; valid: 4 or 8",
         ),
         (
+            "training.trace_iterations: 9-3",
+            "run.yaml:1: training.trace_iterations: 9-3: must go from the lower to the higher number; valid: 3-9",
+        ),
+        (
+            "training.trace_iterations: 0-3",
+            "run.yaml:1: training.trace_iterations: 0-3: must lie within training.iterations; valid: 1-100",
+        ),
+        (
+            "training.trace_iterations: 98-101",
+            "run.yaml:1: training.trace_iterations: 98-101: must lie within training.iterations; valid: 1-100",
+        ),
+        (
+            "training.trace_iterations: 50-150\ntraining.iterations: 1000",
+            "run.yaml:1: training.trace_iterations: 50-150: at most 100 iterations; valid: 50-149",
+        ),
+        (
+            "training.trace_iterations: 5\nnode.flight_recorder: false\nnode.hang_timeout: null",
+            "run.yaml:1: training.trace_iterations: 5: needs node.flight_recorder, whose records it keeps; valid: true",
+        ),
+        (
             "training.skip_samples: [9-3]",
             "run.yaml:1: training.skip_samples: 9-3: must go from the lower to the higher number; valid: 3-9",
         ),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
-from fugaku_gpt.cli.options import format_option, run_source
+from fugaku_gpt.cli.options import PATH, format_option, run_source
 from fugaku_gpt.cli.output import echo, render_rows
 from fugaku_gpt.cli.plan.cost import days, iteration_time, ramp
 from fugaku_gpt.cli.plan.memory import memory
 from fugaku_gpt.cli.plan.probe import probe
 from fugaku_gpt.cli.plan.rows import fit, predict
 from fugaku_gpt.cli.plan.topology import topology
+from fugaku_gpt.cli.trace_files import check_timeline_files, write_timeline
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
 
@@ -50,6 +52,15 @@ for _command in (days, fit, iteration_time, memory, predict, probe, ramp, topolo
 @click.option(
     "--every-rank", is_flag=True, help="Run the communications of every rank instead of one rank of each stage."
 )
+@click.option(
+    "--trace",
+    "trace_files",
+    multiple=True,
+    metavar="FILE",
+    type=PATH,
+    help="Write the planned step over time to this file, a row for each pipeline stage: .json or .json.gz, which "
+    "Perfetto and speedscope open, or .svg, a picture; repeatable.",
+)
 @format_option()
 def check(
     source: RunSource,
@@ -57,6 +68,7 @@ def check(
     dp: Optional[int],
     micro_batches: Optional[int],
     every_rank: bool,
+    trace_files: Tuple[Path, ...],
     form: str,
 ) -> int:
     """Prove, without a cluster, that the ranks of a run fit together and cannot deadlock.
@@ -71,17 +83,26 @@ def check(
     With layout.hierarchical_sum, ranks are assumed to fill one node after the other (round-robin with job.rank_map
     bynode): node.ranks_per_node on each node, or as many as follow from job.nodes.
 
+    With --trace, the step at the full size is drawn over time. All ranks of a stage do the same, so that a row stands
+    for any number of them; messages and sums take no time in it.
+
     Exit codes: 0 everything fits, 1 something does not (the first mismatch is named), 2 usage or config error.
     """
     from fugaku_gpt.cli.corpus_settings import load_with_vocabulary
 
     started = time.monotonic()
+    check_timeline_files("--trace", trace_files)
     config = load_with_vocabulary(source)
     try:
         plans = _plans(config, _replicas(config, ranks, dp), micro_batches)
     except ValueError as error:
         raise UsageError(f"{source.run_file or source.preset or 'plan check'}: {error}") from None
-    return _check_plans(plans, every_rank, form, started)
+    code = _check_plans(plans, every_rank, form, started)
+    if trace_files and code == EXIT_OK:
+        from fugaku_gpt.report.planned_timeline import planned_timeline
+
+        write_timeline(planned_timeline(plans[-1]), trace_files)
+    return code
 
 
 def _replicas(config: "RunConfig", ranks: Optional[int], dp: Optional[int]) -> int:
