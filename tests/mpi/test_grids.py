@@ -175,6 +175,8 @@ def test_targets_with_the_largest_logit_of_all_ranks_are_counted(
     else."""
     rows = 4
     classes = rows * world.size - padding
+    if classes < 1:
+        pytest.skip("needs two ranks: the last one has padding alone")
     generator = torch.Generator().manual_seed(3)
     # few values, so that logits are exact, and many of them equal
     hidden = torch.randint(-2, 3, (64, 3), generator=generator).to(dtype).requires_grad_()
