@@ -31,7 +31,7 @@ from fugaku_gpt.json_text import parse_json
 from fugaku_gpt.limits import RANKS, TRACE
 from fugaku_gpt.records.files import write_bytes_atomically
 from fugaku_gpt.records.flight import CALL_FIELDS, PHASES, PROGRESS
-from fugaku_gpt.typed_json import check_times, record_of
+from fugaku_gpt.typed_json import LATEST, check_times, record_of
 
 VERSION = 1
 MAGIC = b"FGTRACE\n"
@@ -200,6 +200,8 @@ def _check(head: TraceHead) -> None:
         raise ValueError("its rank, its place or its counts are none")
     if not head.clock:
         raise ValueError("it has no reading of the clock")
+    if any(max(abs(reading.offset), abs(reading.error)) > LATEST for reading in head.clock):
+        raise ValueError("it has an offset of the clock that no clock has")
     check_times(started=head.started, ended=head.ended, **{f"clock{n}": r.time for n, r in enumerate(head.clock)})
 
 

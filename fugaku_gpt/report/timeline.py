@@ -157,9 +157,10 @@ def timeline_of_run(directory: Path, ranks: Optional[Sequence[int]] = None) -> T
 
 def _row_of(trace: RankTrace, origin: float) -> Row:
     head = trace.head
-    starts = np.maximum.accumulate(trace.on_common_clock(trace.phases["time"]) - origin)
-    end = float(trace.on_common_clock(np.array([head.ended]))[0] - origin)
-    bounds = np.append(starts, max(end, float(starts[-1]) if len(starts) else end))
+    start, end = (float(time) for time in trace.on_common_clock(np.array([head.started, head.ended])) - origin)
+    end = max(start, end)
+    starts = np.maximum.accumulate(np.clip(trace.on_common_clock(trace.phases["time"]) - origin, start, end))
+    bounds = np.append(starts, end)
     steps = trace.phases["step"]
     phases = [
         _phase(int(record["phase"]), int(record["micro_batch"]), float(bounds[index]), float(bounds[index + 1]))

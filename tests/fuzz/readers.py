@@ -285,6 +285,15 @@ def flight(path: Path) -> object:
     return flight.outstanding, flight.waiting, flight.last, flight.groups
 
 
+def trace(path: Path) -> object:
+    from fugaku_gpt.report.gantt import gantt
+    from fugaku_gpt.report.timeline import timeline_of_run
+    from fugaku_gpt.report.trace_events import trace_document
+
+    timeline = timeline_of_run(path.parent.parent)
+    return gantt(timeline), trace_document(timeline), [row.communication_seconds() for row in timeline.rows]
+
+
 def corpus(path: Path) -> object:
     from fugaku_gpt.data.corpus import count_of_sequences, open_corpus
 

@@ -6,12 +6,14 @@ import gzip
 import json
 import math
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 from tests.fuzz import readers
 from tests.fuzz.mutations import BINARY, JSON, LINES, TEXT
 from tests.fuzz.readers import Reader
+from tests.report.traces import FIRST_CALLS, FIRST_RANK, write_rank
 from tests.support.grids import arc_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +21,8 @@ GOLDEN = ROOT / "tests" / "golden" / "v0.1.0"
 RUN = GOLDEN / "runs" / "finished"
 COMPARED = GOLDEN / "runs" / "compared" / "pair-001" / "a"
 CHECKPOINT = RUN / "checkpoints" / "step-00000006"
+
+TRACE_FILE = "000/rank-000000.trace"
 
 BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
     b"a%d: &a%d [%s]\n" % (level, level, b", ".join([b"*a%d" % (level - 1)] * 9)) for level in range(1, 9)
@@ -186,6 +190,12 @@ def _flights() -> Tuple[bytes, ...]:
     return tuple(gzip.decompress(path.read_bytes()) for path in sorted(RUN.rglob("*.flight.gz")))
 
 
+def _trace() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write_rank(Path(folder), 0, FIRST_RANK, FIRST_CALLS)
+        return (Path(folder) / TRACE_FILE).read_bytes()
+
+
 def _in_run(file: str, form: str, *seeds: bytes) -> Reader:
     present = _bytes(RUN / file) if (RUN / file).exists() else ()
     name, contents = f"run directory: {file}", (*present, *seeds)
@@ -344,6 +354,7 @@ def all_readers() -> Tuple[Reader, ...]:
                _json({"weight_map": {"wte.weight": "model.safetensors"}}), {"config.json": exported["config.json"]}),
         Reader("GGUF file", "model.gguf", BINARY, readers.gguf_file, _gguf_files(), cost=20),
         Reader("flight record", "rank-000000.flight", BINARY, readers.flight, _flights(), cost=20),
+        Reader("trace", TRACE_FILE, BINARY, readers.trace, (_trace(),), cost=20),
         Reader("corpus: .idx", "corpus.idx", BINARY, readers.pair, (pair["corpus.idx"],), pair, cost=4),
         Reader("corpus: .bin", "corpus.bin", BINARY, readers.pair, (pair["corpus.bin"][:4096],), pair, cost=4),
         Reader("corpus: manifest", "manifest.json", JSON, readers.corpus, (corpus["manifest.json"],), corpus, cost=4),

@@ -82,11 +82,12 @@ def test_chosen_ranks_are_read_and_missing_ones_named(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_was_cut_is_noted_and_clocks_that_step_back_make_no_negative_span(tmp_path: Path) -> None:
-    backwards = [*FIRST_RANK[:4], (3.0, "optimiser", 4, -1), *FIRST_RANK[5:]]
+    backwards = [(-1.0, "forward", 4, -1), *FIRST_RANK[1:4], (3.0, "optimiser", 4, -1), *FIRST_RANK[5:]]
     write_rank(tmp_path, 0, backwards, [("receive", "pp", 2.0, 2.0, 1.0)], is_cut=True)
     timeline = timeline_of_run(tmp_path)
     assert "the memory for the trace was full before its end on rank 0" in timeline.notes
     row = timeline.rows[0]
+    assert row.phases[0].start == 0.0
     assert min(span.seconds for span in (*row.phases, *row.waits, *row.communications)) >= 0.0
     assert sum(row.seconds_by_kind().values()) == pytest.approx(10.0, abs=1e-6)
 
