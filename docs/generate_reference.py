@@ -113,7 +113,7 @@ def pages() -> Dict[str, str]:
         "exit-codes.md": exit_code_page(),
         "limits.md": limits_page(),
         "record-formats.md": record_format_page(),
-        "api.md": api_page(),
+        "python-interface.md": api_page(),
         "cli/index.md": command_index_page(),
         **{f"cli/{name}.md": command_page(name, command) for name, command in commands_of(cli)},
     }

@@ -34,7 +34,7 @@ def test_nothing_is_imported_before_a_name_is_used() -> None:
 
 
 @pytest.mark.slow
-def test_what_starts_no_rank_needs_neither_pytorch_nor_mpi() -> None:
+def test_calls_without_ranks_need_neither_pytorch_nor_mpi() -> None:
     program = """
 from fugaku_gpt import api
 for name in api.__all__:
@@ -58,7 +58,7 @@ def test_each_promised_name_is_there_and_typed_as_it_is_imported() -> None:
         _ = api.fly  # type: ignore[attr-defined]
 
 
-def test_each_promised_function_and_class_says_what_it_does() -> None:
+def test_each_promised_function_and_class_has_a_description() -> None:
     for name in api.__all__:
         if name != "SCHEMA_NAMES":
             assert (getattr(api, name).__doc__ or "").strip(), name

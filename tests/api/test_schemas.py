@@ -46,7 +46,7 @@ def as_json(file: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", SCHEMA_NAMES)
-def test_each_schema_is_one(name: str) -> None:
+def test_each_schema_is_valid(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema(name))
 
 
@@ -72,7 +72,7 @@ def test_run_and_sweep_files_follow_their_schemas(file: Path) -> None:
     assert problems(name, as_json(file)) == []
 
 
-def test_every_setting_has_a_meaning_and_a_default_of_its_own_schema() -> None:
+def test_every_setting_has_a_description_and_a_valid_default() -> None:
     properties = json_schema("run")["properties"]
     for key in valid_keys():
         section, _, leaf = key.partition(".")
@@ -99,7 +99,7 @@ def wrong_runs() -> Iterator[Dict[str, Any]]:
 
 
 @pytest.mark.parametrize("values", list(wrong_runs()), ids=str)
-def test_what_the_loader_refuses_in_a_field_the_schema_refuses(tmp_path: Path, values: Dict[str, Any]) -> None:
+def test_the_schema_refuses_values_that_the_loader_refuses(tmp_path: Path, values: Dict[str, Any]) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(UsageError):

@@ -47,7 +47,7 @@ def test_a_run_is_trained_and_not_overwritten(run: api.Run, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_run_is_continued_from_its_checkpoint(run: api.Run, tmp_path: Path) -> None:
+def test_a_run_is_continued_from_a_checkpoint(run: api.Run, tmp_path: Path) -> None:
     api.train(run, tmp_path / "run", ranks=1)
     again = api.train(run.with_settings({"training.iterations": 6}), tmp_path / "run", ranks=2, resume="auto")
     assert [line["iteration"] for line in again.metrics()] == [1, 2, 3, 4, 5, 6]
@@ -77,7 +77,7 @@ JOB: Dict[str, object] = {"job.elapse": "10:00", "job.volumes": []}
 
 
 @pytest.mark.usefixtures("local_queue")
-def test_a_job_is_submitted_and_its_result_awaited(run: api.Run, tmp_path: Path) -> None:
+def test_the_result_of_a_submitted_job_is_awaited(run: api.Run, tmp_path: Path) -> None:
     job = api.submit(run.with_settings(JOB), tmp_path / "job", scheduler="local")
     assert len(job.ids) == 1 and api.Job.in_directory(tmp_path / "job").ids == job.ids
     result = job.result(timeout=300)

@@ -29,7 +29,7 @@ def write_run(folder: Path, run_file: str) -> None:
     RunDirectory(folder).write_result(Result(OK, "", 1.0, 2.0, 3, {"seconds_per_iteration": 0.5}))
 
 
-def test_settings_are_a_mapping_or_texts_and_the_last_one_wins(tmp_path: Path) -> None:
+def test_settings_are_a_mapping_or_texts_and_the_last_wins(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("preset: tiny\ntraining: {lr: 1e-3}\n")
     run = api.load_run(file, settings={"training.lr": 2e-4, "data.paths": [tmp_path / "a b"], "model.ffn_hidden": None})
@@ -38,7 +38,7 @@ def test_settings_are_a_mapping_or_texts_and_the_last_one_wins(tmp_path: Path) -
     assert run.config.training.lr == 2e-4
 
 
-def test_a_run_is_loaded_from_its_directory(tmp_path: Path) -> None:
+def test_a_run_is_loaded_from_a_directory(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "preset: tiny\nlayout: {dp: 2}\n")
     assert api.load_run(tmp_path / "r").config == api.RecordedRun(tmp_path / "r").config
 
@@ -103,7 +103,7 @@ def test_an_error_has_the_text_of_the_command(
 
 
 @pytest.mark.parametrize("settings", ["training.lr=1", {"training.lr": float("nan")}, {"data.paths": {1, 2}}], ids=str)
-def test_what_is_no_setting_is_refused(settings: Any) -> None:
+def test_an_unknown_setting_is_refused(settings: Any) -> None:
     with pytest.raises(api.UsageError, match="valid: "):
         api.load_run(preset="tiny", settings=settings)
 

@@ -68,7 +68,7 @@ def test_each_line_of_a_pipe_is_a_message_with_those_before_it(models: Dict[int,
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
-def test_a_full_context_is_said_and_the_conversation_begins_anew(models: Dict[int, Path]) -> None:
+def test_a_full_context_is_reported_and_the_conversation_begins_anew(models: Dict[int, Path]) -> None:
     text = "some words " * 6
     done = command("generate", models[64], "--chat", "--max-tokens", "80", text=f"{text}\n{text}\n")
     assert done.returncode == 0, done.stderr

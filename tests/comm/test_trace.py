@@ -71,7 +71,7 @@ def test_a_call_that_outlives_the_ring_is_traced_when_it_ends_and_one_that_does_
     assert last[never]["left"] == last[unfinished]["left"] == 0.0 and last[never]["shape"][0] == 2
 
 
-def test_a_trace_ends_where_its_memory_is_full_and_the_recorder_goes_on(tmp_path: Path) -> None:
+def test_a_trace_ends_where_the_memory_is_full_and_the_recorder_continues(tmp_path: Path) -> None:
     for of_calls in (True, False):
         recorder, tp = recorder_of(tmp_path / str(of_calls))
         buffer = TraceBuffer(recorder, 2 if of_calls else 100, 100 if of_calls else 2)

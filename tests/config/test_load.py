@@ -131,7 +131,10 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 @given(
     dp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), lr=st.floats(1e-8, 1), elapse=st.floats(0.5, 1e6),
     name=st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="/."), max_size=20),
-    paths=st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1), max_size=3),
+    # without dots: a path that is there beside the file, as . is, is read as one of that folder
+    paths=st.lists(
+        st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="."), min_size=1), max_size=3
+    ),
     seed=st.integers(0, 2**62), clock=st.none() | st.integers(1, 5000), flag=st.booleans(),
 )  # fmt: skip
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def shown(cell: Any, kind: str) -> List[str]:
     return [output["data"][kind] for output in cell.get("outputs", ()) if kind in output.get("data", {})]
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_has_no_outputs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:

@@ -363,14 +363,14 @@ def test_a_refusal_by_all_ranks_is_a_usage_error_and_by_a_single_rank_a_failure(
     assert done.stderr == f"fugaku-gpt: {who}run.yaml: no such file\nfugaku-gpt: {who}valid: a file\n"
 
 
-def test_a_refusal_by_one_supervised_rank_is_its_end(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_by_one_supervised_rank_ends_it(capfd: pytest.CaptureFixture[str]) -> None:
     with mock.patch.object(rank_supervisor, "_RANK_0_SECONDS", 0.0), pytest.raises(SystemExit) as end:
         rank_supervisor.refuse_on_one_rank(3, UsageError("run.yaml: no such file"))
     assert end.value.code == 1
     assert capfd.readouterr().err == f"fugaku-gpt: rank 3 on {os.uname().nodename}: run.yaml: no such file\n"
 
 
-def test_a_launcher_is_asked_to_end_only_when_it_has_read_what_was_printed(tmp_path: Path) -> None:
+def test_a_launcher_is_asked_to_end_only_when_it_has_read_all_output(tmp_path: Path) -> None:
     program = (
         "import os, sys; from fugaku_gpt.launch import rank_supervisor\n"
         "print('why', file=sys.stderr); rank_supervisor._ABORT_SECONDS = 0.0; rank_supervisor._READERS_SECONDS = 60.0\n"

@@ -162,4 +162,4 @@ def test_a_layer_that_is_recomputed_in_training_reads_the_cache_of_keys_and_valu
             model.hidden_states(part, cache=cache, new=cache.extend(0, len(tokens), part.shape[1]))
             for part in tokens.split([5, tokens.shape[1] - 5], 1)
         )
-    torch.testing.assert_close(torch.cat([first, later], 1), expected)
+    assert torch.allclose(torch.cat([first, later], 1), expected, rtol=1e-5, atol=1e-6)

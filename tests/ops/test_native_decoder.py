@@ -31,7 +31,9 @@ def check_close(actual: Sequence[Optional[torch.Tensor]], expected: Sequence[Opt
     for ours, right in zip(actual, expected):
         assert ours is not None and right is not None and ours.shape == right.shape
         tolerance = 1e-2 if ours.dtype == torch.bfloat16 else 2e-5
-        assert float((ours.double() - right.double()).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
+        assert float((ours.double() - right.double()).abs().max()) <= tolerance * max(
+            1.0, float(right.double().abs().max())
+        )
 
 
 def check_rounded(actual: torch.Tensor, expected: torch.Tensor) -> None:

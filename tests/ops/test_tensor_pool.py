@@ -54,7 +54,7 @@ def test_a_freed_block_is_the_next_of_equal_size() -> None:
 
 
 @needs_frombuffer
-def test_a_released_pool_keeps_what_is_in_use_alone() -> None:
+def test_a_released_pool_keeps_used_blocks_alone() -> None:
     pool = TensorPool()
     first, other = pool.empty(LARGE, torch.float32), pool.empty(LARGE, torch.float32).fill_(3.0)
     del first

@@ -85,7 +85,7 @@ def test_times_are_moved_to_rank_0_s_clock_with_its_drift(tmp_path: Path) -> Non
         (lambda data: data.replace(np.float64(1001.0).tobytes(), np.float64(-1.0).tobytes()), "a time that is none"),
     ],
 )
-def test_a_damaged_trace_is_refused_with_its_file(tmp_path: Path, change: object, reason: str) -> None:
+def test_a_damaged_trace_file_is_refused_by_name(tmp_path: Path, change: object, reason: str) -> None:
     path = write_example(tmp_path)
     data = path.read_bytes()
     damaged = change(data)  # type: ignore[operator]
