@@ -16,7 +16,11 @@ _BLOCK = 65536
 
 class OutputReader:
     """Passes on the lines of one stream of a command. Whatever fails, the pipe is emptied: a process that prints into a
-    full one waits for ever."""
+    full one waits for ever.
+
+    Attributes:
+        problem: what ``on_line`` has raised, but for ``OSError`` and ``ValueError``; None: nothing.
+    """
 
     def __init__(self, stream: IO[bytes], log: Optional[LogFile], on_line: Optional[Callable[[str], None]]) -> None:
         """Begin to read.
@@ -24,9 +28,10 @@ class OutputReader:
         Args:
             stream: the end of the pipe to read, which is closed at the end.
             log: gets each line.
-            on_line: called with each line, without its end, until it raises ``OSError`` or ``ValueError``, such as for
-                a terminal that is gone.
+            on_line: called with each line, without its end, until it raises an exception, such as ``OSError`` for a
+                terminal that is gone.
         """
+        self.problem: Optional[Exception] = None
         self._stream, self._log, self._on_line = stream, log, on_line
         self._lock = threading.Lock()  # of the two numbers, together with what is still in the pipe
         self._bytes_read = 0
@@ -83,5 +88,7 @@ class OutputReader:
         if self._on_line is not None:
             try:
                 self._on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
-            except (OSError, ValueError):  # such as the terminal, which is gone; the log has the line
+            except Exception as error:  # the log has the line, and gets the others
                 self._on_line = None
+                # a terminal that is gone is no problem of the command's
+                self.problem = None if isinstance(error, (OSError, ValueError)) else error

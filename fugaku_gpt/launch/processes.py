@@ -195,6 +195,9 @@ def run_command(
                 process.wait()
             seconds = time.monotonic() - started
             _pass_on_output(readers, caught)
+            for reader in readers:
+                if reader.problem is not None:
+                    raise reader.problem
     finally:
         if sink is not None:
             sink.close()

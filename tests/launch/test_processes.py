@@ -83,6 +83,16 @@ def test_all_output_is_passed_on_however_slow_its_reader() -> None:
     assert lines == ["a", "b", "c"]
 
 
+def test_an_error_of_the_listener_is_raised_when_the_command_has_ended(tmp_path: Path) -> None:
+    def listener(line: str) -> None:
+        raise KeyError(line)
+
+    program = "for number in range(40000): print('line', number)"  # far more than a pipe holds
+    with pytest.raises(KeyError, match="line 0"):
+        run_command([sys.executable, "-c", program], {}, log=tmp_path / "log", on_line=listener)
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "line 39999"
+
+
 def test_what_outlives_the_command_and_keeps_its_output_open_is_not_waited_for(tmp_path: Path) -> None:
     program = """
 import os, sys, time
