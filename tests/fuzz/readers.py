@@ -188,15 +188,16 @@ def run_directory(path: Path) -> object:
 
 def store_index(path: Path) -> object:
     """The index of a store as `runs ls` reads and prints it; its entries count as those of unchanged runs."""
-    from fugaku_gpt.cli.runs import _COLUMNS, _RANKS, _cell_of, _sorted, _Values
+    from fugaku_gpt.cli.runs import _cell_of
+    from fugaku_gpt.jobs.run_table import RANKS, RUN_COLUMNS, RunValues, chosen_runs
     from fugaku_gpt.jobs.store import _record_of_line, _schema
     from fugaku_gpt.records.index import read_index
 
     records = [entry.record for entry in read_index(path.parent, _schema(), _record_of_line, None).values()]
-    shown = [*_COLUMNS, _RANKS, "layout.dp", "data.paths", "job.elapse"]
-    values = _Values(records, shown)
+    shown = [*RUN_COLUMNS, RANKS, "layout.dp", "data.paths", "job.elapse"]
+    values = RunValues(records, shown)
     return [
-        [_cell_of(name, form)(values.of(name)(record)) for record in _sorted(records, name, values)]
+        [_cell_of(name, form)(values.of(name)(record)) for record in chosen_runs(records, None, [name], shown)]
         for name in shown
         for form in ("table", "json")
     ]
