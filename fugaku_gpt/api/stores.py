@@ -50,7 +50,7 @@ class Runs(Sequence[RunRecord]):
         Raises:
             UsageError: a name is unknown.
         """
-        return self._with(chosen_runs(self._records, None, run_names(",".join(names), "--sort"), SHOWN))
+        return self._with(chosen_runs(self._records, None, run_names(",".join(names), "--sort", is_order=True), SHOWN))
 
     def rows(self, columns: Sequence[str] = SHOWN) -> List[Dict[str, Any]]:
         """One mapping for each run, of raw values by column or dotted setting; times are seconds since the epoch.

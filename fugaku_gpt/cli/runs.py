@@ -68,7 +68,7 @@ def list_(
     from fugaku_gpt.config.expression import parse_expression
 
     shown = run_names(columns, "--columns") if columns is not None else list(SHOWN)
-    ordering = run_names(keys, "--sort") if keys is not None else []
+    ordering = run_names(keys, "--sort", is_order=True) if keys is not None else []
     if condition is not None:
         parse_expression(condition, "--where", valid_run_names())  # a mistake in it is reported before runs are read
     records = [record for record in listed_runs(store) if attempts or record.attempt == 0]

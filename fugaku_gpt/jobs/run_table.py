@@ -141,11 +141,12 @@ def _duration(value: Any) -> Value:
 _DEFAULTS = RunConfig()
 
 
-def run_names(text: str, option: str) -> List[str]:
+def run_names(text: str, option: str, *, is_order: bool = False) -> List[str]:
     """The names of columns and settings in a text, separated by commas.
 
     Args:
-        option: what the text was given for, for messages; a ``-`` before a name is left to the caller.
+        option: what the text was given for, for messages.
+        is_order: whether a name may have a ``-`` before it, as in :func:`chosen_runs`.
 
     Raises:
         UsageError: a name is unknown.
@@ -153,7 +154,7 @@ def run_names(text: str, option: str) -> List[str]:
     valid_names = valid_run_names()
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        plain = name.lstrip("-")
+        plain = name.lstrip("-") if is_order else name
         if plain not in valid_names:
             close_matches = difflib.get_close_matches(plain, valid_names, n=1)
             hint = (

@@ -186,7 +186,7 @@ class ToolJobs:
             outputs: job id → file of its output, in which the reason of a failure is looked for.
 
         Raises:
-            UsageError: there is no ``pjstat`` on this machine, or a record of a job's end is damaged.
+            UsageError: there is no ``pjstat`` on this machine.
         """
         statuses = self.scheduler.poll(job_ids)
         return {
@@ -230,7 +230,10 @@ class ToolJobs:
         return [status.job_id for status in statuses if status is not None]
 
     def _end_of(self, status: JobStatus, output: Optional[Path]) -> Optional[JobEnd]:
-        record = exit_record(self.folder, status.job_id)
+        try:
+            record = exit_record(self.folder, status.job_id)
+        except UsageError:  # it is damaged, and says nothing; of this job alone
+            record = None
         if status.state != LOST:
             self._lost_since.pop(status.job_id, None)
         if status.state == UNKNOWN or (status.state == LOST and record is not None):

@@ -157,6 +157,7 @@ def test_reindex_reports_runs_and_damage(store: Path, capsys: pytest.CaptureFixt
         ),
         (["runs", "ls", ".", "--sort", "stats"], "--sort stats: unknown name; did you mean status?"),
         (["runs", "ls", ".", "--columns", "run,layout.dq"], "unknown name; did you mean layout.dp?"),
+        (["runs", "ls", ".", "--columns=-run"], "--columns -run: unknown name; did you mean run?"),
     ],
 )
 def test_mistakes_are_exit_code_2(

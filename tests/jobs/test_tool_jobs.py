@@ -158,6 +158,17 @@ def test_the_record_of_a_lost_job_decides_and_without_one_it_is_lost_after_a_whi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("simulated_pjm")
+def test_a_damaged_record_of_one_job_leaves_the_answer_to_the_scheduler(jobs: ToolJobs) -> None:
+    job_id = submitted(jobs, "exit 4")
+    record = jobs.folder / "exit" / f"{job_id}.json"
+    until(record.exists)
+    record.write_text("")
+    end = end_of(jobs, job_id)
+    assert not end.is_success and end.exit_code == 4
+
+
+@pytest.mark.slow
 def test_a_submission_without_an_answer_is_recognised_by_its_comment(
     jobs: ToolJobs,
     simulated_pjm: Simulator,  # noqa: F811
