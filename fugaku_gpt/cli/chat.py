@@ -117,9 +117,9 @@ class RelayedLines:
         echo(f"fugaku-gpt: {text}")
 
     def _read_all(self) -> None:
-        from fugaku_gpt.launch.conversation import INTERRUPT_LINE
+        from fugaku_gpt.launch.conversation import INTERRUPT_LINE, STANDARD_INPUT, read_lines
 
-        for content in iter(lambda: sys.stdin.buffer.readline(CHAT_TEXT.value), b""):
+        for content in read_lines(STANDARD_INPUT, CHAT_TEXT.value):
             if content != INTERRUPT_LINE:
                 # in this thread, or a Ctrl-C right behind the line would count for the line before it
                 self._is_asking = self._has_interrupt = False

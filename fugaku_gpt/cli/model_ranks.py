@@ -121,14 +121,12 @@ def start_model_ranks(options: ModelRanks, files: Sequence[InputFile] = (), *, c
     if ranks % (options.tp * options.pp):
         product = options.tp * options.pp
         raise UsageError(f"--ranks {ranks}: --tp {options.tp} * --pp {options.pp} = {product} must divide it")
-    from fugaku_gpt.launch.model_command import command_on_ranks, start_on_ranks, thread_options
+    from fugaku_gpt.launch.model_command import converse_on_ranks, start_on_ranks, thread_options
 
     extra = thread_options(ranks) if options.threads is None else []
     if converses:
-        from fugaku_gpt.launch.conversation import run_conversation
-
         extra += ["--interactive"] if sys.stdin.isatty() else []
-        raise click.exceptions.Exit(run_conversation(*command_on_ranks(_with_options(extra), ranks)))
+        raise click.exceptions.Exit(converse_on_ranks(_with_options(extra), ranks))
     with ExitStack() as stack:
         arguments = _with_options([*extra, *copy_streams(files, stack)])
         code = start_on_ranks(arguments, ranks, echo_at_once, lambda line: echo_at_once(line, err=True))

@@ -6,8 +6,9 @@ import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.launch.conversation import run_conversation
 from fugaku_gpt.launch.launcher import exit_code_of, find_launcher, require_rank_packages
-from fugaku_gpt.launch.processes import OnLine, SeparateStreams, run_command
+from fugaku_gpt.launch.processes import OnLine, Outcome, SeparateStreams, run_command
 from fugaku_gpt.machine.local import usable_cores
 
 _ERROR, _NO_ERRORS = "fugaku-gpt: ", ("note: ", "warning: ")
@@ -65,7 +66,16 @@ def start_on_ranks(arguments: Sequence[str], ranks: int, on_output: OnLine, on_e
     Raises:
         RunFailed: memory ran out on this machine.
     """
-    outcome = run_command(*command_on_ranks(arguments, ranks), on_line=SeparateStreams(on_output, on_error))
+    return _code_of(run_command(*command_on_ranks(arguments, ranks), on_line=SeparateStreams(on_output, on_error)))
+
+
+def converse_on_ranks(arguments: Sequence[str], ranks: int) -> int:
+    """Start this program on ranks that read this process's input and print where it prints, wait for their end, and
+    return the exit code; arguments and errors: see :func:`start_on_ranks`."""
+    return _code_of(run_conversation(*command_on_ranks(arguments, ranks)))
+
+
+def _code_of(outcome: Outcome) -> int:
     if outcome.oom_kills:
         raise RunFailed(f"out of memory: {outcome.oom_kills} processes killed by the kernel; use fewer texts (--batch)")
     return exit_code_of(outcome)
