@@ -198,7 +198,9 @@ def _prepare(model_source: "ModelSource", options: PromptOptions, ranks: ModelRa
     tokenizer = TextTokenizer(path, ranks.end_token, begins_after_end=has_read_documents(model_source))
     texts: List[Prompt] = list(options.prompts)
     if options.prompt_file is not None:
-        texts = read_input("--prompts", options.prompt_file, ranks.copies, read_prompts)
+        texts = read_input(
+            "--prompts", options.prompt_file, ranks.copies, lambda path: read_prompts(path, options.prompt_file)
+        )
     model = model_of(model_source)
     if tokenizer.vocab_size > model.vocab_size:
         raise UsageError(

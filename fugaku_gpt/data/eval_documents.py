@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.data.corpus import is_corpus, tokenizer_of_corpora
@@ -66,15 +66,18 @@ def _documents_of_text(path: Path, corpora: Sequence[str]) -> List[ScoredText]:
     return [ScoredText(f"{path}:{n}", ids, 1, len(content)) for n, (content, ids) in enumerate(documents, 1)]
 
 
-def texts_of_file(path: Path) -> List[bytes]:
+def texts_of_file(path: Path, name: Optional[Path] = None) -> List[bytes]:
     """Return the documents of a text file as UTF-8: each line of a ``.jsonl`` file, under the key ``text``; or all of a
     file, with its ends of lines as newlines. Those without text are left out, as ``data prepare`` does.
+
+    Args:
+        name: the file of which ``path`` is a copy, whose name tells the form; None: it is none.
 
     Raises:
         DataError: it cannot be read, is not valid, or holds no text.
     """
     try:
-        if path.suffix.lower() == _JSON_LINES:
+        if (name or path).suffix.lower() == _JSON_LINES:
             with open_file(path) as stream:
                 lines = lines_of(stream, DOCUMENT.value)
                 contents = list(json_lines(lines, path, "text", DOCUMENT.value, _refuse))

@@ -20,7 +20,7 @@ def documents_of_file(path: Path, tokenizer: TextTokenizer, name: str) -> List[S
         DataError: it cannot be read, is not UTF-8, or holds no text.
     """
     documents = []
-    contents = texts_of_file(path)
+    contents = texts_of_file(path, Path(name))
     for number, content in enumerate(contents, 1):
         ids = [*tokenizer.encode_start(content.decode("utf-8")), tokenizer.end]
         documents.append(ScoredText(f"{name}:{number}" if len(contents) > 1 else name, ids, 1, len(content)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.inference.text import Message, TextTokenizer
@@ -15,9 +15,12 @@ Prompt = Union[str, List[Message]]  # a text, or a conversation
 _ROLES = ("system", "user", "assistant", "tool")
 
 
-def read_prompts(path: Path) -> List[Prompt]:
+def read_prompts(path: Path, name: Optional[Path] = None) -> List[Prompt]:
     """Read a file of prompts: JSON lines where its name ends in ``.jsonl`` (a text, or an object with ``prompt`` or
     ``messages``), else one prompt in each line that is not blank.
+
+    Args:
+        name: the file of which ``path`` is a copy, whose name tells the form; None: it is none.
 
     Raises:
         UsageError: it cannot be read, a line is not valid, or there is no prompt.
@@ -29,7 +32,7 @@ def read_prompts(path: Path) -> List[Prompt]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise UsageError(f"{path}: holds no prompt")
-    if path.suffix != ".jsonl":
+    if (name or path).suffix != ".jsonl":
         return [line for _, line in numbered]
     return [_prompt_of_json(f"{path}:{number}", line) for number, line in numbered]
 

@@ -135,10 +135,11 @@ def test_the_standard_input_is_read_once_for_all_ranks(model: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.usefixtures("forked_starts")
 def test_a_pipe_is_read_once_for_all_ranks(model: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+    pipe = tmp_path / "pipe.jsonl"  # its name tells its form, whatever that of the copy is
     os.mkfifo(pipe)
     (tmp_path / "a.txt").write_text("def f(x)")
-    with subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'w').write('It is a text')"]):
+    line = json.dumps({"text": "It is a text"})
+    with subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'w').write({line!r})"]):
         files = ("--text", "/dev/stdin", "--text", pipe, "--text", tmp_path / "a.txt", "--per-document")
         done = command("eval", model, *files, "--format", "json", "--ranks", "2", "--tp", "2", text="some words")
     assert done.returncode == 0, done.stderr

@@ -44,3 +44,9 @@ def test_a_missing_file_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -
     for name in ("missing", "bytes"):
         with pytest.raises(UsageError, match=f"{name}: cannot be read"):
             read_prompts(tmp_path / name)
+
+
+def test_the_form_of_a_copy_is_told_by_the_name_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "3").write_text('"hello"\n')
+    assert read_prompts(tmp_path / "3", Path("p.jsonl")) == ["hello"]
+    assert read_prompts(tmp_path / "3") == ['"hello"']
