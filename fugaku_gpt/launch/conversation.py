@@ -20,7 +20,7 @@ INTERRUPT_LINE = b"\x03\n"  # what ranks read at Ctrl-C, which itself would end 
 STANDARD_INPUT = 0  # its descriptor
 _POLL_SECONDS = 0.05
 _BLOCK = 65536
-# so many Ctrl-C within this time end ranks that do not react
+# Ctrl-C this many times within this time ends ranks that do not react.
 _IMPATIENT_COUNT, _IMPATIENT_SECONDS = 3, 3.0
 
 
