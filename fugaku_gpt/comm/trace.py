@@ -86,11 +86,12 @@ class TraceBuffer:
         recorder, at = self._recorder, self._calls_used
         position = recorder.record_at(ordinal)
         _LEAVE(recorder, ordinal)
-        if at == len(self._calls):
+        if position < 0:
+            return
+        recorder.copy_record(position, self._calls, at)
+        self._calls_used = at + CALL_INT64S
+        if self._calls_used == len(self._calls):  # at the end of a call, which is in the trace as the others are
             self._cut()
-        elif position >= 0:
-            recorder.copy_record(position, self._calls, at)
-            self._calls_used = at + CALL_INT64S
 
     def _cut(self) -> None:
         self.is_cut = True

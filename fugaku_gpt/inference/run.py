@@ -65,11 +65,11 @@ def generate_on_every_rank(
     """
 
     def check(world: Communicator, replicas: int) -> None:
+        _check_equal(world, "prompts", prompts)  # first: ranks that have other ones must not go different ways
         if replicas > len(prompts):
             raise UsageError(
                 f"{replicas} replicas for {len(prompts)} prompts: start fewer ranks, or share the model: --tp, --pp"
             )
-        _check_equal(world, "prompts", prompts)
 
     def use(replica: ModelReplica) -> Optional[Speed]:
         generator = Generator(replica, tokenizer.decode_after, sampling, limits)
@@ -83,7 +83,7 @@ def _check_equal(world: Communicator, name: str, sequences: Sequence[TokenIds]) 
     """Raise a ``UsageError`` on every rank if ranks have different tokens, as where a file differs between nodes."""
     digest = 0
     for ids in sequences:
-        digest = zlib.crc32(np.asarray(ids, dtype="<i8").tobytes(), digest)
+        digest = zlib.crc32(np.asarray([len(ids), *ids], dtype="<i8").tobytes(), digest)
     digests = world.gather_json(digest)
     ranks = [rank for rank, other in enumerate(digests or []) if other != digest]
     ranks = world.broadcast_json(ranks)

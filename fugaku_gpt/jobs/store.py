@@ -24,7 +24,7 @@ from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.jobs.store_folders import FILES, find_run_folders
 from fugaku_gpt.machine.garbage_collection import gc_suspended
-from fugaku_gpt.records.files import leftovers
+from fugaku_gpt.records.files import leftovers, remove_file
 from fugaku_gpt.records.index import FILE, LineWriter, file_system_time_ns, is_settled, read_index, write_index
 from fugaku_gpt.records.job import read_history
 from fugaku_gpt.records.metrics import last_line
@@ -139,12 +139,12 @@ def reindex(store: Path) -> Tuple[Listing, int]:
     if not store.is_dir():
         raise UsageError(f"{store}: no such folder; give a folder of run directories")
     with contextlib.suppress(FileNotFoundError):
-        _unlink(store / FILE)
+        remove_file(store / FILE)
     removed = 0
     listing = list_runs(store, use_index=False)
     for folder in {store, *(store / record.run for record in listing.runs)}:
         for path in leftovers(folder):
-            _unlink(path)
+            remove_file(path)
             removed += 1
     return listing, removed
 
@@ -285,12 +285,3 @@ def _read_or_report(read: Any, problems: List[str]) -> Any:
     except UsageError as error:
         problems.append(str(error).splitlines()[0])
         return None
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be removed: {error.strerror}") from None

@@ -26,7 +26,7 @@ from fugaku_gpt.jobs.submission import TAG_PREFIX
 from fugaku_gpt.launch.launch_result import log_tail
 from fugaku_gpt.pjm.pjstat import parse_data, status_of
 from fugaku_gpt.records import run as runs
-from fugaku_gpt.records.files import write_bytes_atomically
+from fugaku_gpt.records.files import remove_file, write_bytes_atomically
 from fugaku_gpt.records.job import CANCELLED, LOST, OVER, UNKNOWN, ExitRecord, JobStatus, exit_record, exit_record_file
 
 # A job that PJM does not know may be known again a moment later: after its submission, or when pjstat has hung.
@@ -209,13 +209,7 @@ class ToolJobs:
         Raises:
             UsageError: it cannot be removed.
         """
-        path = exit_record_file(self.folder, job_id)
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be removed: {error.strerror}") from None
+        remove_file(exit_record_file(self.folder, job_id))
 
     def present_jobs(self) -> List[str]:
         """Return the ids of all jobs of this user that wait or run, whoever submitted them.

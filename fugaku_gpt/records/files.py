@@ -17,6 +17,8 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO, Iterator, List
 
+from fugaku_gpt.errors import UsageError
+
 _LOCK_SECONDS = 5.0  # time for which a lock that is held is waited for; its holders need milliseconds
 _LOCK_INTERVAL = 0.01
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -119,6 +121,20 @@ def naming_file(path: Path) -> Iterator[None]:
         if error.errno is None:  # not from the system: its message is all there is
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        UsageError: it cannot be removed.
+    """
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be removed: {error.strerror}") from None
 
 
 def is_temporary(path: Path) -> bool:

@@ -19,7 +19,6 @@ from fugaku_gpt.report.timeline import COMMUNICATION_KINDS, Row, Span, Timeline
 
 SUFFIXES = (".json", ".json.gz")
 _MAIN = 1  # number of the thread that computes
-_SPACING = 100  # numbers between the threads of one kind of communication and those of the next
 
 
 def trace_document(timeline: Timeline) -> Dict[str, Any]:
@@ -63,9 +62,10 @@ def _row_events(process: int, row: Row) -> Iterator[Dict[str, Any]]:
     yield _name("thread_name", process, _MAIN, "phases")
     for span in (*row.iterations, *row.phases, *row.waits):
         yield _event(process, _MAIN, span)
-    for kind_number, kind in enumerate(COMMUNICATION_KINDS, start=1):
+    thread = _MAIN
+    for kind in COMMUNICATION_KINDS:
         for lane, spans in enumerate(lanes([span for span in row.communications if span.kind == kind])):
-            thread = kind_number * _SPACING + lane
+            thread += 1
             yield _name("thread_name", process, thread, kind if lane == 0 else f"{kind} {lane + 1}")
             for span in spans:
                 yield _event(process, thread, span)

@@ -45,6 +45,7 @@ class StepTracer:
         self._buffer: Optional[TraceBuffer] = None
         self._clocks: Optional[NodeClocks] = None
         self._readings: List[ClockReading] = []
+        self._done_before = trainer.iteration  # iterations that were done when the trace began
         self._first, self._last = trainer.config.training.traced or (NEVER, NEVER)
         self.due = max(self._first - 1, trainer.iteration) if trainer.iteration < self._last else NEVER
 
@@ -74,7 +75,8 @@ class StepTracer:
             first_problem = self._first_problem(lambda: self._write(buffer))
         if self._log is None:
             return
-        which = f"iterations {self._first}-{self._last}" if self._last > self._first else f"iteration {self._first}"
+        first, last = self._traced()
+        which = f"iterations {first}-{last}" if last > first else f"iteration {first}"
         if first_problem is not None:
             self._log.print_line(f"the trace of {which} could not be written: {first_problem}")
         else:
@@ -104,8 +106,14 @@ class StepTracer:
         )
         self._read_clock()
         world.barrier()
-        self._buffer = buffer
+        self._buffer, self._done_before = buffer, trainer.iteration
         buffer.start()
+
+    def _traced(self) -> Tuple[int, int]:
+        """The first and the last iteration of the trace: fewer than were asked for where the run was resumed or has
+        stopped within them."""
+        first = self._done_before + 1
+        return first, max(first, min(self._last, self._trainer.iteration))
 
     def _read_clock(self) -> None:
         if self._clocks is None:
@@ -118,6 +126,7 @@ class StepTracer:
         world, recorder = grid.world, grid.world.recorder
         assert recorder is not None
         phases, calls = buffer.phases, buffer.calls
+        first, last = self._traced()
         head = TraceHead(
             rank=world.rank,
             ranks=world.size,
@@ -125,8 +134,8 @@ class StepTracer:
             pp=grid.coordinates.pp,
             tp=grid.coordinates.tp,
             host=socket.gethostname(),
-            first=self._first,
-            last=self._last,
+            first=first,
+            last=last,
             started=buffer.started,
             ended=buffer.ended,
             is_cut=buffer.is_cut,

@@ -79,6 +79,13 @@ def test_communications_at_once_get_as_many_threads_as_there_are_at_once() -> No
     assert [[span.start for span in lane] for lane in shared] == [[0.0, 2.0, 5.0], [1.0], [2.5]]
 
 
+def test_many_communications_at_once_share_no_thread() -> None:
+    spans = [Span(kind, 0.0, 1.0, kind, {}) for kind in ("send", "receive") for _ in range(150)]
+    events = trace_document(Timeline("", [Row("", [], [], [], spans)]))["traceEvents"]
+    threads = [event["tid"] for event in events if event["name"] == "thread_name"]
+    assert len(threads) == len(set(threads)) == 301
+
+
 def test_files_are_written_alike_each_time_and_compressed_by_their_name(tmp_path: Path) -> None:
     write_two_ranks(tmp_path / "trace")
     timeline = timeline_of_run(tmp_path / "trace")

@@ -62,7 +62,16 @@ def test_a_run_that_stops_within_the_trace_leaves_what_there_is(tmp_path: Path) 
     assert run_loop(trainer, tracer=tracer)
     trainer.finish()
     tracer.finish()
-    assert set(read_trace(tmp_path / "trace", 0).phases["step"].tolist()) == {2}
+    trace = read_trace(tmp_path / "trace", 0)
+    assert set(trace.phases["step"].tolist()) == {2} and (trace.head.first, trace.head.last) == (2, 2)
+
+
+def test_the_rest_of_a_trace_after_a_resume_has_the_numbers_of_its_iterations(tmp_path: Path) -> None:
+    trainer = traced_trainer(tmp_path / "flight")
+    trainer.iteration = 2
+    run_loop(trainer, tracer=StepTracer(trainer, tmp_path / "trace", None))
+    trace = read_trace(tmp_path / "trace", 0)
+    assert set(trace.phases["step"].tolist()) == {3} and (trace.head.first, trace.head.last) == (3, 3)
 
 
 def test_a_trace_that_cannot_be_written_is_logged_and_no_failure_of_the_run(tmp_path: Path) -> None:
