@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from fugaku_gpt.comm.communicator import Communicator
 from fugaku_gpt.comm.hierarchical import HierarchicalComm, hierarchical_comm
@@ -55,7 +55,7 @@ class ProcessGrid:
             hierarchical, self.why_flat = hierarchical_comm(self.dp, world, node)
         self.replicas: Union[Communicator, HierarchicalComm] = hierarchical if hierarchical is not None else self.dp
 
-    def _group(self, members: Callable[[Coordinates, LayoutConfig, str], List[int]], name: str) -> Communicator:
+    def _group(self, members: Callable[[Coordinates, LayoutConfig, str], Sequence[int]], name: str) -> Communicator:
         group = members(self.coordinates, self.layout, self.layout.order)
         color = group[0] if len(group) > 1 else None  # whoever is alone needs no communicator
         return self.world.split(color, key=group.index(self.world.rank), name=name)

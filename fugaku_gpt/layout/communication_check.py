@@ -67,19 +67,29 @@ def check_grid(
 class GridCheck:
     """Proves that all ranks of a layout make fitting sequences of communications that cannot get stuck."""
 
-    def __init__(self, plan: CommunicationPlan, groups: Optional[Mapping[str, GroupOf]] = None) -> None:
+    def __init__(
+        self,
+        plan: CommunicationPlan,
+        groups: Optional[Mapping[str, GroupOf]] = None,
+        on_kind: Callable[[], None] = lambda: None,
+    ) -> None:
         """Find every rank's groups.
 
         Args:
             groups: from a kind of communicator to the function by which a rank finds its group; default:
                 :func:`group_check.groups_of`.
+            on_kind: is called when the groups of all ranks of a kind are known, and when all ranks have been compared
+                on a kind of communicator: time for each grows with the ranks.
 
         Raises:
             GridError: a group does not fit.
         """
         self._layout, self._order = plan.layout, plan.order
         self._coordinates = [coordinates_of(rank, plan.layout, plan.order) for rank in range(plan.layout.ranks)]
-        self._members = checked_groups(self._coordinates, plan, groups if groups is not None else groups_of(plan))
+        self._members = checked_groups(
+            self._coordinates, plan, groups if groups is not None else groups_of(plan), on_kind
+        )
+        self._on_kind = on_kind
 
     def check(self, plan: CommunicationPlan, programs: Optional[Programs] = None, run_all: bool = False) -> GridReport:
         """Check a step of a plan, which must have the same layout but may have any batch size.
@@ -97,6 +107,7 @@ class GridCheck:
             grid.add(steps)
         for kind in grid.collectives:
             grid.check_collectives(kind)
+            self._on_kind()
         grid.check_pipelines()
         stage_ranks = [rank_of(Coordinates(0, stage, 0), layout, self._order) for stage in range(layout.pp)]
         stage_programs = [grid.classes[grid.class_of[rank]] for rank in stage_ranks]
@@ -144,10 +155,10 @@ def _group_among_stages(stages: int) -> Callable[[int, str], Tuple[Hashable, int
 class _Grid:
     """The ranks, each with its groups and its program; equal programs are kept once."""
 
-    def __init__(self, coordinates: Sequence[Coordinates], members: Mapping[str, List[Tuple[int, ...]]]) -> None:
+    def __init__(self, coordinates: Sequence[Coordinates], members: Mapping[str, List[Sequence[int]]]) -> None:
         self.classes: List[Sequence[Communication]] = []
         self.class_of: List[int] = []
-        world = tuple(range(len(coordinates)))
+        world: Sequence[int] = range(len(coordinates))
         self.members = {**members, "world": [world] * len(coordinates)}
         self.groups = {kind: list(dict.fromkeys(views)) for kind, views in members.items()}
         self.groups["world"] = [world]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence
 
 from fugaku_gpt.config.schema import LayoutConfig
 from fugaku_gpt.layout.communications import CommunicationPlan
-from fugaku_gpt.layout.grid import Coordinates, dp_group, embedding_group, kv_group, pp_group, tp_group
+from fugaku_gpt.layout.grid import (
+    Coordinates,
+    dp_group,
+    embedding_group,
+    evenly_spaced,
+    kv_group,
+    pp_group,
+    tp_group,
+)
 from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, node_groups
 
-GroupOf = Callable[[Coordinates, LayoutConfig, str], List[int]]
+GroupOf = Callable[[Coordinates, LayoutConfig, str], Sequence[int]]
 GROUPS: Mapping[str, GroupOf] = {"tp": tp_group, "pp": pp_group, "dp": dp_group, "embedding": embedding_group}
 REPLICA_COMMUNICATORS = (
     "dp",
@@ -48,24 +55,33 @@ def groups_of(plan: CommunicationPlan) -> Mapping[str, GroupOf]:
     if not plan.is_hierarchical or nodes is None:
         return groups
 
-    def on_node(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+    def on_node(coordinates: Coordinates, layout: LayoutConfig, order: str) -> Sequence[int]:
         return node_groups(coordinates, layout, order, nodes)[0]
 
-    def across(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+    def across(coordinates: Coordinates, layout: LayoutConfig, order: str) -> Sequence[int]:
         return node_groups(coordinates, layout, order, nodes)[1]
 
     return {**groups, NODE: on_node, ACROSS_NODES: across, NODE_GATHER: on_node, ACROSS_NODES_GATHER: across}
 
 
 def checked_groups(
-    coordinates_of_ranks: Sequence[Coordinates], plan: CommunicationPlan, groups: Mapping[str, GroupOf]
-) -> Dict[str, List[Tuple[int, ...]]]:
+    coordinates_of_ranks: Sequence[Coordinates],
+    plan: CommunicationPlan,
+    groups: Mapping[str, GroupOf],
+    on_kind: Callable[[], None] = lambda: None,
+) -> Dict[str, List[Sequence[int]]]:
     """Lists the group of each rank, by kind of communicator.
+
+    Args:
+        on_kind: is called when a kind is done.
 
     Raises:
         GridError: members of a group do not agree on it, or it is not where it should be.
     """
-    members = {kind: _groups(kind, group_of, coordinates_of_ranks, plan) for kind, group_of in groups.items()}
+    members = {}
+    for kind, group_of in groups.items():
+        members[kind] = _groups(kind, group_of, coordinates_of_ranks, plan)
+        on_kind()
     for on_node, across in ((NODE, ACROSS_NODES), (NODE_GATHER, ACROSS_NODES_GATHER)):
         if on_node in members:
             _check_two_steps(on_node, across, members, plan)
@@ -74,13 +90,13 @@ def checked_groups(
 
 def _groups(
     kind: str, group_of: GroupOf, coordinates_of_ranks: Sequence[Coordinates], plan: CommunicationPlan
-) -> List[Tuple[int, ...]]:
+) -> List[Sequence[int]]:
     """The group of each rank as the rank itself sees it, after a check that all members agree."""
-    views: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # each group once, however many ranks see it
-    claimed: Dict[Tuple[int, ...], List[int]] = {}
+    views: Dict[Sequence[int], Sequence[int]] = {}  # each group once, however many ranks see it
+    claimed: Dict[Sequence[int], List[int]] = {}
     view_of_rank = []
     for rank, coordinates in enumerate(coordinates_of_ranks):
-        view = tuple(group_of(coordinates, plan.layout, plan.order))
+        view = evenly_spaced(group_of(coordinates, plan.layout, plan.order))
         view_of_rank.append(views.setdefault(view, view))
         claimed.setdefault(view, []).append(rank)
     for view, ranks in claimed.items():
@@ -100,16 +116,21 @@ def _check_positions(
 ) -> None:
     """Check that the members of a group are along its axis, in order, and share the other two coordinates."""
     first, last = coordinates_of_ranks[view[0]], plan.layout.pp - 1
+    dp, pp, tp = first.dp, first.pp, first.tp
     if kind in (NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER):
-        expected = [replace(first, dp=position) for position in sorted(coordinates_of_ranks[rank].dp for rank in view)]
+        replicas = sorted(coordinates_of_ranks[rank].dp for rank in view)
+        expected = [Coordinates(position, pp, tp) for position in replicas]
     elif kind == "embedding":
-        stages = [0, last] if last and first.pp in (0, last) else [first.pp]
-        expected = [replace(first, pp=stage) for stage in stages]
+        expected = [Coordinates(dp, stage, tp) for stage in ([0, last] if last and pp in (0, last) else [pp])]
     elif kind == "kv":
-        lowest = first.tp // plan.kv_copies * plan.kv_copies
-        expected = [replace(first, tp=position) for position in range(lowest, lowest + plan.kv_copies)]
+        lowest = tp // plan.kv_copies * plan.kv_copies
+        expected = [Coordinates(dp, pp, position) for position in range(lowest, lowest + plan.kv_copies)]
+    elif kind == "dp":
+        expected = [Coordinates(position, pp, tp) for position in range(plan.layout.dp)]
+    elif kind == "pp":
+        expected = [Coordinates(dp, position, tp) for position in range(plan.layout.pp)]
     else:
-        expected = [replace(first, **{kind: position}) for position in range(getattr(plan.layout, kind))]
+        expected = [Coordinates(dp, pp, position) for position in range(plan.layout.tp)]
     if [coordinates_of_ranks[rank] for rank in view] != expected:
         range_of_ranks = f"from {expected[0]} to {expected[-1]}, in order"
         problem = f"its group {abbreviated(view)} is not the ranks along {kind} {range_of_ranks}"
@@ -117,7 +138,7 @@ def _check_positions(
 
 
 def _check_two_steps(
-    on_node: str, across: str, members: Mapping[str, List[Tuple[int, ...]]], plan: CommunicationPlan
+    on_node: str, across: str, members: Mapping[str, List[Sequence[int]]], plan: CommunicationPlan
 ) -> None:
     """The two steps of a hierarchical sum combine all replicas: each group across nodes has one rank of each node, at
     the same position on every node; or there is a single step for all."""

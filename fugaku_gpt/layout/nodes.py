@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from fugaku_gpt.config.schema import LayoutConfig, RunConfig
-from fugaku_gpt.layout.grid import Coordinates, dp_group, rank_of
+from fugaku_gpt.layout.grid import Coordinates, dp_group, evenly_spaced, rank_of
 
 # a gathering runs beside the sums of the next buckets: it has communicators of its own, of the same ranks
 NODE, ACROSS_NODES, NODE_GATHER, ACROSS_NODES_GATHER = "dp-node", "dp-across", "dp-node-gather", "dp-across-gather"
@@ -63,16 +63,15 @@ def _candidates(number: int, ranks: int) -> Tuple[range, range]:
 
 def node_groups(
     coordinates: Coordinates, layout: LayoutConfig, order: str, nodes: Nodes
-) -> Tuple[List[int], List[int]]:
+) -> Tuple[Sequence[int], Sequence[int]]:
     """The replicas on this rank's node, and those at this rank's position on every node.
 
     If the replicas are on a single node, or one on each, or unequally many on the nodes, or if replicas of other
     weights are distributed differently, they are summed in one step, and a rank is alone in both groups."""
+    rank = rank_of(coordinates, layout, order)
     if not _is_uniform(layout, order, nodes):
-        return [rank_of(coordinates, layout, order)], [rank_of(coordinates, layout, order)]
-    replicas = tuple(dp_group(coordinates, layout, order))
-    on_node, across = _two_step_groups(replicas, nodes)[rank_of(coordinates, layout, order)]
-    return list(on_node), list(across)
+        return _alone(rank), _alone(rank)
+    return _two_step_groups(dp_group(coordinates, layout, order), nodes)[rank]
 
 
 @lru_cache(maxsize=64)
@@ -81,24 +80,25 @@ def _is_uniform(layout: LayoutConfig, order: str, nodes: Nodes) -> bool:
     position_sets = set()
     for pp in range(layout.pp):
         for tp in range(layout.tp):
-            replicas = tuple(dp_group(Coordinates(dp=0, pp=pp, tp=tp), layout, order))
+            replicas = dp_group(Coordinates(dp=0, pp=pp, tp=tp), layout, order)
             steps = _two_step_groups(replicas, nodes)
             position_sets.add(tuple(tuple(group.index(rank) for group in steps[rank]) for rank in replicas))
     return len(position_sets) == 1
 
 
 @lru_cache(maxsize=1024)
-def _two_step_groups(replicas: Tuple[int, ...], nodes: Nodes) -> Dict[int, Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+def _two_step_groups(replicas: range, nodes: Nodes) -> Dict[int, Tuple[Sequence[int], Sequence[int]]]:
     """The two groups of each rank that holds the same weights."""
     ranks_by_node: Dict[int, List[int]] = {}
     for rank in replicas:
         ranks_by_node.setdefault(nodes.node_of(rank), []).append(rank)
     sizes = {len(ranks) for ranks in ranks_by_node.values()}
     if len(sizes) > 1 or sizes & {1, len(replicas)}:
-        return {rank: ((rank,), (rank,)) for rank in replicas}
-    across = [tuple(sorted(ranks)) for ranks in zip(*ranks_by_node.values())]
-    return {
-        rank: (tuple(ranks), across[position])
-        for ranks in ranks_by_node.values()
-        for position, rank in enumerate(ranks)
-    }
+        return {rank: (_alone(rank), _alone(rank)) for rank in replicas}
+    across = [evenly_spaced(sorted(ranks)) for ranks in zip(*ranks_by_node.values())]
+    on_nodes = [evenly_spaced(ranks) for ranks in ranks_by_node.values()]
+    return {rank: (ranks, across[position]) for ranks in on_nodes for position, rank in enumerate(ranks)}
+
+
+def _alone(rank: int) -> range:
+    return range(rank, rank + 1)

@@ -203,7 +203,7 @@ def groups_of_replicas(plan: CommunicationPlan, rank: int) -> List[List[int]]:
     groups = groups_of(plan)
     coordinates = coordinates_of(rank, plan.layout, plan.order)
     assert groups[NODE] == groups[NODE_GATHER] and groups[ACROSS_NODES] == groups[ACROSS_NODES_GATHER]
-    return [groups[kind](coordinates, plan.layout, plan.order) for kind in (NODE, ACROSS_NODES)]
+    return [list(groups[kind](coordinates, plan.layout, plan.order)) for kind in (NODE, ACROSS_NODES)]
 
 
 def test_groups_of_replicas_follow_the_placement_of_ranks_on_nodes() -> None:
@@ -214,6 +214,16 @@ def test_groups_of_replicas_follow_the_placement_of_ranks_on_nodes() -> None:
     for nodes in (Nodes(1, 6), Nodes(6, 1)):  # all on one node; each on its own
         assert groups_of_replicas(replace(plan, nodes=nodes), 4) == [[4], [4]]
     assert groups_of(replace(plan, layout=LayoutConfig(dp=6))) == GROUPS
+
+
+@pytest.mark.parametrize("nodes", [Nodes(12, 4), Nodes(12, 4, round_robin=True)])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_group_of_any_number_of_ranks_takes_no_memory(order: str, nodes: Nodes) -> None:
+    layout = LayoutConfig(dp=12, tp=2, pp=2, hierarchical_sum=True, order=order)
+    plan = CommunicationPlan(replace(MODEL, kv_heads=1), layout, micro_batches=1, order=order, nodes=nodes)
+    for group_of in groups_of(plan).values():
+        for rank in range(layout.ranks):
+            assert isinstance(group_of(coordinates_of(rank, layout, order), layout, order), range)
 
 
 def test_a_hierarchical_sum_reduces_shares_across_nodes() -> None:
@@ -450,11 +460,11 @@ def test_groups_whose_members_disagree_are_refused(kind: str) -> None:
     plan = CommunicationPlan(replace(MODEL, kv_heads=1), LayoutConfig(dp=2, tp=2, pp=3), micro_batches=1)
     right = groups_of(plan)
 
-    def reversed_on_the_first(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+    def reversed_on_the_first(coordinates: Coordinates, layout: LayoutConfig, order: str) -> Sequence[int]:
         group = right[kind](coordinates, layout, order)
         return group[::-1] if grid.rank_of(coordinates, layout, order) == group[0] else group
 
-    def reversed_on_all(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:
+    def reversed_on_all(coordinates: Coordinates, layout: LayoutConfig, order: str) -> Sequence[int]:
         return right[kind](coordinates, layout, order)[::-1]
 
     def only_own_rank(coordinates: Coordinates, layout: LayoutConfig, order: str) -> List[int]:

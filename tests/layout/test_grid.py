@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import List
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from fugaku_gpt.layout.grid import (
     coordinates_of,
     dp_group,
     embedding_group,
+    evenly_spaced,
     kv_group,
     pp_group,
     rank_of,
@@ -39,7 +41,7 @@ def test_ranks_along_the_fastest_axis_are_consecutive(layout: LayoutConfig, orde
     group = {"tp": tp_group, "pp": pp_group, "dp": dp_group}[fastest]
     for rank in range(layout.ranks):
         ranks = group(coordinates_of(rank, layout, order), layout, order)
-        assert ranks == list(range(ranks[0], ranks[0] + getattr(layout, fastest)))
+        assert ranks == range(ranks[0], ranks[0] + getattr(layout, fastest))
 
 
 @pytest.mark.slow
@@ -63,12 +65,12 @@ def test_the_embedding_is_shared_by_the_ends_of_each_pipeline(layout: LayoutConf
         group = embedding_group(coordinates, layout, order)
         assert rank in group
         if layout.pp > 1 and coordinates.pp in (0, layout.pp - 1):
-            assert group == [
+            assert list(group) == [
                 rank_of(Coordinates(coordinates.dp, stage, coordinates.tp), layout, order)
                 for stage in (0, layout.pp - 1)
             ]
         else:
-            assert group == [rank]
+            assert list(group) == [rank]
 
 
 @pytest.mark.slow
@@ -79,17 +81,28 @@ def test_copies_of_a_head_are_on_neighbours_along_tp(layout: LayoutConfig, order
         coordinates = coordinates_of(rank, layout, order)
         group = kv_group(coordinates, layout, order, copies)
         head = coordinates.tp // copies
-        assert group == [rank_of(replace(coordinates, tp=head * copies + i), layout, order) for i in range(copies)]
+        assert list(group) == [
+            rank_of(replace(coordinates, tp=head * copies + i), layout, order) for i in range(copies)
+        ]
 
 
 def test_the_usual_order_is_tp_then_pp_then_dp() -> None:
     layout = LayoutConfig(dp=2, tp=3, pp=4)
     assert coordinates_of(23, layout) == Coordinates(dp=1, pp=3, tp=2)
-    assert pp_group(coordinates_of(1, layout), layout) == [1, 4, 7, 10]
-    assert dp_group(coordinates_of(1, layout), layout) == [1, 13]
+    assert list(pp_group(coordinates_of(1, layout), layout)) == [1, 4, 7, 10]
+    assert list(dp_group(coordinates_of(1, layout), layout)) == [1, 13]
     assert coordinates_of(1, layout, "dp,tp,pp") == Coordinates(dp=1, pp=0, tp=0)
 
 
 def test_an_invalid_order_is_refused() -> None:
     with pytest.raises(ValueError, match="valid: tp,pp,dp; "):
         coordinates_of(0, LayoutConfig(), "tp,pp")
+
+
+@given(st.lists(st.integers(0, 40), max_size=6))
+def test_evenly_spaced_ranks_are_a_range_and_all_are_kept_in_order(ranks: List[int]) -> None:
+    for order in (ranks, sorted(ranks)):
+        compact = evenly_spaced(order)
+        assert list(compact) == order
+        steps = {after - before for before, after in zip(order, order[1:])}
+        assert isinstance(compact, range) == (bool(order) and len(steps) <= 1 and min(steps, default=1) > 0)

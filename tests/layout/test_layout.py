@@ -34,7 +34,7 @@ def test_tensor_parallel_ranks_are_neighbours_and_groups_partition_the_ranks(lay
         groups = {tuple(group_of(coordinates_of(rank, layout), layout)) for rank in range(layout.ranks)}
         assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
     group = tp_group(coordinates_of(layout.ranks - 1, layout), layout)
-    assert group == list(range(layout.ranks - layout.tp, layout.ranks))
+    assert group == range(layout.ranks - layout.tp, layout.ranks)
 
 
 @pytest.mark.parametrize("rank", [-1, 4])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import click
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from fugaku_gpt.layout.schedule_times import Times
 
 _COLUMNS = ("stage", "layers", "busy", "idle_share", "in_flight", "arrived", "messages", "communications")
+_MANY_RANKS = 50_000  # whose check takes more than a second
 _positive = click.IntRange(min=1)
 
 
@@ -145,6 +148,19 @@ def _plans(config: "RunConfig", dp: int, micro_batches: Optional[int]) -> List["
     return [replace(plan, micro_batches=batch // share, seq_len=seq_len) for batch, seq_len in batch_sizes(config)]
 
 
+@contextlib.contextmanager
+def _progress_bar(plans: Sequence["CommunicationPlan"]) -> Iterator[Callable[[], None]]:
+    """Show the share that is done, and the time that it still takes, at a terminal."""
+    from fugaku_gpt.layout.group_check import groups_of
+
+    if plans[0].layout.ranks < _MANY_RANKS or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    groups = len(groups_of(plans[0]))
+    with click.progressbar(length=groups + groups * len(plans), label="checking", file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+
+
 def _check_plans(plans: Sequence["CommunicationPlan"], every_rank: bool, form: str, started: float) -> int:
     from fugaku_gpt.layout.communication_check import GridCheck
     from fugaku_gpt.layout.communications import chunk_times, schedule_of
@@ -154,13 +170,14 @@ def _check_plans(plans: Sequence["CommunicationPlan"], every_rank: bool, form: s
 
     bubbles, plan = [], plans[-1]
     try:
-        grid_check = GridCheck(plan)
-        for plan in plans:
-            schedules = [schedule_of(plan, stage) for stage in range(plan.layout.pp)]
-            schedule_report = check_schedules(schedules, plan.micro_batches, plan.chunks)
-            grid = grid_check.check(plan, run_all=every_rank)
-            times = simulate(schedules, chunk_times(plan))
-            bubbles.append(times.mean_bubble)
+        with _progress_bar(plans) as on_kind:
+            grid_check = GridCheck(plan, on_kind=on_kind)
+            for plan in plans:
+                schedules = [schedule_of(plan, stage) for stage in range(plan.layout.pp)]
+                schedule_report = check_schedules(schedules, plan.micro_batches, plan.chunks)
+                grid = grid_check.check(plan, run_all=every_rank)
+                times = simulate(schedules, chunk_times(plan))
+                bubbles.append(times.mean_bubble)
     except (ScheduleError, GridError) as error:
         size = f" ({plan.micro_batches} micro-batches of {plan.tokens} tokens)" if len(plans) > 1 else ""
         echo(f"does not fit: {error}{size}", err=True)

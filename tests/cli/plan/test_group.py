@@ -154,3 +154,20 @@ def test_a_group_that_does_not_fit_is_named_also_with_a_batch_ramp(
     arguments = [argument for setting in ("layout.dp=2", *ramp) for argument in ("--set", setting)]
     assert run(["plan", "check", *arguments]) == 1
     assert capsys.readouterr().err.startswith("does not fit: rank 0, communicator tp: ")
+
+
+@pytest.mark.long
+def test_all_nodes_of_fugaku_are_checked_within_four_gibibytes() -> None:
+    """158,976 nodes with four ranks each. A check whose time grew as the square of the replicas took hours."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+        resource.setrlimit(resource.RLIMIT_CPU, (300, 300))
+
+    settings = ("layout.tp=6", "layout.pp=8", "model.hidden=6144", "model.heads=48", "model.vocab_size=50256")
+    command = [sys.executable, "-m", "fugaku_gpt", "plan", "check", "--preset", "13b", "--ranks", "635904"]
+    command += ["--micro-batches", "16", *(argument for setting in settings for argument in ("--set", setting))]
+    result = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
+    assert result.returncode == 0, result.stderr
+    assert "ranks           635904: dp 13248 * tp 6 * pp 8" in result.stdout
+    assert "groups          105984 tp, 79488 pp, 48 dp, 79488 embedding, 1 world" in result.stdout
