@@ -173,7 +173,8 @@ def _blame_side(
             undecided = True  # the one that did less is named first: to forget is more common than to repeat
             support = {signatures: len(signatures) for signatures in sides}
     right = max(support, key=lambda signatures: support[signatures])
-    wrong = min(support, key=lambda signatures: support[signatures])
+    # another side than the right one, also where all have the same support
+    wrong = min((signatures for signatures in support if signatures != right), key=lambda other: support[other])
     good, bad = sides[right], sides[wrong]
     alternatives = tuple(sorted(history.rank for history in good)) if undecided else ()
     return _first_difference(good, bad, stretch, alternatives)

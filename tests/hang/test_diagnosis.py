@@ -122,6 +122,20 @@ def test_of_two_ranks_in_a_first_step_both_shapes_are_reported(tmp_path: Path) -
     assert "send to rank 1 of [8]" in hang.verdict and "receive from rank 0 of [16]" in hang.verdict
 
 
+def test_equally_many_calls_without_an_example_are_reported_of_both_ranks(tmp_path: Path) -> None:
+    """A library lets the sum of another shape pass, and both ranks go on to wait for each other elsewhere."""
+    ranks = Ranks(tmp_path, 2, PAIR)
+    ranks.progress((0, 1), OPTIMISER, 1, -1)
+    ranks.call((0,), "world", "agree.py:9", shape=(12,))
+    ranks.call((1,), "world", "agree.py:9", shape=(6,))
+    ranks.progress((0, 1), FORWARD, 2)
+    ranks.call((0,), "tp", LAYERS[0], returns=False)
+    ranks.call((1,), "world", "agree.py:9", shape=(6,), returns=False)
+    hang = diagnose(ranks)
+    assert (hang.kind, {*hang.culprits, *hang.other_suspects}) == ("disagree", {0, 1})
+    assert "[12]" in hang.verdict and "[6]" in hang.verdict
+
+
 def test_two_groups_in_another_order_are_named_as_such(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 2, PAIR)
     complete_steps(ranks, (0, 1), 3)
