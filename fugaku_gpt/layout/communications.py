@@ -70,7 +70,9 @@ _TEXT = (Collective("world", BROADCAST, 1), Collective("world", BROADCAST, ANY_S
 # some steps later, when all ranks have written, rank 0 gathers their reports.
 CHECKPOINT_EXCHANGES: Tuple[Tuple[Collective, ...], ...] = (
     _TEXT,
-    (Collective("world", ALL_GATHER, 1), *_TEXT),  # once in a run: which part of the optimiser each rank has
+    # once in a run: which share of the optimiser each rank has, and how long the files are
+    (Collective("world", ALL_GATHER, 1), Collective("world", ALL_GATHER, 1), *_TEXT),
+    (Collective("world", ALL_GATHER, 1), *_TEXT),  # how long they are, with the copy for loss spikes
     (
         Collective("world", ALL_GATHER, 1),
         Collective("world", GATHER_JSON, ANY_SIZE),

@@ -12,8 +12,9 @@ replicas: two terms, whose sum is bit-identical on both, in whatever order the M
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import List, Sequence, Tuple
 
 from fugaku_gpt.config.schema import ModelConfig, RunConfig
@@ -75,6 +76,15 @@ class FlatLayout:
         """Range of the tensors whose gradients tensor-parallel ranks add up: each has that of its own tokens under
         sequence parallelism, and of its own heads otherwise."""
         return self.tp_replicated if sequence_parallel else self.tp_partial
+
+    def placed_within(self, first: int, stop: int) -> Sequence[PlacedTensor]:
+        """The tensors that have elements in [first, stop), in order."""
+        before = bisect_right(self._starts, first) - 1  # the tensor that begins at the first element or before it
+        return self.placed[max(0, before) : bisect_left(self._starts, stop)]
+
+    @cached_property
+    def _starts(self) -> Tuple[int, ...]:
+        return tuple(placed.start for placed in self.placed)
 
     def owned(self, shard: int, shards: int) -> List[OptimizerShard]:
         """The range that one of ``shards`` ranks owns in every bucket; with one shard, everything."""

@@ -48,7 +48,7 @@ def tensor_region(spec: TensorSpec, tp: int, tp_rank: int) -> Region:
 def local_regions(layout: FlatLayout, tp: int, tp_rank: int, first: int, stop: int) -> Iterator[ShardRegion]:
     """The regions of logical tensors in elements [first, stop) of a rank's flat tensors, in order; gaps and padding
     have none."""
-    for placed in layout.placed:
+    for placed in layout.placed_within(first, stop):
         begin = max(first, placed.start)
         # rows are cut over tensor-parallel ranks, so padding is at the end of each part
         end = min(stop, placed.start + tensor_region(placed.spec, tp, tp_rank).size)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -52,8 +52,20 @@ class Piece(NamedTuple):
     first: int
 
 
+class FileSummary(NamedTuple):
+    """Length of a data file in bytes, CRC-32 of its header, indices of its tensors in the sorted names of all, and the
+    number of its entries."""
+
+    bytes: int
+    header_crc32: int
+    tensors: Tuple[int, ...]
+    entries: int
+
+
 class SavePlan:
     """The assignment of state to ranks and files, the same on every rank and for every save of a run.
+
+    Each rank computes the plan of its own file alone: those of ten thousand ranks take minutes.
 
     Args:
         kinds: kinds of state to save.
@@ -65,7 +77,6 @@ class SavePlan:
         self._kinds = tuple(kinds)
         self._shards = list(shards)
         self._dtype = "F64" if config.training.dtype == "float64" else "F32"
-        self._described: List[DataFile] = []
         self._shapes = logical_shapes(config.model)
         per_file = config.checkpoint.ranks_per_file
         ranks = range(config.layout.ranks)
@@ -85,39 +96,36 @@ class SavePlan:
         """Return the plan of a data file: the entries of its ranks one after the other."""
         return plan_file([piece.entry for rank in self.groups[group] for piece in self.pieces(rank)])
 
-    @property
-    def data_files(self) -> List[DataFile]:
-        """All data files, with zeros in place of their checksums. Computed once and cached in this compact form,
-        because thousands of ranks have millions of entries."""
-        if not self._described:
-            names = sorted(self._shapes)
-            for group in range(len(self.groups)):
-                plan = self.data_file(group)
-                self._described.append(describe_file(file_name(group), plan, [0] * len(plan.entries), names))
-        return self._described
+    def summarize(self, file: FilePlan) -> FileSummary:
+        """Return what the manifest says of a data file except the checksums of its pieces."""
+        described = describe_file("", file, [0] * len(file.entries), sorted(self._shapes))
+        return FileSummary(described.bytes, described.header_crc32, described.tensors, len(file.entries))
 
-    @property
-    def total_bytes(self) -> int:
-        """Size of all data files together."""
-        return sum(file.bytes for file in self.data_files if file.crc32)
-
-    def manifest(self, state: Mapping[str, Any], checksums: Sequence[Sequence[int]], **facts: Any) -> Manifest:
+    def manifest(
+        self,
+        state: Mapping[str, Any],
+        summaries: Sequence[Optional[FileSummary]],
+        checksums: Sequence[Sequence[int]],
+        **facts: Any,
+    ) -> Manifest:
         """Return the manifest of a save.
 
         Args:
             state: scalar state of the trainer.
-            checksums: CRC-32 of each rank's pieces.
+            summaries: for each rank, that of its file if it is the first rank of the file, otherwise None.
+            checksums: for each rank, CRC-32 of its pieces.
             facts: further fields of the manifest.
         """
         kinds = dict.fromkeys(self._kinds, self._dtype)
         tensors = {name: LogicalTensor(shape, kinds) for name, shape in self._shapes.items()}
         files = []
-        for file, ranks in zip(self.data_files, self.groups):
+        for group, ranks in enumerate(self.groups):
+            summary = summaries[ranks[0]]
             file_checksums = tuple(checksum for rank in ranks for checksum in checksums[rank])
-            if len(file_checksums) != len(file.crc32):
-                raise ValueError(f"{file.name}: {len(file_checksums)} checksums for {len(file.crc32)} entries")
+            if summary is None or len(file_checksums) != summary.entries:
+                raise ValueError(f"{file_name(group)}: {len(file_checksums)} checksums for {summary}")
             if file_checksums:
-                files.append(replace(file, crc32=file_checksums))
+                files.append(DataFile(file_name(group), *summary[:3], file_checksums))
         return Manifest(
             iteration=state["iteration"],
             consumed_samples=state["consumed_samples"],
@@ -132,12 +140,20 @@ class SavePlan:
 
 @dataclass
 class _Source:
-    """The state that this rank writes: views of the live tensors, and a copy of them."""
+    """The state that this rank writes: views of the live tensors, and a copy of them.
+
+    Attributes:
+        file: plan of the data file to which this rank writes.
+        summary: of the file, on the first rank that writes to it; None on the others.
+        total_bytes: length of the data files of all ranks together.
+        indices: of this rank's entries in the file.
+    """
 
     plan: SavePlan
     file: FilePlan
     path: str
-    header: bool
+    summary: Optional[FileSummary]
+    total_bytes: int
     indices: List[int]
     live: List[torch.Tensor]
     copies: Optional[List[torch.Tensor]] = None
@@ -289,7 +305,9 @@ class CheckpointSaver:
         def write() -> List[int]:
             if not source.file.entries:
                 return []
-            return write_pieces(save.temporary / source.path, source.file, counted_pieces(), header=source.header)
+            return write_pieces(
+                save.temporary / source.path, source.file, counted_pieces(), header=source.summary is not None
+            )
 
         save.snapshot_seconds = time.perf_counter() - before
         save.task = _Task(write, in_background)
@@ -355,7 +373,7 @@ class CheckpointSaver:
         """Return (folder to write to, error message or None); on rank 0."""
         try:
             clean_leftovers(self._directory)
-            require_room(self._directory, source.plan.total_bytes)
+            require_room(self._directory, source.total_bytes)
             return str(begin_checkpoint(self._directory, iteration)), None
         except (OSError, FugakuGptError) as error:
             return "", _error_message(error)
@@ -365,11 +383,13 @@ class CheckpointSaver:
         assert save.task is not None
         self._world.mark_phase(CHECKPOINT, micro_batch=-1)
         task = save.task
-        reports = self._world.gather_json([task.error, task.value, task.seconds, save.snapshot_seconds])
+        reports = self._world.gather_json(
+            [task.error, task.value, save.source.summary, task.seconds, save.snapshot_seconds]
+        )
         save.committing = True
         if reports is None:
             return
-        errors, checksums, written_in, copied_in = zip(*reports)
+        errors, checksums, summaries, written_in, copied_in = zip(*reports)
         save.write_seconds, save.snapshot_seconds = max(written_in), max(copied_in)
         first_error = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
 
@@ -377,9 +397,9 @@ class CheckpointSaver:
             try:
                 if first_error is not None:
                     raise RunFailed(f"rank {first_error[0]}: {first_error[1]}")
-                path = commit_checkpoint(
-                    save.temporary, save.source.plan.manifest(save.state, checksums, **self._facts)
-                )
+                files = [FileSummary(*summary) if summary is not None else None for summary in summaries]
+                manifest = save.source.plan.manifest(save.state, files, checksums, **self._facts)
+                path = commit_checkpoint(save.temporary, manifest)
             except BaseException:
                 discard_temporary(save.temporary)
                 raise
@@ -405,7 +425,7 @@ class CheckpointSaver:
             self._log.checkpoint(
                 save.iteration,
                 name,
-                save.source.plan.total_bytes,
+                save.source.total_bytes,
                 self._world.size,
                 save.snapshot_seconds,
                 save.write_seconds,
@@ -431,13 +451,14 @@ class CheckpointSaver:
             group = world.rank // self._settings.ranks_per_file
             earlier_ranks = [rank for rank in plan.groups[group] if rank < world.rank]
             first = sum(len(plan.pieces(rank)) for rank in earlier_ranks)
-            pieces = plan.pieces(world.rank)
+            pieces, file = plan.pieces(world.rank), plan.data_file(group)
+            summary = None if earlier_ranks else plan.summarize(file)
+            length = file.length if summary is not None and summary.entries else 0
+            total_bytes = int(world.all_gather(torch.tensor([length])).sum())
             live = _views(pieces, self._trainer.storages())
             indices = list(range(first, first + len(pieces)))
             # the set of kinds only grows, so the copies of an earlier, smaller set are dropped
-            self._sources = {
-                kinds: _Source(plan, plan.data_file(group), file_name(group), not earlier_ranks, indices, live)
-            }
+            self._sources = {kinds: _Source(plan, file, file_name(group), summary, total_bytes, indices, live)}
         return self._sources[kinds]
 
 
