@@ -123,7 +123,7 @@ def test_of_two_ranks_in_a_first_step_both_shapes_are_reported(tmp_path: Path) -
 
 
 def test_equally_many_calls_without_an_example_are_reported_of_both_ranks(tmp_path: Path) -> None:
-    """A library lets the sum of another shape pass, and both ranks go on to wait for each other elsewhere."""
+    """A library lets the sum of another shape pass, and both ranks then wait for each other elsewhere."""
     ranks = Ranks(tmp_path, 2, PAIR)
     ranks.progress((0, 1), OPTIMISER, 1, -1)
     ranks.call((0,), "world", "agree.py:9", shape=(12,))
