@@ -22,7 +22,7 @@ import click
 
 from fugaku_gpt import api, errors, limits
 from fugaku_gpt.api.schemas import SCHEMA_NAMES, attribute_texts, json_schema
-from fugaku_gpt.checkpoint import directory, gguf_file, hugging_face, manifest
+from fugaku_gpt.checkpoint import directory, file_list, gguf_file, hugging_face, manifest
 from fugaku_gpt.cli.main import cli
 from fugaku_gpt.compare import pairs as comparison_pairs
 from fugaku_gpt.config.load import load_run_config, preset_names
@@ -82,7 +82,13 @@ RECORD_FORMATS = (
         "Checkpoint manifest",
         "`manifest.json` of a checkpoint",
         manifest,
-        (manifest.Manifest, manifest.LogicalTensor, manifest.DataFile),
+        (manifest.Manifest, manifest.LogicalTensor),
+    ),
+    RecordFormat(
+        "Part of a checkpoint manifest",
+        "`manifest-<number>.json` of a checkpoint",
+        file_list,
+        (file_list.DataFile, file_list.FilePart),
     ),
     RecordFormat("Hugging Face GPT-2 folder", "`config.json`, `model.safetensors`", hugging_face),
     RecordFormat("GGUF file", "`<name>.gguf`", gguf_file),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, List, Mapping, Optional
 
 from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint.file_list import parts_of
 from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, manifest_text
 from fugaku_gpt.errors import CheckpointError, RunFailed
 from fugaku_gpt.typed_json import is_number
@@ -75,7 +76,10 @@ def commit_checkpoint(temporary: Path, manifest: Manifest) -> Path:
         size = file_system.size_of(temporary / file.name)
         if size != file.bytes:
             raise CheckpointError(f"{temporary / file.name}: {size:,} bytes were written, not {file.bytes:,}")
-    file_system.write_file(temporary / MANIFEST, manifest_text(manifest))
+    parts = parts_of(manifest.files)
+    for part, content in parts:
+        file_system.write_file(temporary / part.name, content)
+    file_system.write_file(temporary / MANIFEST, manifest_text(manifest, [part for part, _ in parts]))
     file_system.sync_folder(temporary)
     directory = temporary.parent
     taken = [info.attempt for info in list_checkpoints(directory) if info.iteration == manifest.iteration]

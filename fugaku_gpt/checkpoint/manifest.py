@@ -1,7 +1,8 @@
 """``manifest.json`` of a checkpoint: its tensors, its files, and checksums that prove it complete.
 
 The manifest contains a SHA-256 over all its other values, and a CRC-32 of every header and every piece of data, so data
-that matches the manifest is the data that was saved.
+that matches the manifest is the data that was saved. Where data files are many, parts of the manifest describe them
+(``file_list.py``): it contains a SHA-256 of each part, and its version is 2.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ import hashlib
 import json
 import math
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import FilePlan
+from fugaku_gpt.checkpoint.file_list import DataFile, FilePart, PartedFiles, file_name_of, parse_part, part_values
 from fugaku_gpt.checkpoint.safetensors import DTYPES
 from fugaku_gpt.errors import CheckpointError
-from fugaku_gpt.input_files import is_possible_name
-from fugaku_gpt.limits import cut
 from fugaku_gpt.versioned_json import parse_versioned_json
 
 FORMAT = "fugaku-gpt checkpoint"
 VERSION = 1
+PARTED_VERSION = 2  # of a manifest whose data files are described by parts
 MANIFEST = "manifest.json"
 
 
@@ -41,25 +42,6 @@ class LogicalTensor:
 
 
 @dataclass(frozen=True)
-class DataFile:
-    """One data file.
-
-    Attributes:
-        name: name of the file in the checkpoint's folder.
-        bytes: length of the file.
-        header_crc32: CRC-32 of everything before the data.
-        tensors: indices of the tensors of which it holds pieces, into the sorted names of the manifest's tensors.
-        crc32: CRC-32 of each piece, in the header's order.
-    """
-
-    name: str
-    bytes: int
-    header_crc32: int
-    tensors: Tuple[int, ...]
-    crc32: Tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The content of a checkpoint's manifest.
 
@@ -72,14 +54,14 @@ class Manifest:
         data_fingerprint: fingerprint of the corpus; empty if there is none.
         build: facts about the build that has written the checkpoint.
         tensors: name → tensor.
-        files: data files in the order of their names.
+        files: data files in the order of their names; from a manifest in parts, they are read when they are needed.
     """
 
     iteration: int
     consumed_samples: int
     consumed_tokens: int
     tensors: Mapping[str, LogicalTensor]
-    files: Tuple[DataFile, ...]
+    files: Sequence[DataFile]
     state: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     data_fingerprint: str = ""
@@ -88,6 +70,8 @@ class Manifest:
     @property
     def data_bytes(self) -> int:
         """Total length of the data files."""
+        if isinstance(self.files, PartedFiles):
+            return sum(part.bytes for part in self.files.parts)
         return sum(file.bytes for file in self.files)
 
     @property
@@ -110,13 +94,26 @@ def describe_file(name: str, plan: FilePlan, checksums: Sequence[int], tensor_na
     return DataFile(name, plan.length, zlib.crc32(plan.header.content), tuple(tensor_indices), tuple(checksums))
 
 
-def manifest_text(manifest: Manifest) -> bytes:
+def manifest_text(manifest: Manifest, parts: Sequence[FilePart] = ()) -> bytes:
     """Serialise a manifest.
+
+    Args:
+        parts: those that describe its data files, if these are not to be in the manifest itself; those of a manifest
+            that was read in parts are taken from it.
 
     Raises:
         ValueError: a number of ``state`` is not finite.
     """
-    values = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    values = {field.name: getattr(manifest, field.name) for field in fields(manifest)}
+    values["tensors"] = {name: asdict(tensor) for name, tensor in manifest.tensors.items()}
+    if isinstance(manifest.files, PartedFiles):
+        parts = manifest.files.parts
+    if parts:
+        del values["files"]
+        values["parts"] = [part_values(part) for part in parts]
+    else:
+        values["files"] = [asdict(file) for file in manifest.files]
+    values = {"format": FORMAT, "version": PARTED_VERSION if parts else VERSION, **values}
     return _canonical({**values, "digest": _digest(values)}) + b"\n"
 
 
@@ -147,19 +144,19 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         text,
         path,
         "the manifest of a checkpoint, or damaged",
-        (VERSION,),
-        _verified_manifest,
+        (VERSION, PARTED_VERSION),
+        lambda values: _verified_manifest(values, path.parent),
         mend="use another checkpoint",
         error=CheckpointError,
     )
 
 
-def _verified_manifest(values: Dict[str, Any]) -> Manifest:
+def _verified_manifest(values: Dict[str, Any], folder: Path) -> Manifest:
     if values["format"] != FORMAT:
         raise ValueError(f"its format is {values['format']!r}, not {FORMAT!r}")
     if values.pop("digest", None) != _digest(values):
         raise ValueError("its SHA-256 does not match")
-    return _manifest(values)
+    return _manifest(values, folder)
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -170,7 +167,7 @@ def _canonical(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _manifest(values: Dict[str, Any]) -> Manifest:
+def _manifest(values: Dict[str, Any], folder: Path) -> Manifest:
     tensors = {
         str(name): LogicalTensor(tuple(map(int, entry["shape"])), dict(entry["kinds"]))
         for name, entry in values["tensors"].items()
@@ -179,28 +176,15 @@ def _manifest(values: Dict[str, Any]) -> Manifest:
         unknown = sorted(set(tensor.kinds.values()) - set(DTYPES))
         if unknown:
             raise ValueError(f"{name} is of the unknown data type {unknown[0]!r}")
-    files = tuple(
-        DataFile(
-            _plain(entry["name"]),
-            int(entry["bytes"]),
-            int(entry["header_crc32"]),
-            tuple(map(int, entry["tensors"])),
-            tuple(map(int, entry["crc32"])),
-        )
-        for entry in values["files"]
-    )
-    if any(not 0 <= index < len(tensors) for file in files for index in file.tensors):
-        raise ValueError("a file holds a tensor that is not there")
-    if any(size < 0 for tensor in tensors.values() for size in tensor.shape) or any(file.bytes < 0 for file in files):
+    files = _files(values, len(tensors), folder)
+    if any(size < 0 for tensor in tensors.values() for size in tensor.shape):
         raise ValueError("a size is below 0")
     needed = sum(
         math.prod(tensor.shape) * DTYPES[dtype].itemsize
         for tensor in tensors.values()
         for dtype in tensor.kinds.values()
     )
-    if needed > sum(file.bytes for file in files):
-        raise ValueError("its tensors are larger than its files")
-    return Manifest(
+    manifest = Manifest(
         iteration=int(values["iteration"]),
         consumed_samples=int(values["consumed_samples"]),
         consumed_tokens=int(values["consumed_tokens"]),
@@ -211,11 +195,30 @@ def _manifest(values: Dict[str, Any]) -> Manifest:
         data_fingerprint=str(values["data_fingerprint"]),
         build=dict(values["build"]),
     )
+    if needed > manifest.data_bytes:
+        raise ValueError("its tensors are larger than its files")
+    return manifest
 
 
-def _plain(name: str) -> str:
-    if Path(name).name != name or not is_possible_name(
-        name
-    ):  # a foreign manifest must not make us read outside of its folder
-        raise ValueError(f"{cut(repr(name))} is not a file's name")
-    return name
+def _files(values: Mapping[str, Any], tensor_count: int, folder: Path) -> Sequence[DataFile]:
+    """The data files of a manifest of either version."""
+    if values["version"] == PARTED_VERSION:
+        parts = [parse_part(part) for part in values["parts"]]
+        if any(not 0 <= first <= last < tensor_count for part in parts for first, last in part.tensors):
+            raise ValueError("a file holds a tensor that is not there")
+        return PartedFiles(folder, parts)
+    files = tuple(
+        DataFile(
+            file_name_of(entry["name"]),
+            int(entry["bytes"]),
+            int(entry["header_crc32"]),
+            tuple(map(int, entry["tensors"])),
+            tuple(map(int, entry["crc32"])),
+        )
+        for entry in values["files"]
+    )
+    if any(not 0 <= index < tensor_count for file in files for index in file.tensors):
+        raise ValueError("a file holds a tensor that is not there")
+    if any(file.bytes < 0 for file in files):
+        raise ValueError("a size is below 0")
+    return files

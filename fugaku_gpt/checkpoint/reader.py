@@ -6,13 +6,14 @@ import zlib
 from bisect import bisect_left
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Type
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Type
 
 import numpy as np
 
 from fugaku_gpt.checkpoint import file_system
 from fugaku_gpt.checkpoint.data_file import Entry, FilePlan, read_plan
-from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, LogicalTensor, Manifest, read_manifest
+from fugaku_gpt.checkpoint.file_list import DataFile, PartedFiles
+from fugaku_gpt.checkpoint.manifest import MANIFEST, LogicalTensor, Manifest, read_manifest
 from fugaku_gpt.checkpoint.safetensors import DTYPES, NotSafetensors, read_into
 from fugaku_gpt.errors import CheckpointError
 from fugaku_gpt.layout.regions import Region, full_region, intersection
@@ -54,11 +55,12 @@ class Checkpoint:
         self.manifest: Manifest = manifest if manifest is not None else read_manifest(path)
         self._open: Dict[str, _Shard] = {}  # oldest first
         self._first_file = int(start_fraction * len(self.manifest.files))
-        self._files: Dict[str, List[int]] = {name: [] for name in self.manifest.tensors}
-        names = self.manifest.tensor_names
-        for file_index, file in enumerate(self.manifest.files):
-            for index in file.tensors:
-                self._files[names[index]].append(file_index)
+        self._index_of_tensor = {name: index for index, name in enumerate(self.manifest.tensor_names)}
+        self._files: List[List[int]] = [[] for _ in self._index_of_tensor]  # of each tensor; not for files in parts
+        if not isinstance(self.manifest.files, PartedFiles):
+            for file_index, file in enumerate(self.manifest.files):
+                for index in file.tensors:
+                    self._files[index].append(file_index)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -104,9 +106,7 @@ class Checkpoint:
         if out.shape != region.shape or intersection(region, full_region(logical.shape)) != region:
             raise ValueError(f"{kind}/{name}{region}: tensor of {logical.shape}, array of {out.shape}")
         filled = 0
-        file_indices = self._files[name]
-        first = bisect_left(file_indices, self._first_file)
-        for file_index in (*file_indices[first:], *file_indices[:first]):
+        for file_index in self._file_indices(name):
             if filled >= region.size:
                 break
             file = self.manifest.files[file_index]
@@ -122,6 +122,15 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: {cut(f'{kind} of {name}{region}')}: {filled} of {region.size} elements are there"
             )
+
+    def _file_indices(self, name: str) -> Iterable[int]:
+        """The indices of the files with pieces of a tensor, beginning at the file that held the last piece."""
+        files, tensor = self.manifest.files, self._index_of_tensor[name]
+        if isinstance(files, PartedFiles):
+            return files.indices_with(tensor, self._first_file)
+        indices = self._files[tensor]
+        first = bisect_left(indices, self._first_file)
+        return (*indices[first:], *indices[:first])
 
     def _read_piece(self, file: DataFile, shard: _Shard, index: int, shared: Region, out: "Array") -> None:
         """Read and check a piece, and copy the region ``shared`` of it to ``out``."""

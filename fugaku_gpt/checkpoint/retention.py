@@ -19,7 +19,8 @@ from fugaku_gpt.checkpoint.directory import (
     tracked_checkpoint,
     write_best,
 )
-from fugaku_gpt.checkpoint.manifest import MANIFEST, DataFile, Manifest, read_manifest
+from fugaku_gpt.checkpoint.file_list import DataFile
+from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fugaku_gpt.checkpoint.reader import damage_message, open_shard
 from fugaku_gpt.checkpoint.safetensors import NotSafetensors, checksum
 from fugaku_gpt.errors import CheckpointError
@@ -57,9 +58,12 @@ def verify_checkpoint(checkpoint: Path, deep: bool = True) -> List[str]:
         (kind, name): [] for name, tensor in manifest.tensors.items() for kind in tensor.kinds
     }
     names = manifest.tensor_names
-    for file in manifest.files:
-        kinds_in_file = {names[index]: manifest.tensors[names[index]].kinds for index in file.tensors}
-        problems += _verify_file(checkpoint / file.name, file, kinds_in_file, pieces, deep)
+    try:
+        for file in manifest.files:
+            kinds_in_file = {names[index]: manifest.tensors[names[index]].kinds for index in file.tensors}
+            problems += _verify_file(checkpoint / file.name, file, kinds_in_file, pieces, deep)
+    except CheckpointError as error:  # a part of the manifest is missing or damaged
+        problems.append(str(error))
     if not problems:  # otherwise missing pieces are reported already
         for (kind, name), regions in pieces.items():
             if not tiles(regions, manifest.tensors[name].shape):

@@ -29,7 +29,8 @@ from fugaku_gpt.checkpoint.directory import (
     require_room,
     update_tracker,
 )
-from fugaku_gpt.checkpoint.manifest import DataFile, LogicalTensor, Manifest, describe_file
+from fugaku_gpt.checkpoint.file_list import DataFile
+from fugaku_gpt.checkpoint.manifest import LogicalTensor, Manifest, describe_file
 from fugaku_gpt.checkpoint.retention import remove_old_checkpoints
 from fugaku_gpt.config import RunConfig, config_values
 from fugaku_gpt.errors import FugakuGptError, RunFailed

@@ -125,7 +125,7 @@ def foreign_manifest(path: Path) -> None:
 
 def later_version(path: Path) -> None:
     path.mkdir()
-    (path / MANIFEST).write_text('{"format": "fugaku-gpt checkpoint", "version": 2}')
+    (path / MANIFEST).write_text('{"format": "fugaku-gpt checkpoint", "version": 3}')
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def later_version(path: Path) -> None:
         (foreign_file, "it holds no manifest.json"),
         (foreign_folder, "not a checkpoint: it holds no manifest.json"),
         (foreign_manifest, "not the manifest of a checkpoint"),
-        (later_version, "version 2 of this format; this program reads version 1"),
+        (later_version, "version 3 of this format; this program reads version 1 and 2"),
     ],
 )
 def test_a_foreign_checkpoint_is_reported_and_left_alone(newer_checkpoint: Path, make: Any, message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fugaku_gpt.checkpoint import file_system, retention
+from fugaku_gpt.checkpoint import file_list, file_system, retention
 from fugaku_gpt.checkpoint.data_file import Entry, plan_file, write_pieces
 from fugaku_gpt.checkpoint.directory import (
     begin_checkpoint,
@@ -24,6 +24,7 @@ from fugaku_gpt.checkpoint.directory import (
     require_room,
     tracked_checkpoint,
 )
+from fugaku_gpt.checkpoint.file_list import PartedFiles
 from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fugaku_gpt.checkpoint.reader import Checkpoint, open_checkpoint
 from fugaku_gpt.checkpoint.retention import (
@@ -61,23 +62,26 @@ def cut_like_a_layout(draw: st.DrawFn, arrays: Arrays) -> List[Pieces]:
 
 @st.composite
 def two_cuts(draw: st.DrawFn) -> Any:
-    """Draw (arrays, the cut to save, ranks per file, the cut to read)."""
+    """Draw (arrays, the cut to save, ranks per file, files per part of the manifest, the cut to read)."""
     some = st.lists(st.integers(1, 6), max_size=3).map(tuple)
     shapes = {f"t{index}": shape for index, shape in enumerate(draw(st.lists(some, min_size=1, max_size=3)))}
     arrays = some_arrays(draw(st.integers(0, 99)), shapes, draw(st.sampled_from(["F32", "F64"])))
     saved, read = cut_like_a_layout(draw, arrays), cut_like_a_layout(draw, arrays)
-    return arrays, saved, draw(st.integers(1, 4)), read
+    return arrays, saved, draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, file_list.FILES_PER_PART])), read
 
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(two_cuts())
 def test_a_checkpoint_is_read_back_in_another_cut(case: Any) -> None:
-    arrays, saved, ranks_per_file, read = case
-    with tempfile.TemporaryDirectory() as folder:
+    arrays, saved, ranks_per_file, files_per_part, read = case
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_list, "FILES_PER_PART", files_per_part)
         path = save(Path(folder) / "checkpoints", 7, arrays, saved, ranks_per_file)
         assert verify_checkpoint(path) == []
-        assert len(read_manifest(path).files) == -(-len(saved) // ranks_per_file)
+        manifest = read_manifest(path)
+        assert len(manifest.files) == -(-len(saved) // ranks_per_file)
+        assert isinstance(manifest.files, PartedFiles) == (len(manifest.files) > files_per_part)
         with open_checkpoint(path) as checkpoint:
             loaded = {key: np.full(array.shape, np.nan, array.dtype) for key, array in arrays.items()}
             for key, region in (piece for rank in read for piece in rank):

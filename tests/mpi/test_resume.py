@@ -11,15 +11,16 @@ from typing import Any, List, Tuple
 import pytest
 import torch
 
-from fugaku_gpt.checkpoint import file_system
+from fugaku_gpt.checkpoint import file_list, file_system
 from fugaku_gpt.checkpoint.directory import list_checkpoints
+from fugaku_gpt.checkpoint.file_list import PartedFiles
 from fugaku_gpt.checkpoint.manifest import read_manifest
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.comm import Communicator, ProcessGrid
 from fugaku_gpt.errors import RunFailed
 from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.health import SPIKE
-from fugaku_gpt.training.resume import load_checkpoint
+from fugaku_gpt.training.resume import ResumePlan, broadcast_plan, load_checkpoint, resume_from
 from fugaku_gpt.training.run import run_loop
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.trained import full_tensors
@@ -184,6 +185,24 @@ def test_damage_that_a_single_rank_reads_is_reported_on_all(world: Communicator,
 def test_a_checkpoint_of_a_layout_resumes_in_another(world: Communicator, folder: Path) -> None:
     """The pairs of two ranks; those of four take long."""
     _check_pairs(world, folder, ranks=2)
+
+
+def test_a_checkpoint_with_a_split_manifest_resumes_in_another_layout(
+    world: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_list, "FILES_PER_PART", 1)
+    if world.size < 2:
+        pytest.skip("one rank writes one file")
+    run = trainer(world, f"layout.dp={world.size}", "layout.zero=1", f"training.global_batch={world.size * 4}")
+    run.step()
+    path = save(run, folder)
+    plan = broadcast_plan(ResumePlan((path,), read_manifest(path)) if world.rank == 0 else None, world)
+    assert plan.manifest is not None and isinstance(plan.manifest.files, PartedFiles)
+    assert world.rank > 0 or verify_checkpoint(path) == []
+    other = trainer(world, "layout.tp=2", f"layout.dp={world.size // 2}", f"training.global_batch={world.size * 4}")
+    assert resume_from(other, plan)[0] == path
+    ours, theirs = (full_tensors(each, each.buffers.parameters) for each in (other, run))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ def test_a_trace_begins_late_in_a_run_that_was_resumed_within_it_and_never_after
     assert traced_ranks(tmp_path) == []
 
 
-def test_a_run_that_stops_within_the_trace_leaves_what_there_is(tmp_path: Path) -> None:
+def test_a_run_that_stops_within_the_trace_leaves_the_iterations_before(tmp_path: Path) -> None:
     trainer = traced_trainer(tmp_path / "flight")
     tracer = StepTracer(trainer, tmp_path / "trace", None)
     trainer.should_stop = lambda: trainer.iteration == 1
