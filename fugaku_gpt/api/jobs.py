@@ -105,6 +105,7 @@ def submit(run: Union[Run, FilePath], out: Optional[FilePath] = None, *, schedul
     Raises:
         UsageError: it was not submitted: it does not fit, lacks something, `job lint` finds an error in its script, or
             the scheduler refuses it.
+        Uncertain: the scheduler may have accepted it; ``Job.in_directory(out).outcome()`` finds out.
     """
     if not isinstance(run, Run):
         if out is not None or scheduler is not None:
