@@ -173,7 +173,7 @@ def test_resources_and_attributes_reach_pjm(pjm: JobExecutor, tmp_path: Path) ->
     assert list(tmp_path.glob("*.stats"))
 
 
-def test_ranks_are_started_by_mpiexec_and_their_output_is_in_their_order(pjm: JobExecutor, tmp_path: Path) -> None:
+def test_ranks_are_started_by_mpiexec_and_their_output_is_put_together(pjm: JobExecutor, tmp_path: Path) -> None:
     job = bash(
         "echo rank $PMIX_RANK; echo note $PMIX_RANK >&2; test $PMIX_RANK -ne 2 || exit 4",
         tmp_path,
@@ -183,9 +183,33 @@ def test_ranks_are_started_by_mpiexec_and_their_output_is_in_their_order(pjm: Jo
     pjm.submit(job)
     status = end_of(job)
     assert (status.state, status.exit_code) == (JobState.FAILED, 4)
-    assert (tmp_path / "out").read_text().splitlines() == [f"rank {rank}" for rank in range(12)]
-    assert (tmp_path / "err").read_text().splitlines() == [f"note {rank}" for rank in range(12)]
+    assert sorted((tmp_path / "out").read_text().splitlines()) == sorted(f"rank {rank}" for rank in range(12))
+    assert sorted((tmp_path / "err").read_text().splitlines()) == sorted(f"note {rank}" for rank in range(12))
     assert not list(tmp_path.glob(".ranks*"))
+
+
+def test_lines_of_ranks_are_passed_on_while_these_run(pjm: JobExecutor, tmp_path: Path) -> None:
+    pause = 'until test -e "$1"; do sleep 0.05; done'
+    odd = "printf 'half of a line of %s' $PMIX_RANK"
+    script = f"wait_for() {{ {pause}; }}; echo first $PMIX_RANK; {odd}; wait_for go; echo ', and its end'; {odd} >&2"
+    job = bash(script, tmp_path, resources=ResourceSpecV1(node_count=1, processes_per_node=3), launcher="pjm_mpiexec")
+    pjm.submit(job)
+    out = tmp_path / "out"
+    until(lambda: out.exists() and out.read_text().count("\n") == 3)
+    assert sorted(out.read_text().splitlines()) == [f"first {rank}" for rank in range(3)]
+    (tmp_path / "go").touch()
+    assert end_of(job).state == JobState.COMPLETED
+    ends = [f"half of a line of {rank}, and its end" for rank in range(3)]
+    assert sorted(out.read_text().splitlines()) == [*(f"first {rank}" for rank in range(3)), *ends]
+    assert (tmp_path / "err").read_text() == "".join(f"half of a line of {rank}" for rank in range(3))
+
+
+def test_an_output_that_cannot_be_written_is_reported_before_ranks_start(pjm: JobExecutor, tmp_path: Path) -> None:
+    job = bash("touch started", tmp_path, stdout_path=tmp_path / "missing" / "out", launcher="pjm_mpiexec")
+    pjm.submit(job)
+    status = end_of(job)
+    assert status.state == JobState.FAILED and status.message is not None and "missing/out" in status.message
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize(
