@@ -19,7 +19,7 @@ from psij import (
     SubmitException,
 )
 
-from fugaku_gpt.errors import FugakuGptError
+from fugaku_gpt.errors import FugakuGptError, Uncertain
 from fugaku_gpt.jobs.tool_jobs import JobEnd, PolledJob, ToolJobs
 from fugaku_gpt.records.job import RUNNING, SUSPENDED
 from psij_pjm.config import PjmExecutorConfig
@@ -58,9 +58,12 @@ class PjmJobExecutor(JobExecutor):
     def submit(self, job: Job) -> None:
         """See :meth:`psij.JobExecutor.submit`.
 
+        Where PJM does not say whether it has accepted a job, that may run. It has failed for PSI/J, with the comment by
+        which it can be found as its message, and cannot be submitted again.
+
         Raises:
             InvalidJobException: PJM has nothing of the kind that is asked for, or would refuse the script on any day.
-            SubmitException: PJM has refused the job or gives no answer; the message is PJM's, with advice.
+            SubmitException: PJM has refused the job: there is none; the message is PJM's, with advice.
         """
         spec = self._check_job(job)
         path, output = self._files_of(job)
@@ -75,10 +78,13 @@ class PjmJobExecutor(JobExecutor):
             raise InvalidJobException(str(error)) from None
         try:
             native_id = self._pjm.submit(path, Path.cwd(), script.name)
+        except Uncertain as error:  # no exception: hosts submit a job whose submission raises one once more
+            self._set_job_status(job, JobStatus(JobState.FAILED, message=f"may run all the same: {error}"))
+            return
         except FugakuGptError as error:
             job.executor = None
             path.unlink()
-            raise SubmitException(str(error)) from None  # not transient: a job without an answer may be there
+            raise SubmitException(str(error)) from None
         job._native_id = native_id  # PSI/J has no other way to set it
         self._set_job_status(job, JobStatus(JobState.QUEUED, metadata={"native_id": native_id}))
         self._follow(job, native_id)

@@ -242,6 +242,24 @@ def test_a_refused_job_can_be_submitted_again(pjm: JobExecutor, tmp_path: Path, 
     assert end_of(job).state == JobState.COMPLETED
 
 
+def test_a_job_that_pjm_may_have_accepted_has_failed_and_is_not_submitted_again(
+    pjm: JobExecutor, tmp_path: Path, site: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tool_jobs", "schedulers.pjm"):
+        monkeypatch.setattr(f"fugaku_gpt.jobs.{module}.RETRY_SECONDS", (0.1,))
+    site.inject_fault("unanswered", "1")
+    site.inject_fault("pjstat-fails", "100")
+    job = bash("echo ran >> ran", tmp_path)
+    pjm.submit(job)
+    site.inject_fault("clear")
+    assert job.status.state == JobState.FAILED and job.status.message is not None
+    assert "comment fugaku-gpt-" in job.status.message
+    with pytest.raises(InvalidJobException):
+        pjm.submit(job)
+    until((tmp_path / "ran").exists)  # it had been accepted
+    assert (tmp_path / "ran").read_text() == "ran\n"
+
+
 def test_another_process_can_attach_to_a_job(pjm: JobExecutor, tmp_path: Path) -> None:
     job = bash("until test -e go; do sleep 0.05; done; exit 3", tmp_path)
     pjm.submit(job)

@@ -104,8 +104,13 @@ class Executor(RemoteExecutor):
         return str(self._settings.python or super().get_python_executable())
 
     def run_job(self, job: JobExecutorInterface) -> None:
-        """Submit a job. If PJM refuses it, the job has failed, and the workflow's rules for failures apply."""
-        from fugaku_gpt.errors import FugakuGptError
+        """Submit a job. If PJM refuses it, the job has failed, and the workflow's rules for failures apply.
+
+        Raises:
+            WorkflowError: PJM does not say whether it has accepted the job, which may run: ``--retries`` would submit it
+                a second time.
+        """
+        from fugaku_gpt.errors import FugakuGptError, Uncertain
         from fugaku_gpt.jobs.tool_jobs import job_name
 
         name = job_name(self.get_jobname(job).removesuffix(".sh"))
@@ -117,6 +122,8 @@ class Executor(RemoteExecutor):
             for warning in self._jobs.write(script, path, is_linted=not self._settings.no_lint):
                 self.logger.debug(warning)
             job_id = self._jobs.submit(path, Path.cwd(), name)
+        except Uncertain as error:
+            raise WorkflowError(f"job {job.jobid} may have been submitted to PJM: {error}") from None
         except FugakuGptError as error:
             self.report_job_error(SubmittedJobInfo(job), msg=f"not submitted: {error}\n")
             return
