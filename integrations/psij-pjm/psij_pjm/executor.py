@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
@@ -147,7 +148,10 @@ class PjmJobExecutor(JobExecutor):
         for native_id, pjm_job in polled.items():
             if pjm_job.end is None and pjm_job.status.state in ("unknown", "lost"):
                 logger.warning("Job %s of PJM is followed on: %s", native_id, pjm_job.status.reason)
-            self._set_status(native_id, pjm_job)
+            try:
+                self._set_status(native_id, pjm_job)
+            except Exception:  # a defect that concerns one job must not keep the others from being followed
+                logger.exception("Job %s of PJM", native_id)
 
     def _set_status(self, native_id: str, pjm_job: PolledJob) -> None:
         if pjm_job.end is None:
@@ -163,8 +167,8 @@ class PjmJobExecutor(JobExecutor):
             status = _status_of(pjm_job.end)
             if status.state == JobState.FAILED:
                 status.message = f"{status.message}{self._launcher_message(job)}"
+            self._set_job_status(job, status)  # whatever becomes of its files
             self._clean(job, native_id)
-            self._set_job_status(job, status)
 
     def _follow(self, job: Job, native_id: str) -> None:
         with self._lock:
@@ -196,12 +200,13 @@ class PjmJobExecutor(JobExecutor):
     def _clean(self, job: Job, native_id: str) -> None:
         if self._settings.keep_files:
             return
-        self._pjm.forget(native_id)
-        for path in self._files_of(job):
-            try:
-                path.unlink()
-            except FileNotFoundError:  # of another process, if it was attached
-                continue
+        try:
+            self._pjm.forget(native_id)
+            for path in self._files_of(job):
+                with contextlib.suppress(FileNotFoundError):  # of another process, if it was attached
+                    path.unlink()
+        except (FugakuGptError, OSError) as error:
+            logger.warning("Job %s of PJM has ended, and its files are still there: %s", native_id, error)
 
 
 def _status_of(end: JobEnd) -> JobStatus:
@@ -235,5 +240,8 @@ def _poll_until_over(
             interval = longest
             present = executor()
             if present is not None:
-                present.poll()
+                try:
+                    present.poll()
+                except Exception:  # whatever it is: without this thread, no job would end
+                    logger.exception("PJM was not asked for jobs")
         present = None

@@ -101,7 +101,7 @@ def test_callbacks_are_called_for_each_state_of_a_job(pjm: JobExecutor, tmp_path
     assert states == [JobState.QUEUED, JobState.ACTIVE, JobState.COMPLETED]
     assert (tmp_path / "out").read_text() == "hello\n" and (tmp_path / "err").read_text() == "oops\n"
     assert job.native_id not in pjm.list()
-    assert not [path for path in (tmp_path / "work" / "pjm").rglob("*") if path.is_file()]
+    until(lambda: not [path for path in (tmp_path / "work" / "pjm").rglob("*") if path.is_file()])
 
 
 def test_an_exit_code_other_than_0_fails_the_job(pjm: JobExecutor, tmp_path: Path) -> None:
@@ -303,6 +303,42 @@ def test_many_jobs_are_followed_at_once(pjm: JobExecutor, tmp_path: Path) -> Non
         pjm.submit(job)
     assert [end_of(job).state for job in jobs] == [JobState.COMPLETED] * 8
     assert [(tmp_path / f"out{number}").read_text() for number in range(8)] == [f"{number}\n" for number in range(8)]
+
+
+def test_a_job_whose_files_cannot_be_removed_has_ended_and_others_are_followed(
+    pjm: JobExecutor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = bash("until test -e go; do sleep 0.05; done", tmp_path), bash("true", tmp_path)
+    pjm.submit(first)
+    script = tmp_path / "work" / "pjm" / f"{first.id}.sh"
+    script.unlink()
+    script.mkdir()  # cannot be unlinked
+    (tmp_path / "go").touch()
+    assert end_of(first).state == JobState.COMPLETED
+    pjm.submit(second)
+    assert end_of(second).state == JobState.COMPLETED
+    assert "its files are still there" in caplog.text
+
+
+def test_an_error_of_one_job_does_not_end_the_thread_that_polls(
+    pjm: JobExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [bash("true", tmp_path), bash("true", tmp_path)]
+    executor: Any = pjm
+    set_status = executor._set_status
+
+    def fail_for_first(native_id: str, pjm_job: Any) -> None:
+        if native_id == jobs[0].native_id:
+            raise ZeroDivisionError
+        set_status(native_id, pjm_job)
+
+    monkeypatch.setattr(executor, "_set_status", fail_for_first)
+    for job in jobs:
+        pjm.submit(job)
+    assert end_of(jobs[1]).state == JobState.COMPLETED
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.setattr(executor, "_set_status", set_status)
+    assert end_of(jobs[0]).state == JobState.COMPLETED
 
 
 def test_an_executor_that_nobody_uses_stops_polling(site: Simulator, tmp_path: Path) -> None:

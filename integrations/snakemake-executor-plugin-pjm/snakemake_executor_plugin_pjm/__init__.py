@@ -185,14 +185,24 @@ class Executor(RemoteExecutor):
 
     def _report_end(self, info: SubmittedJobInfo, end: "JobEnd") -> None:
         self._open.pop(str(info.external_jobid), None)
-        self._jobs.forget(str(info.external_jobid))
+        self._clean(info, end)
         if end.is_success:
-            for path in (info.aux or {}).values():
-                path.unlink(missing_ok=True)
             self.report_job_success(info)
         else:
             message = f"PJM's job {info.external_jobid} ended with: {end.reason}. "
             self.report_job_error(info, msg=message, aux_logs=[str(_output_of(info))])
+
+    def _clean(self, info: SubmittedJobInfo, end: "JobEnd") -> None:
+        """Remove the record of a job's end, and its files if it succeeded. An error here would end the workflow, and
+        leave its other jobs to themselves: it is a warning."""
+        from fugaku_gpt.errors import FugakuGptError
+
+        try:
+            self._jobs.forget(str(info.external_jobid))
+            for path in (info.aux or {}).values() if end.is_success else ():
+                path.unlink(missing_ok=True)
+        except (FugakuGptError, OSError) as error:
+            self.logger.warning(f"PJM's job {info.external_jobid} has ended, and its files are still there: {error}")
 
 
 def script_of(

@@ -158,6 +158,18 @@ def test_a_job_that_pjm_may_have_accepted_ends_the_workflow_and_is_not_tried_aga
     assert (folder / "calls").read_text() == "called\n" and "Traceback" not in printed
 
 
+def test_files_that_cannot_be_removed_are_a_warning(workflow: Callable[[str], Path]) -> None:
+    folder = workflow(
+        """
+rule a:
+    output: "a.txt"
+    shell: "cd .snakemake/pjm && mv *.sh aside && mkdir $(basename *.out .out).sh && cd - && touch {output}"
+"""
+    )
+    printed = run_snakemake()
+    assert "its files are still there" in printed and (folder / "a.txt").exists()
+
+
 def test_a_job_is_followed_while_pjm_does_not_answer(workflow: Callable[[str], Path], site: Simulator) -> None:
     folder = workflow('rule a:\n    output: "a.txt"\n    shell: "sleep 1; touch {output}"\n')
     site.inject_fault("pjstat-fails", "4")  # a query is repeated three times
