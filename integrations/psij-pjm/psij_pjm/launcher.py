@@ -13,7 +13,7 @@ class PjmMpiexecLauncher(MultipleLauncher):
     """The launcher ``pjm_mpiexec``: as many ranks as ``process_count`` asks for.
 
     On Fugaku ``mpiexec`` itself prints nothing of what ranks print, and writes a file for each rank: their lines are
-    appended to the job's ``stdout_path`` and ``stderr_path`` while the ranks run, those of a moment in the order of ranks.
+    appended to the job's ``stdout_path`` and ``stderr_path`` while ranks run, those of a moment in the order of ranks.
     """
 
     def __init__(self, config: Optional[JobExecutorConfig] = None) -> None:

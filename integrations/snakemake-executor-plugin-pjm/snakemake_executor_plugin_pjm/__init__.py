@@ -107,8 +107,8 @@ class Executor(RemoteExecutor):
         """Submit a job. If PJM refuses it, the job has failed, and the workflow's rules for failures apply.
 
         Raises:
-            WorkflowError: PJM does not say whether it has accepted the job, which may run: ``--retries`` would submit it
-                a second time.
+            WorkflowError: PJM does not say whether it has accepted the job: ``--retries`` would submit it a second
+                time.
         """
         from fugaku_gpt.errors import FugakuGptError, Uncertain
         from fugaku_gpt.jobs.tool_jobs import job_name
