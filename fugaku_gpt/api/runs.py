@@ -25,10 +25,10 @@ __all__ = ["RecordedRun", "Result", "Run", "load_run", "train"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is to be made, as ``load_run`` returns it.
+    """A run that is to be made, as ``load_run`` returns it: what its file was when it was loaded, and no later changes.
 
     Attributes:
-        source: the run file, the preset and the settings that it comes from.
+        source: the run file with its settings, the preset and the settings that it comes from.
         config: the whole configuration, with the vocabulary and the validation of its corpora where it states none.
         notes: what was chosen for it, one line each.
     """
@@ -47,7 +47,7 @@ class Run:
 
 
 def load_run(file: Optional[FilePath] = None, *, preset: Optional[str] = None, settings: Settings = ()) -> Run:
-    """Load a run from a run file, a preset and settings, each of which may be left out.
+    """Load a run from a run file, a preset and settings, each of which may be left out. The file is read once, here.
 
     Args:
         file: a run file; or a run directory, for the run that was made there.
@@ -61,7 +61,7 @@ def load_run(file: Optional[FilePath] = None, *, preset: Optional[str] = None, s
     path = Path(file) if file is not None else None
     if path is not None and path.is_dir():
         path = path / "config.yaml"
-    return _loaded(RunSource(path, preset, setting_texts(settings)))
+    return _loaded(RunSource(path, preset, setting_texts(settings)).as_read())
 
 
 def _loaded(source: RunSource) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -12,7 +13,9 @@ import pytest
 
 from fugaku_gpt import api
 from fugaku_gpt.cli.main import run as command
+from fugaku_gpt.compare.shared_run import SharedRun
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.launch.run_to_train import run_to_train
 from fugaku_gpt.records.job import append_event
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 from tests.support.commands import Capture, json_of
@@ -41,6 +44,21 @@ def test_settings_are_a_mapping_or_texts_and_the_last_wins(tmp_path: Path) -> No
 def test_a_run_is_loaded_from_a_directory(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "preset: tiny\nlayout: {dp: 2}\n")
     assert api.load_run(tmp_path / "r").config == api.RecordedRun(tmp_path / "r").config
+
+
+def test_a_run_keeps_what_its_file_was(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("preset: tiny\ntraining: {lr: 1e-3}\nlayout: {dp: 2}\njob: {scheduler: slurm, name: first}\n")
+    run = api.load_run(file)
+    needed = api.plan_memory(run).needed_bytes
+    for change in (lambda: file.write_text("preset: 124m\njob: {scheduler: slurm, name: other}\n"), file.unlink):
+        change()
+        again = run.with_settings({"training.lr": 2e-3})
+        assert again.config == replace(run.config, training=replace(run.config.training, lr=2e-3))
+        assert '--job-name="first"' in api.render_job(run).text
+        assert api.plan_memory(run).needed_bytes == needed
+        assert SharedRun(run.source, None, 20, None).base().layout.dp == 2
+        assert run_to_train(run.source, ranks=2).config.layout.dp == 2, "which the file states"
 
 
 def errors() -> Dict[str, Any]:
