@@ -7,6 +7,7 @@ from typing import Optional
 
 from fugaku_gpt.api.runs import Run
 from fugaku_gpt.api.settings import FilePath
+from fugaku_gpt.api.stopping import WatchedLaunch, pass_on_signal
 from fugaku_gpt.compare.live_comparison import LiveSettings, compare_live
 from fugaku_gpt.compare.pairs import Pair, read_comparison
 from fugaku_gpt.compare.recorded import compare_recorded
@@ -47,6 +48,7 @@ def compare(
 
     Raises:
         UsageError: a side is neither, one is recorded and the other is not, or the sides do not do the same work.
+        KeyboardInterrupt: it was stopped by Ctrl-C; SIGTERM reaches the program as in ``train``.
     """
     sides = parse_sides(a, b, is_profile)
     if isinstance(sides[0], RecordedSide):
@@ -56,11 +58,13 @@ def compare(
         return report_recorded(first.text, second.text, recorded, settings.tolerance)
     if run is None:
         raise UsageError("no run is named: give run, such as load_run(preset='tiny')")
-    shared = SharedRun(run.source, None, iterations, warm_up)
+    shared, start = SharedRun(run.source, None, iterations, warm_up), WatchedLaunch()
     try:
-        return compare_live(shared, sides, Path(out) if out is not None else None, settings, _Silent())
+        report = compare_live(shared, sides, Path(out) if out is not None else None, settings, _Silent(), start)
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from None
+    pass_on_signal(start.stopped_by)
+    return report
 
 
 def earlier_comparison(out: FilePath) -> Report:

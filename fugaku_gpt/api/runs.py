@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from fugaku_gpt.api.settings import FilePath, Settings, setting_texts
+from fugaku_gpt.api.stopping import pass_on_signal
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.data.corpus_settings import with_corpus_settings
@@ -149,8 +150,10 @@ def train(
 ) -> RecordedRun:
     """Train a run on this machine, and wait for its end, as ``fugaku-gpt train --ranks`` does.
 
-    The ranks are processes that ``mpirun`` starts. Ctrl-C stops them after their iteration, with a checkpoint, if the
-    main thread of the program waits here: it alone sees signals.
+    The ranks are processes that ``mpirun`` starts. Ctrl-C and SIGTERM stop them after their iteration, with a
+    checkpoint, if the main thread of the program waits here: it alone sees signals. When they have ended, the program
+    gets the signal itself: KeyboardInterrupt at Ctrl-C, and at SIGTERM its end, or a call of its handler. SIGUSR1 stops
+    the run alone.
 
     Args:
         out: run directory; default: ``runs/NAME-TIME``.
@@ -165,6 +168,7 @@ def train(
     Raises:
         UsageError: it was refused: nothing has been written.
         RunFailed: it failed; the directory has its log and its result.
+        KeyboardInterrupt: it was stopped by Ctrl-C; ``resume="auto"`` continues.
     """
     named = Path(out) if out is not None else None
     config = run_to_train(run.source, (), named, ranks, resume).config
@@ -181,6 +185,7 @@ def train(
     except ModuleNotFoundError as error:
         missing = missing_package(error)
         raise missing or error from None
+    pass_on_signal(ended.outcome.stopped_by)
     ended.raise_if_ended()
     if ended.problem:
         raise RunFailed(ended.problem)
