@@ -41,12 +41,12 @@ class Table:
 
     @classmethod
     def of(cls, *directories: FilePath) -> "Table":
-        """The table of run directories, and of the runs in folders.
+        """The table of run directories, and of the runs in folders; nothing is written.
 
         Raises:
             UsageError: a path holds no run, or a record in it is damaged.
         """
-        configurations, runs = collect_rows([Path(directory) for directory in directories])
+        configurations, runs = collect_rows([Path(directory) for directory in directories], is_read_only=True)
         return cls(tuple(configurations), tuple(runs))
 
     @property

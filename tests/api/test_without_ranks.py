@@ -18,6 +18,7 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.launch.run_to_train import run_to_train
 from fugaku_gpt.records.job import append_event
 from fugaku_gpt.records.run import OK, Result, RunDirectory
+from tests.launch.test_lost_run import a_killed_run
 from tests.support.commands import Capture, json_of
 
 JOB = {"job.group": "hp000000", "job.elapse": "1:00:00", "layout.dp": 2}
@@ -187,6 +188,29 @@ def test_runs_are_filtered_sorted_and_shown_as_by_the_command(store: Path, capsy
     for call in (lambda: runs.where("lr >"), lambda: runs.sorted_by("height"), lambda: runs.rows(["width"])):
         with pytest.raises(api.UsageError):
             call()
+
+
+def test_reading_a_store_writes_nothing_unless_asked(store: Path) -> None:
+    a_killed_run(store / "d")
+
+    def contents() -> Dict[Path, float]:
+        return {path: path.stat().st_mtime_ns for path in [store, *store.rglob("*")]}
+
+    before = contents()
+    assert [record.status for record in api.Runs(store)] == [OK, OK, OK, "unfinished"]
+    assert [row["status"] for row in api.Table.of(store).rows(repeats=True)].count("lost") == 1
+    assert contents() == before
+    assert [record.status for record in api.Runs(store, update=True)] == [OK, OK, OK, "lost"]
+    assert (store / "d" / "result.json").exists() and contents() != before
+
+
+def test_runs_that_cannot_be_read_are_named(store: Path) -> None:
+    assert api.Runs(store).problems == {}
+    (store / "b" / "result.json").write_text("{")
+    runs = api.Runs(store)
+    assert list(runs.problems) == ["b"] and "result.json" in runs.problems["b"]
+    assert "3 runs, 1 of them damaged" in repr(runs)
+    assert runs.where('run == "a"').problems == {} and "damaged" not in repr(runs.where('run == "a"'))
 
 
 def test_tables_become_data_frames(store: Path) -> None:
