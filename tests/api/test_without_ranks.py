@@ -248,6 +248,19 @@ def test_recorded_runs_are_compared(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["verdict"] == report.verdict
 
 
+def test_what_recorded_runs_cannot_have_is_refused_by_name(tmp_path: Path) -> None:
+    rows = ROOT / "benchmarks" / "reference" / "measurements.csv"
+    sides = f"{rows}:tcmalloc=false", f"{rows}:tcmalloc=true"
+    for arguments, names in (
+        ({"run": api.load_run(preset="tiny")}, "run"),
+        ({"out": tmp_path / "out", "iterations": 20}, "out, iterations"),
+        ({"settings": api.LiveSettings(pairs=3, tolerance=0.1)}, "settings.pairs"),
+    ):
+        with pytest.raises(api.UsageError, match=f"^{names}: for sides that are run now"):
+            api.compare(*sides, **arguments)  # type: ignore[arg-type]
+    assert api.compare(*sides, warm_up=3, settings=api.LiveSettings(tolerance=0.1)).verdict
+
+
 def test_checkpoints_are_read_by_names(tmp_path: Path) -> None:
     old = ROOT / "tests" / "golden" / "v0.1.0" / "runs" / "finished"
     with api.Checkpoint(old) as checkpoint:
