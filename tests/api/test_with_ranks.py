@@ -139,6 +139,23 @@ def test_the_result_of_a_submitted_job_is_awaited(run: api.Run, tmp_path: Path) 
     assert job.output() and api.RecordedRun(job.directory).metrics()[-1]["iteration"] == 4
 
 
+@pytest.mark.usefixtures("local_queue")
+def test_a_script_is_submitted_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "theirs.sh"
+    script.write_text("#!/bin/sh\npwd > where\nexit 3\n")
+    job = api.submit("theirs.sh", "record", scheduler="local")
+    outcome = job.wait(timeout=300)
+    assert (outcome.status, outcome.cause) == ("failed", "exit code 3")
+    assert Path("where").read_text().strip() == str(tmp_path) and job.directory == Path("record")
+    with pytest.raises(api.UsageError, match="record: already holds a run"):
+        api.submit("theirs.sh", "record", scheduler="local")
+    script.write_text("#!/bin/sh\n#PJM -L node=0\n")
+    with pytest.raises(api.UsageError, match="PJM"):
+        api.submit("theirs.sh", "another")
+    assert not Path("another").exists()
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("local_queue")
 def test_a_job_that_is_cancelled_raises_that_it_was(run: api.Run, tmp_path: Path) -> None:
