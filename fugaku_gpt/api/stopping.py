@@ -8,7 +8,7 @@ from typing import Any, Optional
 from fugaku_gpt.launch.launcher import launch
 from fugaku_gpt.launch.processes import Outcome
 
-# SIGUSR1 asks a run alone to stop, with a checkpoint: the program goes on
+# SIGUSR1 asks a run alone to stop, with a checkpoint, and not the program
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

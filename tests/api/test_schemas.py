@@ -109,7 +109,7 @@ def wrong_runs() -> Iterator[Dict[str, Any]]:
 digits = st.text("0123456789", min_size=1, max_size=3)
 clocks = st.lists(digits, min_size=2, max_size=4).map(":".join)
 units = st.lists(st.tuples(digits, st.sampled_from("dhmsDHMS")).map("".join), max_size=4).flatmap(
-    lambda words: st.sampled_from([" ", "", "\n"]).map(lambda space: space.join(words))
+    lambda texts: st.sampled_from([" ", "", "\n"]).map(lambda space: space.join(texts))
 )
 numbers = st.tuples(
     st.sampled_from(["", "+", "-"]),

@@ -82,7 +82,7 @@ def test_a_signal_calls_the_handler_of_the_caller(
 
 
 @pytest.mark.long
-def test_an_interrupted_sweep_interrupts_its_caller(run: api.Run, tmp_path: Path) -> None:
+def test_an_interrupted_sweep_interrupts_the_caller(run: api.Run, tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     defaults = {**MINI, "data.paths": list(run.config.data.paths), "training.iterations": 1000000}
     file.write_text(json.dumps({"defaults": defaults, "matrix": {"training.lr": [1e-3, 1e-2]}}))

@@ -47,7 +47,7 @@ def test_a_run_is_loaded_from_a_directory(tmp_path: Path) -> None:
     assert api.load_run(tmp_path / "r").config == api.RecordedRun(tmp_path / "r").config
 
 
-def test_a_run_keeps_what_its_file_was(tmp_path: Path) -> None:
+def test_a_run_is_unaffected_by_later_edits_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("preset: tiny\ntraining: {lr: 1e-3}\nlayout: {dp: 2}\njob: {scheduler: slurm, name: first}\n")
     run = api.load_run(file)
@@ -248,7 +248,7 @@ def test_recorded_runs_are_compared(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["verdict"] == report.verdict
 
 
-def test_what_recorded_runs_cannot_have_is_refused_by_name(tmp_path: Path) -> None:
+def test_arguments_of_live_runs_are_refused_for_recorded_runs(tmp_path: Path) -> None:
     rows = ROOT / "benchmarks" / "reference" / "measurements.csv"
     sides = f"{rows}:tcmalloc=false", f"{rows}:tcmalloc=true"
     for arguments, names in (
