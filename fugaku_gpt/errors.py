@@ -12,7 +12,7 @@ EXIT_FINDINGS = 3  # a check has findings, at or above --fail-on
 EXIT_RESUME = 75  # a run has stopped before its end and can be resumed (EX_TEMPFAIL of sysexits.h)
 EXIT_CODES: Dict[int, str] = {
     EXIT_OK: "The command did what it was asked to do.",
-    EXIT_RUN_FAILED: "A run, a job or a check of a machine failed.",
+    EXIT_RUN_FAILED: "A run, a job or a check of a machine failed, or it is not known whether a job was accepted.",
     EXIT_USAGE: "The command line, a run file or another input is not valid; nothing was started or written.",
     EXIT_FINDINGS: "A check found what it looks for, such as `job lint`, `report check` or `ckpt verify`.",
     EXIT_RESUME: "A run stopped before its end, with a checkpoint, and can be resumed.",
@@ -49,6 +49,10 @@ class CallsDisagree(FugakuGptError):
 
 class RunFailed(FugakuGptError):
     """A run was started and did not end well."""
+
+
+class Uncertain(FugakuGptError):
+    """A scheduler did not answer clearly: there may be a job, to be looked for before another is submitted."""
 
 
 # the extra of this package that installs an optional package, by the name that is imported

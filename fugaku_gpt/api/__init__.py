@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from fugaku_gpt.api.stores import Runs
     from fugaku_gpt.api.sweeps import Sweep, Table
     from fugaku_gpt.api.texts import GeneratedText, GenerationSettings, generate
-    from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, FugakuGptError, RunFailed, UsageError
+    from fugaku_gpt.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        FugakuGptError,
+        RunFailed,
+        Uncertain,
+        UsageError,
+    )
 
 _MODULES = {
     "Checkpoint": "fugaku_gpt.api.checkpoints",
@@ -56,6 +64,7 @@ _MODULES = {
     "TimePlan": "fugaku_gpt.api.plans",
     "TopologyPlan": "fugaku_gpt.api.plans",
     "TopologyRequest": "fugaku_gpt.api.plans",
+    "Uncertain": "fugaku_gpt.errors",
     "UsageError": "fugaku_gpt.errors",
     "compare": "fugaku_gpt.api.comparisons",
     "earlier_comparison": "fugaku_gpt.api.comparisons",
@@ -98,6 +107,7 @@ __all__ = [
     "TimePlan",
     "TopologyPlan",
     "TopologyRequest",
+    "Uncertain",
     "UsageError",
     "compare",
     "earlier_comparison",

@@ -13,9 +13,10 @@ from fugaku_gpt.api.runs import Run
 from fugaku_gpt.api.settings import FilePath
 from fugaku_gpt.errors import RunFailed, UsageError
 from fugaku_gpt.jobs import submission
-from fugaku_gpt.jobs.before_submission import check_run_script
+from fugaku_gpt.jobs.before_submission import check_run_script, check_script
 from fugaku_gpt.jobs.change import CANCEL, change_jobs
 from fugaku_gpt.jobs.outcome import Outcome
+from fugaku_gpt.jobs.plain_script import is_plain_script, read_plain_script, submit_plain_script
 from fugaku_gpt.jobs.poll import PolledRun, only_run_directory, output_of, poll_runs, watch_runs
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files
 from fugaku_gpt.jobs.run_job import default_directory, job_of_run
@@ -95,17 +96,21 @@ def lint(
 
 
 def submit(run: Union[Run, FilePath], out: Optional[FilePath] = None, *, scheduler: Optional[str] = None) -> "Job":
-    """Submit the job of a run, as ``fugaku-gpt job submit`` does, and return at once.
+    """Submit the job of a run, or a script, as ``fugaku-gpt job submit`` does, and return at once.
 
     Args:
-        run: a run; or the path of a run directory that was prepared, with ``config.yaml`` and ``job.sh``.
-        out: run directory; default: ``runs/NAME-TIME``.
-        scheduler: ``pjm``, ``slurm`` or ``local``; default: that of the run.
+        run: a run; or the path of a run directory that was prepared, with ``config.yaml`` and ``job.sh``; or that of a
+            script of any kind, which starts in the present folder. A sweep is submitted by ``Sweep.submit``.
+        out: run directory, or for a script the folder with the record of its job; default: ``runs/NAME-TIME``.
+        scheduler: ``pjm``, ``slurm`` or ``local``; default: that of the run, or of the script's directives.
 
     Raises:
         UsageError: it was not submitted: it does not fit, lacks something, `job lint` finds an error in its script, or
             the scheduler refuses it.
+        Uncertain: the scheduler may have accepted it; ``Job.in_directory(out).outcome()`` finds out.
     """
+    if not isinstance(run, Run) and is_plain_script(Path(run)):
+        return _submit_script(Path(run), out, scheduler)
     if not isinstance(run, Run):
         if out is not None or scheduler is not None:
             raise UsageError(f"{os.fspath(run)}: is prepared: out and scheduler are for a run")
@@ -123,6 +128,14 @@ def submit(run: Union[Run, FilePath], out: Optional[FilePath] = None, *, schedul
     return Job(prepared.directory, notes=(*warnings, *prepared.notes))
 
 
+def _submit_script(path: Path, out: Optional[FilePath], scheduler: Optional[str]) -> "Job":
+    script = read_plain_script(path, scheduler)
+    warnings = check_script(script.text, script.scheduler, str(script.path))
+    record = Path(out) if out is not None else default_directory(script.name)
+    submit_plain_script(script, record, scheduler_named(script.scheduler))
+    return Job(record, notes=tuple(warnings))
+
+
 def _checked(prepared: submission.PreparedJob) -> Tuple[str, ...]:
     path = str(prepared.directory / prepared.script)
     return tuple(check_run_script(prepared.config, prepared.text, path))
@@ -134,10 +147,10 @@ def _scheduler_override(scheduler: Optional[str]) -> List[str]:
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a run directory; of a chain, all of its links.
+    """The job of a run directory; of a chain, all of its links. Or that of a script, which has no result of a run.
 
     Attributes:
-        directory: the run directory.
+        directory: the run directory, or the folder with the record of a script's job.
         notes: what `job lint` warns of in its script, and what was chosen for it, if it was just submitted.
     """
 
@@ -192,7 +205,7 @@ class Job:
         Raises:
             RunFailed: it did not end well; the text has the cause, and what to do.
             TimeoutError: it has not ended within ``timeout`` seconds.
-            UsageError: its result is damaged, or missing although it ended well.
+            UsageError: its result is damaged, or missing although it ended well, as of a script: use ``wait``.
         """
         outcome = self.wait(timeout)
         if outcome.status != OK:

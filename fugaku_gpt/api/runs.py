@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from fugaku_gpt.api.settings import FilePath, Settings, setting_texts
+from fugaku_gpt.api.stopping import pass_on_signal
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.source import RunSource
 from fugaku_gpt.data.corpus_settings import with_corpus_settings
@@ -25,10 +26,10 @@ __all__ = ["RecordedRun", "Result", "Run", "load_run", "train"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is to be made, as ``load_run`` returns it.
+    """A run that is to be made, as ``load_run`` returns it: what its file was when it was loaded, and no later changes.
 
     Attributes:
-        source: the run file, the preset and the settings that it comes from.
+        source: the run file with its settings, the preset and the settings that it comes from.
         config: the whole configuration, with the vocabulary and the validation of its corpora where it states none.
         notes: what was chosen for it, one line each.
     """
@@ -47,7 +48,7 @@ class Run:
 
 
 def load_run(file: Optional[FilePath] = None, *, preset: Optional[str] = None, settings: Settings = ()) -> Run:
-    """Load a run from a run file, a preset and settings, each of which may be left out.
+    """Load a run from a run file, a preset and settings, each of which may be left out. The file is read once, here.
 
     Args:
         file: a run file; or a run directory, for the run that was made there.
@@ -61,7 +62,7 @@ def load_run(file: Optional[FilePath] = None, *, preset: Optional[str] = None, s
     path = Path(file) if file is not None else None
     if path is not None and path.is_dir():
         path = path / "config.yaml"
-    return _loaded(RunSource(path, preset, setting_texts(settings)))
+    return _loaded(RunSource(path, preset, setting_texts(settings)).as_read())
 
 
 def _loaded(source: RunSource) -> Run:
@@ -149,8 +150,10 @@ def train(
 ) -> RecordedRun:
     """Train a run on this machine, and wait for its end, as ``fugaku-gpt train --ranks`` does.
 
-    The ranks are processes that ``mpirun`` starts. Ctrl-C stops them after their iteration, with a checkpoint, if the
-    main thread of the program waits here: it alone sees signals.
+    The ranks are processes that ``mpirun`` starts. Ctrl-C and SIGTERM stop them after their iteration, with a
+    checkpoint, if the main thread of the program waits here: it alone sees signals. When they have ended, the program
+    gets the signal itself: KeyboardInterrupt at Ctrl-C, and at SIGTERM its end, or a call of its handler. SIGUSR1 stops
+    the run alone.
 
     Args:
         out: run directory; default: ``runs/NAME-TIME``.
@@ -165,6 +168,7 @@ def train(
     Raises:
         UsageError: it was refused: nothing has been written.
         RunFailed: it failed; the directory has its log and its result.
+        KeyboardInterrupt: it was stopped by Ctrl-C; ``resume="auto"`` continues.
     """
     named = Path(out) if out is not None else None
     config = run_to_train(run.source, (), named, ranks, resume).config
@@ -181,6 +185,7 @@ def train(
     except ModuleNotFoundError as error:
         missing = missing_package(error)
         raise missing or error from None
+    pass_on_signal(ended.outcome.stopped_by)
     ended.raise_if_ended()
     if ended.problem:
         raise RunFailed(ended.problem)

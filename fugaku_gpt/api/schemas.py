@@ -21,6 +21,7 @@ from fugaku_gpt.config import preset_names
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.config.values import element_type, is_optional, strip_optional
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.limits import NUMBER
 from fugaku_gpt.records.job import STATES, JobStatus
 from fugaku_gpt.records.run import STATUSES, Result
 from fugaku_gpt.sweep.file import GROUPED, INTERLEAVED
@@ -29,9 +30,15 @@ Schema = Dict[str, Any]
 SCHEMA_NAMES = ("run", "sweep", "job", "result")
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
-_DURATION = (
-    r"^(([0-9]+:)?[0-9]+:[0-9]{1,2}(\.[0-9]+)?|[0-9]+(\.[0-9]*)?|([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?)$"
-)
+_END = r"(?![\s\S])"  # of a text; in Python, $ is also before a newline at its end
+_SPACE = r"[ \t\n\r\f\v]*"
+_CLOCK = r"([0-9]+:0*[0-5]?[0-9]|[0-9]+):[0-5]?[0-9](\.[0-9]+)?"
+_NUMBER = r"([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?"
+_UNITS = rf"([0-9]+[dD])?{_SPACE}([0-9]+[hH])?{_SPACE}([0-9]+[mM])?{_SPACE}([0-9]+(\.[0-9]+)?[sS])?"
+# durations as fugaku_gpt.config.values.parse_duration reads them; above 0, a digit other than 0 is there
+_DURATION = rf"^({_CLOCK}|(\+?|-(?![^eE]*[1-9])){_NUMBER}|(?=[^0-9]*[0-9]){_UNITS}){_END}"
+_DURATION_ABOVE_0 = rf"^((?=[^1-9]*[1-9])({_CLOCK}|{_UNITS})|\+?(?=[^1-9eE]*[1-9]){_NUMBER}){_END}"
+_LARGEST_DURATION = 1e100
 _LIMITS = (
     ("at_least", "minimum"),
     ("at_most", "maximum"),
@@ -134,11 +141,13 @@ def _of_setting(hint: Any, spec: Any) -> Schema:
 def _of_scalar(kind: Any, about: Mapping[str, Any]) -> Schema:
     schema: Schema = {"type": _TYPES[kind]}
     if about["duration"]:
-        schema = {"type": ["number", "string"], "pattern": _DURATION}
+        pattern = _DURATION_ABOVE_0 if about["above"] == 0 else _DURATION
+        schema = {"type": ["number", "string"], "pattern": pattern, "maxLength": NUMBER.value}
+        schema["exclusiveMaximum"] = _LARGEST_DURATION
     if about["choices"]:
         schema["enum"] = list(about["choices"])
     if about["form"] is not None:
-        schema["pattern"] = f"^({about['form'][0]})?$"
+        schema["pattern"] = f"^({about['form'][0]})?{_END}"
     schema.update((keyword, about[limit]) for limit, keyword in _LIMITS if about[limit] is not None)
     return schema
 

@@ -15,21 +15,28 @@ from fugaku_gpt.jobs.store import RunRecord
 class Runs(Sequence[RunRecord]):
     """The runs of a store, of the sweeps in it, and, if asked for, their earlier attempts: ``fugaku-gpt runs ls``.
 
+    Each is what it was when the store was read. A run of which something cannot be read is among them:
+    see :attr:`problems`.
+
     Attributes:
         store: the folder.
     """
 
-    def __init__(self, store: FilePath = "runs", *, attempts: bool = False) -> None:
-        """Read a store.
+    def __init__(self, store: FilePath = "runs", *, attempts: bool = False, update: bool = False) -> None:
+        """Read a store. Nothing is written, unless that is asked for.
 
         Args:
             attempts: whether earlier attempts are among the runs.
+            update: whether the store is brought up to date first, as the command does: the index by which the next
+                listing is fast, and the end of runs of which no process is left, which are ``unfinished`` else.
 
         Raises:
             UsageError: there is no such folder.
         """
         self.store = Path(store)
-        self._records = [record for record in listed_runs(self.store) if attempts or record.attempt == 0]
+        self._records = [
+            record for record in listed_runs(self.store, is_read_only=not update) if attempts or record.attempt == 0
+        ]
 
     def _with(self, records: List[RunRecord]) -> "Runs":
         runs = object.__new__(Runs)
@@ -79,6 +86,11 @@ class Runs(Sequence[RunRecord]):
         return RecordedRun(self.store / record.run)
 
     @property
+    def problems(self) -> Dict[str, str]:
+        """The runs of which something could not be read, path below the store → what."""
+        return {record.run: record.problem for record in self._records if record.problem}
+
+    @property
     def columns(self) -> Sequence[str]:
         """The names of all columns; every setting of a run file is a name as well."""
         return RUN_COLUMNS
@@ -93,4 +105,5 @@ class Runs(Sequence[RunRecord]):
         return iter(self._records)
 
     def __repr__(self) -> str:
-        return f"Runs({str(self.store)!r}, {len(self)} runs)"
+        damage = f", {len(self.problems)} of them damaged: see problems" if self.problems else ""
+        return f"Runs({str(self.store)!r}, {len(self)} runs{damage})"

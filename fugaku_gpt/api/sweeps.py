@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.api.settings import FilePath, Settings, setting_texts
+from fugaku_gpt.api.stopping import WatchedLaunch, pass_on_signal
 from fugaku_gpt.api.tables import data_frame
 from fugaku_gpt.errors import missing_package
 from fugaku_gpt.jobs.schedulers.commands import query_intervals
-from fugaku_gpt.launch.launcher import find_launcher, launch, require_rank_packages
+from fugaku_gpt.launch.launcher import find_launcher, require_rank_packages
 from fugaku_gpt.records.run import Result, RunDirectory
 from fugaku_gpt.report.collect import collect_rows
 from fugaku_gpt.report.notes_table import notes_tables
@@ -40,12 +41,12 @@ class Table:
 
     @classmethod
     def of(cls, *directories: FilePath) -> "Table":
-        """The table of run directories, and of the runs in folders.
+        """The table of run directories, and of the runs in folders; nothing is written.
 
         Raises:
             UsageError: a path holds no run, or a record in it is damaged.
         """
-        configurations, runs = collect_rows([Path(directory) for directory in directories])
+        configurations, runs = collect_rows([Path(directory) for directory in directories], is_read_only=True)
         return cls(tuple(configurations), tuple(runs))
 
     @property
@@ -113,8 +114,8 @@ class Sweep:
     ) -> List[EndedRun]:
         """Run what is missing on this machine, one run at a time, as ``fugaku-gpt sweep run`` does.
 
-        A run that fails is a row of the table, and no error. Ctrl-C stops the sweep, which then ends with the run
-        that was stopped; the same call continues.
+        A run that fails is a row of the table, and no error. Ctrl-C and SIGTERM stop the sweep; when the ranks have
+        ended, the program gets the signal itself, as in ``train``. The same call continues.
 
         Args:
             timeout: seconds for each run; default: no limit.
@@ -123,14 +124,17 @@ class Sweep:
 
         Raises:
             UsageError: ranks cannot be started here, or the folder holds other runs.
+            KeyboardInterrupt: it was stopped by Ctrl-C.
         """
         find_launcher()  # both fail before anything is written, and say how to get what is missing
         try:
             require_rank_packages()
         except ModuleNotFoundError as error:
             raise missing_package(error) or error from None
-        progress, plan = _Progress(on_end), self._plan
-        return run_sweep(self._sweep, self.out, launch, progress, timeout=timeout, retry_failed=retry_failed, plan=plan)
+        progress, plan, start = _Progress(on_end), self._plan, WatchedLaunch()
+        ended = run_sweep(self._sweep, self.out, start, progress, timeout=timeout, retry_failed=retry_failed, plan=plan)
+        pass_on_signal(start.stopped_by)
+        return ended
 
     def submit(
         self, *, max_in_flight: Optional[int] = None, resume: bool = False, wait: bool = False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import List, Mapping, Sequence, Union
 
 from fugaku_gpt.api.settings import FilePath
+from fugaku_gpt.api.stopping import pass_on_signal
 from fugaku_gpt.errors import EXIT_USAGE, RunFailed, UsageError, missing_package
 from fugaku_gpt.launch.model_command import run_model_command
 
@@ -109,6 +110,7 @@ def generate(
     Raises:
         UsageError: there is no such model, a prompt is too long, or a setting is not valid.
         RunFailed: a rank failed.
+        KeyboardInterrupt: it was ended by Ctrl-C; SIGTERM reaches the program as in ``train``.
     """
     texts: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
     with tempfile.TemporaryDirectory() as folder:
@@ -122,6 +124,7 @@ def generate(
             ended = run_model_command(arguments, settings.ranks, settings.threads or None)
         except ModuleNotFoundError as error:
             raise missing_package(error) or error from None
+    pass_on_signal(ended.stopped_by)
     if ended.code == EXIT_USAGE:
         raise UsageError(ended.message)
     if ended.code:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from fugaku_gpt.compare.environments import build_json, usable_profile
-from fugaku_gpt.compare.live import Limits, PairProgress, Session, SideRun, run_pairs
+from fugaku_gpt.compare.live import Launch, Limits, PairProgress, Session, SideRun, run_pairs
 from fugaku_gpt.compare.pairs import ComparisonPlan, SidePlan, read_comparison
 from fugaku_gpt.compare.report import Report, report_live
 from fugaku_gpt.compare.shared_run import TOLERANCE, SharedRun
@@ -60,8 +60,12 @@ def compare_live(
     out: Optional[Path],
     settings: LiveSettings,
     progress: PairProgress,
+    start_ranks: Launch = launch,
 ) -> Report:
     """Run both sides in turns in a folder, and report; the same call continues there.
+
+    Args:
+        start_ranks: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
 
     Raises:
         UsageError: it cannot be run as asked, or no folder is named.
@@ -83,5 +87,5 @@ def compare_live(
     plan = ComparisonPlan(plans[0], plans[1], shared.warm_up_of_live, settings.tolerance, settings.load, git_commit())
     first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
     limits = Limits(settings.pairs, settings.budget, settings.at_least, settings.reruns)
-    run_pairs(Session(out, plan, (first, second), limits, launch, progress, settings.start))
+    run_pairs(Session(out, plan, (first, second), limits, start_ranks, progress, settings.start))
     return report_live(read_comparison(out))

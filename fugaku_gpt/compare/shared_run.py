@@ -67,7 +67,7 @@ class SharedRun:
             raise UsageError("no run is named: give --preset, such as tiny, or --run RUN.yaml")
         overrides: List[str] = [*_TIMED, f"{_ITERATIONS}={self.warm_up_of_live + self.iterations}"]
         overrides += [_PROFILED] if profiled else []
-        return config_of(side, source.run_file, source.preset, [*overrides, *source.settings], self.ranks)
+        return config_of(side, source.file, source.preset, [*overrides, *source.settings], self.ranks)
 
     def base(self, profiled: bool = True) -> RunConfig:
         """Load the run without the settings of any side.

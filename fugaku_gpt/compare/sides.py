@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config import RunConfig, load_run_config, written_keys
-from fugaku_gpt.config.load import valid_keys
+from fugaku_gpt.config.load import SettingsLayer, valid_keys
 from fugaku_gpt.config.schema import NODE_KNOBS
 from fugaku_gpt.data.vocabulary import VOCABULARY_KEY, vocabulary_of_corpora
 from fugaku_gpt.errors import ConfigError, DataError, UsageError
@@ -197,7 +197,11 @@ def full_key(name: str, location: str) -> str:
 
 
 def config_of(
-    side: LiveSide, file: Optional[Path], preset: Optional[str], overrides: Sequence[str], ranks: Optional[int] = None
+    side: LiveSide,
+    file: Union[Path, SettingsLayer, None],
+    preset: Optional[str],
+    overrides: Sequence[str],
+    ranks: Optional[int] = None,
 ) -> RunConfig:
     """Loads the run of a side: the base run with the side's settings over it, and the vocabulary of its corpora where
     neither states one.

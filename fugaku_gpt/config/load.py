@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, get_type_hints
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union, get_type_hints
 
 import yaml
 
@@ -57,8 +57,18 @@ def preset_names() -> List[str]:
 MEASURED_ONLY = SettingsLayer("a run that is only measured", {"checkpoint.at_end": Scalar("false", False, "")})
 
 
+def read_run_file(path: Path) -> SettingsLayer:
+    """The settings of a run file, whose paths are relative to its folder
+    (:func:`fugaku_gpt.config.paths.with_paths_from`).
+
+    Raises:
+        ConfigError: the file cannot be read, or is no mapping.
+    """
+    return SettingsLayer(str(path), with_paths_from(str(path), dict(flatten(read_yaml_file(path)))))
+
+
 def load_run_config(
-    file: Optional[Path] = None,
+    file: Union[Path, SettingsLayer, None] = None,
     preset: Optional[str] = None,
     overrides: Sequence[str] = (),
     *,
@@ -67,17 +77,17 @@ def load_run_config(
 ) -> RunConfig:
     """Load a run: a preset, overridden by a YAML file, overridden by ``key=value`` texts.
 
-    A run file may name its preset with a top-level ``preset:``; the argument ``preset`` replaces it. Its paths are
-    relative to its folder (:func:`fugaku_gpt.config.paths.with_paths_from`). Without ``check``
-    the rules between fields are not checked; the caller does so after it has changed some of them. With
-    ``is_only_measured``, defaults are those of runs that nobody resumes (``MEASURED_ONLY``).
+    A run file may name its preset with a top-level ``preset:``; the argument ``preset`` replaces it. It is a path, or
+    what :func:`read_run_file` has read there. Without ``check`` the rules between fields are not checked; the caller
+    does so after it has changed some of them. With ``is_only_measured``, defaults are those of runs that nobody resumes
+    (``MEASURED_ONLY``).
 
     Raises:
         ConfigError: settings are wrong; it has one line for each, with file, key, value, and valid values.
     """
     layers: List[SettingsLayer] = [MEASURED_ONLY] if is_only_measured else []
     if file is not None:
-        layers.append(SettingsLayer(str(file), with_paths_from(str(file), dict(flatten(read_yaml_file(file))))))
+        layers.append(file if isinstance(file, SettingsLayer) else read_run_file(file))
     command_line = [parse_override(text) for text in overrides]
     layers.append(SettingsLayer("--set", dict(command_line)))
     return build_run_config(layers, preset, check=check)
@@ -117,14 +127,17 @@ def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = No
     return config
 
 
-def written_keys(file: Optional[Path], overrides: Sequence[str]) -> Set[str]:
+def written_keys(file: Union[Path, SettingsLayer, None], overrides: Sequence[str]) -> Set[str]:
     """The dotted keys that a run file and ``key=value`` texts set, without those of their preset; with ``preset``.
+    The file is a path, or what :func:`read_run_file` has read there.
 
     Raises:
         ConfigError: the file or a text cannot be parsed.
     """
     keys = {key for key, _ in (parse_override(text) for text in overrides)}
-    return keys | {key for key, _ in flatten(read_yaml_file(file))} if file is not None else keys
+    if file is None:
+        return keys
+    return keys | set((file if isinstance(file, SettingsLayer) else read_run_file(file)).values)
 
 
 def preset_settings(name: str, location: str) -> SettingsLayer:

@@ -13,8 +13,12 @@ from typing import Any, Mapping, Tuple, Union, get_args, get_origin
 from fugaku_gpt.limits import NUMBER
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d{1,2}(?:\.\d+)?)")
-_DURATION_WITH_UNITS = re.compile(r"(?:(\d+)d)?\s*(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE)
+# The forms of durations; fugaku_gpt.api.schemas has them as patterns.
+_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d{1,2})(\.\d+)?", re.ASCII)
+_SECONDS = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d{1,2})?", re.ASCII | re.IGNORECASE)
+_DURATION_WITH_UNITS = re.compile(
+    r"(?:(\d+)d)?\s*(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d+)?)s)?", re.ASCII | re.IGNORECASE
+)
 _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off")
 NULLS = ("", "null", "~", "none")
@@ -60,11 +64,11 @@ def parse_duration(text: str) -> float:
         raise BadValue("expected seconds or H:MM:SS, such as 3600 or 1:00:00")
     clock = _CLOCK.fullmatch(text)
     if clock:
-        hours, minutes, seconds = int(clock[1] or 0), int(clock[2]), float(clock[3])
-        if seconds < 60 and (clock[1] is None or minutes < 60):
-            return hours * 3600.0 + minutes * 60.0 + seconds
+        hours, minutes = int(clock[1] or 0), int(clock[2])
+        if int(clock[3]) < 60 and (clock[1] is None or minutes < 60):
+            return hours * 3600.0 + minutes * 60.0 + float(clock[3] + (clock[4] or ""))
         raise BadValue("expected H:MM:SS with minutes and seconds below 60")
-    if _NUMBER.fullmatch(text):
+    if _SECONDS.fullmatch(text):
         return float(text.replace("_", ""))
     with_units = _DURATION_WITH_UNITS.fullmatch(text)
     if text and with_units and any(with_units.groups()):

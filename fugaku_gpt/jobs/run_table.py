@@ -37,13 +37,18 @@ def valid_run_names() -> List[str]:
     return [*RUN_COLUMNS, *valid_keys(), RANKS]
 
 
-def listed_runs(store: Path) -> List[RunRecord]:
+def listed_runs(store: Path, *, is_read_only: bool = False) -> List[RunRecord]:
     """All runs in a store and their attempts. The end of a run of this user's whose processes on this machine are all
     gone, and which has no result, is recorded first.
+
+    Args:
+        is_read_only: whether nothing is written: no index, and no end of a run, which then is ``UNFINISHED``.
 
     Raises:
         UsageError: there is no such folder.
     """
+    if is_read_only:
+        return list_runs(store, is_read_only=True).runs
     records = list_runs(store).runs
     if conclude_lost_runs(store / record.run for record in records if record.status == UNFINISHED):
         records = list_runs(store).runs

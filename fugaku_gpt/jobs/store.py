@@ -91,11 +91,12 @@ class Listing(NamedTuple):
     read: int
 
 
-def list_runs(store: Path, *, use_index: bool = True) -> Listing:
+def list_runs(store: Path, *, use_index: bool = True, is_read_only: bool = False) -> Listing:
     """List every run under a folder, including earlier attempts, and update the index if possible.
 
     Args:
         use_index: whether an existing index may be used.
+        is_read_only: whether nothing may be written there, the index included.
 
     Raises:
         UsageError: there is no such folder.
@@ -103,7 +104,7 @@ def list_runs(store: Path, *, use_index: bool = True) -> Listing:
     if not store.is_dir():
         raise UsageError(f"{store}: no such folder; give a folder of run directories")
     with gc_suspended():
-        started = file_system_time_ns(store)
+        started = file_system_time_ns(store) if not is_read_only else None
         schema = _schema()
         indexed = read_index(store, schema, _record_of_line, started) if use_index else {}
         lines: List[bytes] = []

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from fugaku_gpt.config import RunConfig, changed_settings, dump_run_config, load_run_config, written_keys
-from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.errors import ConfigError, Uncertain, UsageError
 from fugaku_gpt.input_files import resolved
 from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.jobs.render import JobScript, job_name, render_from_files, settings_of
 from fugaku_gpt.jobs.schedulers.commands import TIMEOUT_SECONDS
-from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission
 from fugaku_gpt.records.files import write_text_atomically
 from fugaku_gpt.records.job import (
     JOB_FILE,
@@ -174,9 +174,9 @@ def submit(
             ids.append(submit_recorded(directory, submission, scheduler, clock))
         except Overtaken:  # a short job has already ended: its end decides, as in any chain
             break
-        except Refused as error:
+        except (Refused, Uncertain) as error:
             note = f"\n{directory}: submitted before that, and kept: {', '.join(ids)}" if ids else ""
-            raise Refused(f"{error}{note}") from None
+            raise type(error)(f"{error}{note}") from None
     return ids
 
 

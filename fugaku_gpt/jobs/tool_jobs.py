@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.before_submission import check_script
 from fugaku_gpt.jobs.directives import directive_value
 from fugaku_gpt.jobs.plain_outcome import plain_cause
 from fugaku_gpt.jobs.schedulers.commands import CommandResult, run_command
 from fugaku_gpt.jobs.schedulers.pjm import RETRY_SECONDS, PjmScheduler
-from fugaku_gpt.jobs.schedulers.protocol import Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Submission
 from fugaku_gpt.jobs.submission import TAG_PREFIX
 from fugaku_gpt.launch.launch_result import log_tail
 from fugaku_gpt.pjm.pjstat import parse_data, status_of

@@ -30,11 +30,20 @@ def conclude_lost_runs(directories: Iterable[Path]) -> List[Path]:
 
 
 def conclude_lost_run(path: Path, marks: Callable[[], Set[str]] = living_marks) -> Optional[Result]:
-    """Record that a run is lost, if it has no result, and no process of it lives on this machine, where it was started.
+    """Record that a run is lost; returns the result that was recorded, or None: see :func:`lost_result`."""
+    result = lost_result(path, marks)
+    with contextlib.suppress(OSError, UsageError):
+        if result is not None and RunDirectory(path).write_result(result, replace=False):
+            return result
+    return None
 
-    Returns the result that was recorded, or None: the run has a result or a job, may still run, has processes on other
+
+def lost_result(path: Path, marks: Callable[[], Set[str]] = living_marks) -> Optional[Result]:
+    """The result of a run that is lost: it has none, and no process of it lives on this machine, where it was started.
+
+    Returns None for all others: the run has a result or a job, may still run, has processes on other
     machines or nobody knows where, is another user's, whose processes may be hidden from this one, or its folder cannot
-    be read or written, which is no reason not to show it.
+    be read, which is no reason not to show it.
 
     Args:
         marks: returns the marks of all living processes.
@@ -55,8 +64,7 @@ def conclude_lost_run(path: Path, marks: Callable[[], Set[str]] = living_marks) 
             return None
         if newest_claim(path, CLAIM)[0] != number:  # it was resumed meanwhile
             return None
-        result = _lost(directory, f"process {holder.process} on {host}")
-        return result if directory.write_result(result, replace=False) else None
+        return _lost(directory, f"process {holder.process} on {host}")
     return None
 
 

@@ -21,11 +21,13 @@ class EndedCommand(NamedTuple):
         code: its exit code.
         output: the lines of its standard output.
         errors: the lines of its standard error.
+        stopped_by: the signal to this process for which it was ended, or None.
     """
 
     code: int
     output: Tuple[str, ...]
     errors: Tuple[str, ...]
+    stopped_by: Optional[int] = None
 
     @property
     def message(self) -> str:
@@ -86,5 +88,6 @@ def run_model_command(arguments: Sequence[str], ranks: int = 1, threads: Optiona
     output: List[str] = []
     errors: List[str] = []
     stated = ["--threads", str(threads)] if threads is not None else thread_options(ranks)
-    code = start_on_ranks([*arguments, *stated, "--ranks", str(ranks)], ranks, output.append, errors.append)
-    return EndedCommand(code, tuple(output), tuple(errors))
+    command = command_on_ranks([*arguments, *stated, "--ranks", str(ranks)], ranks)
+    outcome = run_command(*command, on_line=SeparateStreams(output.append, errors.append))
+    return EndedCommand(_code_of(outcome), tuple(output), tuple(errors), outcome.stopped_by)

@@ -29,7 +29,7 @@ from fugaku_gpt.formulas.parameters import size_name
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.jobs.outcome import deciding_job
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, sub_job_ids
-from fugaku_gpt.launch.lost_run import conclude_lost_run
+from fugaku_gpt.launch.lost_run import conclude_lost_run, lost_result
 from fugaku_gpt.limits import YAML_TEXT
 from fugaku_gpt.records.accounting import SIMULATED, JobAccount, energy_of, read_accounting
 from fugaku_gpt.records.job import (
@@ -56,18 +56,21 @@ _SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job,
 _FIELDS = {knob.resource: knob.name for knob in POWER_KNOBS}
 
 
-def collect_rows(paths: Sequence[Path]) -> Tuple[List[ResultRow], List[ResultRow]]:
+def collect_rows(paths: Sequence[Path], *, is_read_only: bool = False) -> Tuple[List[ResultRow], List[ResultRow]]:
     """Return (one row per configuration, one row per run) of run directories and of folders of them.
 
     Rows are in the order of their sweep, otherwise by model, sequence length, nodes, layout, batch and name. Those of
     imported sheets (:mod:`fugaku_gpt.report.sheet`) come last, each as it is.
+
+    Args:
+        is_read_only: whether the end of a lost run is not recorded in it.
 
     Raises:
         UsageError: a path holds no run and no sheet, or a file in it is damaged.
     """
     sheets_of_path = {path: sheets_in(path) for path in paths}
     with_runs = [path for path, sheets in sheets_of_path.items() if not sheets or holds_runs(path)]
-    runs = sorted((read_run(path) for path in find_runs(with_runs)), key=_sort_key)
+    runs = sorted((read_run(path, is_read_only) for path in find_runs(with_runs)), key=_sort_key)
     groups: Dict[Tuple[str, str], List[ResultRow]] = {}
     for row in runs:
         groups.setdefault((row.sweep, row.digest), []).append(row)
@@ -143,8 +146,11 @@ def run_job_id(job: SubmittedJob, sub: Optional[int]) -> str:
     return dict(zip(bulk_numbers(job.bulk), sub_job_ids(job))).get(sub, job.job_id)
 
 
-def read_run(path: Path) -> ResultRow:
+def read_run(path: Path, is_read_only: bool = False) -> ResultRow:
     """Read the row of one run directory.
+
+    Args:
+        is_read_only: whether the end of a lost run is not recorded in it.
 
     Raises:
         UsageError: a file in it is damaged.
@@ -152,7 +158,7 @@ def read_run(path: Path) -> ResultRow:
     if is_imported(path):
         return _with_job(imported_row(path), path)
     directory = RunDirectory(path)
-    result = directory.result() or conclude_lost_run(path)
+    result = directory.result() or (lost_result(path) if is_read_only else conclude_lost_run(path))
     environment, entry = directory.environment() or {}, read_sweep_entry(path)
     settings: Dict[str, Any]
     config: Optional[RunConfig] = None

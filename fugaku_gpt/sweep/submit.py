@@ -14,13 +14,13 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.environments.registry import with_profile_file
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.before_submission import check_script
 from fugaku_gpt.jobs.billing import node_hours
 from fugaku_gpt.jobs.missing import missing_needs
 from fugaku_gpt.jobs.poll import PolledRun, SchedulerFactory, poll_runs
 from fugaku_gpt.jobs.render import render_from_files
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Scheduler
 from fugaku_gpt.jobs.schedulers.registry import scheduler_named
 from fugaku_gpt.jobs.submission import SCRIPT, PreparedJob, prepare_job, submit, with_absolute_paths
 from fugaku_gpt.planner.trainer.node_limits import refuse_job_too_large

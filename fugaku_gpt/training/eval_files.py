@@ -13,11 +13,11 @@ import torch
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.data.scored_text import ScoredText, TextLoss
+from fugaku_gpt.data.scored_text import ScoredText, TextLoss, windows_of
 from fugaku_gpt.layout.stages import Chunk, chunks_of
 from fugaku_gpt.records.flight import VALIDATION
 from fugaku_gpt.training.startup import collective_try
-from fugaku_gpt.training.text_losses import text_losses
+from fugaku_gpt.training.text_losses import batches_of, text_losses
 from fugaku_gpt.training.trainer import Trainer
 
 
@@ -38,12 +38,16 @@ class EvalFiles:
         self._texts = [text for texts in files for text in texts]
         self.digests = {name: _digest_of(texts) for name, texts in zip(names, files)}
 
+    def batches(self, config: RunConfig) -> int:
+        """Number of batches in which all replicas together compute the losses of the files."""
+        return len(batches_of(windows_of(self._texts, config.model.seq_len, config.model.seq_len), _batch_of(config)))
+
     def losses(self, trainer: Trainer) -> List[TextLoss]:
         """Return the loss of each file, under its name, on every rank; collective."""
         trainer.begin_evaluation()
         trainer.buffers.wait_for_all_gather()
         model, world = _ModelInTraining(trainer), trainer.grid.world
-        batch = trainer.config.training.micro_batch
+        batch = _batch_of(trainer.config)
         losses = iter(text_losses(model, self._texts, None, batch, lambda tokens: world.mark_phase(VALIDATION)))
         return [_sum_of(name, [next(losses) for _ in range(count)]) for name, count in zip(self._names, self._counts)]
 
@@ -79,6 +83,10 @@ def _read(config: RunConfig) -> List[List[ScoredText]]:
     from fugaku_gpt.data.eval_documents import read_eval_files  # tokenizers: one rank of such a run has to read it
 
     return read_eval_files(config.training.eval_files, config.data.paths, config.model.vocab_size)
+
+
+def _batch_of(config: RunConfig) -> int:
+    return config.training.micro_batch
 
 
 def _digest_of(texts: Sequence[ScoredText]) -> str:

@@ -162,8 +162,10 @@ def train(
         fingerprint = valid_samples.fingerprint if valid_samples is not None else ""
         validation = Validation(trainer, log, eval_files, state, fingerprint)
         validation.on_measured, stop.time_before_next_step = stop.leave_out, validation.time_before_next_step
-        tracer = StepTracer(trainer, directory.trace_dir, log) if config.training.traced is not None else None
-        if tracer is not None:
+        tracer = None
+        if config.training.traced is not None:
+            batches = eval_files.batches(config) if eval_files is not None else 0
+            tracer = StepTracer(trainer, directory.trace_dir, log, batches)
             watchers.callback(tracer.close)
         start_up.close()
         try:

@@ -28,6 +28,12 @@ class ScoringModel(Protocol):
         collective over the replica."""
 
 
+def batches_of(windows: Sequence[Window], batch: int) -> List[List[int]]:
+    """The batches in which windows are computed together, longest windows first: the indices of each."""
+    order = sorted(range(len(windows)), key=lambda index: (windows[index].start - windows[index].stop, index))
+    return [order[at : at + batch] for at in range(0, len(order), batch)]
+
+
 def text_losses(
     model: ScoringModel,
     texts: Sequence[ScoredText],
@@ -44,8 +50,7 @@ def text_losses(
     """
     grid, seq_len = model.grid, model.config.model.seq_len
     windows = windows_of(texts, seq_len, stride or seq_len)
-    order = sorted(range(len(windows)), key=lambda index: (windows[index].start - windows[index].stop, index))
-    batches = [order[at : at + batch] for at in range(0, len(order), batch)]
+    batches = batches_of(windows, batch)
     sums = torch.zeros(len(windows), dtype=torch.float64)
     done, length, kept = 0, 0, ops.pooled_sizes()
     with torch.no_grad():

@@ -9,24 +9,18 @@ from __future__ import annotations
 import shlex
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple
 
 from fugaku_gpt.comm.clocks import NodeClocks
 from fugaku_gpt.comm.trace import TraceBuffer
-from fugaku_gpt.config import RunConfig
 from fugaku_gpt.errors import RunFailed
-from fugaku_gpt.layout.communications import Transfer, plan_of, program, schedule_of
-from fugaku_gpt.layout.schedules import Exchange
-from fugaku_gpt.limits import TRACED_CALLS
+from fugaku_gpt.layout.trace_room import trace_room
 from fugaku_gpt.records.flight import LOG
 from fugaku_gpt.records.trace import CALL_INT64S, PHASE_INT64S, ClockReading, TraceHead, remove_traces, write_trace
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.trainer import Trainer
 
-_MORE_RECORDS = 4096  # calls and phases of logs, checkpoints and what else is between iterations
-_STEPS_OF_HIERARCHICAL_SUM = 3
 NEVER = -1  # no iteration
 
 
@@ -37,9 +31,13 @@ class StepTracer:
         due: number of done iterations at which :meth:`advance` is to be called; ``NEVER`` once the trace is written.
     """
 
-    def __init__(self, trainer: Trainer, directory: Path, log: Optional[TrainingLog]) -> None:
-        """``directory``: where the traces are written. ``log``: the run's log, on rank 0 only."""
+    def __init__(
+        self, trainer: Trainer, directory: Path, log: Optional[TrainingLog], batches_of_files: int = 0
+    ) -> None:
+        """``directory``: where the traces are written. ``log``: the run's log, on rank 0 only. ``batches_of_files``:
+        of windows of ``training.eval_files``, over all replicas."""
         self._trainer = trainer
+        self._batches_of_files = batches_of_files
         self._directory = directory
         self._log = log
         self._buffer: Optional[TraceBuffer] = None
@@ -94,16 +92,10 @@ class StepTracer:
         if recorder is None:
             raise RunFailed("training.trace_iterations: the trainer's ranks have no flight recorder")
         world.mark_phase(LOG, micro_batch=-1)
-        calls, phases = records_of_iteration(trainer.config, trainer.grid.coordinates.pp)
-        training = trainer.config.training
         iterations = self._last - trainer.iteration
-        if training.eval_interval is not None:
-            iterations += (1 + iterations // training.eval_interval) * training.eval_batches
-        buffer = TraceBuffer(
-            recorder,
-            min(iterations * calls + _MORE_RECORDS, TRACED_CALLS.value),
-            min(iterations * phases + _MORE_RECORDS, TRACED_CALLS.value),
-        )
+        stage = trainer.grid.coordinates.pp
+        calls, phases = trace_room(trainer.config, stage, iterations, self._batches_of_files)
+        buffer = TraceBuffer(recorder, calls, phases)
         self._read_clock()
         world.barrier()
         self._buffer, self._done_before = buffer, trainer.iteration
@@ -160,15 +152,3 @@ class StepTracer:
             first = next((f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None), None)
         agreed: Optional[str] = world.broadcast_json(first)
         return agreed
-
-
-def records_of_iteration(config: RunConfig, stage: int) -> Tuple[int, int]:
-    """At most how many calls a rank of a stage makes in an iteration, and how many phases it begins."""
-    plan = plan_of(replace(config, layout=replace(config.layout, hierarchical_sum=False)))
-    calls = 0
-    for communication in program(plan, stage, is_calibration=True):
-        exchange = communication.exchange if isinstance(communication, Transfer) else None
-        calls += len(exchange.sends) + len(exchange.receives) if exchange is not None else 1
-    passes = sum(not isinstance(action, Exchange) for action in schedule_of(plan, stage))
-    is_hierarchical = config.layout.hierarchical_sum
-    return calls * (_STEPS_OF_HIERARCHICAL_SUM if is_hierarchical else 1), passes + 8  # phases around the passes

@@ -15,6 +15,8 @@ from fugaku_gpt.training.trainer import Trainer
 
 _IS_OVERDUE = "evaluation_is_overdue"  # in a checkpoint's state: losses were due, and the run was to stop
 
+_SECONDS = "evaluation_seconds"  # in a checkpoint's state: how long the last measurement took, on rank 0
+
 
 class Validation:
     """Measures losses; every rank makes the same calls.
@@ -42,7 +44,9 @@ class Validation:
         self._last_loss: Optional[float] = (state or {}).get("validation_loss")
         self.on_measured: Callable[[float], None] = lambda seconds: None
         self._is_overdue = bool((state or {}).get(_IS_OVERDUE))
-        self._seconds = 0.0  # of the last measurement
+        seconds = (state or {}).get(_SECONDS)
+        # of the last measurement, of this run or the one before; 0 if there was none, or of an older version
+        self._seconds = seconds if isinstance(seconds, float) and 0.0 <= seconds < math.inf else 0.0
         self._iteration: Optional[int] = None
         self._losses: Dict[str, float] = {}
         training, model = trainer.config.training, trainer.config.model
@@ -95,6 +99,8 @@ class Validation:
         """Return what a checkpoint of this iteration records, for JSON."""
         last = self._last_loss
         state: Dict[str, Any] = {"validation_loss": last if last is not None and math.isfinite(last) else None}
+        if self._seconds:
+            state[_SECONDS] = self._seconds
         is_measured = self._iteration == self._trainer.iteration
         if self.is_due(self._trainer.iteration) and not is_measured:
             state[_IS_OVERDUE] = True

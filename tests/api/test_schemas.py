@@ -10,10 +10,14 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from fugaku_gpt.api import SCHEMA_NAMES, UsageError, json_schema, load_run
 from fugaku_gpt.config import config_values, load_run_config, preset_names, valid_keys
-from fugaku_gpt.config.load import PRESET_DIR
+from fugaku_gpt.config.load import PRESET_DIR, coerce_setting
+from fugaku_gpt.config.tree import Scalar
+from fugaku_gpt.config.values import BadValue
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make dev")
@@ -92,10 +96,49 @@ def wrong_runs() -> Iterator[Dict[str, Any]]:
     yield {"modell": {"layers": 3}}
     yield {"training": {"dtype": "int8"}}
     yield {"job": {"elapse": "soon"}}
+    yield {"job": {"elapse": ""}}
+    yield {"job": {"elapse": "0"}}
+    yield {"job": {"elapse": "1:00:99"}}
+    yield {"job": {"shape": "4x6\n"}}
     yield {"node": {"memory_limit": "23 GB"}}
     yield {"data": {"paths": [{"a": 1}]}}
     yield {"preset": "13t"}
     yield {"node": {"retention_state": 7}}
+
+
+digits = st.text("0123456789", min_size=1, max_size=3)
+clocks = st.lists(digits, min_size=2, max_size=4).map(":".join)
+units = st.lists(st.tuples(digits, st.sampled_from("dhmsDHMS")).map("".join), max_size=4).flatmap(
+    lambda texts: st.sampled_from([" ", "", "\n"]).map(lambda space: space.join(texts))
+)
+numbers = st.tuples(
+    st.sampled_from(["", "+", "-"]),
+    digits,
+    st.sampled_from(["", ".", "_0"]),
+    digits,
+    st.sampled_from(["", "e-3", "E+10"]),
+).map("".join)
+texts = st.text("0159:._+-edhms \n٣ſ", max_size=9)
+examples = st.sampled_from(
+    ["", "0", "1:00:99", "0:00:00", "1:99:00", "0h", "1:00:00\n", "1:00:59.99999999999999999999", "1e999"]
+)
+decorated = st.tuples(st.one_of(clocks, units, numbers), st.sampled_from(["", ".5", "\n", " ", "s"])).map("".join)
+
+
+@pytest.mark.parametrize("key", ["job.elapse", "job.stop_margin", "node.hang_timeout"])
+@settings(max_examples=300)
+@given(
+    value=st.one_of(examples, clocks, units, numbers, decorated, texts, st.integers(-2, 10**6), st.floats(-1e3, 1e60))
+)
+def test_schema_and_loader_accept_the_same_durations(key: str, value: Any) -> None:
+    assume(not isinstance(value, float) or value == 0 or abs(value) > 1e-90)
+    is_text = isinstance(value, str)
+    try:
+        coerce_setting(key, Scalar(value if is_text else json.dumps(value), is_text, ""))
+        is_accepted = True
+    except BadValue:
+        is_accepted = False
+    assert is_accepted == (problems("run", {key: value}) == [])
 
 
 @pytest.mark.parametrize("values", list(wrong_runs()), ids=str)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 import pytest
 
@@ -14,6 +17,7 @@ from tests.support import tokenizers
 from tests.support.checkpoints import save_model
 from tests.support.corpus import write_byte_corpus
 from tests.support.models import model_of_kind
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
@@ -44,6 +48,56 @@ def test_a_run_is_trained_and_not_overwritten(run: api.Run, tmp_path: Path) -> N
     lines.clear()
     assert api.train(run, tmp_path / "run", ranks=2, resume="auto", on_line=lines.append).path == trained.path
     assert lines == [], "it was complete"
+
+
+def endless(run: api.Run) -> api.Run:
+    return run.with_settings({"training.iterations": 1000000, "training.eval_interval": None})
+
+
+def signal_once(number: signal.Signals) -> Callable[[str], None]:
+    """A function that sends a signal to this process at the first iteration's line."""
+    numbers = [number]
+    return lambda line: os.kill(os.getpid(), numbers.pop()) if numbers and line.startswith("iteration") else None
+
+
+def test_ctrl_c_reaches_the_caller_once_the_run_has_stopped(run: api.Run, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        api.train(endless(run), tmp_path / "run", ranks=1, on_line=signal_once(signal.SIGINT))
+    result = api.RecordedRun(tmp_path / "run").result
+    assert result is not None and result.is_resumable
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number, times", [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
+def test_a_signal_calls_the_handler_of_the_caller(
+    run: api.Run, tmp_path: Path, number: signal.Signals, times: int
+) -> None:
+    received: List[int] = []
+    former = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        result = api.train(endless(run), tmp_path / "run", ranks=1, on_line=signal_once(number)).result
+    finally:
+        signal.signal(number, former)
+    assert result is not None and result.is_resumable and received == [number] * times
+
+
+@pytest.mark.long
+def test_an_interrupted_sweep_interrupts_the_caller(run: api.Run, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    defaults = {**MINI, "data.paths": list(run.config.data.paths), "training.iterations": 1000000}
+    file.write_text(json.dumps({"defaults": defaults, "matrix": {"training.lr": [1e-3, 1e-2]}}))
+    metrics = tmp_path / "out"
+
+    def interrupt() -> None:
+        until(lambda: any(path.stat().st_size for path in metrics.rglob("metrics.jsonl")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    killer = threading.Thread(target=interrupt)
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        api.Sweep(file, metrics).run()
+    killer.join()
+    assert len(list(metrics.rglob("result.json"))) == 1
 
 
 @pytest.mark.long
@@ -83,6 +137,23 @@ def test_the_result_of_a_submitted_job_is_awaited(run: api.Run, tmp_path: Path) 
     result = job.result(timeout=300)
     assert (result.status, result.iterations) == (OK, 4) and job.outcome().status == OK
     assert job.output() and api.RecordedRun(job.directory).metrics()[-1]["iteration"] == 4
+
+
+@pytest.mark.usefixtures("local_queue")
+def test_a_script_is_submitted_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "theirs.sh"
+    script.write_text("#!/bin/sh\npwd > where\nexit 3\n")
+    job = api.submit("theirs.sh", "record", scheduler="local")
+    outcome = job.wait(timeout=300)
+    assert (outcome.status, outcome.cause) == ("failed", "exit code 3")
+    assert Path("where").read_text().strip() == str(tmp_path) and job.directory == Path("record")
+    with pytest.raises(api.UsageError, match="record: already holds a run"):
+        api.submit("theirs.sh", "record", scheduler="local")
+    script.write_text("#!/bin/sh\n#PJM -L node=0\n")
+    with pytest.raises(api.UsageError, match="PJM"):
+        api.submit("theirs.sh", "another")
+    assert not Path("another").exists()
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -12,9 +13,12 @@ import pytest
 
 from fugaku_gpt import api
 from fugaku_gpt.cli.main import run as command
+from fugaku_gpt.compare.shared_run import SharedRun
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.launch.run_to_train import run_to_train
 from fugaku_gpt.records.job import append_event
 from fugaku_gpt.records.run import OK, Result, RunDirectory
+from tests.launch.test_lost_run import a_killed_run
 from tests.support.commands import Capture, json_of
 
 JOB = {"job.group": "hp000000", "job.elapse": "1:00:00", "layout.dp": 2}
@@ -41,6 +45,21 @@ def test_settings_are_a_mapping_or_texts_and_the_last_wins(tmp_path: Path) -> No
 def test_a_run_is_loaded_from_a_directory(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "preset: tiny\nlayout: {dp: 2}\n")
     assert api.load_run(tmp_path / "r").config == api.RecordedRun(tmp_path / "r").config
+
+
+def test_a_run_is_unaffected_by_later_edits_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("preset: tiny\ntraining: {lr: 1e-3}\nlayout: {dp: 2}\njob: {scheduler: slurm, name: first}\n")
+    run = api.load_run(file)
+    needed = api.plan_memory(run).needed_bytes
+    for change in (lambda: file.write_text("preset: 124m\njob: {scheduler: slurm, name: other}\n"), file.unlink):
+        change()
+        again = run.with_settings({"training.lr": 2e-3})
+        assert again.config == replace(run.config, training=replace(run.config.training, lr=2e-3))
+        assert '--job-name="first"' in api.render_job(run).text
+        assert api.plan_memory(run).needed_bytes == needed
+        assert SharedRun(run.source, None, 20, None).base().layout.dp == 2
+        assert run_to_train(run.source, ranks=2).config.layout.dp == 2, "which the file states"
 
 
 def errors() -> Dict[str, Any]:
@@ -171,6 +190,29 @@ def test_runs_are_filtered_sorted_and_shown_as_by_the_command(store: Path, capsy
             call()
 
 
+def test_reading_a_store_writes_nothing_unless_asked(store: Path) -> None:
+    a_killed_run(store / "d")
+
+    def contents() -> Dict[Path, float]:
+        return {path: path.stat().st_mtime_ns for path in [store, *store.rglob("*")]}
+
+    before = contents()
+    assert [record.status for record in api.Runs(store)] == [OK, OK, OK, "unfinished"]
+    assert [row["status"] for row in api.Table.of(store).rows(repeats=True)].count("lost") == 1
+    assert contents() == before
+    assert [record.status for record in api.Runs(store, update=True)] == [OK, OK, OK, "lost"]
+    assert (store / "d" / "result.json").exists() and contents() != before
+
+
+def test_runs_that_cannot_be_read_are_named(store: Path) -> None:
+    assert api.Runs(store).problems == {}
+    (store / "b" / "result.json").write_text("{")
+    runs = api.Runs(store)
+    assert list(runs.problems) == ["b"] and "result.json" in runs.problems["b"]
+    assert "3 runs, 1 of them damaged" in repr(runs)
+    assert runs.where('run == "a"').problems == {} and "damaged" not in repr(runs.where('run == "a"'))
+
+
 def test_tables_become_data_frames(store: Path) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed: make dev")
     frame = api.Runs(store).to_pandas(["run", "training.lr"])
@@ -204,6 +246,19 @@ def test_recorded_runs_are_compared(capsys: Capture) -> None:
     report = api.compare(*sides)
     assert command(["compare", *sides, "--format", "json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["verdict"] == report.verdict
+
+
+def test_arguments_of_live_runs_are_refused_for_recorded_runs(tmp_path: Path) -> None:
+    rows = ROOT / "benchmarks" / "reference" / "measurements.csv"
+    sides = f"{rows}:tcmalloc=false", f"{rows}:tcmalloc=true"
+    for arguments, names in (
+        ({"run": api.load_run(preset="tiny")}, "run"),
+        ({"out": tmp_path / "out", "iterations": 20}, "out, iterations"),
+        ({"settings": api.LiveSettings(pairs=3, tolerance=0.1)}, "settings.pairs"),
+    ):
+        with pytest.raises(api.UsageError, match=f"^{names}: for sides that are run now"):
+            api.compare(*sides, **arguments)  # type: ignore[arg-type]
+    assert api.compare(*sides, warm_up=3, settings=api.LiveSettings(tolerance=0.1)).verdict
 
 
 def test_checkpoints_are_read_by_names(tmp_path: Path) -> None:

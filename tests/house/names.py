@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +165,17 @@ def modules_below(folder: str = "") -> List[Path]:
     parent = ROOT if folder.partition("/")[0] in FOLDERS else PACKAGE
     if folder and not (parent / folder).exists():
         return [parent / f"{folder}.py"]
-    return sorted((parent / folder).rglob("*.py"))
+    # os.walk passes over folders that vanish meanwhile: pytest and editors make such beside the files
+    return sorted(
+        Path(path, name) for path, _, files in os.walk(parent / folder) for name in files if name.endswith(".py")
+    )
+
+
+def sources(modules: Sequence[Path]) -> Iterator[Tuple[Path, str]]:
+    """Files and their texts, without those that are gone since they were listed."""
+    for module in modules:
+        with contextlib.suppress(FileNotFoundError):
+            yield module, module.read_text(encoding="utf-8")
 
 
 def room_of(module: Path) -> str:
@@ -187,14 +199,15 @@ def parse(module: Path) -> ast.Module:
 
 def count(room: str, modules: Sequence[Path]) -> RoomCounts:
     """Counts of one room."""
-    trees = [parse(module) for module in modules]
-    lines = [len(module.read_text(encoding="utf-8").splitlines()) for module in modules]
+    contents = dict(sources(modules))
+    trees = [ast.parse(text, str(module)) for module, text in contents.items()]
+    lines = [len(text.splitlines()) for text in contents.values()]
     bound = [binding for tree in trees for binding in bindings(tree)]
     defined = [function for tree in trees for function in functions(tree)]
     wide = [function for function in defined if len(parameters(function)) > 8]
-    texts = [text for module in modules for text in prose.texts_of(module.read_text(encoding="utf-8"))]
+    texts = [text for content in contents.values() for text in prose.texts_of(content)]
     return RoomCounts(
-        files=len(modules),
+        files=len(contents),
         lines=sum(lines),
         bindings=len(bound),
         dialect=sum(is_dialect(binding.name) for binding in bound),
@@ -240,17 +253,17 @@ def _row(name: str, counts: Sequence[RoomCounts], note: str) -> str:
 
 def dialect_list(folder: str) -> Iterator[str]:
     """Lines ``file:line: kind: name`` of the dialect names below a folder."""
-    for module in modules_below(folder):
-        for binding in bindings(parse(module)):
+    for module, source in sources(modules_below(folder)):
+        for binding in bindings(ast.parse(source, str(module))):
             if is_dialect(binding.name):
                 yield f"{module.relative_to(ROOT)}:{binding.line}: {binding.kind}: {binding.name}"
 
 
 def prose_list(folder: str) -> Iterator[str]:
     """Lines ``file:line: kind: sign: text`` of fragments and banned phrases below a folder."""
-    for module in modules_below(folder):
+    for module, source in sources(modules_below(folder)):
         file = module.relative_to(ROOT).as_posix()
-        for text in prose.texts_of(module.read_text(encoding="utf-8")):
+        for text in prose.texts_of(source):
             phrases = prose.banned_phrases(text.content) if file not in QUOTING else []
             for sign in prose.fragment_signs(text) + [f"says {phrase!r}" for phrase in phrases]:
                 yield f"{file}:{text.line}: {text.kind}: {sign}: {text.first_line}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import pytest
 
@@ -276,3 +278,27 @@ def test_no_document_or_template_says_a_banned_phrase() -> None:
 def test_each_allowed_term_has_a_reason_and_a_dialect_word() -> None:
     for term, reason in names.ALLOWED.items():
         assert reason and not names.DIALECT.isdisjoint(term.split()), term
+
+
+def test_files_and_folders_that_vanish_meanwhile_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "PACKAGE", tmp_path)
+    monkeypatch.setattr(names, "ROOT", tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").write_text("found = 1\n")
+    scandir = os.scandir
+
+    def scan_and_remove(path: Any) -> Any:
+        if path == str(tmp_path / "b"):
+            monkeypatch.setattr(os, "scandir", scandir)
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan_and_remove)
+    modules = names.modules_below()
+    assert modules == [tmp_path / "a" / "module.py"]
+    monkeypatch.setattr(names, "modules_below", lambda folder: [*modules, tmp_path / "gone.py"])
+    assert list(names.dialect_list(".")) == ["a/module.py:1: constant: found"]
+    assert list(names.prose_list(".")) == [] and names.count("room", [tmp_path / "gone.py"]).files == 0

@@ -7,12 +7,12 @@ from typing import Optional
 
 import pytest
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.by_id import NamedJob, poll_other_jobs, resolve_targets
 from fugaku_gpt.jobs.plain_outcome import plain_cause
 from fugaku_gpt.jobs.plain_script import is_plain_script, read_plain_script, submit_plain_script
 from fugaku_gpt.jobs.poll import output_of, poll_runs
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.submission import load_prepared
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, RUNNING, JobStatus, read_events, read_history
 from tests.jobs.schedulers.fake import FakeScheduler

@@ -13,9 +13,9 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.errors import ConfigError, Uncertain, UsageError
 from fugaku_gpt.jobs.billing import node_hours
-from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission
 from fugaku_gpt.jobs.submission import (
     INTENT_SECONDS,
     load_prepared,
@@ -173,6 +173,15 @@ def test_a_chain_that_ends_meanwhile_is_submitted_up_to_the_overtaken_link(tmp_p
 
     assert submit(prepare_job(config("job.chain=4"), tmp_path), FakeScheduler(overtaken)) == ["101", "102"]
     assert kinds(tmp_path)[-1] == "refused" and read_history(tmp_path).open == ()
+
+
+def test_an_uncertain_link_names_those_that_were_accepted(tmp_path: Path) -> None:
+    def vanish(submission: Submission) -> None:
+        if submission.link == 3:
+            raise Uncertain("pjsub: no answer")
+
+    with pytest.raises(Uncertain, match="submitted before that, and kept: 101, 102"):
+        submit(prepare_job(config("job.chain=4"), tmp_path), FakeScheduler(vanish))
 
 
 def test_an_uncertain_submission_is_looked_up_by_tag(tmp_path: Path) -> None:

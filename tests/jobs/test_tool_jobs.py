@@ -8,10 +8,10 @@ from typing import Callable, List, Tuple
 
 import pytest
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandResult, CommandTimeout, run_command
 from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Refused
 from fugaku_gpt.jobs.tool_jobs import JobEnd, PolledJob, ToolJobs, ToolScript, job_name
 from fugaku_gpt.pjm.lexer import read_script
 from fugaku_gpt.simulator.session import Simulator

@@ -11,12 +11,15 @@ from typing import Any, DefaultDict, Dict, List, Tuple
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.limits import TRACE_EVENTS
 from fugaku_gpt.report import trace_events
-from fugaku_gpt.report.timeline import Row, Span, Timeline, timeline_of_run
+from fugaku_gpt.report.timeline import COMMUNICATION_KINDS, WAITING, Row, Span, Timeline, timeline_of_run
 from fugaku_gpt.report.trace_events import lanes, trace_document, write_trace_events
+from tests.report.perfetto import slices_of
 from tests.report.trace_event_schema import SCHEMA
 from tests.report.traces import write_two_ranks
 
@@ -103,3 +106,59 @@ def test_more_events_than_a_viewer_takes_are_refused(monkeypatch: pytest.MonkeyP
     spans = [Span("forward", 0.0, 1.0, "forward", {})] * 3
     with pytest.raises(UsageError, match="3 events of 1 rows: more than 2 events, .* with --ranks"):
         trace_document(Timeline("title", [Row("rank 0", [], spans, [], [])]))
+
+
+# times in seconds, many of them within a microsecond of each other
+moments = st.lists(st.integers(0, 40).map(lambda tick: tick * 0.3e-6) | st.floats(0.0, 1e4), min_size=2, max_size=20)
+
+
+@st.composite
+def rows(draw: Any) -> Row:
+    """A row as ``timeline_of_run`` makes them: phases without gaps in iterations, waits within phases."""
+    times = sorted(draw(moments))
+    phases = [
+        Span("forward", start, end, draw(st.text(min_size=1, max_size=3)), {}) for start, end in zip(times, times[1:])
+    ]
+    cuts = sorted({0, len(phases), *draw(st.lists(st.integers(0, len(phases)), max_size=4))})
+    iterations = [Span("iteration", times[first], times[last], "iteration", {}) for first, last in zip(cuts, cuts[1:])]
+    waits = []
+    for phase in phases:
+        inside = sorted(draw(st.lists(st.floats(phase.start, phase.end), max_size=4)))
+        waits += [Span(WAITING, start, end, "wait", {}) for start, end in zip(inside[::2], inside[1::2])]
+    calls = [
+        Span(
+            draw(st.sampled_from(COMMUNICATION_KINDS)),
+            *sorted((draw(st.sampled_from(times)), end)),
+            "sum",
+            {"bytes": 8},
+        )
+        for end in draw(st.lists(st.sampled_from(times), max_size=6))
+    ]
+    return Row(draw(st.text()), iterations, phases, waits, calls)
+
+
+@settings(max_examples=40)
+@given(st.lists(rows(), min_size=1, max_size=3))
+def test_perfetto_drops_no_event_of_any_timeline_and_names_every_thread(drawn: List[Row]) -> None:
+    document = json.loads(json.dumps(trace_document(Timeline("title", drawn)), allow_nan=False))
+    jsonschema.validate(document, SCHEMA)
+    events = document["traceEvents"]
+    slices = slices_of(events)
+    spans = sum(len(row.iterations) + len(row.phases) + len(row.waits) + len(row.communications) for row in drawn)
+    assert sum(map(len, slices.values())) == spans
+    assert all(isinstance(event[name], int) for event in events if event["ph"] == "X" for name in ("ts", "dur"))
+    named = [(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"]
+    assert len(named) == len(set(named)) and set(slices) <= set(named)
+    processes = [event["pid"] for event in events if event["name"] == "process_name"]
+    assert processes == list(range(len(drawn))) == sorted({process for process, _ in named})
+
+
+def test_the_model_of_perfetto_drops_crossing_and_negative_events(document: Dict[str, Any]) -> None:
+    slices = slices_of(document["traceEvents"])
+    assert {depth for *_, depth in slices[0, 1]} == {0, 1, 2}, "iterations, phases, waits"
+    event = {"ph": "X", "pid": 0, "tid": 1, "name": "", "cat": ""}
+    first, longer = {**event, "ts": 1, "dur": 4}, {**event, "ts": 1, "dur": 5}
+    assert len(slices_of([longer, first])[0, 1]) == 2
+    for wrong in ([first, longer], [first, {**event, "ts": 2, "dur": 4}], [{**event, "ts": 1, "dur": -1}]):
+        with pytest.raises(ValueError):
+            slices_of(wrong)

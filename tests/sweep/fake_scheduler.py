@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission, Uncertain
+from fugaku_gpt.errors import Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, Refused, Submission
 from fugaku_gpt.records.files import append_line
 from fugaku_gpt.records.job import LOST, QUEUED, JobStatus
 

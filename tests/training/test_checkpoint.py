@@ -360,6 +360,22 @@ def test_the_time_of_the_next_evaluation_is_that_of_the_last(tmp_path: Path, mon
     assert expected == [0.0, 0.0, *measured, 0.0] and measured[0] > 0
 
 
+def test_a_resumed_run_expects_the_time_that_an_evaluation_took_before(tmp_path: Path) -> None:
+    settings = ("training.iterations=6", "training.eval_interval=3", "checkpoint.interval=2")
+    run = LoggedRun(tmp_path, *settings)
+    run.trainer.should_stop = lambda: run.trainer.iteration + 1 == 2
+    validation, measured = Validation(run.trainer, run.log), []
+    validation.on_measured = measured.append
+    assert run_loop(run.trainer, run.log, run.checkpoints, validation)
+    newest = list_checkpoints(run.directory.checkpoints_dir)[0].path
+    again, state = LoggedRun(tmp_path, *settings), read_manifest(newest).state
+    load_checkpoint(again.trainer, newest, read_manifest(newest))
+    assert Validation(again.trainer, state=state).time_before_next_step() == measured[-1] > 0
+    del state["evaluation_seconds"]  # as an older version writes it
+    for unusable in ({}, {"evaluation_seconds": None}, {"evaluation_seconds": -1.0}, {"evaluation_seconds": "1"}):
+        assert Validation(again.trainer, state={**state, **unusable}).time_before_next_step() == 0.0
+
+
 class SavedRun:
     """A run directory with checkpoints of iterations 2 and 4."""
 

@@ -6,16 +6,22 @@ import io
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 import pytest
 
 from fugaku_gpt.comm import FlightRecorder, ProcessGrid, open_world
+from fugaku_gpt.data.scored_text import ScoredText
 from fugaku_gpt.errors import RunFailed
+from fugaku_gpt.layout import trace_room
+from fugaku_gpt.layout.trace_room import records_of_iteration
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.trace import read_trace, traced_ranks
+from fugaku_gpt.training.eval_files import EvalFiles
 from fugaku_gpt.training.log import TrainingLog
 from fugaku_gpt.training.run import run_loop
-from fugaku_gpt.training.trace import NEVER, StepTracer, records_of_iteration
+from fugaku_gpt.training.trace import NEVER, StepTracer
 from fugaku_gpt.training.trainer import Trainer
+from fugaku_gpt.training.validation import Validation
 from tests.support.text import ByteSamples
 from tests.support.tiny import tiny_config
 
@@ -42,6 +48,19 @@ def test_the_loop_traces_the_iterations_that_were_asked_for_and_their_validation
     assert validation.sum() == 1 + trainer.config.micro_batches
     assert 0 < (~validation).sum() <= 2 * passes
     assert f"iterations 2-3 traced: fugaku-gpt report trace '{tmp_path}/a run'\n" in stream.getvalue()
+
+
+def test_a_trace_has_room_for_the_evaluation_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_room, "MORE_RECORDS", 16)
+    trainer = traced_trainer(tmp_path / "flight", "training.eval_interval=2", "training.eval_batches=1")
+    files = EvalFiles(["many"], [[ScoredText("", np.arange(2 + number % 7), 1, 1) for number in range(120)]])
+    batches = files.batches(trainer.config)
+    assert batches == 120
+    tracer = StepTracer(trainer, tmp_path / "trace", None, batches)
+    run_loop(trainer, validation=Validation(trainer, None, files), tracer=tracer)
+    trace = read_trace(tmp_path / "trace", 0)
+    assert not trace.head.is_cut and sorted(set(trace.phases["step"].tolist())) == [2, 3]
+    assert (trace.phases["phase"] == 6).sum() > batches
 
 
 def test_a_trace_begins_late_in_a_run_that_was_resumed_within_it_and_never_after_it(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def submit(
     A SCRIPT with #PJM or #SBATCH lines is submitted as it is, after `job lint`, and starts in the present folder. Its
     record is in --out, by default a new folder under runs/, so that `job status`, `job logs` and `job cancel` know it.
 
-    Exit codes: 0 submitted (with --wait: and ended well), 1 with --wait: did not end well, 2 not submitted.
+    Exit codes: 0 submitted (with --wait: and ended well), 1 it may have been submitted, or with --wait
+    did not end well, 2 not submitted.
     """
     if wait and dry_run:
         raise UsageError("--wait waits for a job, and --dry-run submits none: leave one of them out")
@@ -109,7 +110,8 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
     still waiting or running are refused; so is a lost job that cannot be cancelled, as it may still run. Of several
     runs, those that cannot be submitted are left out.
 
-    Exit codes: 0 submitted, 2 not submitted: no run can be submitted again, or a lost job could not be cancelled.
+    Exit codes: 0 submitted, 1 it may have been submitted, 2 not submitted: no run can be submitted again, or a lost job
+    could not be cancelled.
     """
     from fugaku_gpt.jobs.poll import job_directories, poll_runs
     from fugaku_gpt.jobs.submission import load_prepared

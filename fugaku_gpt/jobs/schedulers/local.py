@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 import fugaku_gpt
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.local_store import (
     LocalJob,
     LocalStore,
@@ -27,7 +27,7 @@ from fugaku_gpt.jobs.schedulers.local_store import (
     read_json_object,
     sub_job_id,
 )
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Refused, Submission
 from fugaku_gpt.launch.processes import GRACE_SECONDS, MARK, end_marked_processes, marked_processes
 from fugaku_gpt.records.job import CANCELLED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus, aggregate_status
 

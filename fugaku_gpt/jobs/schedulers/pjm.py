@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.errors import EXIT_RESUME, UsageError
+from fugaku_gpt.errors import EXIT_RESUME, Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandResult, CommandTimeout, RunCommand, run_command
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission
 from fugaku_gpt.pjm import jobids
 from fugaku_gpt.pjm.messages import Refusal, first_refusal, operation_results, submitted_ids
 from fugaku_gpt.pjm.pjstat import parse_data, status_of, statuses_of
@@ -89,20 +89,37 @@ class PjmScheduler:
             ids = submitted_ids(answer.out) or submitted_ids(answer.err)
             if ids and answer.code == 0:
                 return _link_id(ids[-1], submission)
-            if refusal is None and answer.code == 0:
-                raise Uncertain(f"pjsub: its answer names no job: {answer.message[:200]!r}")
+            if refusal is None and (answer.code <= 0 or ids or not answer.message):  # below 0: killed by a signal
+                named = f"names job {ids[-1]}" if ids else "names no job"
+                raise Uncertain(f"pjsub: exit code {answer.code}, its answer {named}: {answer.message[:200]!r}")
             if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in argv:
                 argv = [word for word in argv if word not in ("-z", "jid")]  # an old PJM without -z jid
                 continue
             if refusal is not None and refusal.code == _STEP_JOB_OVER and submission.after is not None:
                 raise Overtaken(_refusal_message(refusal, answer))
-            if refusal is None or refusal.remedy != "retry" or not pauses:
+            if refusal is None or refusal.remedy != "retry":
                 raise Refused(_refusal_message(refusal, answer))
-            self._sleep(pauses.pop(0))
+            pause = pauses.pop(0) if pauses else None
             if refusal.code in _NOT_ANSWERED and submission.tag:  # the job may have been accepted nevertheless
-                recovered = self.find([submission.tag])
-                if recovered:
-                    return recovered[submission.tag]
+                self._sleep(pause or RETRY_SECONDS[-1])
+                job_id = self._accepted_in_spite_of(refusal, answer, submission)
+                if job_id is not None:
+                    return job_id
+            elif pause is not None:
+                self._sleep(pause)
+            if pause is None:
+                raise Refused(_refusal_message(refusal, answer))
+
+    def _accepted_in_spite_of(self, refusal: Refusal, answer: CommandResult, submission: Submission) -> Optional[str]:
+        """Return the id of a job for which ``pjsub`` reported that PJM has not answered; None if there surely is none.
+
+        Raises:
+            Uncertain: ``pjstat`` cannot say either.
+        """
+        try:
+            return self.find([submission.tag]).get(submission.tag)
+        except UsageError as error:
+            raise Uncertain(f"{_refusal_message(refusal, answer)}\n{error}") from None
 
     def find(self, tags: Sequence[str]) -> Dict[str, str]:
         """See the protocol: by the comments of present jobs, then by those of the last days."""

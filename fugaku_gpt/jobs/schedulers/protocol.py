@@ -66,10 +66,6 @@ class Overtaken(Refused):
     """A link of a chain was refused because the job that it should follow has already ended."""
 
 
-class Uncertain(UsageError):
-    """The scheduler may have accepted the job: it did not answer, or its answer names no job."""
-
-
 @dataclass(frozen=True)
 class Accounting:
     """Measurements that a scheduler keeps of a finished job.

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandResult, CommandTimeout, RunCommand, run_command
-from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission
 from fugaku_gpt.records.job import (
     CANCELLED,
     ENDED,

@@ -6,7 +6,8 @@ Categories, each in bytes of one rank:
   (``layout/flat.py``, including gaps of alignment and the padding to equal shares).
 * ``gradients``: the flat sums of gradients.
 * ``optimiser``: both moments of the parameters that the rank updates: with ZeRO its share.
-* ``copies``: copies for checkpoints that are written while training continues, and for the return from a loss spike.
+* ``copies``: copies for checkpoints that are written while training continues, and for the return from a loss spike;
+  and of what ranks record, for ``training.trace_iterations``.
 * ``activations``: saved tensors at the fullest moment of a step (``layout/memory.py``), including a layer that is being
   recomputed then.
 * ``workspace``: temporary memory of a layer's backward pass, including the tiles of attention. Whether the run will
@@ -22,7 +23,8 @@ Categories, each in bytes of one rank:
 * ``base``: interpreter, PyTorch and MPI before there is a model (``machine/framework.py``).
 
 Workspace and logits are needed one after the other, but free blocks of one may not fit the other, so the sum has both.
-The page cache of the corpus's files is not counted, since the system can reclaim it.
+The page cache of the corpus's files is not counted, since the system can reclaim it. Neither are the tokens of
+``training.eval_files``, 4 bytes of each on every rank, since their number is not known before they are read.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ from fugaku_gpt.layout.memory import (
 )
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.stages import Chunk, chunks_by_stage, chunks_of
+from fugaku_gpt.layout.trace_room import trace_room
 from fugaku_gpt.machine.framework import Framework, framework_of
+from fugaku_gpt.records.trace import CALL_INT64S, PHASE_INT64S
 
 CATEGORIES = (
     "weights", "gradients", "optimiser", "copies", "activations", "workspace", "logits", "communication", "allocator",
@@ -120,6 +124,7 @@ def memory_of_run(
     chunks = chunks_of(config)
     kinds = recompute_of_layers(config, chunks)
     peaks = PeakActivationBytes(config)
+    trace = _trace_bytes(config)
     fixed: Dict[Hashable, Dict[str, int]] = {}  # a run may have a hundred thousand stages, but few kinds of them
     stages = []
     for stage, stage_chunks in enumerate(chunks_by_stage(chunks, config.layout.pp)):
@@ -127,6 +132,7 @@ def memory_of_run(
         if shape not in fixed:
             fixed[shape] = _without_activations(config, stage_chunks, base, threads)
         by_category = fixed[shape].copy()
+        by_category["copies"] += trace
         by_category["activations"] = peaks(stage_chunks, kinds, pipeline_states(config, stage))
         moving = by_category["activations"] + by_category["workspace"]
         is_recomputed = all(kinds[layer] == "full" for chunk in stage_chunks for layer in chunk.layers)
@@ -177,6 +183,16 @@ def _lasting_bytes(config: RunConfig, chunks: Sequence[Chunk]) -> Dict[str, int]
         "optimiser": 2 * owned * wide,
         "copies": copies,
     }
+
+
+def _trace_bytes(config: RunConfig) -> int:
+    """Bytes in which a rank keeps its trace, those of the stage with the most records; 0 if nothing is traced."""
+    traced = config.training.traced
+    if traced is None:
+        return 0
+    last = config.layout.pp - 1
+    rooms = [trace_room(config, stage, traced[1] - traced[0] + 1) for stage in {0, min(1, last), last // 2, last}]
+    return 8 * max(calls * CALL_INT64S + phases * PHASE_INT64S for calls, phases in rooms)
 
 
 def _layer_workspace(config: RunConfig, threads: int) -> int:

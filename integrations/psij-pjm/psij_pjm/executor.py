@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
@@ -19,7 +20,7 @@ from psij import (
     SubmitException,
 )
 
-from fugaku_gpt.errors import FugakuGptError
+from fugaku_gpt.errors import FugakuGptError, Uncertain
 from fugaku_gpt.jobs.tool_jobs import JobEnd, PolledJob, ToolJobs
 from fugaku_gpt.records.job import RUNNING, SUSPENDED
 from psij_pjm.config import PjmExecutorConfig
@@ -58,9 +59,12 @@ class PjmJobExecutor(JobExecutor):
     def submit(self, job: Job) -> None:
         """See :meth:`psij.JobExecutor.submit`.
 
+        Where PJM does not say whether it has accepted a job, that may run. It has failed for PSI/J, with the comment by
+        which it can be found as its message, and cannot be submitted again.
+
         Raises:
             InvalidJobException: PJM has nothing of the kind that is asked for, or would refuse the script on any day.
-            SubmitException: PJM has refused the job or gives no answer; the message is PJM's, with advice.
+            SubmitException: PJM has refused the job: there is none; the message is PJM's, with advice.
         """
         spec = self._check_job(job)
         path, output = self._files_of(job)
@@ -75,10 +79,13 @@ class PjmJobExecutor(JobExecutor):
             raise InvalidJobException(str(error)) from None
         try:
             native_id = self._pjm.submit(path, Path.cwd(), script.name)
+        except Uncertain as error:  # no exception: hosts submit a job whose submission raises one once more
+            self._set_job_status(job, JobStatus(JobState.FAILED, message=f"may run all the same: {error}"))
+            return
         except FugakuGptError as error:
             job.executor = None
             path.unlink()
-            raise SubmitException(str(error)) from None  # not transient: a job without an answer may be there
+            raise SubmitException(str(error)) from None
         job._native_id = native_id  # PSI/J has no other way to set it
         self._set_job_status(job, JobStatus(JobState.QUEUED, metadata={"native_id": native_id}))
         self._follow(job, native_id)
@@ -141,7 +148,10 @@ class PjmJobExecutor(JobExecutor):
         for native_id, pjm_job in polled.items():
             if pjm_job.end is None and pjm_job.status.state in ("unknown", "lost"):
                 logger.warning("Job %s of PJM is followed on: %s", native_id, pjm_job.status.reason)
-            self._set_status(native_id, pjm_job)
+            try:
+                self._set_status(native_id, pjm_job)
+            except Exception:  # a defect that concerns one job must not keep the others from being followed
+                logger.exception("Job %s of PJM", native_id)
 
     def _set_status(self, native_id: str, pjm_job: PolledJob) -> None:
         if pjm_job.end is None:
@@ -157,8 +167,8 @@ class PjmJobExecutor(JobExecutor):
             status = _status_of(pjm_job.end)
             if status.state == JobState.FAILED:
                 status.message = f"{status.message}{self._launcher_message(job)}"
+            self._set_job_status(job, status)  # whatever becomes of its files
             self._clean(job, native_id)
-            self._set_job_status(job, status)
 
     def _follow(self, job: Job, native_id: str) -> None:
         with self._lock:
@@ -190,12 +200,13 @@ class PjmJobExecutor(JobExecutor):
     def _clean(self, job: Job, native_id: str) -> None:
         if self._settings.keep_files:
             return
-        self._pjm.forget(native_id)
-        for path in self._files_of(job):
-            try:
-                path.unlink()
-            except FileNotFoundError:  # of another process, if it was attached
-                continue
+        try:
+            self._pjm.forget(native_id)
+            for path in self._files_of(job):
+                with contextlib.suppress(FileNotFoundError):  # of another process, if it was attached
+                    path.unlink()
+        except (FugakuGptError, OSError) as error:
+            logger.warning("Job %s of PJM has ended, and its files are still there: %s", native_id, error)
 
 
 def _status_of(end: JobEnd) -> JobStatus:
@@ -229,5 +240,8 @@ def _poll_until_over(
             interval = longest
             present = executor()
             if present is not None:
-                present.poll()
+                try:
+                    present.poll()
+                except Exception:  # whatever it is: without this thread, no job would end
+                    logger.exception("PJM was not asked for jobs")
         present = None

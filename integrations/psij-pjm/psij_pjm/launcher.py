@@ -12,8 +12,8 @@ from psij.launchers.multiple import MultipleLauncher
 class PjmMpiexecLauncher(MultipleLauncher):
     """The launcher ``pjm_mpiexec``: as many ranks as ``process_count`` asks for.
 
-    On Fugaku ``mpiexec`` itself prints nothing of what ranks print, and writes a file for each rank: these are put
-    together, in the order of ranks, into the job's ``stdout_path`` and ``stderr_path``.
+    On Fugaku ``mpiexec`` itself prints nothing of what ranks print, and writes a file for each rank: their lines are
+    appended to the job's ``stdout_path`` and ``stderr_path`` while ranks run, those of a moment in the order of ranks.
     """
 
     def __init__(self, config: Optional[JobExecutorConfig] = None) -> None:

@@ -101,7 +101,7 @@ def test_callbacks_are_called_for_each_state_of_a_job(pjm: JobExecutor, tmp_path
     assert states == [JobState.QUEUED, JobState.ACTIVE, JobState.COMPLETED]
     assert (tmp_path / "out").read_text() == "hello\n" and (tmp_path / "err").read_text() == "oops\n"
     assert job.native_id not in pjm.list()
-    assert not [path for path in (tmp_path / "work" / "pjm").rglob("*") if path.is_file()]
+    until(lambda: not [path for path in (tmp_path / "work" / "pjm").rglob("*") if path.is_file()])
 
 
 def test_an_exit_code_other_than_0_fails_the_job(pjm: JobExecutor, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_resources_and_attributes_reach_pjm(pjm: JobExecutor, tmp_path: Path) ->
     assert list(tmp_path.glob("*.stats"))
 
 
-def test_ranks_are_started_by_mpiexec_and_their_output_is_in_their_order(pjm: JobExecutor, tmp_path: Path) -> None:
+def test_ranks_are_started_by_mpiexec_and_their_output_is_put_together(pjm: JobExecutor, tmp_path: Path) -> None:
     job = bash(
         "echo rank $PMIX_RANK; echo note $PMIX_RANK >&2; test $PMIX_RANK -ne 2 || exit 4",
         tmp_path,
@@ -183,9 +183,33 @@ def test_ranks_are_started_by_mpiexec_and_their_output_is_in_their_order(pjm: Jo
     pjm.submit(job)
     status = end_of(job)
     assert (status.state, status.exit_code) == (JobState.FAILED, 4)
-    assert (tmp_path / "out").read_text().splitlines() == [f"rank {rank}" for rank in range(12)]
-    assert (tmp_path / "err").read_text().splitlines() == [f"note {rank}" for rank in range(12)]
+    assert sorted((tmp_path / "out").read_text().splitlines()) == sorted(f"rank {rank}" for rank in range(12))
+    assert sorted((tmp_path / "err").read_text().splitlines()) == sorted(f"note {rank}" for rank in range(12))
     assert not list(tmp_path.glob(".ranks*"))
+
+
+def test_lines_of_ranks_are_passed_on_while_these_run(pjm: JobExecutor, tmp_path: Path) -> None:
+    pause = 'until test -e "$1"; do sleep 0.05; done'
+    odd = "printf 'half of a line of %s' $PMIX_RANK"
+    script = f"wait_for() {{ {pause}; }}; echo first $PMIX_RANK; {odd}; wait_for go; echo ', and its end'; {odd} >&2"
+    job = bash(script, tmp_path, resources=ResourceSpecV1(node_count=1, processes_per_node=3), launcher="pjm_mpiexec")
+    pjm.submit(job)
+    out = tmp_path / "out"
+    until(lambda: out.exists() and out.read_text().count("\n") == 3)
+    assert sorted(out.read_text().splitlines()) == [f"first {rank}" for rank in range(3)]
+    (tmp_path / "go").touch()
+    assert end_of(job).state == JobState.COMPLETED
+    ends = [f"half of a line of {rank}, and its end" for rank in range(3)]
+    assert sorted(out.read_text().splitlines()) == [*(f"first {rank}" for rank in range(3)), *ends]
+    assert (tmp_path / "err").read_text() == "".join(f"half of a line of {rank}" for rank in range(3))
+
+
+def test_an_output_that_cannot_be_written_is_reported_before_ranks_start(pjm: JobExecutor, tmp_path: Path) -> None:
+    job = bash("touch started", tmp_path, stdout_path=tmp_path / "missing" / "out", launcher="pjm_mpiexec")
+    pjm.submit(job)
+    status = end_of(job)
+    assert status.state == JobState.FAILED and status.message is not None and "missing/out" in status.message
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +240,24 @@ def test_a_refused_job_can_be_submitted_again(pjm: JobExecutor, tmp_path: Path, 
     assert "Group not authorized" in raised.value.message and job.status.state == JobState.NEW
     pjm.submit(job)
     assert end_of(job).state == JobState.COMPLETED
+
+
+def test_a_job_that_pjm_may_have_accepted_has_failed_and_is_not_submitted_again(
+    pjm: JobExecutor, tmp_path: Path, site: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tool_jobs", "schedulers.pjm"):
+        monkeypatch.setattr(f"fugaku_gpt.jobs.{module}.RETRY_SECONDS", (0.1,))
+    site.inject_fault("unanswered", "1")
+    site.inject_fault("pjstat-fails", "100")
+    job = bash("echo ran >> ran", tmp_path)
+    pjm.submit(job)
+    site.inject_fault("clear")
+    assert job.status.state == JobState.FAILED and job.status.message is not None
+    assert "comment fugaku-gpt-" in job.status.message
+    with pytest.raises(InvalidJobException):
+        pjm.submit(job)
+    until((tmp_path / "ran").exists)  # it had been accepted
+    assert (tmp_path / "ran").read_text() == "ran\n"
 
 
 def test_another_process_can_attach_to_a_job(pjm: JobExecutor, tmp_path: Path) -> None:
@@ -261,6 +303,42 @@ def test_many_jobs_are_followed_at_once(pjm: JobExecutor, tmp_path: Path) -> Non
         pjm.submit(job)
     assert [end_of(job).state for job in jobs] == [JobState.COMPLETED] * 8
     assert [(tmp_path / f"out{number}").read_text() for number in range(8)] == [f"{number}\n" for number in range(8)]
+
+
+def test_a_job_whose_files_cannot_be_removed_has_ended_and_others_are_followed(
+    pjm: JobExecutor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = bash("until test -e go; do sleep 0.05; done", tmp_path), bash("true", tmp_path)
+    pjm.submit(first)
+    script = tmp_path / "work" / "pjm" / f"{first.id}.sh"
+    script.unlink()
+    script.mkdir()  # cannot be unlinked
+    (tmp_path / "go").touch()
+    assert end_of(first).state == JobState.COMPLETED
+    pjm.submit(second)
+    assert end_of(second).state == JobState.COMPLETED
+    assert "its files are still there" in caplog.text
+
+
+def test_an_error_of_one_job_does_not_end_the_thread_that_polls(
+    pjm: JobExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [bash("true", tmp_path), bash("true", tmp_path)]
+    executor: Any = pjm
+    set_status = executor._set_status
+
+    def fail_for_first(native_id: str, pjm_job: Any) -> None:
+        if native_id == jobs[0].native_id:
+            raise ZeroDivisionError
+        set_status(native_id, pjm_job)
+
+    monkeypatch.setattr(executor, "_set_status", fail_for_first)
+    for job in jobs:
+        pjm.submit(job)
+    assert end_of(jobs[1]).state == JobState.COMPLETED
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.setattr(executor, "_set_status", set_status)
+    assert end_of(jobs[0]).state == JobState.COMPLETED
 
 
 def test_an_executor_that_nobody_uses_stops_polling(site: Simulator, tmp_path: Path) -> None:

@@ -104,8 +104,13 @@ class Executor(RemoteExecutor):
         return str(self._settings.python or super().get_python_executable())
 
     def run_job(self, job: JobExecutorInterface) -> None:
-        """Submit a job. If PJM refuses it, the job has failed, and the workflow's rules for failures apply."""
-        from fugaku_gpt.errors import FugakuGptError
+        """Submit a job. If PJM refuses it, the job has failed, and the workflow's rules for failures apply.
+
+        Raises:
+            WorkflowError: PJM does not say whether it has accepted the job: ``--retries`` would submit it a second
+                time.
+        """
+        from fugaku_gpt.errors import FugakuGptError, Uncertain
         from fugaku_gpt.jobs.tool_jobs import job_name
 
         name = job_name(self.get_jobname(job).removesuffix(".sh"))
@@ -117,6 +122,8 @@ class Executor(RemoteExecutor):
             for warning in self._jobs.write(script, path, is_linted=not self._settings.no_lint):
                 self.logger.debug(warning)
             job_id = self._jobs.submit(path, Path.cwd(), name)
+        except Uncertain as error:
+            raise WorkflowError(f"job {job.jobid} may have been submitted to PJM: {error}") from None
         except FugakuGptError as error:
             self.report_job_error(SubmittedJobInfo(job), msg=f"not submitted: {error}\n")
             return
@@ -178,14 +185,24 @@ class Executor(RemoteExecutor):
 
     def _report_end(self, info: SubmittedJobInfo, end: "JobEnd") -> None:
         self._open.pop(str(info.external_jobid), None)
-        self._jobs.forget(str(info.external_jobid))
+        self._clean(info, end)
         if end.is_success:
-            for path in (info.aux or {}).values():
-                path.unlink(missing_ok=True)
             self.report_job_success(info)
         else:
             message = f"PJM's job {info.external_jobid} ended with: {end.reason}. "
             self.report_job_error(info, msg=message, aux_logs=[str(_output_of(info))])
+
+    def _clean(self, info: SubmittedJobInfo, end: "JobEnd") -> None:
+        """Remove the record of a job's end, and its files if it succeeded. An error here would end the workflow, and
+        leave its other jobs to themselves: it is a warning."""
+        from fugaku_gpt.errors import FugakuGptError
+
+        try:
+            self._jobs.forget(str(info.external_jobid))
+            for path in (info.aux or {}).values() if end.is_success else ():
+                path.unlink(missing_ok=True)
+        except (FugakuGptError, OSError) as error:
+            self.logger.warning(f"PJM's job {info.external_jobid} has ended, and its files are still there: {error}")
 
 
 def script_of(

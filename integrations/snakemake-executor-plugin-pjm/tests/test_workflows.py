@@ -144,6 +144,32 @@ def test_a_job_that_pjm_would_refuse_is_not_submitted(
     assert message in printed and "Traceback" not in printed
 
 
+def test_a_job_that_pjm_may_have_accepted_ends_the_workflow_and_is_not_tried_again(
+    workflow: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workflow('rule a:\n    output: "a.txt"\n    shell: "touch {output}"\n')
+    silent = folder / "bin" / "pjsub"
+    silent.parent.mkdir()
+    silent.write_text(f"#!/bin/sh\necho called >> {folder}/calls\nexit 1\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{silent.parent}:{os.environ['PATH']}")
+    printed = run_snakemake("--retries", "2", code=1)
+    assert "may have been submitted to PJM" in printed and "comment fugaku-gpt-" in printed
+    assert (folder / "calls").read_text() == "called\n" and "Traceback" not in printed
+
+
+def test_files_that_cannot_be_removed_are_a_warning(workflow: Callable[[str], Path]) -> None:
+    folder = workflow(
+        """
+rule a:
+    output: "a.txt"
+    shell: "cd .snakemake/pjm && mv *.sh aside && mkdir $(basename *.out .out).sh && cd - && touch {output}"
+"""
+    )
+    printed = run_snakemake()
+    assert "its files are still there" in printed and (folder / "a.txt").exists()
+
+
 def test_a_job_is_followed_while_pjm_does_not_answer(workflow: Callable[[str], Path], site: Simulator) -> None:
     folder = workflow('rule a:\n    output: "a.txt"\n    shell: "sleep 1; touch {output}"\n')
     site.inject_fault("pjstat-fails", "4")  # a query is repeated three times

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import fugaku_gpt
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.outcome import outcome_of_other_job
 from fugaku_gpt.jobs.schedulers import local as local_module
 from fugaku_gpt.jobs.schedulers.local import LocalScheduler
@@ -30,7 +30,7 @@ from fugaku_gpt.jobs.schedulers.local_store import (
     read_json_object,
     this_process,
 )
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
 from fugaku_gpt.records.job import CANCELLED, ENDED, LOST, ON_HOLD, OVER, QUEUED, RUNNING, UNKNOWN, JobStatus
 from tests.support.waiting import until, until_state

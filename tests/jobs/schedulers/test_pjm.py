@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import EXIT_RUN_FAILED, Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandTimeout
 from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
-from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission
 from fugaku_gpt.records.job import ENDED, LOST, QUEUED, RUNNING, UNKNOWN, JobStatus
 from tests.jobs.schedulers.fake import Commands, Reply, command_result
 
@@ -107,7 +107,37 @@ def test_a_job_accepted_amid_an_internal_error_is_not_submitted_twice(tmp_path: 
     assert [argv[0] for argv in commands.calls] == ["pjsub", "pjstat"]
 
 
-@pytest.mark.parametrize("reply", [command_result("and nothing else\n"), CommandTimeout("pjsub: no answer")])
+def test_a_pjstat_that_cannot_say_leaves_an_unanswered_submission_uncertain(tmp_path: Path) -> None:
+    error = command_result(err="[ERR.] PJM 0090 pjsub Job manager is not present.\n", code=1)
+    down = command_result(err="[ERR.] PJM 0190 pjstat Job manager is not present.\n", code=1)
+    scheduler, commands = pjm(error, *[down] * 4)
+    with pytest.raises(Uncertain, match="0090") as raised:
+        scheduler.submit(submission(tmp_path, tag="t-9"))
+    assert [argv[0] for argv in commands.calls].count("pjsub") == 1
+    assert not isinstance(raised.value, UsageError) and raised.value.exit_code == EXIT_RUN_FAILED
+
+
+def test_the_last_unanswered_submission_is_looked_for_as_well(tmp_path: Path) -> None:
+    error = command_result(err="[ERR.] PJM 0091 pjsub Internal Error.\n", code=1)
+    absent = [command_result("H,JOB_ID,COMMENT\n")] * 2
+    scheduler, commands = pjm(*[error, *absent] * 3, error, command_result("H,JOB_ID,COMMENT\n,57,t-9\n"))
+    assert scheduler.submit(submission(tmp_path, tag="t-9")) == "57"
+    scheduler, commands = pjm(*[error, *absent] * 4)
+    with pytest.raises(Refused, match="0091"):
+        scheduler.submit(submission(tmp_path, tag="t-9"))
+    assert [argv[0] for argv in commands.calls].count("pjsub") == 4
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        command_result("and nothing else\n"),
+        CommandTimeout("pjsub: no answer"),
+        command_result(code=1),
+        command_result("pjsub: writing\n", code=-9),
+        command_result("[INFO] PJM 0000 pjsub Job 9714 submitted.\n", code=1),
+    ],
+)
 def test_an_answer_that_names_no_job_leaves_the_submission_uncertain(tmp_path: Path, reply: Reply) -> None:
     scheduler, _ = pjm(reply)
     with pytest.raises(Uncertain):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fugaku_gpt.errors import UsageError
+from fugaku_gpt.errors import Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandTimeout
-from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission, Uncertain
+from fugaku_gpt.jobs.schedulers.protocol import Refused, Submission
 from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
 from fugaku_gpt.jobs.submission import INTENT_SECONDS, resolve_intents
 from fugaku_gpt.records.job import (

@@ -21,11 +21,13 @@ from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.memory import layer_bytes, peak_activation_bytes, pipeline_states, recompute_of_layers
 from fugaku_gpt.layout.stages import chunks_of
 from fugaku_gpt.layout.tensors import model_tensors
+from fugaku_gpt.layout.trace_room import trace_room
 from fugaku_gpt.machine.framework import framework_of, framework_on
 from fugaku_gpt.model import build_model
 from fugaku_gpt.parallel.buffers import FlatBuffers
 from fugaku_gpt.parallel.gradient_path import GradientReducer
 from fugaku_gpt.planner.trainer.run_memory import CATEGORIES, memory_of_run
+from fugaku_gpt.records.trace import CALL_INT64S, PHASE_INT64S
 from fugaku_gpt.training.trainer import Trainer
 from tests.support.alive import AliveBytes
 from tests.support.text import ByteSamples
@@ -295,3 +297,16 @@ def test_free_blocks_are_fewer_where_large_tensors_are_pooled() -> None:
     for kind in ("none", "full"):
         assert 0 < waste(True, kind, 1) <= waste(True, kind) < waste(False, kind)
     assert waste(True) != waste(True, "full")
+
+
+def test_a_trace_counts_in_the_memory_of_every_rank() -> None:
+    without = memory_of_run(load_run_config(preset="tiny"))
+    traced = memory_of_run(load_run_config(preset="tiny", overrides=["training.trace_iterations=2-3"]))
+    more = traced.stages[0]["copies"] - without.stages[0]["copies"]
+    calls, phases = trace_room(load_run_config(preset="tiny"), 0, 2)
+    assert more == 8 * (calls * CALL_INT64S + phases * PHASE_INT64S) > 2**19
+    assert traced.bytes_of_rank == without.bytes_of_rank + more
+    staged = ["layout.pp=2", "training.trace_iterations=1-100", "training.iterations=100"]
+    assert all(
+        stage["copies"] > 2**19 for stage in memory_of_run(load_run_config(preset="tiny", overrides=staged)).stages
+    )
