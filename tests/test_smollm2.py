@@ -67,10 +67,10 @@ def judge(gguf_file: Path) -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make dev")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    found = load_gguf_checkpoint(str(gguf_file))["config"]
+    values = load_gguf_checkpoint(str(gguf_file))["config"]
     names = {"model_type", "_model_name_or_path"}
     model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**{name: value for name, value in found.items() if name not in names})
+        transformers.LlamaConfig(**{name: value for name, value in values.items() if name not in names})
     ).eval()
     weights = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(weights, strict=False)

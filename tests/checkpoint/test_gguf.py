@@ -95,10 +95,10 @@ def test_a_gpt2_may_have_its_embedding_twice_or_quantised_apart(tmp_path: Path) 
     same = import_gguf(write_gguf(tmp_path / "same.gguf", tmp_path / "hf", change=twice), tmp_path / "same")
     assert same.model.tied_embeddings and "output.weight" not in weights_of(same.checkpoint)
     formats = {"output.weight": "Q8_0"}
-    apart = write_gguf(tmp_path / "apart.gguf", tmp_path / "hf", change=twice, quantised=formats)
-    found = import_gguf(apart, tmp_path / "apart")
-    assert not found.model.tied_embeddings and "differ by their quantisation" in found.notes[0]
-    weights, expected = weights_of(found.checkpoint), weights_of(before)["token_embedding.weight"]
+    untied_file = write_gguf(tmp_path / "apart.gguf", tmp_path / "hf", change=twice, quantised=formats)
+    untied = import_gguf(untied_file, tmp_path / "apart")
+    assert not untied.model.tied_embeddings and "differ by their quantisation" in untied.notes[0]
+    weights, expected = weights_of(untied.checkpoint), weights_of(before)["token_embedding.weight"]
     assert np.array_equal(weights["token_embedding.weight"], expected)
     assert 0 < np.abs(weights["output.weight"] - expected).max() < np.abs(expected).max() / 100
 
@@ -261,11 +261,11 @@ def test_an_architecture_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_anywhere_is_refused_in_one_line(tmp_path: Path) -> None:
     a_folder(tmp_path, LLAMA)
-    whole = write_gguf(tmp_path / "whole.gguf", tmp_path / "hf").read_bytes()
+    content = write_gguf(tmp_path / "whole.gguf", tmp_path / "hf").read_bytes()
     file = tmp_path / "model.gguf"
-    lengths = [*range(0, 200, 3), *range(200, 4000, 97), len(whole) // 2, len(whole) - 33]
+    lengths = [*range(0, 200, 3), *range(200, 4000, 97), len(content) // 2, len(content) - 33]
     for length in lengths:
-        file.write_bytes(whole[:length])
+        file.write_bytes(content[:length])
         with pytest.raises(UsageError, match="^[^\n]*(cut short|not a GGUF file)[^\n]*$"):
             import_gguf(file, tmp_path / "two")
     assert list_checkpoints(tmp_path / "two") == []

@@ -69,24 +69,24 @@ def naive_bpe(piece: str, values: Mapping[str, Any]) -> List[int]:
     """The tokens of a piece by the merges of the metadata, each at its leftmost place first."""
     names = list(values["tokenizer.ggml.tokens"])
     ranks = {merge: rank for rank, merge in enumerate(values["tokenizer.ggml.merges"])}
-    parts = [bytes_to_characters()[number] for number in piece.encode("utf-8")]
-    if values["tokenizer.ggml.pre"] == "llama-bpe" and "".join(parts) in names:
-        return [names.index("".join(parts))]
-    while len(parts) > 1:
-        pairs = [ranks.get(f"{left} {right}", len(ranks)) for left, right in zip(parts, parts[1:])]
+    symbols = [bytes_to_characters()[number] for number in piece.encode("utf-8")]
+    if values["tokenizer.ggml.pre"] == "llama-bpe" and "".join(symbols) in names:
+        return [names.index("".join(symbols))]
+    while len(symbols) > 1:
+        pairs = [ranks.get(f"{left} {right}", len(ranks)) for left, right in zip(symbols, symbols[1:])]
         best = min(pairs)
         if best == len(ranks):
             break
         at = pairs.index(best)
-        parts[at : at + 2] = ["".join(parts[at : at + 2])]
-    return [names.index(part) for part in parts]
+        symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
+    return [names.index(part) for part in symbols]
 
 
 def bytes_to_characters() -> Dict[int, str]:
     """GPT-2's characters of bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [number for number in range(256) if number not in printable]
-    return {**{number: chr(number) for number in printable}, **{n: chr(256 + i) for i, n in enumerate(others)}}
+    unprintable = [number for number in range(256) if number not in printable]
+    return {**{number: chr(number) for number in printable}, **{n: chr(256 + i) for i, n in enumerate(unprintable)}}
 
 
 def pieces_of(text: str, patterns: List[str]) -> List[str]:
@@ -96,9 +96,9 @@ def pieces_of(text: str, patterns: List[str]) -> List[str]:
         split: List[str] = []
         for piece in pieces:
             last = 0
-            for found in regex.finditer(pattern, piece):
-                split += [piece[last : found.start()], found.group()]
-                last = found.end()
+            for match in regex.finditer(pattern, piece):
+                split += [piece[last : match.start()], match.group()]
+                last = match.end()
             split.append(piece[last:])
         pieces = [piece for piece in split if piece]
     return pieces
@@ -166,18 +166,18 @@ def sentencepiece_metadata() -> Dict[str, Any]:
 def naive_sentencepiece(text: str, values: Mapping[str, Any]) -> List[int]:
     """llama.cpp's ``llm_tokenizer_spm``: neighbours that make a token are merged by its score, the leftmost first."""
     names, scores = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.scores"]
-    parts = list(text)
+    symbols = list(text)
     while True:
-        found: List[Any] = []
-        for at, pair in enumerate(zip(parts, parts[1:])):
+        candidates: List[Any] = []
+        for at, pair in enumerate(zip(symbols, symbols[1:])):
             if "".join(pair) in names:
-                found.append((-scores[names.index("".join(pair))], at))
-        if not found:
+                candidates.append((-scores[names.index("".join(pair))], at))
+        if not candidates:
             break
-        at = min(found)[1]
-        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+        at = min(candidates)[1]
+        symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
     ids: List[int] = []
-    for part in parts:
+    for part in symbols:
         ids += [names.index(part)] if part in names else [names.index(f"<0x{n:02X}>") for n in part.encode("utf-8")]
     return ids
 

@@ -333,8 +333,8 @@ def test_a_model_of_another_program_is_refused_with_the_import(
 )
 def test_requests_that_cannot_be_met_are_refused(arguments: List[str], message: str, model: Path, capsys: Any) -> None:
     (model / "empty.txt").write_text("\ufeff\n\n", encoding="utf-8")
-    words = {"MODEL": str(model), "EMPTY": str(model / "empty.txt")}
-    assert run([words.get(word, word) for word in arguments]) == 2
+    paths = {"MODEL": str(model), "EMPTY": str(model / "empty.txt")}
+    assert run([paths.get(word, word) for word in arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -186,9 +186,9 @@ def test_several_new_tokens_of_a_text_are_read_at_once_as_singly(kind: str, tmp_
     logits: List[torch.Tensor] = []
     choose = lambda values: logits.append(torch.from_numpy(values)) or [0] * len(values)  # noqa: E731
     with torch.no_grad():
-        for parts in ((4, 3, 1), (4, 1, 1, 1, 1)):
+        for lengths in ((4, 3, 1), (4, 1, 1, 1, 1)):
             cache, start = replica.make_cache(1, 24), 0
-            for count in parts:
+            for count in lengths:
                 tokens = ids[:, start : start + count]
                 replica.next_tokens(tokens, cache, cache.extend(0, 1, count), choose)
                 start += count

@@ -62,9 +62,9 @@ def test_a_command_gets_the_lines_of_a_terminal_and_a_line_for_an_interrupt(term
     assert chat.process.stdout is not None
     until(lambda: _has_children(chat.process.pid))
     chat.process.send_signal(signal.SIGINT)
-    code, words = chat.end()
-    assert code == 0 and words[-4:] == ["outcome", "0", "None", "None"]
-    assert sorted(words[:2]) == ["'\\x03\\n'", "'one\\n'"]
+    code, output = chat.end()
+    assert code == 0 and output[-4:] == ["outcome", "0", "None", "None"]
+    assert sorted(output[:2]) == ["'\\x03\\n'", "'one\\n'"]
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_a_signal_ends_a_command_that_reads_a_pipe_though_it_ignores_its_end(num
     chat = Conversation(DEAF, subprocess.PIPE)
     chat.wait_for("begun")
     chat.process.send_signal(number)
-    code, words = chat.end()
-    assert code == 0 and words == ["outcome", "-9", "9", str(int(number))]
+    code, output = chat.end()
+    assert code == 0 and output == ["outcome", "-9", "9", str(int(number))]
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_a_third_interrupt_ends_a_command_that_does_not_react(terminal: Tuple[in
         signal.sigtimedwait([], 0.2)  # the kernel makes one of two signals that are pending
         assert chat.process.poll() is None
     chat.process.send_signal(signal.SIGINT)
-    code, words = chat.end()
-    assert code == 0 and words == ["outcome", "-9", "9", "2"]
+    code, output = chat.end()
+    assert code == 0 and output == ["outcome", "-9", "9", "2"]
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8), st.integers(1, 12))

@@ -78,8 +78,8 @@ def full_logits(trainer: Trainer, tokens: torch.Tensor) -> torch.Tensor:
             grid.world.broadcast(x, stage * grid.tp.size)  # ranks of one stage are neighbours, and have the same
         if grid.coordinates.pp < layout.pp - 1:
             return torch.empty(0)
-        parts = grid.tp.all_gather(ops.linear(x, chunk.output_weight))
-        return torch.cat(list(parts), dim=-1)[..., : trainer.config.model.vocab_size]
+        slices = grid.tp.all_gather(ops.linear(x, chunk.output_weight))
+        return torch.cat(list(slices), dim=-1)[..., : trainer.config.model.vocab_size]
 
 
 def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
