@@ -15,6 +15,7 @@ from fugaku_gpt.compare.recorded import compare_recorded
 from fugaku_gpt.compare.report import Report, report_live, report_recorded
 from fugaku_gpt.compare.shared_run import RECORDED_WARM_UP, SharedRun
 from fugaku_gpt.compare.sides import RecordedSide, parse_sides
+from fugaku_gpt.compare.statistics import check_tolerance
 from fugaku_gpt.environments.registry import is_profile
 from fugaku_gpt.errors import UsageError, missing_package
 
@@ -49,10 +50,14 @@ def compare(
         The verdict, its reasons and figures, and ``values``, which are those of ``--format json``.
 
     Raises:
-        UsageError: a side is neither, one is recorded and the other is not, the sides do not do the same work, or an
-            argument has no meaning for sides that are recorded.
+        UsageError: the tolerance is out of range, a side is neither, one is recorded and the other is not, the sides do
+            not do the same work, or an argument has no meaning for sides that are recorded.
         KeyboardInterrupt: it was stopped by Ctrl-C; SIGTERM reaches the program as in ``train``.
     """
+    try:
+        check_tolerance(settings.tolerance)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     sides = parse_sides(a, b, is_profile)
     if isinstance(sides[0], RecordedSide):
         _refuse_arguments_of_jobs({"run": run, "out": out, "iterations": iterations}, settings)

@@ -19,6 +19,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequ
 import numpy as np
 
 from fugaku_gpt.compare.sides import RANKS, full_key
+from fugaku_gpt.compare.statistics import check_tolerance
 from fugaku_gpt.config import RunConfig, changed_settings, load_run_config
 from fugaku_gpt.config.schema import POWER_KNOBS
 from fugaku_gpt.errors import ConfigError, UsageError
@@ -135,6 +136,11 @@ class AnalysisSettings:
 
     warm_up: int
     tolerance: float
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
+        if self.warm_up < 0:
+            raise ValueError(f"warm_up {self.warm_up}: valid: at least 0")
 
 
 def parse_factors(text: str, base: RunConfig) -> Tuple[Factor, ...]:

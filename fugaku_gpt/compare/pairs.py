@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.compare.noise import Noise
 from fugaku_gpt.compare.samples import NOT_RUN, JobSample, read_job, unapplied_settings
+from fugaku_gpt.compare.statistics import check_tolerance
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.files import write_json_atomically
 from fugaku_gpt.records.run import OK
@@ -65,6 +66,11 @@ class ComparisonPlan:
     load: float
     commit: str = ""
     version: int = VERSION
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
+        if self.warm_up < 0:
+            raise ValueError(f"warm_up {self.warm_up}: valid: at least 0")
 
     @property
     def sides(self) -> Tuple[SidePlan, SidePlan]:

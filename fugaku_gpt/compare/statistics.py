@@ -188,6 +188,16 @@ def stop_reason(
     return BUDGET if max_pairs is not None and pairs >= max_pairs else ""
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Check the share within which two times count as the same.
+
+    Raises:
+        ValueError: it is not more than 0 and at most 1.
+    """
+    if not 0 < tolerance <= 1:
+        raise ValueError(f"tolerance {tolerance!r}: valid: more than 0 and at most 1")
+
+
 def verdict_of(low: float, high: float, tolerance: float) -> str:
     """The verdict of an interval of the log ratio."""
     bound = math.log1p(tolerance) + _ROUNDING

@@ -138,10 +138,10 @@ def parse_override(text: str) -> Tuple[str, Tree]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ConfigError(f"--set {text}: expected key=value, such as training.lr=1e-4")
+        raise ConfigError(f"--set {cut(text)}: expected key=value, such as training.lr=1e-4")
     if _PLAIN.fullmatch(value):
-        return key, Scalar(value, False, f"--set {text}")
-    return key, _compose(value, f"--set {text}")
+        return key, Scalar(value, False, f"--set {cut(text)}")
+    return key, _compose(value, f"--set {cut(text)}")
 
 
 def flatten(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[Tuple[str, Tree]]:
