@@ -46,6 +46,7 @@ from fugaku_gpt.records import (
     run,
     summary,
     sweep,
+    tensorboard,
     trace,
 )
 from fugaku_gpt.report import bullets, imported, sheet
@@ -88,6 +89,7 @@ RECORD_FORMATS = (
     RecordFormat("GGUF file", "`<name>.gguf`", gguf_file),
     RecordFormat("Flight recorder", "`flight/*/rank-<rank>.flight`", flight),
     RecordFormat("Trace", "`trace/*/rank-<rank>.trace`", trace, (trace.TraceHead, trace.ClockReading)),
+    RecordFormat("Event files of TensorBoard", "`tensorboard/events.out.tfevents.<number>`", tensorboard),
     RecordFormat("Claim of a folder", "`.claim.<number>`", claim, (claim.Holder,)),
     RecordFormat("Index of a run store", "`.runs-index.json`", index),
     RecordFormat("Prepared corpus", "`manifest.json`, `tokenizer.json`, `.bin` and `.idx`", prepared_corpus),

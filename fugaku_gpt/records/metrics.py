@@ -16,13 +16,17 @@
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (those that have no
   lasting effect because of it, such as "400-495"), returned_to (the iteration whose weights were restored after a
   spike);
-* ``validation``: iteration, loss, tokens; of grids also accuracy, and buckets (side → images, distinct_images,
-  loss and accuracy);
-* ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte;
+* ``validation``: iteration, loss, tokens, consumed_tokens (by the training so far); of grids also accuracy, and
+  buckets (side → images, distinct_images, loss and accuracy);
+* ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte,
+  consumed_tokens;
 * ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
   if it could not be written, error;
-* ``resumed``: iteration, checkpoint: the run continues from there. Earlier lines of later iterations are superseded,
-  and readers leave them out; if checkpoint is null, the run has begun anew, and all earlier lines are superseded.
+* ``resumed``: iteration, checkpoint, consumed_tokens: the run continues from there. Earlier lines of later iterations
+  are superseded, and readers leave them out; if checkpoint is null, the run has begun anew, and all earlier lines are
+  superseded.
+
+Files of older versions have no consumed_tokens but in lines of iterations.
 
 If a writer was killed in the middle of a line and another continued the file, a line of kind ``cut`` follows the
 piece, and readers leave both out.
@@ -159,7 +163,7 @@ def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
         if line.get("kind") == kind and (limit is None or (line.get("iteration") or 0) <= limit):
             return line
         if line.get("kind") == RESUMED:
-            limit = _last_valid_iteration(line) if limit is None else min(limit, _last_valid_iteration(line))
+            limit = last_valid_iteration(line) if limit is None else min(limit, last_valid_iteration(line))
     return None
 
 
@@ -168,13 +172,13 @@ def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
     valid_lines: List[Dict[str, Any]] = []
     for line in lines:
         if line.get("kind") == RESUMED:
-            limit = _last_valid_iteration(line)
+            limit = last_valid_iteration(line)
             valid_lines = [earlier for earlier in valid_lines if (earlier.get("iteration") or 0) <= limit]
         valid_lines.append(line)
     return valid_lines
 
 
-def _last_valid_iteration(resumed: Mapping[str, Any]) -> int:
+def last_valid_iteration(resumed: Mapping[str, Any]) -> int:
     """The last iteration whose lines before this ``resumed`` line are valid."""
     return int(resumed["iteration"]) if resumed.get("checkpoint") is not None else -1
 
