@@ -27,7 +27,7 @@ def test_checksums_are_those_of_the_standard(data: bytes, crc: int) -> None:
     assert crc32c(data) == crc
 
 
-def test_a_record_has_its_length_and_a_checksum_of_each_part() -> None:
+def test_a_record_has_a_length_and_two_checksums() -> None:
     record = framed(b"123456789")
     assert record[:8] == struct.pack("<Q", 9) and record[12:21] == b"123456789" and len(record) == 25
     rotated = (0xE3069283 >> 15 | 0xE3069283 << 17) & 0xFFFFFFFF

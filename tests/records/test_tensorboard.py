@@ -74,7 +74,7 @@ def test_lines_become_scalars_by_iteration_and_losses_by_tokens_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
-def test_what_is_not_finite_is_a_nan_as_in_a_line_that_holds_null(loss: Any, tmp_path: Path) -> None:
+def test_a_figure_that_is_not_finite_is_a_nan_like_null(loss: Any, tmp_path: Path) -> None:
     write_events(tmp_path, iteration(3, loss=loss))
     ((step, value),) = read_curves(tmp_path)["train/loss"]
     assert step == 3 and math.isnan(value)
@@ -89,7 +89,7 @@ def test_a_run_that_resumes_has_each_step_once(tmp_path: Path) -> None:
     assert [step for step, _ in by_tokens["by_tokens/train/loss"]] == [64 * number for number in range(1, 7)]
 
 
-def test_a_run_that_begins_anew_has_nothing_of_its_first_start(tmp_path: Path) -> None:
+def test_a_run_without_checkpoint_starts_over(tmp_path: Path) -> None:
     first = {"kind": "validation", "iteration": 0, "loss": 5.5, "tokens": 192, "consumed_tokens": 0}
     write_events(tmp_path, first, iteration(1), iteration(2))
     write_events(tmp_path, ANEW, {**first, "loss": 5.0}, iteration(1))
