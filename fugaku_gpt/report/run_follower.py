@@ -15,7 +15,7 @@ returned like others; :class:`fugaku_gpt.report.run_series.RunSeries` leaves out
 
 A file that was replaced or has become shorter is read anew, after a line of kind ``resumed`` without a checkpoint,
 which supersedes all lines before it: so whoever handles ``resumed`` handles this too. Nothing is raised for a file that
-is missing or cannot be read; ``is_missing`` and ``problem`` say so, and a later call goes on.
+is missing or cannot be read; ``is_missing`` and ``problem`` say so, and a later call tries again.
 """
 
 from __future__ import annotations

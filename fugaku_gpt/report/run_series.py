@@ -93,7 +93,7 @@ class Columns:
 
 
 class RunSeries:
-    """What has been measured in a run so far.
+    """The measurements of a run so far.
 
     Attributes:
         iterations: columns of the lines of kind ``iteration``.
