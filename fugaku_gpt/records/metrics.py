@@ -120,7 +120,7 @@ def read_sound_lines(metrics: Path) -> Tuple[List[Dict[str, Any]], int]:
     try:
         for text in lines_of_file(metrics, METRICS_LINE):
             damaged += is_last_damaged
-            line = _sound_line(text)
+            line = sound_line(text)
             is_last_damaged = line is None
             if line is not None and line.get("kind") != CUT:
                 lines.append(line)
@@ -131,8 +131,8 @@ def read_sound_lines(metrics: Path) -> Tuple[List[Dict[str, Any]], int]:
     return lines, damaged
 
 
-def _sound_line(text: str) -> Optional[Dict[str, Any]]:
-    """The line of a text; None if it is damaged."""
+def sound_line(text: str) -> Optional[Dict[str, Any]]:
+    """The line of a text, of any kind; None if it is damaged."""
     line = _parse_object(text)
     try:
         if line is not None:
