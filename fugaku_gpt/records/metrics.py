@@ -36,8 +36,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
+from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import lines_of_file, open_file
@@ -176,6 +178,29 @@ def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
             valid_lines = [earlier for earlier in valid_lines if (earlier.get("iteration") or 0) <= limit]
         valid_lines.append(line)
     return valid_lines
+
+
+def read_valid_lines(metrics: Path) -> Iterator[Dict[str, Any]]:
+    """Read the lines that :func:`without_superseded` leaves of a metrics file, one at a time: the memory does not grow
+    with the file, which is read twice. Lines that are appended meanwhile are left for a later call.
+
+    Raises:
+        UsageError: it cannot be read, or a line is damaged.
+    """
+    resumptions: Deque[Tuple[int, int]] = deque()  # (number of the line, last valid iteration), both ascending
+    count = 0
+    for number, line in enumerate(read_lines(metrics)):
+        count = number + 1
+        if line.get("kind") == RESUMED:
+            limit = last_valid_iteration(line)
+            while resumptions and resumptions[-1][1] >= limit:  # this one supersedes all that they do
+                resumptions.pop()
+            resumptions.append((number, limit))
+    for number, line in enumerate(islice(read_lines(metrics), count)):
+        while resumptions and resumptions[0][0] <= number:
+            resumptions.popleft()
+        if not resumptions or (line.get("iteration") or 0) <= resumptions[0][1]:
+            yield line
 
 
 def last_valid_iteration(resumed: Mapping[str, Any]) -> int:
