@@ -438,7 +438,7 @@
       const summary = `${run.name}: ${run.events.length + run.problems.length + (run.reason ? 1 : 0)}`;
       const texts = [...(run.reason ? [`${run.status}: ${run.reason}`] : []), ...run.problems,
         ...run.events.map(([iteration, text]) => `iteration ${iteration}: ${text}`)];
-      return element("details", { open: open.has(summary) }, element("summary", { textContent: summary }),
+      return element("details", { open: isPrinting || open.has(summary) }, element("summary", { textContent: summary }),
         element("ul", {}, ...texts.map((text) => element("li", { textContent: text }))));
     });
     lists("traces", "Traces of ranks", shown.filter((run) => run.gantt), (run) => element("figure", {},
