@@ -43,7 +43,7 @@ class Columns:
     def __init__(self) -> None:
         self.numbers: Dict[str, "array[float]"] = {"iteration": array("d")}
         self.texts: Dict[str, List[str]] = {}
-        self.lowest_length = 0
+        self.lowest_length = self._marked_length = 0
 
     def __len__(self) -> int:
         return len(self.numbers["iteration"])
@@ -59,7 +59,12 @@ class Columns:
 
     def mark(self) -> None:
         """Remember this state as that which a reader has seen (see ``lowest_length``)."""
-        self.lowest_length = len(self)
+        self.lowest_length = self._marked_length = len(self)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether lines were added or dropped since :meth:`mark` was called."""
+        return not len(self) == self.lowest_length == self._marked_length
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line: its numbers, and its texts but ``kind`` and ``name``."""
@@ -126,8 +131,21 @@ class RunSeries:
             self.events.append(Event(iteration, str(kind), _text_of(line)))
             del self.events[:-_MOST_EVENTS]
 
+    def mark(self) -> None:
+        """Remember this state as that which a reader has seen (see :class:`Columns`)."""
+        for columns in self._columns():
+            columns.mark()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether lines were added or dropped since :meth:`mark` was called."""
+        return any(columns.is_changed for columns in self._columns())
+
+    def _columns(self) -> List[Columns]:
+        return [self.iterations, self.validation, *self.evaluations.values()]
+
     def _drop_after(self, iteration: int) -> None:
-        for columns in (self.iterations, self.validation, *self.evaluations.values()):
+        for columns in self._columns():
             columns.drop_after(iteration)
         self.events = [event for event in self.events if event.iteration <= iteration]
 
