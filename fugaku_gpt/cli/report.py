@@ -38,7 +38,7 @@ IMPORT_FORMS = ("log", "bullets")
 
 @click.group()
 def report() -> None:
-    """Print tables, curves and traces of measured runs, export their metrics, and check tables that are kept by hand."""
+    """Print tables, curves and traces of measured runs, export metrics, and check tables that are kept by hand."""
 
 
 report.add_command(export)

@@ -8,13 +8,13 @@ import os
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Iterator, Sequence, Tuple
+from typing import Iterator, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH
 from fugaku_gpt.cli.output import echo
-from fugaku_gpt.errors import EXIT_OK
+from fugaku_gpt.errors import EXIT_OK, UsageError
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -24,20 +24,33 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=0,
-    show_default=True,
     metavar="N",
-    help="Port of the page on 127.0.0.1; 0 picks a free one.",
+    help="Port of the page on 127.0.0.1; default: 0, which picks a free one.",
+)
+@click.option(
+    "--terminal",
+    "is_terminal",
+    is_flag=True,
+    help="Show runs and their jobs on this terminal, not as a page; where there is none, print a line for each change.",
 )
 @click.option("--no-open", is_flag=True, help="Do not open a browser; without a display none is opened anyway.")
-def watch(directories: Tuple[Path, ...], port: int, no_open: bool) -> int:
+def watch(directories: Tuple[Path, ...], port: Optional[int], is_terminal: bool, no_open: bool) -> int:
     """Show the page of `report runs` of the runs in DIR, live, until Ctrl-C.
 
     Runs may appear, grow, end, be resumed and be removed meanwhile. The page is served on this machine alone, to those
     who have its URL with the token in it, and changes nothing. From elsewhere, an ssh tunnel leads to it:
     ssh -L PORT:127.0.0.1:PORT HOST.
+
+    With --terminal there is no page: for each run the screen has its progress, its losses with their curve, and its
+    newest figures. Schedulers are asked about its jobs as in `job watch`.
     """
-    return watch_page(directories, port, not no_open)
+    if is_terminal:
+        if port is not None or no_open:
+            raise UsageError("--terminal shows no page: leave out --port and --no-open")
+        from fugaku_gpt.cli.watch_terminal import watch_terminal
+
+        return watch_terminal(directories)
+    return watch_page(directories, port or 0, not no_open)
 
 
 def watch_page(directories: Sequence[Path], port: int, is_opened: bool) -> int:

@@ -69,22 +69,32 @@ class PageRun:
         self.series = RunSeries()
 
     @property
+    def record(self) -> RunRecord:
+        """The summary of the run's small files, as they were read last."""
+        return self._record or RunRecord("", "")
+
+    @property
+    def problems(self) -> List[str]:
+        """Why something of the run could not be read; each on one line."""
+        problems = [text for text in (self.record.problem, self._follower.problem) if text]
+        if self._follower.damaged:
+            problems.append(f"{self._follower.damaged} damaged lines in metrics.jsonl are left out")
+        return problems
+
+    @property
     def settings(self) -> Dict[str, Any]:
         """The settings that differ from their defaults, by dotted key, as they were read last."""
         return self._record.settings if self._record is not None else {}
 
     def head(self) -> Dict[str, Any]:
         """Everything that the page says of the run but its curves, its picture and how it differs from others."""
-        record = self._record or RunRecord("", "")
+        record = self.record
         events = [event for event in self.series.events if event.kind != CHECKPOINT or event.text.startswith("not")]
-        problems = [text for text in (record.problem, self._follower.problem) if text]
-        if self._follower.damaged:
-            problems.append(f"{self._follower.damaged} damaged lines in metrics.jsonl are left out")
         return {
             "name": harmless(self.name),
             "status": record.status,
             "reason": harmless(cut(record.reason)),
-            "problems": [harmless(cut(problem)) for problem in problems],
+            "problems": [harmless(cut(problem)) for problem in self.problems],
             "facts": [[name, harmless(cut(text))] for name, text in self._facts(record) if text],
             "events": [
                 [iteration, harmless(text[:_EVENT_CHARACTERS])] for iteration, _, text in events[-_MOST_EVENTS:]
