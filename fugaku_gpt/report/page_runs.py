@@ -82,7 +82,7 @@ class PageRun:
             problems.append(f"{self._follower.damaged} damaged lines in metrics.jsonl are left out")
         return {
             "name": harmless(self.name),
-            "status": record.status,
+            "status": harmless(cut(record.status)),
             "reason": harmless(cut(record.reason)),
             "problems": [harmless(cut(problem)) for problem in problems],
             "facts": [[name, harmless(cut(text))] for name, text in self._facts(record) if text],
