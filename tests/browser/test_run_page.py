@@ -53,7 +53,7 @@ def test_smoothing_logarithms_and_differences_change_the_curves(tab: Observed, r
     raw = tab.values("tokens_per_second")
 
     def roughness(curves: "list[list[float]]") -> float:
-        return sum(abs(one - other) for values in curves for one, other in zip(values, values[1:]))
+        return sum(abs(left - right) for values in curves for left, right in zip(values, values[1:]))
 
     tab.page.locator("#smoothing").fill("0.9")
     assert roughness(tab.values("tokens_per_second")) < 0.2 * roughness(raw)
@@ -69,7 +69,7 @@ def test_smoothing_logarithms_and_differences_change_the_curves(tab: Observed, r
     differences = dict(zip(names, tab.values("loss")))
     fast, slow = ([line["loss"] for line in page_lines(50, lr, number)] for number, lr in enumerate(RATES))
     assert set(differences["lr-0.001"]) == {0}
-    assert differences["lr-0.0003"] == pytest.approx([one - other for one, other in zip(slow, fast)], abs=1e-7)
+    assert differences["lr-0.0003"] == pytest.approx([high - low for high, low in zip(slow, fast)], abs=1e-7)
     tab.page.locator("#reference").select_option(label="none")
     tab.page.locator("#x").select_option("tokens")
     assert tab.page.evaluate("runPage.charts.get('loss').plot.data[0][0]") == 65536 * STEP
@@ -127,7 +127,7 @@ def test_texts_of_runs_are_no_markup(tab: Observed, tmp_path: Path) -> None:
     assert tab.requests == []
 
 
-def test_what_the_page_s_policy_does_not_name_is_not_run(tab: Observed, runs: Path) -> None:
+def test_a_script_that_the_policy_does_not_name_is_not_run(tab: Observed, runs: Path) -> None:
     open_page(tab, runs)
     tab.page.evaluate(
         "() => { const script = document.createElement('script'); script.textContent = 'window.owned = 1';"
@@ -148,7 +148,7 @@ def test_nothing_is_wider_than_the_window(tab: Observed, runs: Path, scheme: str
     assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 25, 31)")
 
 
-def test_a_printed_page_is_light_and_fits_its_paper(tab: Observed, runs: Path) -> None:
+def test_a_printed_page_is_light_and_fits_the_paper(tab: Observed, runs: Path) -> None:
     tab.page.emulate_media(color_scheme="dark")
     open_page(tab, runs)
     before = tab.page.evaluate("runPage.charts.get('loss').plot.width")

@@ -107,14 +107,14 @@ def test_nothing_can_be_changed(runs: Path, method: str) -> None:
         assert request(server, f"/?token={server.token}", method=method).status == 501
 
 
-def test_it_listens_on_loopback_alone_and_each_server_has_a_token_of_its_own(runs: Path) -> None:
+def test_it_listens_on_loopback_alone_and_each_server_has_another_token(runs: Path) -> None:
     with serving(runs) as server, serving(runs) as other:
         assert server._http.server_address[0] == "127.0.0.1"
         assert server.token != other.token and len(server.token) >= 32 and server.port != other.port
         assert request(other, f"/?token={server.token}").status == 403
 
 
-def test_a_page_gets_all_runs_and_then_what_changes(runs: Path) -> None:
+def test_a_page_gets_all_runs_and_then_the_changes(runs: Path) -> None:
     with serving(runs) as server:
         events = Events(server)
         (first,) = events.until("begin")
@@ -134,7 +134,7 @@ def test_a_page_gets_all_runs_and_then_what_changes(runs: Path) -> None:
         writer.close()
 
 
-def test_runs_that_appear_end_and_are_removed_are_told(tmp_path: Path) -> None:
+def test_runs_that_appear_end_and_are_removed_are_reported(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     with serving(tmp_path / "runs") as server:
         events = Events(server)
@@ -156,7 +156,7 @@ def test_runs_that_appear_end_and_are_removed_are_told(tmp_path: Path) -> None:
         assert events.until("remove") == appeared["id"]
 
 
-def test_a_damaged_run_neither_ends_the_server_nor_the_news_of_others(runs: Path) -> None:
+def test_a_damaged_run_neither_ends_the_server_nor_hides_another(runs: Path) -> None:
     bad = write_page_run(runs / "bad", lines=2)
     with serving(runs) as server:
         events = Events(server)
@@ -175,7 +175,7 @@ def test_a_damaged_run_neither_ends_the_server_nor_the_news_of_others(runs: Path
         assert server.failure is None
 
 
-def test_a_page_that_comes_late_gets_thinned_curves_and_a_note(tmp_path: Path) -> None:
+def test_a_page_that_is_opened_later_gets_thinned_curves_and_a_note(tmp_path: Path) -> None:
     write_page_run(tmp_path / "a", lines=5000)
     live = LiveRuns([tmp_path])
     live.poll()
@@ -189,7 +189,7 @@ def test_a_page_that_comes_late_gets_thinned_curves_and_a_note(tmp_path: Path) -
     assert 3000 < len(run["curves"]["loss"]["values"]) <= 4000 and "4000 of a curve" in notes[0]
 
 
-def test_connections_are_bounded_and_one_that_closes_makes_room(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded_and_closing_makes_room(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_server, "_MOST_READERS", 2)
     monkeypatch.setattr(live_server, "_HEARTBEAT_SECONDS", 0.05)
     with serving(runs) as server:

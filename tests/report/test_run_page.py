@@ -105,7 +105,7 @@ def test_a_small_run_is_in_the_page_with_every_value(tmp_path: Path) -> None:
     "count",
     [1, pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=[pytest.mark.long, pytest.mark.slow])],
 )
-def test_a_page_has_its_size_and_says_what_it_leaves_out(tmp_path: Path, count: int) -> None:
+def test_a_page_is_bounded_and_says_that_curves_are_thinned(tmp_path: Path, count: int) -> None:
     first = write_page_run(tmp_path / "runs" / "run-0", lines=800)
     for number in range(1, count):
         shutil.copytree(first.path, tmp_path / "runs" / f"run-{number}")
@@ -156,7 +156,7 @@ def test_the_policy_allows_the_scripts_and_styles_of_the_page_by_hash_and_nothin
     assert "link" in page.names and not {"iframe", "object", "embed", "base"} & set(page.names)
 
 
-def test_the_files_of_uplot_are_those_of_its_release() -> None:
+def test_the_files_of_uplot_are_those_of_the_release() -> None:
     release = yaml.safe_load((ASSETS / "uPlot.yaml").read_text(encoding="utf-8"))
     for name, digest in release["sha256"].items():
         assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() == digest, name
@@ -192,7 +192,7 @@ def test_energy_of_the_run_s_jobs_is_in_the_table(tmp_path: Path) -> None:
     assert (facts["W per node"], facts["energy"]) == ("100.0", "measured")
 
 
-def test_the_picture_of_a_trace_is_in_the_page_if_the_run_has_one(tmp_path: Path) -> None:
+def test_the_picture_of_a_trace_is_in_the_page(tmp_path: Path) -> None:
     run = write_page_run(tmp_path / "runs" / "a", lines=1)
     for rank in range(2):
         write_rank(run.trace_dir, rank, [(0.0, "forward", 4, 0), (4.0, "backward", 4, 0)])
@@ -218,7 +218,7 @@ def test_a_run_without_metrics_is_a_row_and_damage_is_named(tmp_path: Path) -> N
     assert "1 damaged lines" in second["problems"][1]
 
 
-def test_what_is_no_run_and_what_cannot_be_written_are_refused(tmp_path: Path) -> None:
+def test_folders_without_runs_and_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         write_run_page([tmp_path / "none"], tmp_path / "page.html")
     run = write_page_run(tmp_path / "runs" / "a", lines=1)
@@ -230,7 +230,7 @@ def test_what_is_no_run_and_what_cannot_be_written_are_refused(tmp_path: Path) -
         write_run_page([run.path], tmp_path / "none" / "page.html")
 
 
-def test_runs_are_named_by_their_paths_below_what_holds_them_all(tmp_path: Path) -> None:
+def test_runs_are_named_by_paths_below_the_folder_of_all(tmp_path: Path) -> None:
     for name in ("s1/a", "s2/a", "s2/b"):
         write_page_run(tmp_path / name, lines=1)
     for folders, names in (

@@ -15,7 +15,7 @@ VALUES = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf))
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), VALUES), max_size=300), st.integers(4, 60))
-def test_each_piece_keeps_its_lowest_and_highest_value(points: List["tuple[int, float]"], most: int) -> None:
+def test_each_piece_keeps_the_lowest_and_highest_value(points: List["tuple[int, float]"], most: int) -> None:
     at, values = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))
     rows = thin(at, values, most)
     finite = np.flatnonzero(np.isfinite(values))
