@@ -33,6 +33,7 @@ def open_page(tab: Observed, runs: Path) -> None:
     write_run_page([runs], page)
     tab.page.goto(page.as_uri())
     tab.wait_for("window.runPage && runPage.charts.size > 0")
+    tab.show("loss")
 
 
 def test_every_figure_is_drawn_with_the_values_of_both_runs(tab: Observed, runs: Path) -> None:
@@ -86,11 +87,17 @@ def test_a_zoom_is_of_all_figures_and_the_pointer_shows_values_with_ranks(tab: O
     tab.page.mouse.up()
     scale = "key => { const { min, max } = runPage.charts.get(key).plot.scales.x; return [min, max]; }"
     tab.wait_for("runPage.view.zoom !== null")
+    tab.show("lr")
     low, high = tab.page.evaluate(scale, "loss")
     assert STEP < low < high < 50 * STEP
     assert tab.page.evaluate(scale, "lr") == pytest.approx([low, high])
+    tab.show("compute_min")  # is drawn after the zoom
+    assert tab.page.evaluate(scale, "compute_min") == pytest.approx([low, high])
+    assert tab.page.evaluate(scale, "loss") == pytest.approx([low, high])
     tab.page.locator("#reset").click()
+    tab.show("validation")
     assert tab.page.evaluate(scale, "loss") == [STEP, 50 * STEP] == tab.page.evaluate(scale, "validation")
+    tab.show("compute_max")
     slowest = tab.page.locator("[data-figure=compute_max]")
     slowest.locator(".u-over").hover()
     tip = slowest.locator(".tip")
@@ -154,6 +161,7 @@ def test_a_printed_page_is_light_and_fits_the_paper(tab: Observed, runs: Path) -
     before = tab.page.evaluate("runPage.charts.get('loss').plot.width")
     assert tab.page.pdf(format="A4").startswith(b"%PDF")
     tab.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.page.evaluate("[...runPage.charts.values()].every(chart => chart.plot && !chart.isStale)")
     assert tab.page.evaluate("runPage.charts.get('loss').plot.width") == 340
     tab.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert tab.page.evaluate("runPage.charts.get('loss').plot.width") == before
@@ -161,12 +169,12 @@ def test_a_printed_page_is_light_and_fits_the_paper(tab: Observed, runs: Path) -
 
 def test_a_live_page_grows_is_resumed_and_loses_runs(tab: Observed, runs: Path) -> None:
     server = LiveServer(LiveRuns([runs]), interval=0.05)
-    newest = "runPage.charts.get('loss')?.plot.data[0].at(-1)"
+    newest = "runPage.charts.get('loss')?.plot?.data[0].at(-1)"
     with server.serving():
         tab.page.goto(server.url)
         tab.wait_for(f"runPage.runs.size === 2 && {newest} === {50 * STEP}")
         write_page_run(runs / "third", lines=20)
-        tab.wait_for("runPage.runs.size === 3 && runPage.charts.get('loss').plot.data.length === 4")
+        tab.wait_for("runPage.runs.size === 3 && runPage.charts.get('loss')?.plot?.data.length === 4")
         writer = MetricsWriter(runs / "third" / "metrics.jsonl")
         for line in page_lines(60, 1e-3, 5):
             if line["iteration"] > 20 * STEP:
@@ -180,7 +188,7 @@ def test_a_live_page_grows_is_resumed_and_loses_runs(tab: Observed, runs: Path) 
         writer.close()
         tab.wait_for("runPage.charts.get('loss').plot.data.some(values => values.includes(1.5))")
         shutil.rmtree(runs / "third")
-        tab.wait_for("runPage.runs.size === 2 && runPage.charts.get('loss').plot.data.length === 3")
+        tab.wait_for("runPage.runs.size === 2 && runPage.charts.get('loss')?.plot?.data.length === 3")
         assert "live" in tab.page.locator("#state").inner_text()
         assert all(url.startswith(f"http://127.0.0.1:{server.port}/") for url in tab.requests)
     tab.wait_for("document.getElementById('state').textContent.includes('ended')")
