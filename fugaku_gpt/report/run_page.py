@@ -39,7 +39,7 @@ class WrittenPage(NamedTuple):
     Attributes:
         runs: number of its runs.
         size: its bytes.
-        points: points that a curve has at most, if some are thinned; else None.
+        points: points that a curve has at most, if some are thinned; else 0.
         notes: what was left out.
     """
 
