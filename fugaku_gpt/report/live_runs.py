@@ -88,7 +88,7 @@ class LiveRuns:
             self._readers = [other for other in self._readers if other is not reader]
 
     def end(self, seconds: float = 1.0) -> None:
-        """Send all readers the end, and wait until they have taken it, for so many seconds at most."""
+        """Send all readers the end, and wait until they have taken it, for these seconds at most."""
         with self._lock:
             self._is_over = True
             readers = [*self._readers, *self._joining]

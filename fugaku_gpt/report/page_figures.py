@@ -7,6 +7,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.report.run_series import Columns, RunSeries
 from fugaku_gpt.report.thinning import thin
 
@@ -117,7 +118,7 @@ def curves_of(series: RunSeries, is_update: bool = False) -> Dict[str, Curve]:
     for name, columns in list(series.evaluations.items())[:_MOST_EVALUATIONS]:
         curve = _curve(columns, Figure(name, name, column="loss"), is_update)
         if curve is not None:
-            curves[EVALUATION_PREFIX + name] = curve
+            curves[EVALUATION_PREFIX + harmless(name)] = curve
     curves.update(_positions(series.iterations, is_update))
     return curves
 
@@ -177,7 +178,7 @@ def stragglers(series: RunSeries, most: int = 3) -> List[Dict[str, object]]:
         rows.append(
             {
                 "rank": int(names[index]),
-                "node": nodes[int(of_rank[-1])] if nodes is not None else "",
+                "node": harmless(nodes[int(of_rank[-1])]) if nodes is not None else "",
                 "share": _short(float(counts[index] / counts.sum()), 3),
                 "excess": _short(excess, 3),
             }

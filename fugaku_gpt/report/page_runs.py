@@ -92,7 +92,7 @@ class PageRun:
         events = [event for event in self.series.events if event.kind != CHECKPOINT or event.text.startswith("not")]
         return {
             "name": harmless(self.name),
-            "status": record.status,
+            "status": harmless(cut(record.status)),
             "reason": harmless(cut(record.reason)),
             "problems": [harmless(cut(problem)) for problem in self.problems],
             "facts": [[name, harmless(cut(text))] for name, text in self._facts(record) if text],

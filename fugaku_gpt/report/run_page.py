@@ -25,7 +25,7 @@ from fugaku_gpt.report.page_runs import PageRun, differences, gantt_picture, nam
 ASSETS = Path(__file__).with_name("page")
 TEMPLATE = Path(__file__).with_name("run_page.html.j2")
 SCRIPTS, STYLES = ("uPlot.iife.min.js", "run_page.js"), ("uPlot.min.css", "run_page.css")
-BUDGET_RUNS = 20  # up to so many, the page is no longer than its limit
+BUDGET_RUNS = 20  # up to this number, the page is no longer than its limit
 MOST_POINTS, _LEAST_POINTS = 4000, 100  # of a curve
 _MOST_POINTS_OF_MANY = 1500  # where there are more runs than BUDGET_RUNS
 _POINT_BYTES = 10  # "5,0.123456,", at a first guess
@@ -39,7 +39,7 @@ class WrittenPage(NamedTuple):
     Attributes:
         runs: number of its runs.
         size: its bytes.
-        points: points that a curve has at most, if some are thinned; else None.
+        points: points that a curve has at most, if some are thinned; else 0.
         notes: what was left out.
     """
 
@@ -137,7 +137,7 @@ def room_for(runs: int) -> float:
 
 
 def points_in_room(room: float, curves: int, most: int = MOST_POINTS) -> int:
-    """The points that each of so many curves may have in some bytes, at a first guess; some always remain."""
+    """The points that each of this number of curves may have in some bytes, at a first guess; some always remain."""
     return max(_LEAST_POINTS, min(most, int(room / (_POINT_BYTES * max(1, curves)))))
 
 

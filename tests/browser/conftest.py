@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -62,17 +63,24 @@ class Observed:
             assert time.monotonic() < deadline, f"never true: {condition}"
             self.page.wait_for_timeout(50)
 
+    def show(self, figure: str) -> None:
+        """Scroll to a figure, and wait until it is drawn: those outside of the window need not be."""
+        self.page.locator(f'[data-figure="{figure}"]').scroll_into_view_if_needed()
+        self.wait_for(f"(chart => chart.plot && !chart.isStale)(runPage.charts.get({json.dumps(figure)}))")
+
     def values(self, figure: str) -> List[List[float]]:
         """The values that a figure draws, a list for each run, without gaps."""
+        self.show(figure)
         drawn = self.page.evaluate(
-            "key => { const chart = runPage.charts.get(key); return chart ? chart.plot.data.slice(1)"
-            ".map(values => Array.from(values).filter(value => value !== null && value !== undefined)) : []; }",
+            "key => runPage.charts.get(key).plot.data.slice(1)"
+            ".map(values => Array.from(values).filter(value => value !== null && value !== undefined))",
             figure,
         )
         return [list(values) for values in drawn]
 
     def has_ink(self, figure: str) -> bool:
         """Whether the canvas of a figure has pixels in color, which only curves have."""
+        self.show(figure)
         return bool(
             self.page.evaluate(
                 "key => { const canvas = runPage.charts.get(key).plot.ctx.canvas;"

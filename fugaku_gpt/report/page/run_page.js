@@ -23,7 +23,7 @@
 
   const runs = new Map(); // id → run
   const styles = new Map(); // id of a shown run → number of its color and dash
-  const charts = new Map(); // key of a figure → { element, plot, shape }
+  const charts = new Map(); // key of a figure → { element, area, plot, shape, content, isVisible, isStale }
   const view = { x: "iteration", smoothing: 0, logX: false, logY: false, reference: "", filter: "", zoom: null };
   const darkScheme = matchMedia("(prefers-color-scheme: dark)");
   let isPrinting = false;
@@ -236,20 +236,31 @@
     }
     contents.forEach(({ figure, members, subtracted }, number) => {
       drawn.add(figure.key);
-      drawChart(area, figure, members, all[number], subtracted, [low, high]);
+      fillChart(area, figure, members, all[number], subtracted, [low, high]);
     });
     for (const [key, chart] of charts) {
       if (!drawn.has(key)) {
         if (chart.plot) chart.plot.destroy();
+        visibility.unobserve(chart.element);
         chart.element.remove();
         charts.delete(key);
       }
     }
-    contents.forEach(({ figure }) => area.append(charts.get(figure.key).element)); // in order
-    for (const chart of charts.values()) resize(chart);
+    const inOrder = contents.map(({ figure }) => charts.get(figure.key).element);
+    if (inOrder.some((chart, number) => area.children[number] !== chart)) area.append(...inOrder);
   }
 
-  function drawChart(area, figure, members, curves, subtracted, ends) {
+  // A chart that is not near the window is drawn when it comes there: many curves take a while.
+  const visibility = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const chart = charts.get(target.dataset.figure);
+      if (!chart || chart.element !== target) continue;
+      chart.isVisible = isIntersecting;
+      if (isIntersecting && chart.isStale) drawChart(chart);
+    }
+  }, { rootMargin: "300px" });
+
+  function fillChart(area, figure, members, curves, subtracted, ends) {
     let chart = charts.get(figure.key);
     if (!chart) {
       const title = element("h3");
@@ -259,27 +270,34 @@
       chart.element.dataset.figure = figure.key;
       charts.set(figure.key, chart);
       area.append(chart.element);
+      visibility.observe(chart.element);
     }
     const unit = figure.unit ? ` ${figure.unit}` : "";
     const difference = subtracted ? ` minus ${subtracted.name}` : "";
     chart.title.replaceChildren(figure.title, element("span", { textContent: `${unit}${difference}` }));
     chart.element.setAttribute("aria-label", `${figure.title}${unit}${difference}: ${members.length} curves`);
-    chart.members = members;
-    chart.curves = curves;
-    const table = uPlot.join([...curves.map(({ x, y }) => [x, y]), [ends[0] < ends[1] ? ends : [ends[0]], ends[0] < ends[1] ? [null, null] : [null]]]);
+    Object.assign(chart, { figure, members, curves, ends, isDifference: Boolean(subtracted), isStale: true });
+    if (chart.isVisible || isPrinting) drawChart(chart);
+  }
+
+  function drawChart(chart) {
+    const { figure, members, curves, ends } = chart;
+    const sameEnds = ends[0] < ends[1] ? [ends, [null, null]] : [[ends[0]], [null]];
+    const table = uPlot.join([...curves.map(({ x, y }) => [x, y]), sameEnds]);
     table.pop(); // the ends only give all charts the same x axis
-    const hasPositive = view.logY && !subtracted && curves.some(({ y }) => y.some((value) => value !== null));
+    const isLogY = view.logY && !chart.isDifference && curves.some(({ y }) => y.some((value) => value !== null));
     const look = members.map((run) => [run.id, styles.get(run.id), run.name]);
-    const shape = JSON.stringify([look, view.x, view.logX, hasPositive, theme(), isPrinting]);
+    const shape = JSON.stringify([look, view.x, view.logX, isLogY, theme(), isPrinting]);
+    chart.isStale = false;
     if (chart.plot && chart.shape === shape) {
       chart.plot.setData(table, false);
-      setRange(chart.plot);
-      return;
+    } else {
+      if (chart.plot) chart.plot.destroy();
+      chart.shape = shape;
+      chart.plot = new uPlot(options(chart, figure, isLogY), table, chart.area);
     }
-    if (chart.plot) chart.plot.destroy();
-    chart.shape = shape;
-    chart.plot = new uPlot(options(chart, figure, hasPositive), table, chart.area);
     setRange(chart.plot);
+    resize(chart);
   }
 
   function setRange(plot) {
