@@ -194,5 +194,5 @@ def _checked(name: str, value: Any, file: Path, line: Mapping[str, Any]) -> Any:
             return float(value)
         if value == int(value) and abs(value) < 2**63:
             return int(value)
-    what = "a whole number" if kind == INTEGER else "a number"
-    raise UsageError(f"{file}: iteration {line['iteration']}: {name} {cut(repr(value))}: not {what}")
+    expected = "a whole number" if kind == INTEGER else "a number"
+    raise UsageError(f"{file}: iteration {line['iteration']}: {name} {cut(repr(value))}: not {expected}")

@@ -56,15 +56,15 @@ def _write_folder(run: RunDirectory, folder: Path) -> None:
 
 def _write_events(run: RunDirectory, folder: Path) -> None:
     result = run.result()
-    now = result.started if result is not None else _time_of(run.config_file, run.metrics_file)
-    writer = EventsWriter(folder, now)
+    wall_time = result.started if result is not None else _time_of(run.config_file, run.metrics_file)
+    writer = EventsWriter(folder, wall_time)
     previous = 0
     for line in read_valid_lines(run.metrics_file):
         if line.get("kind") == ITERATION:
             iterations, previous = max(1, line["iteration"] - previous), line["iteration"]
-            now += iterations * float(line.get("seconds") or 0.0)
+            wall_time += iterations * float(line.get("seconds") or 0.0)
         if line.get("kind") != RESUMED:  # what it supersedes is not among the lines
-            writer.write(line, now)
+            writer.write(line, wall_time)
     writer.close()
 
 

@@ -1,4 +1,4 @@
-"""What one looks at of a run that is followed: how far it is, its newest figures, and what its job is doing."""
+"""The status of a run that is followed: its progress, its newest figures, and the state of its job."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def status_of(run: PageRun, polled: Optional[PolledRun] = None) -> RunStatus:
     iterations = int(_setting(run, "training", "iterations"))
     iteration = max(record.iterations, int(lines.newest("iteration") or 0))
     status = record.status
-    if status == UNFINISHED and is_trained_here(run.path):
+    if status == UNFINISHED and is_running_locally(run.path):
         status = RUNNING
     validated = (int(validation.iterations[-1]), validation.newest("loss")) if len(validation) else None
     layout = [int(_setting(run, "layout", name)) for name in ("dp", "tp", "pp")]
     return RunStatus(
-        name=_one_line(run.name),
-        status=_one_line(status),
-        reason=_one_line("; ".join(filter(None, (record.reason, *run.problems)))),
+        name=_single_line(run.name),
+        status=_single_line(status),
+        reason=_single_line("; ".join(filter(None, (record.reason, *run.problems)))),
         iteration=iteration,
         iterations=iterations,
         remaining=_remaining(run, iterations - iteration) if status == RUNNING else None,
@@ -127,7 +127,7 @@ def status_of(run: PageRun, polled: Optional[PolledRun] = None) -> RunStatus:
     )
 
 
-def is_trained_here(path: Path) -> bool:
+def is_running_locally(path: Path) -> bool:
     """Whether the process that has claimed a run directory lives on this machine."""
     try:
         _, holder = newest_claim(path, CLAIM)
@@ -157,7 +157,7 @@ def sparkline(values: Sequence[float], width: int, levels: str = BLOCKS) -> str:
 
 
 def _remaining(run: PageRun, iterations: int) -> Optional[float]:
-    """Seconds of so many more iterations, without validations and checkpoints."""
+    """Seconds of this number of further iterations, without validations and checkpoints."""
     seconds = run.series.iterations.numbers.get("seconds")
     newest = [value for value in seconds[-_PACE_LINES:] if value == value] if seconds is not None else []
     return max(0, iterations) * statistics.median(newest) if newest else None
@@ -170,13 +170,13 @@ def _setting(run: PageRun, section: str, name: str) -> Any:
 
 def _job_text(run: PageRun, polled: Optional[PolledRun]) -> str:
     if polled is None or not polled.job_id:
-        return f"job {_one_line(run.record.job)}" if run.record.job else ""
+        return f"job {_single_line(run.record.job)}" if run.record.job else ""
     link = f" ({polled.link} of {polled.chain})" if polled.chain > 1 else ""
     raw = polled.status.raw if polled.status is not None else ""
     state = polled.outcome.state + (f" {raw}" if raw and raw.lower() != polled.outcome.state else "")
     unanswered = "".join(f", {name}: {reason}" for name, reason in polled.unanswered.items())
-    return _one_line(f"job {polled.job_id}{link} {state}{unanswered}")
+    return _single_line(f"job {polled.job_id}{link} {state}{unanswered}")
 
 
-def _one_line(text: str) -> str:
+def _single_line(text: str) -> str:
     return harmless(cut(text))

@@ -21,10 +21,10 @@ from tests.sweep.fake import leave_run
 
 class Clock:
     def __init__(self) -> None:
-        self.now = 100.0
+        self.seconds = 100.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.seconds
 
 
 def no_jobs(directories: Sequence[Path]) -> List[PolledRun]:
@@ -41,11 +41,11 @@ def test_runs_appear_end_and_are_removed(tmp_path: Path) -> None:
         dashboard.look()
         assert names(dashboard) == []
         leave_run(tmp_path / "b", load_run_config(preset="tiny"), status=None)
-        clock.now += 5
+        clock.seconds += 5
         dashboard.look()
         assert names(dashboard) == ["b running 4"]
         leave_run(tmp_path / "a", load_run_config(preset="tiny"), "failed", "why")
-        clock.now += 5
+        clock.seconds += 5
         dashboard.look()
         assert names(dashboard) == ["a failed 4", "b running 4"]
         shutil.rmtree(tmp_path / "a")
@@ -103,10 +103,10 @@ def test_a_poller_that_fails_waits_and_says_so(tmp_path: Path) -> None:
     assert poller._thread is not None
     poller._thread.join()
     assert poller.problem == "jobs are not followed: a\\x1b[2Jdisk is gone"
-    clock.now += 59
+    clock.seconds += 59
     poller.follow(runs)
     assert asked.acquire(blocking=False) and not asked.acquire(blocking=False)
-    clock.now += 1
+    clock.seconds += 1
     poller.follow(runs)
     assert asked.acquire(timeout=60)
     poller.close()

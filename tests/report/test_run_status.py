@@ -36,7 +36,7 @@ def test_a_curve_has_a_character_for_each_column(values: List[float], width: int
     assert sparkline(values, width) == curve
 
 
-def test_a_long_curve_keeps_its_ends_and_a_terminal_without_blocks_gets_letters() -> None:
+def test_a_long_curve_fits_and_can_be_ascii() -> None:
     values = [1.0 - number / 1e5 for number in range(10**5)]
     curve = sparkline(values, 80)
     assert len(curve) == 80 and curve[0] == "█" and curve[-1] == "▁" and sorted(curve, reverse=True) == list(curve)
@@ -59,14 +59,14 @@ def test_a_run_that_has_ended_has_no_time_that_remains(tmp_path: Path) -> None:
     )  # what the lines of this run do not have is not there
 
 
-def test_a_run_that_goes_on_has_the_time_of_its_newest_lines(tmp_path: Path) -> None:
+def test_a_running_run_has_an_eta_by_its_newest_lines(tmp_path: Path) -> None:
     leave_run(tmp_path / "a", load_run_config(preset="tiny"), status=None, pace=30.0)  # claimed by this process
     status = status_of(read(tmp_path / "a"))
     assert status.status == "running" and status.remaining == 30.0 * (100 - ITERATIONS)
     assert status.progress() == "1 rank  iteration 4/100  ETA 0:48:00"
 
 
-def test_a_failure_is_shown_with_its_cause(tmp_path: Path) -> None:
+def test_a_failure_has_its_cause(tmp_path: Path) -> None:
     leave_run(tmp_path / "a", load_run_config(preset="tiny"), "failed", "rank 3:\n\x1b[2J killed")
     status = status_of(read(tmp_path / "a"))
     assert status.status == "failed" and status.reason == "rank 3: \\x1b[2J killed"
@@ -75,7 +75,7 @@ def test_a_failure_is_shown_with_its_cause(tmp_path: Path) -> None:
     assert status_of(read(tmp_path / "a")).reason.endswith("; 1 damaged lines in metrics.jsonl are left out")
 
 
-def test_the_job_is_shown_as_its_scheduler_has_answered(tmp_path: Path) -> None:
+def test_a_job_has_the_state_of_its_scheduler(tmp_path: Path) -> None:
     leave_run(tmp_path / "a", load_run_config(preset="tiny"), status=None)
     polled = PolledRun(tmp_path / "a", Outcome("", RUNNING), "pjm", "4711", 2, 3, JobStatus("4711", RUNNING, raw="RNE"))
     run = read(tmp_path / "a")
