@@ -12,6 +12,9 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import harmless
 
 FORMATS = (".svg", ".png")
+# of Okabe and Ito: told apart also by those who confuse red and green; their yellow, pale on white, is grey here
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+BLUE, VERMILLION = PALETTE[:2]
 
 
 def check_plot(file: Path) -> None:
@@ -40,7 +43,9 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
 
     matplotlib.use("agg")
     matplotlib.rcParams.update({"svg.hashsalt": "fugaku_gpt", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot, text, ticker
+    from matplotlib import pyplot, rcsetup, text, ticker
+
+    matplotlib.rcParams["axes.prop_cycle"] = rcsetup.cycler(color=PALETTE)
 
     figure, axes = pyplot.subplots(1, panels, figsize=size)
     try:

@@ -80,7 +80,7 @@ def test_a_screen_follows_runs_that_grow_resume_and_end(tmp_path: Path, socket_f
         growing.write(22, 200)
         growing.end()
         lines = terminal.screen_when(lambda text: "growing  ok  2 ranks  iteration 200/400" in text)
-        assert lines.index("growing  ok  2 ranks  iteration 200/400") == 4  # below the run that goes on
+        assert lines.index("growing  ok  2 ranks  iteration 200/400") == 4  # below the one that still runs
         assert 115 < len(lines[5]) <= 120 and lines[5].endswith("  loss 60")  # the curve has what room there is
         terminal.press("C-c")
         assert terminal.exit_code() == 0 and terminal.title() == title
