@@ -64,12 +64,12 @@ quick: dev ## run lint without types, and tests without ranks, PyTorch or long p
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(PYTEST) -m "not slow and not torch and not browser" $(or $(TESTS),tests)
+	@$(PYTEST) -m "not slow and not torch" $(or $(TESTS),tests)
 
 test: $(if $(TESTS),,lint) unit ## run lint and all tests but long ones, with 1, 2, 4 and 8 MPI ranks; TESTS="PATHS -k WORDS": these
 
 unit: dev
-	@$(PYTEST) $(or $(TESTS),-m "not long and not browser" tests)
+	@$(PYTEST) $(or $(TESTS),-m "not long" tests)
 
 test-long: dev ## run the tests that `make test` leaves out
 	@$(PYTEST) -m "long" $(or $(TESTS),tests --ignore tests/test_smollm2.py)

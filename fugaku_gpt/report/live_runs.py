@@ -61,6 +61,7 @@ class LiveRuns:
         self._ids: Dict[Path, str] = {}
         self._gantt: Dict[Path, Any] = {}
         self._differs: Dict[str, Any] = {}
+        self._note = ""
         self._looks = 0
         self._lock = threading.Lock()
         self._joining: List[Reader] = []
@@ -137,8 +138,14 @@ class LiveRuns:
 
     def _discover(self) -> List[bytes]:
         """Look for runs that have appeared or are gone."""
-        named = dict(list(named_runs(self._paths, lambda _: None).items())[:_MOST_RUNS])
-        messages = [self._remove(path) for path in list(self._watched) if path not in named]
+        messages: List[bytes] = []
+        every_run = list(named_runs(self._paths, lambda _: None).items())
+        named = dict(every_run[:_MOST_RUNS])
+        note = f"{_MOST_RUNS:,} of {len(every_run):,} runs are followed." if len(every_run) > _MOST_RUNS else ""
+        if note != self._note:
+            self._note = note
+            messages.append(_message("notes", [note] if note else []))
+        messages += [self._remove(path) for path in list(self._watched) if path not in named]
         for path, name in named.items():
             if path not in self._watched:
                 id_of_run = self._ids.setdefault(path, f"run-{len(self._ids)}")
@@ -184,10 +191,11 @@ class LiveRuns:
                 "gantt": self._gantt.get(path),
             }
             messages.append(_message("run", run))
-        note = (
+        thinned = (
             f"Points from before this page was opened are thinned, by lowest and highest value, to {most} of a curve."
         )
-        return [*messages, _message("notes", [note] if is_thinned else [])]
+        notes = [note for note in (self._note, thinned if is_thinned else "") if note]
+        return [*messages, _message("notes", notes)]
 
 
 def _message(event: str, value: Any) -> bytes:

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """All tests of this folder need the browser."""
+    """All tests of this folder need the browser. Other legs do not have Playwright: there they are skipped, with the
+    name of the leg that has it."""
     for item in items:
         if item.path.parent.name == "browser":
-            item.add_marker(pytest.mark.browser)
+            for marker in (pytest.mark.browser, pytest.mark.long, pytest.mark.slow):
+                item.add_marker(marker)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from fugaku_gpt.report.run_page import write_run_page
 from tests.browser.conftest import Observed
 from tests.report.page_runs import STEP, page_lines, write_page_run
 
-pytestmark = pytest.mark.browser
 RATES = (1e-3, 3e-4)
 
 

@@ -189,6 +189,15 @@ def test_a_page_that_is_opened_later_gets_thinned_curves_and_a_note(tmp_path: Pa
     assert 3000 < len(run["curves"]["loss"]["values"]) <= 4000 and "4000 of a curve" in notes[0]
 
 
+def test_more_runs_than_are_followed_are_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fugaku_gpt.report.live_runs._MOST_RUNS", 1)
+    with serving(runs) as server:
+        events = Events(server)
+        assert events.until("notes") == []
+        write_page_run(runs / "b", lines=1)
+        assert events.until("notes") == ["1 of 2 runs are followed."]
+
+
 def test_connections_are_bounded_and_closing_makes_room(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_server, "_MOST_READERS", 2)
     monkeypatch.setattr(live_server, "_HEARTBEAT_SECONDS", 0.05)

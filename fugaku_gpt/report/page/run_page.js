@@ -14,11 +14,7 @@
   const PLOT_HEIGHT = 230;
   const PRINTED_WIDTH = 340;
   const TIP_ROWS = 12;
-  const POSITIONS = {
-    iteration: "iteration",
-    tokens: "consumed tokens",
-    elapsed: "seconds of training, without pauses",
-  };
+  const POSITIONS = { iteration: "iteration", tokens: "consumed tokens", elapsed: "seconds of training" };
   const ENDED_WELL = ["ok", "unfinished", "running", "waiting", "queued", "done"];
 
   const runs = new Map(); // id → run
