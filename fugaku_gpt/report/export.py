@@ -87,6 +87,7 @@ COLUMNS: Mapping[str, Column] = {
     "buckets": Column(TEXT, "figures by the side of grids, as JSON"),
 }
 
+_PLACES = {name: place for place, name in enumerate(COLUMNS)}
 Row = List[Any]
 
 
@@ -108,7 +109,11 @@ def exported_rows(runs: Sequence[Path]) -> Iterator[Row]:
         for line in read_valid_lines(file):
             if line.get("kind") in _KINDS:
                 values = {"iteration": 0, **line, "run": name}
-                yield [_checked(column, values.get(column), file, values) for column in COLUMNS]
+                row: Row = [None] * len(COLUMNS)
+                for column, value in values.items():
+                    if column in _PLACES and value is not None:
+                        row[_PLACES[column]] = _checked(column, value, file, values)
+                yield row
 
 
 def write_csv(rows: Iterator[Row], write: Callable[[str], Any]) -> None:
@@ -120,7 +125,9 @@ def write_csv(rows: Iterator[Row], write: Callable[[str], Any]) -> None:
     batch: List[Row] = [list(COLUMNS)]
     while batch:
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows([csv_cell(cell) for cell in row] for row in batch)
+        csv.writer(buffer, lineterminator="\n").writerows(
+            [csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in batch
+        )
         write(buffer.getvalue())
         batch = _next_rows(rows)
 
@@ -185,8 +192,6 @@ def _checked(name: str, value: Any, file: Path, line: Mapping[str, Any]) -> Any:
         UsageError: it is of another type.
     """
     kind = COLUMNS[name].kind
-    if value is None:
-        return None
     if kind == TEXT:
         return value if isinstance(value, str) else json.dumps(value)
     if is_number(value):
