@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
+from fugaku_gpt.harmless import harmless
 from fugaku_gpt.report.page_runs import PageRun, differences, gantt_picture, named_runs
 from fugaku_gpt.report.run_page import MOST_POINTS, json_for_script, points_in_room, room_for
 
@@ -139,9 +140,13 @@ class LiveRuns:
     def _discover(self) -> List[bytes]:
         """Look for runs that have appeared or are gone."""
         messages: List[bytes] = []
-        every_run = list(named_runs(self._paths, lambda _: None).items())
+        try:
+            every_run = list(named_runs(self._paths, lambda _: None).items())
+            note = f"{_MOST_RUNS:,} of {len(every_run):,} runs are followed." if len(every_run) > _MOST_RUNS else ""
+        except OSError as error:  # a folder that is just being removed, or that may not be read
+            every_run = [(path, watched.run.name) for path, watched in self._watched.items()]
+            note = harmless(f"Other runs cannot be looked for: {error.filename}: {error.strerror}.")
         named = dict(every_run[:_MOST_RUNS])
-        note = f"{_MOST_RUNS:,} of {len(every_run):,} runs are followed." if len(every_run) > _MOST_RUNS else ""
         if note != self._note:
             self._note = note
             messages.append(_message("notes", [note] if note else []))

@@ -154,8 +154,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not _HOST.fullmatch(self.headers.get("Host") or ""):
             self._refuse(421, "this server answers as 127.0.0.1 and localhost only")
             return
-        address = urlsplit(self.path)
-        token = parse_qs(address.query).get("token", [""])[0]
+        try:
+            address = urlsplit(self.path)
+            token = parse_qs(address.query).get("token", [""])[0]
+        except ValueError:
+            self._refuse(400, "this is no address of a page")
+            return
         if not hmac.compare_digest(token.encode("utf-8", "replace"), live.token.encode("ascii")):
             self._refuse(403, "the token in the URL is not that of this server; use the URL that it has printed")
         elif address.path == "/":

@@ -101,6 +101,26 @@ def test_who_knows_the_token_and_asks_this_machine_is_answered(
         assert "frame-ancestors 'none'" in str(response.getheader("Content-Security-Policy"))
 
 
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 421),
+        (b"\xff\x00\r\n\r\n", 400),
+    ],
+)
+def test_requests_of_no_browser_are_refused(
+    runs: Path, sent: bytes, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(runs) as server:
+        with socket.create_connection(("127.0.0.1", server.port), SECONDS) as connection:
+            connection.sendall(sent)
+            answer = connection.makefile("rb").read()
+        assert str(code).encode() in answer
+        assert request(server, f"/?token={server.token}").status == 200
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_nothing_can_be_changed(runs: Path, method: str) -> None:
     with serving(runs) as server:
@@ -187,6 +207,24 @@ def test_a_page_that_is_opened_later_gets_thinned_curves_and_a_note(tmp_path: Pa
         for start in (b"event: run", b"event: notes")
     )
     assert 3000 < len(run["curves"]["loss"]["values"]) <= 4000 and "4000 of a curve" in notes[0]
+
+
+def test_a_folder_that_cannot_be_searched_is_named_and_runs_are_followed_all_the_same(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(runs) as server:
+        events = Events(server)
+        assert events.until("notes") == []
+
+        def refuse(*_: object) -> Dict[Path, str]:
+            raise PermissionError(13, "Permission denied", "/secret")
+
+        monkeypatch.setattr("fugaku_gpt.report.live_runs.named_runs", refuse)
+        assert events.until("notes") == ["Other runs cannot be looked for: /secret: Permission denied."]
+        writer = MetricsWriter(runs / "a" / "metrics.jsonl")
+        writer.write("iteration", {"iteration": 4 * STEP, "loss": 1.25})
+        writer.close()
+        assert events.until("update")["curves"]["loss"]["values"] == [1.25]
 
 
 def test_more_runs_than_are_followed_are_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
