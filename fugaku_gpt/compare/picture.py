@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from fugaku_gpt.compare.report import Report
-from fugaku_gpt.plotting import BLUE, VERMILLION, picture
+from fugaku_gpt.plotting import BLUE, VERMILLION, add_legend_below, picture
 
 _LEFT_OUT_COLOR, _COUNTED_COLOR, _A_COLOR, _B_COLOR = "#b0b0b0", BLUE, "#7f7f7f", VERMILLION
 _TITLE_WIDTH = 62  # characters of a line
-_LEGEND_INCHES = 0.45  # from the axis down to the legend, past its labels
 _MAX_NAME_LENGTH = 40  # characters of a label
 
 
@@ -55,7 +54,7 @@ def _draw_ratios(panel: Any, report: Report) -> None:
     panel.set_xlabel("seconds per iteration, B / A")
     sides = f"A: {_shortened(report.a)}\nB: {_shortened(report.b)}"
     panel.set_title("\n".join([*textwrap.wrap(report.headline, _TITLE_WIDTH), sides]), loc="left")
-    _add_legend(panel)
+    add_legend_below(panel)
 
 
 def _draw_operators(panel: Any, report: Report) -> None:
@@ -71,19 +70,11 @@ def _draw_operators(panel: Any, report: Report) -> None:
     panel.set_yticklabels(names)
     panel.invert_yaxis()
     panel.set_xlabel("seconds of an iteration")
-    _add_legend(panel)
+    add_legend_below(panel)
 
 
 def _draw_bars(panel: Any, positions: Sequence[float], values: Sequence[float], color: str, label: str) -> None:
     panel.barh(positions, values, height=0.38, color=color, label=label)
-
-
-def _add_legend(panel: Any) -> None:
-    """Adds the legend below the axis, where it hides no point."""
-    from matplotlib.transforms import offset_copy
-
-    below = offset_copy(panel.transAxes, fig=panel.figure, y=-_LEGEND_INCHES, units="inches")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncol=3, frameon=False)
 
 
 def _shortened(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fugaku_gpt.planner.search.topology import CostedLayouts, SearchSpace
-from fugaku_gpt.plotting import BLUE, VERMILLION, picture
+from fugaku_gpt.plotting import BLUE, VERMILLION, add_legend_below, picture
 
 _MOST_POINTS = 20_000  # points of each kind: no viewer opens an SVG with a million points
 
@@ -41,7 +41,7 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
             axes.set_xlim(0.9 * float(inside.min()), 1.5 * capacity)
         axes.set(xlabel=f"memory of the fullest {machine.memory_of} [{machine.memory_unit}]")
         axes.set(ylabel="seconds per iteration", title=title)
-        axes.legend(fontsize=8, loc="upper right")
+        add_legend_below(axes)
 
 
 def _thin_out(indices: "np.ndarray") -> "np.ndarray":

@@ -44,7 +44,7 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
             for prediction in timed
         ]
         _draw(left, points, styles)
-        left.set(xlabel="measured seconds per iteration", ylabel="predicted, with 80 % intervals")
+        left.set(xlabel="measured seconds per iteration", ylabel="predicted seconds per iteration, with 80 % intervals")
         left.set_title(f"{machine.name}: left out by {by}")
         judged = [prediction for prediction in refit.memory[by] if not prediction.repeated]
         points = [
