@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -157,6 +158,15 @@ def test_a_line_with_another_type_is_named_and_no_file_is_left(
         with pytest.raises(UsageError, match=message):
             write(exported_rows([run]), tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    run = write_metrics(tmp_path / "run", [{"kind": "iteration", "iteration": 1}])
+    os.mkfifo(tmp_path / "device")
+    for path in (tmp_path / "device", tmp_path):
+        with pytest.raises(UsageError, match="is there, and is no file"):
+            write_csv_file(exported_rows([run]), path)
+    assert (tmp_path / "device").is_fifo()
 
 
 def test_parquet_has_the_same_rows_with_types(tmp_path: Path) -> None:
