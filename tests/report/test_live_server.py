@@ -58,7 +58,7 @@ class Events:
     def next(self) -> Tuple[str, Any]:
         """The next event: its name and its data."""
         name = ""
-        deadline = time.monotonic() + SECONDS  # heartbeats go on where no event comes any more
+        deadline = time.monotonic() + SECONDS  # heartbeats still come where no event does
         while time.monotonic() < deadline:
             line = self.response.readline().decode()
             assert line, "the stream has ended"
