@@ -7,6 +7,7 @@ import http.client
 import json
 import shutil
 import socket
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -57,13 +58,15 @@ class Events:
     def next(self) -> Tuple[str, Any]:
         """The next event: its name and its data."""
         name = ""
-        while True:
+        deadline = time.monotonic() + SECONDS  # heartbeats still come where no event does
+        while time.monotonic() < deadline:
             line = self.response.readline().decode()
             assert line, "the stream has ended"
             if line.startswith("event: "):
                 name = line[7:].strip()
             elif line.startswith("data: "):
                 return name, json.loads(line[6:])
+        raise TimeoutError("no event")
 
     def until(self, name: str) -> Any:
         """The data of the next event of this name."""
@@ -84,7 +87,7 @@ class Events:
         ("/?token={token}x", {}, 403),
         ("/?token=%F0%9F%98%80", {}, 403),
         ("/?token={token}", {"Host": "evil.example"}, 421),
-        ("/events?token={token}", {"Host": "127.0.0.1.evil.example"}, 421),
+        ("/?token={token}", {"Host": "127.0.0.1.evil.example"}, 421),
         ("/metrics.jsonl?token={token}", {}, 404),
         ("/../a/metrics.jsonl?token={token}", {}, 404),
     ],
