@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference mutants soak soak-openmpi slurm test-arm soak-arm test-openmpi test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference mutants soak soak-openmpi slurm test-arm soak-arm test-openmpi test-browser test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -150,6 +150,17 @@ integration:
 	.venv-$(HOST)/bin/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist worksteal \
 	  $(or $(TESTS),integrations/$(DISTRIBUTION)/tests)
 
+# Pages in the Chromium of the system, which Playwright drives from an environment of its own.
+test-browser: ## run the tests of pages in a real headless Chromium (root installs it)
+	@env/install_packages.sh Chromium chromium chromium
+	@command -v chromium > /dev/null || { echo "=== SKIPPED: tests of pages: no chromium on PATH ==="; exit 0; }; \
+	python=$$(env/find_python.sh 3.11 3.12 3.13) || { \
+	  echo "=== SKIPPED: tests of pages: no Python 3.11 or later on PATH or in pyenv ==="; exit 0; }; \
+	env/make_integration.sh $$python .venv-browser env/browser.lock "" --quiet $(PIP_ARGS); code=$$?; \
+	if [ $$code = 3 ]; then echo "=== SKIPPED: tests of pages: Playwright cannot be had here ==="; exit 0; fi; \
+	test $$code = 0 && echo "=== tests of pages in $$(chromium --version 2> /dev/null) ===" && \
+	.venv-browser/bin/python -m pytest -q -p no:cacheprovider $(or $(TESTS),tests/browser)
+
 # Training and parity on older builds. They need Python 3.8; where there is none, a message says so.
 OLD_TESTS := $(wildcard $(addprefix tests/,comm compat data kernels/test_attention_tiling.py kernels/test_matmul_tiling.py kernels/test_trials.py layout model ops parallel training matrix test_mpi.py))
 test-torch17: ## run the training and parity tests on PyTorch 1.7.1
@@ -216,4 +227,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml $(wildcard env/tor
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-snakemake .venv-psij .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-snakemake .venv-psij .venv-browser .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info

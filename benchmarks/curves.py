@@ -25,6 +25,7 @@ import numpy as np
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.machine.rank import launched_rank
+from fugaku_gpt.plotting import PALETTE
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"
 MODEL = (
@@ -154,12 +155,13 @@ def draw(curves: Dict[str, List[float]], bound: float, file: Path) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "curves", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
+    colors = (*PALETTE, "black")
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=[3, 2])
     reference = next(iter(curves.values()))
     steps = range(1, len(reference) + 1)
     lines = []
     for number, (name, curve) in enumerate(curves.items()):
-        style = {"color": "black" if number == 0 else f"C{number - 1}", "label": name}
+        style = {"color": "black" if number == 0 else colors[number - 1], "label": name}
         # equal curves hide each other: each has its own dashes, the reference is a broad pale line behind
         if number == 0:
             lines += above.plot(steps, curve, linewidth=5, alpha=0.25, **style)
@@ -167,10 +169,10 @@ def draw(curves: Dict[str, List[float]], bound: float, file: Path) -> None:
             above.plot(steps, curve, linewidth=2, linestyle=(3 * number, (3, 21)), **style)
             lines += below.plot(steps, [abs(a - b) or math.nan for a, b in zip(curve, reference)], linewidth=1, **style)
     below.axhline(bound, color="black", linestyle=":", linewidth=1)
-    below.annotate("bound", (1, bound), va="bottom")
-    above.set_ylabel("loss per token")
+    below.annotate("bound", (1, bound / 1.15), va="top")
+    above.set(ylabel="loss of a token, in nats", title="One training in layouts of 1 to 8 ranks")
     above.legend(handles=lines, fontsize=8)
-    below.set(yscale="log", xlabel="step", ylabel="distance from one rank")
+    below.set(yscale="log", xlabel="step", ylabel="distance from one rank, in nats")
     figure.tight_layout()
     figure.savefig(str(file), format="svg", metadata={"Date": None, "Creator": None})
     pyplot.close(figure)

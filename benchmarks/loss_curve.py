@@ -24,7 +24,7 @@ def draw(run: Path, file: Path) -> None:
             lines = directory.metrics(kind)
             losses = [line["loss"] for line in lines]
             axes.plot([line["iteration"] for line in lines], losses, linewidth=width, label=label)
-        axes.set(xlabel="iteration", ylabel="loss of a token, in nats")
+        axes.set(xlabel="iteration", ylabel="loss of a token, in nats", title=run.resolve().name)
         axes.legend()
 
 

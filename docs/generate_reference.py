@@ -46,9 +46,10 @@ from fugaku_gpt.records import (
     run,
     summary,
     sweep,
+    tensorboard,
     trace,
 )
-from fugaku_gpt.report import bullets, imported, sheet
+from fugaku_gpt.report import bullets, export, imported, sheet
 from fugaku_gpt.sweep import plan as sweep_plan
 
 FOLDER = Path(__file__).resolve().parent / "reference"
@@ -94,6 +95,8 @@ RECORD_FORMATS = (
     RecordFormat("GGUF file", "`<name>.gguf`", gguf_file),
     RecordFormat("Flight recorder", "`flight/*/rank-<rank>.flight`", flight),
     RecordFormat("Trace", "`trace/*/rank-<rank>.trace`", trace, (trace.TraceHead, trace.ClockReading)),
+    RecordFormat("Event files of TensorBoard", "`tensorboard/events.out.tfevents.<number>`", tensorboard),
+    RecordFormat("Exported metrics", "`report export --to csv`, `--to parquet`", export),
     RecordFormat("Claim of a folder", "`.claim.<number>`", claim, (claim.Holder,)),
     RecordFormat("Index of a run store", "`.runs-index.json`", index),
     RecordFormat("Prepared corpus", "`manifest.json`, `tokenizer.json`, `.bin` and `.idx`", prepared_corpus),
@@ -414,6 +417,9 @@ def record_format_page() -> str:
     for entry in RECORD_FORMATS:
         lines += [f"## {entry.title}", "", f"Files: {entry.files}. Defined in `{entry.module.__name__}`.", ""]
         lines += [_restructured(inspect.getdoc(entry.module) or ""), ""]
+        if entry.module is export:
+            columns = [(f"`{name}`", column.kind, _cell(column.meaning)) for name, column in export.COLUMNS.items()]
+            lines += [*_table(("Column", "Type", "Meaning"), columns), ""]
         for record in entry.classes:
             lines += [f"### {entry.title}: {record.__name__}", "", _docstring(record), "", *_record_table(record), ""]
             if record is run.Result:

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Create the environment of a distribution in integrations/, or bring it up to date:
 #   env/make_integration.sh PYTHON FOLDER LOCK DISTRIBUTION [PIP_ARGUMENT...]
-# All packages of the lock are installed by hashes, then fugaku_gpt (editable) and the distribution. Exit code 3 means that
-# the package index cannot be reached, or has not all of them. Used by `make test-integrations`.
+# All packages of the lock are installed by hashes, then fugaku_gpt (editable) and the distribution; none if DISTRIBUTION
+# is empty. Exit code 3 means that the package index cannot be reached, or has not all of them. Used by
+# `make test-integrations` and `make test-browser`.
 set -u
 python=$1 folder=$2 lock=$3 distribution=$4
 shift 4
@@ -26,6 +27,7 @@ if ! [ "$folder/.installed" -nt "$lock" ]; then
     install_itself "$@" --editable "$checkout" || exit 2
     touch "$folder/.installed"
 fi
+[ -n "$distribution" ] || exit 0
 # from a copy, so that no leftovers of an earlier build get into it
 cp -R "$checkout/integrations/$distribution" "$work/source" && rm -rf "$work/source/build" || exit 2
 install_itself "$@" --force-reinstall "$work/source" || exit 2

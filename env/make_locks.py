@@ -68,6 +68,7 @@ LOCKS = (
     Lock("docs", ("docs",), _NEW, _BOTH, from_python="3.11.5"),
     Lock("snakemake", ("snakemake", "integrations"), _NEW, _BOTH),
     Lock("psij", ("psij", "integrations"), _NEW, _BOTH),
+    Lock("browser", ("browser", "integrations"), _NEW, _BOTH),
     Lock("torch-1.7", ("torch-1.7", "build-python3.8"), _OLD, ("x86_64",)),
     Lock("torch-1.10", ("torch-1.10", "build-python3.8"), _OLD, ("x86_64",)),
     Lock("torch-1.13", ("torch-1.13", "build-python3.8"), _OLD, ("x86_64",)),

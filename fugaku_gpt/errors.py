@@ -56,7 +56,14 @@ class Uncertain(FugakuGptError):
 
 
 # the extra of this package that installs an optional package, by the name that is imported
-_EXTRAS = {"torch": "train", "mpi4py": "train", "tokenizers": "data", "matplotlib": "plot", "pandas": "pandas"}
+_EXTRAS = {
+    "torch": "train",
+    "mpi4py": "train",
+    "tokenizers": "data",
+    "matplotlib": "plot",
+    "pandas": "pandas",
+    "pyarrow": "parquet",
+}
 
 
 def missing_package(error: ModuleNotFoundError) -> Optional[UsageError]:

@@ -80,6 +80,8 @@ TRACE = Limit(256 * _MIB, "bytes", "the trace of a rank")
 TRACED_ITERATIONS = Limit(100, "iterations", "a trace")
 TRACED_CALLS = Limit(2**19, "calls", "the trace of a rank, which ends early beyond")
 TRACE_EVENTS = Limit(2_000_000, "events", "a file of trace events")
+GANTT_BYTES = Limit(96 * _KIB, "bytes", "the picture of a run's trace in a page of runs")
+PAGE_BYTES = Limit(2 * _MIB, "bytes", "a page of up to 20 runs; each run more adds a hundredth")
 GANTT_ROWS = Limit(512, "rows", "a picture of ranks over time")
 # counts
 SWEEP_RUNS = Limit(10_000, "runs", "a sweep, repeats counted")

@@ -12,6 +12,10 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import harmless
 
 FORMATS = (".svg", ".png")
+# of Okabe and Ito: told apart also by those who confuse red and green; their yellow, pale on white, is grey here
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+BLUE, VERMILLION = PALETTE[:2]
+_LEGEND_INCHES = 0.45  # from the axis down to the legend, past its labels
 
 
 def check_plot(file: Path) -> None:
@@ -40,7 +44,9 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
 
     matplotlib.use("agg")
     matplotlib.rcParams.update({"svg.hashsalt": "fugaku_gpt", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot, text, ticker
+    from matplotlib import pyplot, rcsetup, text, ticker
+
+    matplotlib.rcParams["axes.prop_cycle"] = rcsetup.cycler(color=PALETTE)
 
     figure, axes = pyplot.subplots(1, panels, figsize=size)
     try:
@@ -48,8 +54,10 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
         for panel in figure.axes if log else ():
             panel.set(xscale="log", yscale="log")
             for axis in (panel.xaxis, panel.yaxis):
-                axis.set_major_formatter(ticker.FuncFormatter(_tick_label))
-                axis.set_minor_formatter(ticker.FuncFormatter(_tick_label))
+                low, high = axis.get_view_interval()
+                form = ticker.FuncFormatter(_tick_label if high > 10 * low else _tick_label_of_decade)
+                axis.set_major_formatter(form)
+                axis.set_minor_formatter(form)
         for label in figure.findobj(text.Text):
             label.set_text(_label(label.get_text()))
         figure.tight_layout()
@@ -61,6 +69,14 @@ def picture(file: Path, panels: int = 1, size: Tuple[float, float] = (8, 5), log
         pyplot.close(figure)
 
 
+def add_legend_below(panel: Any, columns: int = 3) -> None:
+    """Adds the legend of a panel below its axis, where it hides no point."""
+    from matplotlib.transforms import offset_copy
+
+    below = offset_copy(panel.transAxes, fig=panel.figure, y=-_LEGEND_INCHES, units="inches")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncol=columns, frameon=False)
+
+
 def _label(text: str) -> str:
     """A text without characters that XML lacks, and whose dollars are no formulas, which may not be valid."""
     return re.sub(r"(?<!\\)\$", r"\\$", harmless(text))
@@ -69,3 +85,8 @@ def _label(text: str) -> str:
 def _tick_label(value: float, _: object) -> str:
     """Label of a tick: the plain number for 1, 2 and 5 times a power of ten, else none."""
     return f"{value:g}" if f"{value:e}"[0] in "125" else ""
+
+
+def _tick_label_of_decade(value: float, _: object) -> str:
+    """Label of a tick of an axis that has less than a decade, of which 1, 2 and 5 may be a single tick or none."""
+    return f"{value:g}"

@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
 from fugaku_gpt.records.run import RunDirectory
 from tests.support.corpus import write_byte_corpus
+from tests.support.events import has_reader_of_events, read_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = (
@@ -41,6 +43,7 @@ SETTINGS = (
     "training.eval_interval=50",
     "training.eval_batches=1",
     "training.lr_schedule=constant",  # whatever the number of iterations
+    "training.tensorboard=true",
     "layout.dp=2",
     "layout.zero=1",
     "node.threads_per_rank=1",
@@ -123,6 +126,30 @@ def curve(out: Path) -> Tuple[List[Any], List[Any]]:
     return iterations, [(line["iteration"], line["loss"]) for line in directory.metrics("validation")]
 
 
+def _events_of(out: Path) -> Dict[str, List[Any]]:
+    """The same of its event files, by iteration and, for losses, by tokens."""
+    directory = RunDirectory(out).events_dir
+    curves = {**read_curves(directory), **read_curves(directory / "by_tokens")}
+    return {tag: events for tag, events in curves.items() if tag.endswith(("/loss", "/grad_norm", "/lr"))}
+
+
+def _as_events(curves: Tuple[List[Any], List[Any]]) -> Dict[str, List[Any]]:
+    """The events that these metrics must have: each step once, with its value as float32."""
+    tokens = {line[0]: line[4] * 32 for line in curves[0]}  # samples have 32 tokens
+    return {
+        **{
+            f"train/{key}": [(line[0], _float32(line[n])) for line in curves[0]] for n, key in enumerate(_KEYS[:4]) if n
+        },
+        "validation/loss": [(iteration, _float32(loss)) for iteration, loss in curves[1]],
+        "by_tokens/train/loss": [(tokens[line[0]], _float32(line[1])) for line in curves[0]],
+        "by_tokens/validation/loss": [(tokens.get(iteration, 0), _float32(loss)) for iteration, loss in curves[1]],
+    }
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
 def survives(folder: Path, kills: int, seed: int) -> str:
     """Kill a run this many times and compare it with an uninterrupted run; returns a one-line summary.
 
@@ -142,6 +169,9 @@ def survives(folder: Path, kills: int, seed: int) -> str:
     run.finish(uninterrupted, iterations)
     ours, theirs = curve(run.out), curve(uninterrupted)
     assert len(theirs[0]) == iterations and ours == theirs, _first_difference(ours, theirs)
+    if has_reader_of_events():
+        for out, curves in ((run.out, ours), (uninterrupted, theirs)):
+            assert _events_of(out) == _as_events(curves), f"{out}: the event files have other figures than the metrics"
     phases = ", ".join(f"{count} while {phase}" for phase, count in sorted(run.kills_by_phase.items()))
     return (
         f"{kills} kills ({phases}) in {iterations} iterations: always gone on, every checkpoint whole, and the curve "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fugaku_gpt.api.checkpoints import Checkpoint
     from fugaku_gpt.api.comparisons import LiveSettings, Report, compare, earlier_comparison
     from fugaku_gpt.api.jobs import FileReport, Job, JobScript, Outcome, lint, parse_script, render_job, submit
+    from fugaku_gpt.api.pages import WrittenPage, write_run_page
     from fugaku_gpt.api.plans import (
         MemoryPlan,
         TimePlan,
@@ -66,6 +67,7 @@ _MODULES = {
     "TopologyRequest": "fugaku_gpt.api.plans",
     "Uncertain": "fugaku_gpt.errors",
     "UsageError": "fugaku_gpt.errors",
+    "WrittenPage": "fugaku_gpt.api.pages",
     "compare": "fugaku_gpt.api.comparisons",
     "earlier_comparison": "fugaku_gpt.api.comparisons",
     "generate": "fugaku_gpt.api.texts",
@@ -79,6 +81,7 @@ _MODULES = {
     "render_job": "fugaku_gpt.api.jobs",
     "submit": "fugaku_gpt.api.jobs",
     "train": "fugaku_gpt.api.runs",
+    "write_run_page": "fugaku_gpt.api.pages",
 }
 
 __all__ = [
@@ -109,6 +112,7 @@ __all__ = [
     "TopologyRequest",
     "Uncertain",
     "UsageError",
+    "WrittenPage",
     "compare",
     "earlier_comparison",
     "generate",
@@ -122,6 +126,7 @@ __all__ = [
     "render_job",
     "submit",
     "train",
+    "write_run_page",
 ]
 
 

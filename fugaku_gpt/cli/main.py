@@ -34,6 +34,7 @@ COMMANDS: Dict[str, str] = {
     "sim": "fugaku_gpt.cli.sim:sim",
     "sweep": "fugaku_gpt.cli.sweep:sweep",
     "train": "fugaku_gpt.cli.train:train",
+    "watch": "fugaku_gpt.cli.watch:watch",
 }
 
 

@@ -10,6 +10,8 @@ import click
 
 from fugaku_gpt.cli.options import FORMATS, PATH, format_option
 from fugaku_gpt.cli.output import echo, json_document, render_rows
+from fugaku_gpt.cli.report_export import export
+from fugaku_gpt.cli.report_runs import runs
 from fugaku_gpt.cli.report_trace import trace
 from fugaku_gpt.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 from fugaku_gpt.input_files import read_bytes
@@ -36,9 +38,11 @@ IMPORT_FORMS = ("log", "bullets")
 
 @click.group()
 def report() -> None:
-    """Print tables and traces of measured runs, and check tables that are kept by hand."""
+    """Print tables, curves and traces of measured runs, export metrics, and check tables that are kept by hand."""
 
 
+report.add_command(export)
+report.add_command(runs)
 report.add_command(trace)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import Any, Sequence
 
 from fugaku_gpt.compare.report import Report
-from fugaku_gpt.plotting import picture
+from fugaku_gpt.plotting import BLUE, VERMILLION, add_legend_below, picture
 
-_LEFT_OUT_COLOR, _COUNTED_COLOR, _A_COLOR, _B_COLOR = "#b0b0b0", "#1f77b4", "#7f7f7f", "#d62728"
+_LEFT_OUT_COLOR, _COUNTED_COLOR, _A_COLOR, _B_COLOR = "#b0b0b0", BLUE, "#7f7f7f", VERMILLION
+_TITLE_WIDTH = 62  # characters of a line
 _MAX_NAME_LENGTH = 40  # characters of a label
 
 
@@ -38,7 +40,7 @@ def _draw_ratios(panel: Any, report: Report) -> None:
         )
         panel.axvline(comparison.ratio, color=_COUNTED_COLOR, linewidth=1)
     panel.axvline(1.0, color="black", linewidth=0.8)
-    for is_counted, color, label in ((True, _COUNTED_COLOR, "counts"), (False, _LEFT_OUT_COLOR, "left out")):
+    for is_counted, color, label in ((True, _COUNTED_COLOR, "counted"), (False, _LEFT_OUT_COLOR, "left out")):
         points = [
             (point.ratio, position)
             for position, point in zip(positions, report.points)
@@ -50,8 +52,9 @@ def _draw_ratios(panel: Any, report: Report) -> None:
     panel.set_yticklabels(names)
     panel.invert_yaxis()
     panel.set_xlabel("seconds per iteration, B / A")
-    panel.set_title(f"A: {_shortened(report.a)}\nB: {_shortened(report.b)}", loc="left")
-    panel.legend(loc="best", frameon=False)
+    sides = f"A: {_shortened(report.a)}\nB: {_shortened(report.b)}"
+    panel.set_title("\n".join([*textwrap.wrap(report.headline, _TITLE_WIDTH), sides]), loc="left")
+    add_legend_below(panel)
 
 
 def _draw_operators(panel: Any, report: Report) -> None:
@@ -67,7 +70,7 @@ def _draw_operators(panel: Any, report: Report) -> None:
     panel.set_yticklabels(names)
     panel.invert_yaxis()
     panel.set_xlabel("seconds of an iteration")
-    panel.legend(loc="best", frameon=False)
+    add_legend_below(panel)
 
 
 def _draw_bars(panel: Any, positions: Sequence[float], values: Sequence[float], color: str, label: str) -> None:

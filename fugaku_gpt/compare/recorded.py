@@ -25,7 +25,9 @@ from fugaku_gpt.planner.tables.rows import ConfigRow, RefusedRow, parse_measurem
 _NON_CONFIGURATION_COLUMNS = ("id", "vocab", "mem_unit", "dtype")
 # settings of a run that do not change how long an iteration takes
 _WORK_COLUMNS = ("layers", "hidden", "heads", "seq_len", "global_batch")
-_HANDLING_KEYS = ("job.", "checkpoint.", "data.", "training.iterations", "training.profile_operators")
+_HANDLING_KEYS = (
+    *("job.", "checkpoint.", "data.", "training.iterations", "training.profile_operators", "training.tensorboard"),
+)
 
 
 @dataclass(frozen=True)

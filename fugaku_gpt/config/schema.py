@@ -374,6 +374,10 @@ class TrainingConfig:
         "lines of the log: the figures that one watches, or all, in Megatron-LM's form; all are in metrics.jsonl",
         choices=LOG_FORMATS,
     )
+    tensorboard: bool = option(
+        False,
+        "write the figures of metrics.jsonl as event files of TensorBoard too, in tensorboard/ of the run directory",
+    )
     eval_interval: Optional[int] = option(
         None,
         "iterations between validations, with one more at the end; null: never; `train` validates at the start and the "

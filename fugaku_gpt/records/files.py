@@ -47,6 +47,27 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             raise
 
 
+@contextlib.contextmanager
+def written_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary neighbour of a file, to be written piece by piece; it becomes the file at the end of the block,
+    and is removed if the block fails.
+
+    Raises:
+        OSError: it cannot be written; names the file, not its neighbour.
+    """
+    temporary = _temporary(path)
+    with naming_file(path):
+        try:
+            with open(temporary, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            _remove(temporary)
+            raise
+
+
 def write_json_atomically(path: Path, value: Any) -> None:
     """Write indented JSON, its keys in the given order, through :func:`write_text_atomically`."""
     write_text_atomically(path, _json(value))

@@ -16,13 +16,17 @@
 * ``left_out``: iteration, why (``not finite``, ``overflow`` or ``spike``), loss, grad_norm, samples (those that have no
   lasting effect because of it, such as "400-495"), returned_to (the iteration whose weights were restored after a
   spike);
-* ``validation``: iteration, loss, tokens; of grids also accuracy, and buckets (side → images, distinct_images,
-  loss and accuracy);
-* ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte;
+* ``validation``: iteration, loss, tokens, consumed_tokens (by the training so far); of grids also accuracy, and
+  buckets (side → images, distinct_images, loss and accuracy);
+* ``evaluation``: iteration, name (of the file of ``training.eval_files``), loss, tokens, bits_per_byte,
+  consumed_tokens;
 * ``checkpoint``: iteration, and name, bytes, snapshot_seconds (for which training has waited) and write_seconds, or,
   if it could not be written, error;
-* ``resumed``: iteration, checkpoint: the run continues from there. Earlier lines of later iterations are superseded,
-  and readers leave them out; if checkpoint is null, the run has begun anew, and all earlier lines are superseded.
+* ``resumed``: iteration, checkpoint, consumed_tokens: the run continues from there. Earlier lines of later iterations
+  are superseded, and readers leave them out; if checkpoint is null, the run has begun anew, and all earlier lines are
+  superseded.
+
+Files of older versions have no consumed_tokens but in lines of iterations.
 
 If a writer was killed in the middle of a line and another continued the file, a line of kind ``cut`` follows the
 piece, and readers leave both out.
@@ -32,8 +36,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
+from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.input_files import lines_of_file, open_file
@@ -116,7 +122,7 @@ def read_sound_lines(metrics: Path) -> Tuple[List[Dict[str, Any]], int]:
     try:
         for text in lines_of_file(metrics, METRICS_LINE):
             damaged += is_last_damaged
-            line = _sound_line(text)
+            line = sound_line(text)
             is_last_damaged = line is None
             if line is not None and line.get("kind") != CUT:
                 lines.append(line)
@@ -127,8 +133,8 @@ def read_sound_lines(metrics: Path) -> Tuple[List[Dict[str, Any]], int]:
     return lines, damaged
 
 
-def _sound_line(text: str) -> Optional[Dict[str, Any]]:
-    """The line of a text; None if it is damaged."""
+def sound_line(text: str) -> Optional[Dict[str, Any]]:
+    """The line of a text, of any kind; None if it is damaged."""
     line = _parse_object(text)
     try:
         if line is not None:
@@ -159,7 +165,7 @@ def last_line(metrics: Path, kind: str) -> Optional[Dict[str, Any]]:
         if line.get("kind") == kind and (limit is None or (line.get("iteration") or 0) <= limit):
             return line
         if line.get("kind") == RESUMED:
-            limit = _last_valid_iteration(line) if limit is None else min(limit, _last_valid_iteration(line))
+            limit = last_valid_iteration(line) if limit is None else min(limit, last_valid_iteration(line))
     return None
 
 
@@ -168,13 +174,36 @@ def without_superseded(lines: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
     valid_lines: List[Dict[str, Any]] = []
     for line in lines:
         if line.get("kind") == RESUMED:
-            limit = _last_valid_iteration(line)
+            limit = last_valid_iteration(line)
             valid_lines = [earlier for earlier in valid_lines if (earlier.get("iteration") or 0) <= limit]
         valid_lines.append(line)
     return valid_lines
 
 
-def _last_valid_iteration(resumed: Mapping[str, Any]) -> int:
+def read_valid_lines(metrics: Path) -> Iterator[Dict[str, Any]]:
+    """Read the lines that :func:`without_superseded` leaves of a metrics file, one at a time: the memory does not grow
+    with the file, which is read twice. Lines that are appended meanwhile are left for a later call.
+
+    Raises:
+        UsageError: it cannot be read, or a line is damaged.
+    """
+    resumptions: Deque[Tuple[int, int]] = deque()  # (number of the line, last valid iteration), both ascending
+    count = 0
+    for number, line in enumerate(read_lines(metrics)):
+        count = number + 1
+        if line.get("kind") == RESUMED:
+            limit = last_valid_iteration(line)
+            while resumptions and resumptions[-1][1] >= limit:  # this one supersedes all that they do
+                resumptions.pop()
+            resumptions.append((number, limit))
+    for number, line in enumerate(islice(read_lines(metrics), count)):
+        while resumptions and resumptions[0][0] <= number:
+            resumptions.popleft()
+        if not resumptions or (line.get("iteration") or 0) <= resumptions[0][1]:
+            yield line
+
+
+def last_valid_iteration(resumed: Mapping[str, Any]) -> int:
     """The last iteration whose lines before this ``resumed`` line are valid."""
     return int(resumed["iteration"]) if resumed.get("checkpoint") is not None else -1
 

@@ -151,6 +151,11 @@ class RunDirectory:
         return self.path / "trace"
 
     @property
+    def events_dir(self) -> Path:
+        """Folder of the run's event files (see :mod:`fugaku_gpt.records.tensorboard`)."""
+        return self.path / "tensorboard"
+
+    @property
     def stacks_dir(self) -> Path:
         """Folder in which ranks that hang leave their Python stacks, ``rank-NNNNNN.txt``, and the diagnosis."""
         return self.path / "stacks"

@@ -177,7 +177,7 @@ def read_run(path: Path, is_read_only: bool = False) -> ResultRow:
     if result is not None and result.status == REFUSED:
         settings["requested"] = _every_request(changed)
     evaluations = _evaluations(directory) if config is not None and config.training.eval_files else ()
-    accounts = _accounts(path)
+    accounts = accounts_of_run(path)
     toggles = _toggle_fields(settings.pop("requested"), environment, used_knobs(accounts))
     job_id, state, why, submitted = _job_fields(path)
     started = result.started if result is not None else submitted
@@ -308,7 +308,7 @@ def _toggle_fields(
 
 def _with_job(row: ResultRow, path: Path) -> ResultRow:
     """Complete the row of an imported log by the records of the job that wrote it."""
-    accounts = _accounts(path)
+    accounts = accounts_of_run(path)
     tokens = (row.global_batch or 0) * (row.seq_len or 0)
     return replace(
         row,
@@ -353,8 +353,12 @@ def energy_figures(
     }
 
 
-def _accounts(path: Path) -> Tuple[JobAccount, ...]:
-    """The accounts of a run's jobs; for a sub-job of a bulk job, only its own."""
+def accounts_of_run(path: Path) -> Tuple[JobAccount, ...]:
+    """The accounts of a run's jobs; for a sub-job of a bulk job, only its own.
+
+    Raises:
+        UsageError: the file is not of this format.
+    """
     job_directory, sub = locate_job(path)
     accounts = read_accounting(job_directory)
     if sub is None:

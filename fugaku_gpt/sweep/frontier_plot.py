@@ -23,7 +23,7 @@ def draw_frontier(edges: Sequence[Edge], title: str, file: Path) -> None:
         batches: List[int] = []
         units = [unit for edge in edges for trial in edge.trials for unit in list(trial.rates)[:1]]
         for number, edge in enumerate(edges):
-            batches += _draw_edge(axes, edge, f"C{number % 10}", _MARKERS[number % len(_MARKERS)])
+            batches += _draw_edge(axes, edge, f"C{number}", _MARKERS[number % len(_MARKERS)])
         axes.set(xlabel="global batch (samples)", ylabel=next(iter(units), SAMPLES), title=title)
         if batches:
             _label_batches(axes, batches)

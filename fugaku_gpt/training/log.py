@@ -143,19 +143,35 @@ class TrainingLog:
         self.print_line(f"{line}; samples lost: {step.lost_samples}")
 
     def validation(
-        self, iteration: int, loss: float, tokens: int, previous: Optional[float], sizes: Sequence[SizeFigures] = ()
+        self,
+        iteration: int,
+        loss: float,
+        tokens: int,
+        previous: Optional[float],
+        sizes: Sequence[SizeFigures] = (),
+        *,
+        consumed_tokens: int,
     ) -> None:
-        """Log a validation after ``iteration`` iterations; ``sizes``: of grids, its figures by their size."""
+        """Log a validation after ``iteration`` iterations.
+
+        Args:
+            tokens: those of the validation.
+            previous: loss of the validation before, if there is one.
+            sizes: of grids, the figures by their size.
+            consumed_tokens: tokens that the training has consumed so far.
+        """
         figures = validation_figures(sizes) if self._is_of_grids else {}
-        self._metrics.write("validation", {"iteration": iteration, "loss": loss, "tokens": tokens, **figures})
+        values = {"iteration": iteration, "loss": loss, "tokens": tokens, "consumed_tokens": consumed_tokens}
+        self._metrics.write("validation", {**values, **figures})
         change = f" | change: {loss - previous:+.6f}" if previous is not None else ""
         line = f"validation at iteration {iteration} | lm loss: {loss:.6f} | tokens: {tokens}{change} |"
         self.print_line(grid_validation_line(iteration, loss, figures, change) if figures else line)
 
-    def evaluation(self, iteration: int, result: TextLoss) -> None:
+    def evaluation(self, iteration: int, result: TextLoss, consumed_tokens: int) -> None:
         """Log the loss of an evaluation file after ``iteration`` iterations, with bits for each byte of its text."""
         values = {"iteration": iteration, "name": result.name, "loss": result.loss, "tokens": result.tokens}
-        self._metrics.write("evaluation", {**values, "bits_per_byte": result.bits_per_byte})
+        values.update({"bits_per_byte": result.bits_per_byte, "consumed_tokens": consumed_tokens})
+        self._metrics.write("evaluation", values)
         bits = f"{result.bits_per_byte:.6f}" if result.bits_per_byte is not None else "-"
         self.print_line(
             f"{result.name} after {iteration} iterations: loss {result.loss:.6f}, {bits} bits per byte, "
@@ -191,9 +207,10 @@ class TrainingLog:
         self._metrics.write("checkpoint", {"iteration": iteration, "error": error})
         self.print_line(f"checkpoint at iteration {iteration} FAILED, nothing of it is kept: {error}")
 
-    def resumed(self, iteration: int, checkpoint: Optional[str]) -> None:
+    def resumed(self, iteration: int, checkpoint: Optional[str], consumed_tokens: int) -> None:
         """Record that the run resumes after an iteration; lines of later iterations no longer count."""
-        self._metrics.write("resumed", {"iteration": iteration, "checkpoint": checkpoint})
+        values = {"iteration": iteration, "checkpoint": checkpoint, "consumed_tokens": consumed_tokens}
+        self._metrics.write("resumed", values)
 
     def _waiting_figures(self, last: Step, measured: IntervalMeasurements) -> Dict[str, float]:
         """Return the figures on waiting: pipeline bubble, and hidden communication of the replicas."""

@@ -144,11 +144,11 @@ def train(
             directory.write_environment({**environment, "data_fingerprint": train_samples.fingerprint})
             is_resumed = directory.metrics_file.exists()
             hosts = [rank["host"] for rank in environment["ranks"]]
-            log = TrainingLog(config, MetricsWriter(directory.metrics_file), sys.stdout, hosts)
+            log = TrainingLog(config, _metrics_writer(config, directory), sys.stdout, hosts)
             for line in (*describe_environment(environment), *data_lines):
                 log.print_line(line)
             if is_resumed and not plan.candidates:
-                log.resumed(0, None)
+                log.resumed(0, None, 0)
                 log.print_line("there is no checkpoint yet: the run begins anew")
         trainer = Trainer(config, grid, train_samples, valid_samples)
         trainer.should_stop = stop.should_stop
@@ -258,6 +258,15 @@ def _create_directory(config: RunConfig, out: Path, world: Communicator, resume:
     return directory
 
 
+def _metrics_writer(config: RunConfig, directory: RunDirectory) -> MetricsWriter:
+    """Return what writes the metrics of the run, with event files if it asks for them; for rank 0."""
+    if not config.training.tensorboard:
+        return MetricsWriter(directory.metrics_file)
+    from fugaku_gpt.records.tensorboard import MetricsAndEventsWriter  # here: most runs do without
+
+    return MetricsAndEventsWriter(directory.metrics_file, directory.events_dir)
+
+
 def _resume(
     trainer: Trainer, plan: ResumePlan, log: Optional[TrainingLog], build: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -270,7 +279,7 @@ def _resume(
         differences = build_differences(manifest.build, build)
         if differences:
             log.print_line(f"another build than the checkpoint's, equal to rounding only: {', '.join(differences)}")
-        log.resumed(manifest.iteration, path.name)
+        log.resumed(manifest.iteration, path.name, trainer.consumed_tokens)
         log.print_line(
             f"resuming from {path.name}: iteration {manifest.iteration}, {manifest.consumed_samples} samples consumed; "
             f"loaded in {time.perf_counter() - before:.3f} s"

@@ -87,12 +87,13 @@ class Validation:
             loss = trainer.validate()
             if self._log is not None:
                 tokens = sum(size.samples * size.seq_len for size in trainer.validated)
-                self._log.validation(iteration, loss, tokens, self._last_loss, trainer.validated)
+                consumed, last_loss = trainer.consumed_tokens, self._last_loss
+                self._log.validation(iteration, loss, tokens, last_loss, trainer.validated, consumed_tokens=consumed)
             self._last_loss = losses[VALIDATION] = loss
         for result in self._files.losses(trainer) if self._files is not None else []:
             losses[result.name] = result.loss
             if self._log is not None:
-                self._log.evaluation(iteration, result)
+                self._log.evaluation(iteration, result, trainer.consumed_tokens)
         self._iteration = iteration
 
     def state(self) -> Dict[str, Any]:

@@ -9,8 +9,10 @@ from typing import Sequence
 
 import pytest
 
+from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import missing_package
 from tests.support.corpus import write_byte_corpus
+from tests.sweep.fake import leave_run
 
 pytestmark = pytest.mark.slow  # each case starts Python
 
@@ -40,6 +42,7 @@ TRAIN = ("train", "--preset", "tiny", "--data", "CORPUS", "--set", "model.vocab_
         ),
         ("mpi4py", "train", ("plan", "probe", "--out", "machine.yaml")),
         ("tokenizers", "data", ("data", "prepare", "TEXT", "--out", "prepared")),
+        ("pyarrow", "parquet", ("report", "export", "RUN", "--to", "parquet", "-o", "out.parquet")),
         ("matplotlib", "plot", ("plan", "topology", "--nodes", "384", "--plot", "torus.png")),
     ],
 )
@@ -51,7 +54,8 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(
     text.write_text("some words\n" * 100)
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(f"name: s\npreset: tiny\ndefaults: {{data.paths: [{corpus}]}}\nmatrix: {{layout.tp: [1]}}\n")
-    replaced = {"CORPUS": str(corpus), "TEXT": str(text), "SWEEP": str(sweep)}
+    leave_run(tmp_path / "run", load_run_config(preset="tiny"))
+    replaced = {"CORPUS": str(corpus), "RUN": str(tmp_path / "run"), "TEXT": str(text), "SWEEP": str(sweep)}
     arguments = [replaced.get(argument, argument) for argument in command]
     files = set(tmp_path.rglob("*"))
     completed = subprocess.run(

@@ -58,7 +58,8 @@ def _set(*settings: str) -> List[str]:
 
 
 def _train(root: Path, inputs: Path) -> List[List[str]]:
-    return [["train", "--data", str(inputs / "bytes"), "--out", str(root / "run"), "--ranks", "2", *_set(*SMALL)]]
+    settings = _set(*SMALL, "training.tensorboard=true")
+    return [["train", "--data", str(inputs / "bytes"), "--out", str(root / "run"), "--ranks", "2", *settings]]
 
 
 def _sweep(root: Path, inputs: Path) -> List[List[str]]:

@@ -23,6 +23,9 @@ QUEUE = ".local/state/fugaku-gpt/local"
     ("call", "error"),
     [
         (Call("rank0", "write", "run/metrics.jsonl", 2), errno.ENOSPC),
+        pytest.param(
+            Call("rank0", "write", "run/tensorboard/events.out.tfevents.H", 3), errno.ENOSPC, marks=pytest.mark.long
+        ),
         (Call("main", "open-to-read", "run/result.json", 1), errno.EIO),
     ],
 )

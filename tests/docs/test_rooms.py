@@ -16,6 +16,7 @@ MODULES = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswit
 SHARED_TESTS = {
     "aarch64",
     "benchmarks",
+    "browser",
     "disk_faults",
     "docs",
     "fuzz",

@@ -34,6 +34,7 @@ COMPUTE_NODE = [
     "tokenizers",
     "fugaku_gpt.data.prepare",
     "fugaku_gpt.data.tokenizer",
+    "fugaku_gpt.records.tensorboard",
     "fugaku_gpt.report",
     "fugaku_gpt.sweep",
 ]

@@ -268,7 +268,7 @@ def printed_and_recorded(
         values["seconds"], *memory, (values["bubble"], 2 * values["bubble"]), values["hidden"]
     )
     log.iteration(values["iteration"], [step], consumed, values["iteration"] // 2, measured)
-    log.validation(values["iteration"], values["loss"], 4096, previous)
+    log.validation(values["iteration"], values["loss"], 4096, previous, consumed_tokens=0)
     metrics.close()
     return stream.getvalue(), [json.loads(line) for line in file.read_text().splitlines()]
 

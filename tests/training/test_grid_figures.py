@@ -51,7 +51,7 @@ def test_a_validation_has_accuracy_and_the_loss_of_each_size(tmp_path: Path) -> 
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
     log = TrainingLog(grid_config(tmp_path / "tasks.json"), MetricsWriter(file), stream)
     sizes = [SizeFigures(16, 16, 32.0, 4.0, 16), SizeFigures(49, 8, math.nan, 2.0, 8)]
-    log.validation(4, 2.5, 648, 2.75, sizes)
+    log.validation(4, 2.5, 648, 2.75, sizes, consumed_tokens=1296)
     assert stream.getvalue() == (
         "validation at iteration 4 | lm loss: 2.500000 | accuracy: 25.00% | images: 24 | 4 x 4: loss 2.0000, accuracy "
         "25.00% of 16 | 7 x 7: loss nan, accuracy 25.00% of 8 | change: -0.250000 |\n"
@@ -64,7 +64,9 @@ def test_a_validation_has_accuracy_and_the_loss_of_each_size(tmp_path: Path) -> 
 def test_a_validation_says_where_grids_are_repeated(tmp_path: Path) -> None:
     stream, file = io.StringIO(), tmp_path / "metrics.jsonl"
     log = TrainingLog(grid_config(tmp_path / "tasks.json"), MetricsWriter(file), stream)
-    log.validation(4, 2.5, 648, None, [SizeFigures(16, 16, 32.0, 4.0, 5), SizeFigures(49, 8, 16.0, 2.0, 8)])
+    log.validation(
+        4, 2.5, 648, None, [SizeFigures(16, 16, 32.0, 4.0, 5), SizeFigures(49, 8, 16.0, 2.0, 8)], consumed_tokens=0
+    )
     assert "| accuracy: 25.00% | images: 24, 13 different | 4 x 4: " in stream.getvalue()
     (record,) = read_lines(file)
     assert [bucket["distinct_images"] for bucket in record["buckets"].values()] == [5, 8]

@@ -17,9 +17,11 @@ from fugaku_gpt.formulas.flops import exact_flops, notes_flops
 from fugaku_gpt.layout.communications import chunk_times, plan_of, schedule_of
 from fugaku_gpt.layout.schedule_times import simulate
 from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.training.log import IntervalMeasurements, TrainingLog
 from fugaku_gpt.training.log_lines import Pace, short_line
 from fugaku_gpt.training.meter import pack_time_and_rank, unpack_time_and_rank
+from fugaku_gpt.training.run import _metrics_writer
 from fugaku_gpt.training.trainer import Step
 from tests.support.tiny import tiny_config
 
@@ -129,22 +131,33 @@ def test_the_record_of_an_iteration_has_unrounded_values(opened: Tuple[TrainingL
 
 def test_validations_report_the_change_from_the_previous_loss(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, stream, file = opened
-    log.validation(0, 5.5, 192, None)
-    log.validation(10, 5.25, 192, 5.5)
+    log.validation(0, 5.5, 192, None, consumed_tokens=0)
+    log.validation(10, 5.25, 192, 5.5, consumed_tokens=640)
     assert stream.getvalue().splitlines() == [
         "validation at iteration 0 | lm loss: 5.500000 | tokens: 192 |",
         "validation at iteration 10 | lm loss: 5.250000 | tokens: 192 | change: -0.250000 |",
     ]
     assert records(file) == [
-        {"kind": "validation", "iteration": 0, "loss": 5.5, "tokens": 192},
-        {"kind": "validation", "iteration": 10, "loss": 5.25, "tokens": 192},
+        {"kind": "validation", "iteration": 0, "loss": 5.5, "tokens": 192, "consumed_tokens": 0},
+        {"kind": "validation", "iteration": 10, "loss": 5.25, "tokens": 192, "consumed_tokens": 640},
     ]
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_event_files_are_written_only_where_they_were_asked_for(tmp_path: Path, is_on: bool) -> None:
+    directory = RunDirectory(tmp_path)
+    writer = _metrics_writer(tiny_config(f"training.tensorboard={str(is_on).lower()}"), directory)
+    log = TrainingLog(CONFIG, writer, io.StringIO())
+    log.iteration(1, [STEP], CONSUMED, 0, IntervalMeasurements(1.0, 1, 1))
+    writer.close()
+    assert (type(writer) is MetricsWriter) != is_on
+    assert len(records(directory.metrics_file)) == 1 and directory.events_dir.exists() == is_on
 
 
 def test_a_number_that_json_cannot_hold_is_null(opened: Tuple[TrainingLog, io.StringIO, Path]) -> None:
     log, _, file = opened
-    log.validation(1, math.nan, 1, None)
-    log.validation(2, math.inf, 1, None)
+    log.validation(1, math.nan, 1, None, consumed_tokens=64)
+    log.validation(2, math.inf, 1, None, consumed_tokens=128)
     assert [record["loss"] for record in records(file)] == [None, None]
 
 
@@ -243,5 +256,5 @@ def test_bits_for_each_byte_are_shown_where_there_are_bytes(
     opened: Tuple[TrainingLog, io.StringIO, Path], size: Optional[int], bits: str
 ) -> None:
     log, stream, _ = opened
-    log.evaluation(7, TextLoss("news", 6.0, 3, size))
+    log.evaluation(7, TextLoss("news", 6.0, 3, size), 448)
     assert stream.getvalue() == f"news after 7 iterations: loss 2.000000, {bits} bits per byte, 3 tokens\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fugaku_gpt.planner.search.topology import CostedLayouts, SearchSpace
-from fugaku_gpt.plotting import picture
+from fugaku_gpt.plotting import BLUE, VERMILLION, add_legend_below, picture
 
 _MOST_POINTS = 20_000  # points of each kind: no viewer opens an SVG with a million points
 
@@ -23,7 +23,7 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
     with picture(file) as axes:
         for indices, colour, label in (
             (np.flatnonzero(~layouts.fits), "lightgrey", "does not fit"),
-            (layouts.ranking, "tab:blue", "fits"),
+            (layouts.ranking, BLUE, "fits"),
         ):
             indices = _thin_out(indices)
             axes.scatter(
@@ -31,7 +31,7 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
             )
         frontier = layouts.frontier()
         axes.plot(
-            layouts.memory[frontier], layouts.seconds[frontier], color="tab:red", marker="o", ms=3, label="frontier"
+            layouts.memory[frontier], layouts.seconds[frontier], color=VERMILLION, marker="o", ms=3, label="frontier"
         )
         axes.axvline(capacity, color="black", linestyle=":", label=f"memory of a job on a {machine.memory_of}")
         if len(layouts.ranking):
@@ -41,7 +41,7 @@ def draw_search(layouts: CostedLayouts, space: SearchSpace, title: str, file: Pa
             axes.set_xlim(0.9 * float(inside.min()), 1.5 * capacity)
         axes.set(xlabel=f"memory of the fullest {machine.memory_of} [{machine.memory_unit}]")
         axes.set(ylabel="seconds per iteration", title=title)
-        axes.legend(fontsize=8, loc="upper right")
+        add_legend_below(axes)
 
 
 def _thin_out(indices: "np.ndarray") -> "np.ndarray":

@@ -13,6 +13,7 @@ from fugaku_gpt.planner.tables.score import interval_factor
 from fugaku_gpt.plotting import picture
 
 _MARKS = "osD^v<>pPX*"
+_CROSS = "#101010"  # of a run that ran out of memory
 
 
 def draw_fit(refit: Refit, by: str, file: Path) -> None:
@@ -33,7 +34,7 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
         dict.fromkeys(table_name(prediction.row.id) for prediction in [*refit.seconds[by], *refit.memory[by]])
     )
     styles = {
-        table: {"color": f"C{number % 10}", "marker": _MARKS[number % len(_MARKS)], "label": table}
+        table: {"color": f"C{number}", "marker": _MARKS[number % len(_MARKS)], "label": table}
         for number, table in enumerate(tables)
     }
     with picture(file, 2, (12, 5.5)) as (left, right):
@@ -43,7 +44,7 @@ def draw_fit(refit: Refit, by: str, file: Path) -> None:
             for prediction in timed
         ]
         _draw(left, points, styles)
-        left.set(xlabel="measured seconds per iteration", ylabel="predicted, with 80 % intervals")
+        left.set(xlabel="measured seconds per iteration", ylabel="predicted seconds per iteration, with 80 % intervals")
         left.set_title(f"{machine.name}: left out by {by}")
         judged = [prediction for prediction in refit.memory[by] if not prediction.repeated]
         points = [
@@ -76,7 +77,7 @@ def _draw(
             axes.plot([measured] * 2, [predicted / reach, predicted * reach], color="lightgrey", linewidth=1, zorder=1)
         axes.plot(measured, predicted, linestyle="", ms=5, alpha=0.8, **styles[table_name(prediction.row.id)])
         if prediction.measured.out_of_memory:
-            axes.plot(measured, predicted, linestyle="", marker="x", ms=11, color="red", zorder=3)
+            axes.plot(measured, predicted, linestyle="", marker="x", ms=11, color=_CROSS, zorder=3)
     if drawn_values:
         ends = np.array([min(drawn_values) / 1.1, max(drawn_values) * 1.1])
         axes.plot(ends, ends, color="black", linewidth=0.8, zorder=1)
