@@ -129,8 +129,8 @@ CASES: Dict[str, Case] = {
     ),
     # without a norm of the embedding, this training carries roundings of 16 bits to 7e-2 of a norm, also on one rank
     "llama-bfloat16": Case(
-        "RMSNorm, SwiGLU, rotary positions, heads that share keys, norms of these, output weights of its own; RMSNorm of "
-        "the embedding; dropout, float32 masters",
+        "RMSNorm, of the embedding too, SwiGLU, rotary positions, heads that share keys, norms of these, untied; "
+        "dropout, float32 masters",
         "llama bfloat16",
         (LARGE_EPS, "training.weight_decay=0.1"),
         ("dp=2 zero", "tp=2 sp selective micro=2", "dp=2 tp=2 pp=2 zero sp micro=2"),
