@@ -3,10 +3,14 @@
     .venv/bin/python benchmarks/curves.py                    # 100 steps each; the table, and docs/images/curves.svg
     .venv/bin/python benchmarks/curves.py --dtype float64 --picture runs/curves.svg
     .venv/bin/python benchmarks/curves.py --model llama      # docs/images/curves-llama.svg
+    .venv/bin/python benchmarks/curves.py --model llama-untied --one-bit --bound 1e-2 --picture runs/curves.svg
 
 The text is the source code of Python's standard library, byte by byte. Every layout starts from the same weights, sees
 the same samples and drops the same activations, so its curve is that of one rank up to rounding. The exit code is 1 if
 a loss differs from that of one rank at the same step by more than the bound for the precision.
+
+``--one-bit`` adds a curve of one rank that starts with the last bit of a single weight changed. It shows how far the
+training itself carries a rounding, whatever the layout: layouts that are no farther than it are right.
 """
 
 from __future__ import annotations
@@ -19,13 +23,16 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.machine.rank import launched_rank
 from fugaku_gpt.plotting import PALETTE
+
+if TYPE_CHECKING:
+    from fugaku_gpt.training.trainer import Trainer
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"
 MODEL = (
@@ -43,19 +50,23 @@ MODEL = (
     "training.warmup_iterations=10",
     "training.bucket_mib=0.1",
 )
-# Model → settings on top of these. With output weights of its own, the Llama's training makes rounding grow: layouts
-# were 9e-9 apart after 100 steps of float64 and 3e-3 in float32, and one rank with another micro-batch 1e-4 after 60.
+_LLAMA = (
+    "model.norm=rmsnorm",
+    "model.positions=rope",
+    "model.mlp=swiglu",
+    "model.kv_heads=2",
+    "model.ffn_hidden=168",
+    "model.biases=none",
+)
+# Model → settings on top of these. Without output weights to train it, an embedding keeps its small initial size, and
+# the gradients that reach it through the first norm are large: at this learning rate, roundings grow (--one-bit).
 MODELS: Dict[str, Tuple[str, ...]] = {
     "gpt2": (),
-    "llama": (
-        "model.norm=rmsnorm",
-        "model.positions=rope",
-        "model.mlp=swiglu",
-        "model.kv_heads=2",
-        "model.ffn_hidden=168",
-        "model.biases=none",  # and tied embeddings: see below
-    ),
+    "llama": _LLAMA,
+    "llama-untied": (*_LLAMA, "model.tied_embeddings=false"),
 }
+ONE_BIT = "one rank, one bit"
+CHANGED_WEIGHT = ("blocks.0.mlp.down.weight", 5)  # tensor and position of the weight of this curve
 SINGLE_RANK = "one rank"
 LAYOUTS: Dict[str, str] = {
     "dp2 zero1": "dp=2 zero=1",
@@ -98,8 +109,9 @@ def settings_of(layout: str, dtype: str, steps: int, model: str = "gpt2") -> Lis
     return [*MODEL, *MODELS[model], f"training.dtype={dtype}", f"training.iterations={steps}", *sections]
 
 
-def losses(config: RunConfig) -> List[float]:
-    """The loss of every step, on these ranks. Collective."""
+def losses(config: RunConfig, one_bit: bool = False) -> List[float]:
+    """The loss of every step, on these ranks; ``one_bit`` changes the last bit of a weight first, on one rank.
+    Collective."""
     from ranks import open_patient_world
 
     from fugaku_gpt.comm import ProcessGrid
@@ -112,17 +124,30 @@ def losses(config: RunConfig) -> List[float]:
         ProcessGrid(open_patient_world(), config.layout, kv_copies=config.kv_copies),
         LibraryBytes(config.model.seq_len),
     )
+    if one_bit:
+        change_one_bit(trainer)
     return [trainer.step().loss for _ in range(config.training.iterations)]
 
 
+def change_one_bit(trainer: "Trainer") -> None:
+    """Replaces one weight of a trainer on one rank by the next larger number of its type."""
+    import torch
+
+    name, position = CHANGED_WEIGHT
+    start = next(placement.start for placement in trainer.buffers.placements if placement.spec.name == name)
+    weight = trainer.buffers.parameters[start + position]
+    weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
+
+
 def run(name: str, layout: str, dtype: str, steps: int, model: str = "gpt2") -> List[float]:
-    """The loss of every step of a layout, on ranks that are started for it."""
+    """The loss of every step of a layout, on ranks that are started for it; :data:`ONE_BIT` is a name of its own."""
     from ranks import run_ranks
 
     settings = settings_of(layout, dtype, steps, model)
     config = load_run_config(overrides=settings)
     started = time.perf_counter()
-    lines = run_ranks(config.layout.ranks, __file__, ["--rank", *settings])
+    options = ["--one-bit"] if name == ONE_BIT else []
+    lines = run_ranks(config.layout.ranks, __file__, [*options, "--rank", *settings])
     print(f"{name}: {config.layout.ranks} ranks, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     curve: List[float] = next(json.loads(line) for line in lines if line.startswith("["))
     return curve
@@ -186,12 +211,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--bound", type=float, help=f"Largest distance that passes; default: {BOUNDS}.")
     parser.add_argument("--only", nargs="+", choices=list(LAYOUTS), help="Layouts to run; default: all.")
     parser.add_argument("--model", choices=sorted(MODELS), default="gpt2", help="Kind of the model; default: gpt2.")
+    parser.add_argument("--one-bit", action="store_true", help="Add one rank that starts with another bit of a weight.")
     parser.add_argument("--picture", type=Path, help="File of the picture; default: in docs/images.")
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     launched = launched_rank()
     if launched is not None:
-        curve = losses(load_run_config(overrides=options.rank))
+        curve = losses(load_run_config(overrides=options.rank), options.one_bit)
         if launched.rank == 0:
             print(json.dumps(curve), flush=True)
         return 0
@@ -201,7 +227,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         raise SystemExit("the picture needs matplotlib: pip install -e '.[plot]'") from None
     bound = BOUNDS[options.dtype] if options.bound is None else options.bound
     picture = options.picture or PICTURES / ("curves.svg" if options.model == "gpt2" else f"curves-{options.model}.svg")
-    layouts = {SINGLE_RANK: "", **{name: LAYOUTS[name] for name in options.only or LAYOUTS}}
+    one_bit = {ONE_BIT: ""} if options.one_bit else {}
+    layouts = {SINGLE_RANK: "", **one_bit, **{name: LAYOUTS[name] for name in options.only or LAYOUTS}}
     curves = {name: run(name, text, options.dtype, options.steps, options.model) for name, text in layouts.items()}
     print("\n".join(table(curves)))
     os.makedirs(picture.parent, exist_ok=True)

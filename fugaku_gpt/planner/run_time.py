@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
-from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import SHORT_DTYPES, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
@@ -33,7 +33,8 @@ class TimePlan:
     """The predicted time of an iteration of a run, and what follows from it.
 
     Attributes:
-        figures: seconds of the iteration and of its parts, speeds, utilisation, and energy if it is known.
+        figures: seconds of the iteration and of its parts, speeds, utilisation, and energy if it is known. Those of a
+            grid classifier are of batches of its largest bucket, but for speeds that name a smaller one.
         extrapolated: the inputs that are unlike every measured row, which widen the intervals.
         notes: settings of the run that are known to cost time.
     """
@@ -62,12 +63,31 @@ def plan_time(
     """
     if machine.counted is not None:
         raise UsageError(f"--machine {machine.name}: counts components of an iteration, and has no intervals")
+    notes: Tuple[str, ...] = ()
     if machine.probed is not None:
         extrapolated, figures = local_run_figures(config, machine, watts)
-        return TimePlan(tuple(figures), tuple(extrapolated))
-    row = run_to_row(config, machine, hardware, torch)
-    prediction, figures = run_figures(config, machine, row, watts)
-    return TimePlan(tuple(figures), tuple(prediction.extrapolated), tuple(costly_toggles(machine, row)))
+    else:
+        row = run_to_row(config, machine, hardware, torch)
+        prediction, figures = run_figures(config, machine, row, watts)
+        extrapolated, notes = list(prediction.extrapolated), tuple(costly_toggles(machine, row))
+    figures += _speeds_of_smaller_buckets(config, machine, hardware, torch)
+    return TimePlan(tuple(figures), tuple(extrapolated), notes)
+
+
+def _speeds_of_smaller_buckets(
+    config: RunConfig, machine: Machine, hardware: Optional[str], torch: str
+) -> List[Figure]:
+    """The speed at which a grid classifier learns batches of each bucket but the largest, which the other figures are
+    of: a batch has grids of one bucket."""
+    figures = []
+    for side in config.data.buckets[-2::-1] if config.model.is_grid_classifier else ():
+        model = replace(config.model, seq_len=side * side)
+        smaller = replace(config, model=model, data=replace(config.data, buckets=(side,)))
+        seconds, _ = predicted_seconds(smaller, machine, hardware, torch)
+        figures.append(
+            Figure(f"speed of grids of {side} x {side}", _inverse(seconds, _units_of_work(config)[1]), "images/s")
+        )
+    return figures
 
 
 def refuse_choices(name: str, machine: Machine, hardware: Optional[str], torch: str) -> None:
@@ -88,9 +108,8 @@ def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         torch: the PyTorch build, such as 1.10.
 
     Raises:
-        UsageError: no run can have this shape on these nodes, or it is not of a decoder.
+        UsageError: no run can have this shape on these nodes.
     """
-    require_decoder(config, "the time of an iteration")
     node, layout, training = config.node, config.layout, config.training
     hardware = hardware or next(iter(machine.hardware))
     if not machine.has_hardware(hardware):
@@ -101,7 +120,7 @@ def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = No
         layers=config.model.layers,
         hidden=config.model.hidden,
         heads=config.model.heads,
-        vocab=config.padded_vocab,
+        vocab=_rows_of_logits(config),
         seq_len=config.model.seq_len,
         nodes=config.job.nodes,
         ranks_per_node=config.ranks_per_node,
@@ -127,6 +146,14 @@ def run_to_row(config: RunConfig, machine: Machine, hardware: Optional[str] = No
     if reason:
         raise UsageError(f"this run cannot be planned: {reason}")
     return row
+
+
+def _rows_of_logits(config: RunConfig) -> int:
+    """The vocabulary for which a model with logits for each token has as many of them: of a grid, all cells share
+    those of the classes."""
+    if config.model.is_grid_classifier:
+        return math.ceil(config.padded_outputs / config.model.seq_len)
+    return config.padded_vocab
 
 
 def unmodelled_settings(config: RunConfig) -> List[ExtrapolatedInput]:
@@ -165,8 +192,8 @@ def local_run_figures(
     """
     prediction = predict_run(config, machine)
     batch = config.training.global_batch
-    flops_by_notes = notes_flops(config.model, batch, config.padded_vocab, config.training.recompute == "full")
-    exact = exact_flops(config.model, batch, config.padded_vocab)
+    flops_by_notes = notes_flops(config.model, batch, config.padded_outputs, config.training.recompute == "full")
+    exact = exact_flops(config.model, batch, config.padded_outputs)
     return [*prediction.extrapolated, *_settings_without_times(config)], [
         Figure("iteration", prediction.seconds, "s"),
         *(Figure(name, guess, "s") for name, guess in prediction.components.items()),
@@ -207,8 +234,8 @@ def run_figures(
     """
     (prediction,) = predict_rows(machine, [row], [unmodelled_settings(config)])
     seconds = prediction.seconds
-    flops_by_notes = notes_flops(config.model, row.global_batch, row.vocab, row.recompute)
-    exact = exact_flops(config.model, row.global_batch, row.vocab)
+    flops_by_notes = notes_flops(config.model, row.global_batch, config.padded_outputs, row.recompute)
+    exact = exact_flops(config.model, row.global_batch, config.padded_outputs)
     lines = [Figure("iteration", seconds, "s")]
     lines += [Figure(name, guess, "s") for name, guess in prediction.components.items()]
     lines += _speeds(config, seconds, flops_by_notes, exact, peak_flops_of_node(machine, row, job_eco_state(config)))
@@ -221,9 +248,9 @@ def _speeds(config: RunConfig, seconds: Estimate, flops_by_notes: float, exact: 
     Args:
         flops_by_notes, exact: FLOPs of an iteration by the two formulas; ``peak``: FLOP/s of a node.
     """
-    nodes, tokens = config.job.nodes, config.training.global_batch * config.model.seq_len
+    nodes, (unit, units) = config.job.nodes, _units_of_work(config)
     return [
-        Figure("speed", _inverse(seconds, tokens), "tokens/s"),
+        Figure("speed", _inverse(seconds, units), f"{unit}s/s"),
         Figure(
             "rate per node (notes' formula)", _inverse(seconds, tflops_per_node(flops_by_notes, 1, nodes)), "TFLOP/s"
         ),
@@ -232,13 +259,21 @@ def _speeds(config: RunConfig, seconds: Estimate, flops_by_notes: float, exact: 
     ]
 
 
+def _units_of_work(config: RunConfig) -> Tuple[str, int]:
+    """The name of what a run's speed counts, and its number in an iteration."""
+    batch = config.training.global_batch
+    return ("image", batch) if config.model.is_grid_classifier else ("token", batch * config.model.seq_len)
+
+
 def _energy(config: RunConfig, machine: Machine, seconds: Estimate, watts: Optional[float]) -> List[Figure]:
-    """The energy per token, if the power of a node is known."""
+    """The energy per token or image, if the power of a node is known."""
     power = machine.facts.get("watts_per_node") if watts is None else watts
     if power is None:
         return []
-    joules = power * config.job.nodes / (config.training.global_batch * config.model.seq_len)
-    return [Figure("energy", Estimate(joules * seconds.value, joules * seconds.low, joules * seconds.high), "J/token")]
+    unit, units = _units_of_work(config)
+    joules = power * config.job.nodes / units
+    energy = Estimate(joules * seconds.value, joules * seconds.low, joules * seconds.high)
+    return [Figure("energy", energy, f"J/{unit}")]
 
 
 def peak_flops_of_node(machine: Machine, row: ConfigRow, eco_state: Optional[int] = None) -> float:

@@ -41,6 +41,17 @@ LAYOUTS: Dict[str, Sequence[str]] = {
 # of a run in two parts
 HALVES = ("training.lr_schedule=constant", "checkpoint.at_end=true", "training.eval_interval=null")
 OWN_KERNELS = "attention, LayerNorm, GELU, loss, AdamW by our own compiled kernels"
+# of the preset llama-tiny, in fewer and smaller iterations
+SMALL_LLAMA = (
+    "model.seq_len=64", "model.vocab_size=512", "training.global_batch=2", "training.micro_batch=2",
+    "training.iterations=3", "training.eval_interval=3", "training.eval_batches=1", "training.warmup_iterations=0",
+    "node.threads_per_rank=1", "checkpoint.at_end=false",
+)  # fmt: skip
+# what it calls beside products; two of the four query heads share a head of keys
+LLAMA_KERNELS = {
+    "attention_forward 4/2", "attention_backward 4/2", "rms_norm", "rms_norm_gradient", "rotate", "swiglu",
+    "swiglu_gradient", "loss_full_rows", "adamw",
+}  # fmt: skip
 TOLERANCE = 2e-6  # of a loss: float32 numbers are added in another order
 
 
@@ -145,6 +156,21 @@ def test_every_layout_of_two_ranks_has_the_losses_of_this_machine(
     assert sum(line.startswith(OWN_KERNELS) for line in lines) == len(LAYOUTS)
     for name in LAYOUTS:
         _check_losses(tmp_path / name, native_losses)
+
+
+def test_a_llama_has_the_losses_of_this_machine_by_the_same_kernels(
+    with_kernels: EmulatedPython, corpus: Path, tmp_path: Path
+) -> None:
+    settings = [*SMALL_LLAMA, f"data.paths=[{json.dumps(str(corpus))}]"]
+    calls = []
+    for run_python, name in ((run_natively, "here"), (with_kernels.run, "arm")):
+        lines = output(run_python(["-m", "tests.aarch64.count_kernels", str(tmp_path / name), *settings]))
+        assert any("attention, RMSNorm, rotary positions, SwiGLU, loss, AdamW by our own" in line for line in lines)
+        calls.append({kernel: count for kernel, count in json.loads(lines[-1]).items() if kernel in LLAMA_KERNELS})
+    assert calls[0] == calls[1] and set(calls[1]) == LLAMA_KERNELS
+    losses = _losses(tmp_path / "here")
+    assert len(losses) == 5 and losses[2] < losses[0] - 0.1  # and two validations
+    _check_losses(tmp_path / "arm", losses)
 
 
 @pytest.fixture(scope="session")

@@ -50,13 +50,35 @@ def test_the_picture_is_the_same_text_each_time(tmp_path: Path) -> None:
     assert "other" in "".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
 
 
+@pytest.mark.torch
+def test_a_single_bit_of_a_single_weight_is_changed() -> None:
+    from tests.mpi.trained import full_tensors, trainer_of
+
+    trainer = trainer_of(None, load_run_config(overrides=settings_of("", "float32", 1, "llama-untied")))
+    before = full_tensors(trainer, trainer.buffers.parameters)
+    assert "output.weight" in before
+    program.change_one_bit(trainer)
+    after = full_tensors(trainer, trainer.buffers.parameters)
+    bits = {
+        name: (after[name].numpy().view("int32") != weights.numpy().view("int32")) for name, weights in before.items()
+    }
+    assert {name: int(changed.sum()) for name, changed in bits.items() if changed.any()} == {
+        "blocks.0.mlp.down.weight": 1
+    }
+    name, position = program.CHANGED_WEIGHT
+    weights = [tensors[name].reshape(-1)[position].item() for tensors in (before, after)]
+    assert weights[0] < weights[1] == pytest.approx(weights[0], rel=1.2e-7)
+    trainer.finish()
+
+
 @pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
 def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = tmp_path / "new" / "curves.svg"
-    arguments = ["--steps", "3", "--dtype", "float64", "--only", "tp2 sp selective", "--picture", str(picture)]
+    only = ["--only", "tp2 sp selective"]
+    arguments = ["--steps", "3", "--dtype", "float64", "--one-bit", *only, "--picture", str(picture)]
     curves: Dict[str, List[float]] = {}
     run_ranks = program.run
 
@@ -70,5 +92,8 @@ def test_a_short_run_on_real_ranks_passes_and_a_bound_that_nothing_meets_fails(
     monkeypatch.setattr(program, "run", run_once)
     assert program.main(arguments) == 0
     assert "largest distance" in capsys.readouterr().out and picture.exists()
+    one_rank, one_bit, tp2 = curves.values()
+    assert list(curves)[1] == program.ONE_BIT and one_bit != one_rank and one_bit == pytest.approx(one_rank, rel=1e-12)
+    assert tp2 == pytest.approx(one_rank, rel=1e-12)
     assert program.main([*arguments, "--bound", "-1"]) == 1
     assert "TOO FAR" in capsys.readouterr().out

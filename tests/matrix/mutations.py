@@ -145,5 +145,6 @@ MUTATIONS: Dict[str, Dict[str, Mutation]] = {
     },
     "float32": {**LARGE, **SMALL},
     "bfloat16": LARGE,
+    "llama-bfloat16": LARGE,
     "float16": {**LARGE, "a scale that grows sooner": ("training.loss_scale_window=1",)},
 }

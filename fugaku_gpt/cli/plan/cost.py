@@ -118,7 +118,8 @@ class DaysOptions:
 )
 @format_option()
 def iteration_time(source: RunSource, machine_choice: MachineChoice, watts: Optional[float], form: str) -> int:
-    """Predict the seconds of an iteration by part, tokens/s, FLOP/s and utilisation, each with an 80 % interval.
+    """Predict the seconds of an iteration by part, tokens/s or images/s, FLOP/s and utilisation, each with an 80 %
+    interval.
 
     The model is fitted to the machine's measured rows, which are from other trainers; for a file of `plan probe`, it is
     a model of this trainer from what was measured. Inputs that are unlike every row, and shapes beyond what was

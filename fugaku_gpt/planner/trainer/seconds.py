@@ -10,12 +10,12 @@ iteration. A few factors on all of this, close to 1, are fitted to steps of the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Dict, Mapping, Tuple
 
 import numpy as np
 
-from fugaku_gpt.config.grid_checks import require_decoder
 from fugaku_gpt.config.schema import RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.layout.operations import ALL_REDUCE, SEND
@@ -23,6 +23,7 @@ from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.machine.constants import Constant, FittedModel, Machine
 from fugaku_gpt.machine.probed import ProbeResults
+from fugaku_gpt.planner.extrapolation import SETTING_DISTANCE
 from fugaku_gpt.planner.intervals import TOTAL, Estimate, log_widths
 from fugaku_gpt.planner.trainer.rates import ProbeRates
 from fugaku_gpt.planner.trainer.work import StageWork, Tally, count_chunk_work, count_stage_work, message_bytes
@@ -37,6 +38,10 @@ TIME_COMPONENTS = (
     "data_parallel",
     "optimiser",
     "fixed",
+)
+_GRIDS = (
+    "model.kind grid_classifier: the probe has timed a decoder; attention of all cells counts as twice a causal one, "
+    "and padding like other cells"
 )
 _WORLD_BYTES = 48  # bytes of the single sum over all ranks
 # name: (prior, its width in logarithms, meaning)
@@ -130,6 +135,9 @@ class RunCost:
         self._optimiser = max(end[3] for end in ends)
         self._world = rates.message(ALL_REDUCE, layout.ranks, _WORLD_BYTES)
         self.extrapolated, self.distance = rates.extrapolated, rates.distance
+        if config.model.is_grid_classifier:
+            self.extrapolated = (*self.extrapolated, _GRIDS)
+            self.distance = math.hypot(self.distance, SETTING_DISTANCE)
 
     def seconds_by_component(self, c: Mapping[str, float]) -> Dict[str, float]:
         """Seconds of an iteration by component, with these constants."""
@@ -209,10 +217,8 @@ def predict_run(config: RunConfig, machine: Machine) -> LocalPrediction:
     """Seconds per iteration and of each component, with 80 % intervals, on a probed machine.
 
     Raises:
-        UsageError: the machine's file has no section ``probed``, or the section lacks an operation of this run; or the
-            run is not of a decoder.
+        UsageError: the machine's file has no section ``probed``, or the section lacks an operation of this run.
     """
-    require_decoder(config, "the time of an iteration")
     if machine.probed is None:
         raise UsageError(f"machine {machine.name}: its file is not from `plan probe`; valid: a file that is, or local")
     cost = RunCost(config, machine.probed)

@@ -2,7 +2,8 @@
 
 Symbols: b sequences of s tokens in a micro-batch, h hidden, f width of the MLP, V padded vocabulary, t tensor-parallel
 ranks; with sequence parallelism a rank has r = s / t tokens of each sequence between tensor-parallel layers, otherwise
-r = s.
+r = s. A grid classifier's sequences are grids of the largest bucket, of s cells; V are its padded classes. Padding is
+counted like other cells.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.native_kernels import may_use_native_kernels
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from fugaku_gpt.layout.stages import Chunk, chunks_of
+from fugaku_gpt.layout.tensors import position_tables
 from fugaku_gpt.machine.probed import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -333,14 +335,18 @@ def _attention_tiles(config: RunConfig) -> "Iterator[_Tile]":
             for low in range(0, s, tiling.queries):
                 high = min(low + tiling.queries, s)
                 rows = (high - low) * sharing
-                # all queries of a tile see the keys up to its first query
-                yield _Tile(batch, rows, high, batch * rows * (high - low - 1))
+                if model.is_grid_classifier:  # cells see all cells, and no row of a tile has a mask of its own
+                    yield _Tile(batch, rows, s, 0)
+                else:  # all queries of a tile see the keys up to its first query
+                    yield _Tile(batch, rows, high, batch * rows * (high - low - 1))
 
 
 def _compiled_attention(config: RunConfig, kind: str, tally: Tally) -> None:
-    """Counts attention as one operation; heads for which threads are idle in the last round count as well."""
+    """Counts attention as one operation; heads for which threads are idle in the last round count as well. It is timed
+    with a causal mask, so that a head of a grid classifier, which has all scores, counts as two."""
     model, threads = config.model, config.node.threads_per_rank or 1
     heads = head_slots(config.training.micro_batch, model.heads // config.layout.tp, threads)
+    heads *= 2 if model.is_grid_classifier else 1
     tally.add_product(kind, model.seq_len, model.head_size, model.seq_len, heads)
 
 
@@ -402,8 +408,9 @@ def _embedding(config: RunConfig, forward: Tally, backward: Tally) -> None:
     forward.add_elementwise("copy", elements)
     backward.add_elementwise("add", elements)  # added to rows of the embedding tables
     if model.positions == "learned":
-        forward.add_elementwise("add", local_elements)
-        backward.add_elementwise("add", local_elements)
+        tables = len(position_tables(model))
+        forward.add_elementwise("add", local_elements, tables)
+        backward.add_elementwise("add", local_elements, tables)
     if model.embedding_layernorm:
         forward.add_elementwise(_norm(config), local_elements)
         backward.add_elementwise(f"{_norm(config)}_backward", local_elements)
@@ -421,9 +428,15 @@ def _embedding(config: RunConfig, forward: Tally, backward: Tally) -> None:
 def _head(config: RunConfig, forward: Tally, backward: Tally) -> None:
     """Counts logits and loss, whose gradients are computed in the forward pass."""
     model, t = config.model, config.layout.tp
-    tokens, h, columns = config.training.micro_batch * model.seq_len, model.hidden, config.padded_vocab // t
-    forward.add_elementwise(_norm(config), _tokens_between_layers(config) * h)
-    backward.add_elementwise(f"{_norm(config)}_backward", _tokens_between_layers(config) * h)
+    is_grid = model.is_grid_classifier
+    tokens, h, columns = config.training.micro_batch * model.seq_len, model.hidden, config.padded_outputs // t
+    elements = _tokens_between_layers(config) * h
+    forward.add_elementwise(_norm(config), elements)
+    backward.add_elementwise(f"{_norm(config)}_backward", elements)
+    if is_grid:  # means over the cells of each grid, which have the logits, and their gradient for each cell
+        forward.add_elementwise("add", elements)
+        backward.add_elementwise("copy", elements)
+        tokens = config.training.micro_batch
     for start in range(0, tokens, CHUNK_TOKENS):
         rows = min(CHUNK_TOKENS, tokens - start)
         forward.add_product(LINEAR, rows, h, columns)
@@ -431,9 +444,13 @@ def _head(config: RunConfig, forward: Tally, backward: Tally) -> None:
         forward.add_product(WEIGHT, columns, rows, h)
         forward.add_elementwise("loss", rows * columns)
         if t > 1:
-            forward.add_message(ALL_GATHER, 4 * 3 * rows * t)
+            forward.add_message(ALL_GATHER, 4 * (4 if is_grid else 3) * rows * t)
     if t > 1:
         size = ITEM_BYTES[config.training.dtype] * tokens * h
-        forward.add_message(_all_reduce_name(config) if not config.layout.sequence_parallel else ALL_GATHER, size)
-        if config.layout.sequence_parallel:
+        if is_grid:
+            forward.add_message(_all_reduce_name(config), size, 2 if config.layout.sequence_parallel else 1)
+        elif config.layout.sequence_parallel:
+            forward.add_message(ALL_GATHER, size)
             forward.add_message(REDUCE_SCATTER, size)
+        else:
+            forward.add_message(_all_reduce_name(config), size)

@@ -36,6 +36,17 @@ def test_extrapolation_beyond_the_measured_rows_is_marked(capsys: pytest.Capture
     )
 
 
+def test_a_grid_classifier_has_images_per_second_of_each_bucket(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "time", "--preset", "arc-nano", "--machine", "a64fx", "--watts", "100"]
+    lines = {line["figure"]: line for line in json_of(capsys, *arguments)}
+    assert lines["speed"]["value"] == pytest.approx(32 / lines["iteration"]["value"], rel=0.01)
+    assert lines["speed"]["unit"] == lines["speed of grids of 16 x 16"]["unit"] == "images/s"
+    assert lines["speed of grids of 16 x 16"]["value"] > lines["speed"]["value"]
+    assert lines["energy"]["unit"] == "J/image"
+    assert run(arguments) == 0
+    assert "extrapolated: model.kind grid_classifier: counted as a GPT-2's" in capsys.readouterr().err
+
+
 def test_an_impossible_run_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "time", *ON_512, *BATCH, "--set", "job.nodes=100", "--set", "node.ranks_per_node=1"]) == 2
     assert "this run cannot be planned: ranks 512 are not nodes 100" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from fugaku_gpt.compat.kernel_choices import RANK_CONSENSUS
 from fugaku_gpt.config import RunConfig, dump_run_config, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.flops import exact_flops
-from fugaku_gpt.layout.communications import Collective, plan_of, program
+from fugaku_gpt.layout.communications import Collective, forward_communications, plan_of, program
 from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE
 from fugaku_gpt.machine.constants import load_machine, machine_yaml
 from fugaku_gpt.machine.probed import (
@@ -34,6 +34,7 @@ from fugaku_gpt.machine.probed import (
 )
 from fugaku_gpt.model.attention_core import attend
 from fugaku_gpt.ops import native as kernels
+from fugaku_gpt.planner.run_time import plan_time
 from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, machine_from_probe, usable_runs
 from fugaku_gpt.planner.trainer.rates import ProbeRates
 from fugaku_gpt.planner.trainer.seconds import TIME_COMPONENTS, RunCost, predict_run, prior_constants
@@ -308,6 +309,56 @@ def test_a_probed_machine_predicts_with_intervals_and_refuses_unmeasured_runs() 
         predict_run(run("training.dtype=bfloat16"), machine)
     with pytest.raises(UsageError, match="not from `plan probe`"):
         predict_run(config, load_machine("v100"))
+
+
+def grid_run(*settings: str) -> RunConfig:
+    small = ("model.layers=4", "model.seq_len=64", "data.buckets=[8]", "training.global_batch=16")
+    return load_run_config(preset="arc-nano", overrides=[*small, "node.threads_per_rank=1", *settings])
+
+
+def test_products_of_grids_are_those_of_the_formula_but_for_scores_that_are_made_twice() -> None:
+    config = grid_run()
+    model, b = config.model, config.training.micro_batch
+    scores = 2.0 * b * model.seq_len**2 * model.query_width
+    expected = exact_flops(model, b, config.padded_outputs) + model.layers * scores
+    assert flops(micro_batch_work(config)) == pytest.approx(expected)
+    # a compiled kernel's rate is of a causal mask, which leaves out half: twice as many heads stand for all scores
+    attention = {
+        kind: 2.0 * count * batch * rows * inner * columns
+        for (kind, batch, rows, inner, columns), count in micro_batch_work(config, compiled=True).products.items()
+        if kind in COMPILED_ATTENTION
+    }
+    assert attention == dict.fromkeys(COMPILED_ATTENTION, 2 * model.layers * scores)
+
+
+@pytest.mark.parametrize("settings", [(), ("layout.sequence_parallel=true",)], ids=["tp2", "tp2 sp"])
+def test_messages_of_grids_are_those_of_the_communication_plan(settings: Tuple[str, ...]) -> None:
+    config = grid_run("layout.tp=2", *settings)
+    work = count_chunk_work(config)[0]
+    plan = plan_of(config)
+    planned: "Counter[Tuple[str, int]]" = Counter()
+    for collective in forward_communications(plan, plan.model_chunks[0]):
+        # a gather is planned by a rank's share and counted by the full tensor
+        share = 2 if collective.operation == ALL_GATHER else 1
+        planned[collective.operation, 4 * share * collective.elements] += 1
+    assert work.forward.messages == planned
+
+
+def test_a_grid_classifier_is_predicted_as_extrapolated_by_its_images() -> None:
+    config = grid_run("data.buckets=[4,8]")
+    machine, _ = machine_from_probe(even_machine(compiled=True), 2**34)
+    plan = plan_time(config, machine)
+    figures = {figure.name: figure for figure in plan.figures}
+    seconds = figures["iteration"].estimate.value
+    assert any(text.startswith("model.kind grid_classifier: ") for text in plan.extrapolated)
+    assert figures["speed"].unit == "images/s" and figures["speed"].estimate.value == pytest.approx(16 / seconds)
+    smaller = predict_run(grid_run("data.buckets=[4]", "model.seq_len=16"), machine).seconds
+    speed = figures["speed of grids of 4 x 4"]
+    assert speed.unit == "images/s" and speed.estimate.value == pytest.approx(16 / smaller.value)
+    assert smaller.value < seconds
+    decoder = replace(config, model=replace(config.model, kind="decoder"))
+    widths = [predict_run(each, machine).seconds for each in (config, decoder)]
+    assert widths[0].high / widths[0].low > widths[1].high / widths[1].low
 
 
 @pytest.fixture(params=[False, True], ids=["by operators", "compiled"])
