@@ -165,15 +165,18 @@ def _rendered(rows: List[Any]) -> object:
 
 
 def run_directory(path: Path) -> object:
-    """A run directory as `report table`, `runs ls` and `runs show` read it."""
+    """A run directory as `report table`, `report runs`, `runs ls` and `runs show` read it."""
     from fugaku_gpt.cli.runs import _job_and_environment_facts
     from fugaku_gpt.errors import FugakuGptError
     from fugaku_gpt.jobs.store import list_runs
     from fugaku_gpt.records.operators import read_operators
     from fugaku_gpt.records.run import RunDirectory, failure_lines
     from fugaku_gpt.report.collect import collect_rows
+    from fugaku_gpt.report.page_runs import named_runs
+    from fugaku_gpt.report.run_page import page_data, render_page
 
     directory = RunDirectory(path.parent)
+    render_page(page_data(named_runs([path.parent], lambda _: None))[0])
     _job_and_environment_facts(path.parent)
     list_runs(path.parent, use_index=False)
     directory.last_iteration(), directory.last_checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from configparser import ConfigParser
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import List, Optional, Tuple
@@ -56,4 +57,6 @@ def test_text_from_outside_is_escaped() -> None:
 
 
 def test_the_template_is_shipped() -> None:
-    assert TEMPLATE.is_file() and "report = *.j2" in (TEMPLATE.parents[2] / "setup.cfg").read_text()
+    settings = ConfigParser()
+    settings.read(TEMPLATE.parents[2] / "setup.cfg", encoding="utf-8")
+    assert TEMPLATE.is_file() and "*.j2" in settings["options.package_data"]["fugaku_gpt.report"].split()
