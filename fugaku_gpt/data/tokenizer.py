@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterable, List, Mapping, Optional
+from typing import Any, Iterable, Iterator, List, Mapping, Optional
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from fugaku_gpt.data.end_token import end_of_document, without_text_of_end
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import read_text
 from fugaku_gpt.json_text import parse_json
-from fugaku_gpt.limits import TOKENIZER_TEXT
+from fugaku_gpt.limits import TOKENIZER_TEXT, cut
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # all bytes, and the end of a document
@@ -73,17 +74,16 @@ class Encoder:
         if not path.is_file():
             raise DataError(f"{path}: no such file; --tokenizer takes the tokenizer.json of Hugging Face tokenizers")
         library = import_tokenizers()
-        try:
+        with refusing(f"{path}: not a tokenizer.json of Hugging Face tokenizers"):
             vocabulary = library.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
             settings = parse_json(read_text(path, TOKENIZER_TEXT))
-        except Exception as error:  # the library raises nothing more specific
-            raise DataError(f"{path}: not a tokenizer.json of Hugging Face tokenizers: {error}") from None
         self.end_name = end_of_document(path, settings, vocabulary, end_token)
         self.end = int(vocabulary[self.end_name])
         self.vocab_size = max(vocabulary.values()) + 1
         self.dtype = np.dtype("<u2" if self.vocab_size < LARGEST_UINT16 else "<i4")
         self._piece_size = _PIECE_CHARACTERS if cuts_are_harmless(settings) else None
-        self._tokenizer = library.Tokenizer.from_str(json.dumps(without_text_of_end(settings, self.end_name)))
+        with refusing(f"{path}: cannot be used without the text of {cut(self.end_name)!r}"):
+            self._tokenizer = library.Tokenizer.from_str(json.dumps(without_text_of_end(settings, self.end_name)))
         # A file may have settings of the model that it was made for; documents are encoded in full and unchanged.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -93,12 +93,13 @@ class Encoder:
         """Token ids of a UTF-8 document, with the end-of-document token last, in ``dtype``.
 
         Raises:
-            DataError: the tokenizer makes its end-of-document token of something within the document.
+            DataError: the tokenizer makes its end-of-document token of something within the document, or fails.
         """
         text = document.decode("utf-8")
         ids: List[int] = []
-        for piece in split_text(text, self._piece_size) if self._piece_size is not None else [text]:
-            ids.extend(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+        with refusing("the tokenizer cannot encode a document"):
+            for piece in split_text(text, self._piece_size) if self._piece_size is not None else [text]:
+                ids.extend(self._tokenizer.encode(piece, add_special_tokens=False).ids)
         if self.end in ids:
             raise DataError(
                 f"the tokenizer encodes a part of a document as {self.end_name!r}, which would end it there "
@@ -106,6 +107,21 @@ class Encoder:
             )
         ids.append(self.end)
         return np.array(ids, dtype=self.dtype)
+
+
+@contextlib.contextmanager
+def refusing(reason: str) -> Iterator[None]:
+    """Turn whatever the library raises into a ``DataError`` that begins with a reason.
+
+    The library raises no error more specific than ``Exception``, and a panic of its Rust code is not even that. A panic
+    also prints its own lines to standard error, which cannot be prevented from here.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{reason}: {cut(str(error))}") from None
 
 
 def cuts_are_harmless(settings: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ RESULT, ENVIRONMENT, METRICS, IMPORTED = (
     f"{RUN}{name}" for name in ("result.json", "environment.json", "metrics.jsonl", "imported.json")
 )
 MANIFEST = "checkpoint: manifest with its checksum"
-COMPARISON, CONFIG = "comparison: comparison.json", "Hugging Face: config.json"
+COMPARISON, CONFIG, TOKENIZER = "comparison: comparison.json", "Hugging Face: config.json", "tokenizer.json"
 
 
 @pytest.mark.slow
@@ -79,6 +79,7 @@ COMPARISON, CONFIG = "comparison: comparison.json", "Hugging Face: config.json"
         (COMPARISON, changed(COMPARISON, tolerance=-1), r"comparison\.json: .*tolerance -1: valid: more than 0"),
         (COMPARISON, changed(COMPARISON, warm_up=-1), r"comparison\.json: .*warm_up -1: valid: at least 0"),
         (CONFIG, changed(CONFIG, vocab_size="9" * 5000), r"--set model\.vocab_size=\"?9{100,200}…: "),
+        (TOKENIZER, changed(TOKENIZER, truncation="9" * 5000), r"not a tokenizer\.json .*: invalid type: .{99,190}…$"),
         ("simulator: settings", b'{"nodes": "4"}', r"settings\.json: not a simulator's settings"),
     ],
 )  # fmt: skip
@@ -154,3 +155,13 @@ def test_slips_are_searched_for_in_a_hundred_rows(tmp_path: Path) -> None:
     )
     checked = check_tables(head + row * 300)
     assert checked.rows == 300 and len({finding.line for finding in checked.findings}) == 300
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_refusal(tmp_path: Path) -> None:
+    """A panic of Rust code is no ``Exception``, and went through every handler."""
+    values = json.loads(READERS[TOKENIZER].seeds[0])
+    values["model"]["continuing_subword_prefix"] = "9" * 50  # longer than a token of the merges
+    error = error_of(tmp_path, TOKENIZER, json.dumps(values).encode())
+    assert re.search(r"tokenizer\.json: not a tokenizer\.json of Hugging Face tokenizers: range end index", error), (
+        error
+    )
