@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 import uuid
 from pathlib import Path
@@ -34,34 +35,33 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write a file through a temporary neighbour and a rename, so that no reader ever sees half of it.
 
+    What is no file but a pipe, a terminal or another device, such as ``/dev/stdout``, is written to and not replaced.
+
     Raises:
         OSError: it cannot be written; names the file, not its neighbour.
     """
-    temporary = _temporary(path)
-    with naming_file(path):
-        try:
-            _write(temporary, content)
-            os.replace(temporary, path)
-        except BaseException:
-            _remove(temporary)
-            raise
+    with written_atomically(path) as stream:
+        stream.write(content)
 
 
 @contextlib.contextmanager
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary neighbour of a file, to be written piece by piece; it becomes the file at the end of the block,
-    and is removed if the block fails.
+    and is removed if the block fails. What is no file is written to, as by :func:`write_bytes_atomically`.
 
     Raises:
         OSError: it cannot be written; names the file, not its neighbour.
     """
+    if _is_device(path):
+        with naming_file(path), _open_device(path) as stream:
+            yield stream
+        return
     temporary = _temporary(path)
     with naming_file(path):
         try:
             with open(temporary, "wb") as stream:
                 yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
+                _sync(stream)
             os.replace(temporary, path)
         except BaseException:
             _remove(temporary)
@@ -228,6 +228,21 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
+def _is_device(path: Path) -> bool:
+    """True if a path is a pipe, a terminal or another device: a rename would put a file in its place."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _open_device(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe that nobody reads is an error
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
+
+
 def _write(path: Path, content: bytes) -> None:
     with open(path, "wb") as stream:
         _write_and_sync(stream, content)
@@ -235,6 +250,10 @@ def _write(path: Path, content: bytes) -> None:
 
 def _write_and_sync(stream: BinaryIO, content: bytes) -> None:
     stream.write(content)
+    _sync(stream)
+
+
+def _sync(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())
 

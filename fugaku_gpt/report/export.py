@@ -176,10 +176,8 @@ def _writable(path: Path) -> Iterator[BinaryIO]:
     """Open a file that is complete or absent.
 
     Raises:
-        UsageError: it cannot be written, or is a device or a folder, which a file would replace.
+        UsageError: it cannot be written.
     """
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path}: is there, and is no file; choose another -o, or leave it out to print CSV")
     try:
         with written_atomically(path) as stream:
             yield stream

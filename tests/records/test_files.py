@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -24,8 +24,10 @@ from fugaku_gpt.records.files import (
     create_text_atomically,
     leftovers,
     locked,
+    write_bytes_atomically,
     write_json_atomically,
     write_text_atomically,
+    written_atomically,
 )
 
 
@@ -206,3 +208,25 @@ def test_without_locks_the_block_runs_all_the_same(tmp_path: Path, monkeypatch: 
         pass
     with pytest.raises(OSError, match="a.json'"), locked(tmp_path / "none" / "a.json"):
         pass
+
+
+def write_pieces(path: Path, content: bytes) -> None:
+    with written_atomically(path) as stream:
+        stream.write(content)
+
+
+@pytest.mark.parametrize("write", [write_bytes_atomically, write_pieces])
+def test_what_is_no_file_is_written_to_and_stays(write: Callable[[Path, bytes], None], tmp_path: Path) -> None:
+    """A rename put a file in the place of /dev/full."""
+    pipe, device = tmp_path / "pipe", tmp_path / "device"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device or address"):  # nobody reads it: an error, and no wait
+        write(pipe, b"text")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write(pipe, b"text")
+    assert os.read(reader, 99) == b"text"
+    os.close(reader)
+    device.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device.*device"):
+        write(device, b"text")
+    assert pipe.is_fifo() and device.is_char_device() and sorted(os.listdir(tmp_path)) == ["device", "pipe"]

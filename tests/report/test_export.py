@@ -160,11 +160,11 @@ def test_a_line_with_another_type_is_named_and_no_file_is_left(
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+def test_a_device_or_a_folder_is_not_replaced(tmp_path: Path) -> None:
     run = write_metrics(tmp_path / "run", [{"kind": "iteration", "iteration": 1}])
     os.mkfifo(tmp_path / "device")
-    for path in (tmp_path / "device", tmp_path):
-        with pytest.raises(UsageError, match="is there, and is no file"):
+    for path in (tmp_path / "device", tmp_path / "run"):
+        with pytest.raises(UsageError, match=f"{path.name}: cannot be written: "):
             write_csv_file(exported_rows([run]), path)
     assert (tmp_path / "device").is_fifo()
 
