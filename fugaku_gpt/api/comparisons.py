@@ -72,7 +72,8 @@ def compare(
         WatchedLaunch(),
     )
     try:
-        report = compare_live(shared, sides, Path(out) if out is not None else None, settings, _Silent(), start)
+        folder = Path(out) if out is not None else None
+        report = compare_live(shared, sides, folder, settings, _Silent(), start, start.note)
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from None
     pass_on_signal(start.stopped_by)

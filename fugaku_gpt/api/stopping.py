@@ -21,7 +21,7 @@ def pass_on_signal(stopped_by: Optional[int]) -> None:
 
 
 class WatchedLaunch:
-    """Starts the ranks of runs, and keeps the first signal for which some of them were ended.
+    """Starts the ranks of runs, and keeps the first signal for which some of them, or what starts them, were ended.
 
     Attributes:
         stopped_by: the signal, or None.
@@ -33,6 +33,11 @@ class WatchedLaunch:
     def __call__(self, *arguments: Any, **options: Any) -> Outcome:
         """See :func:`fugaku_gpt.launch.launcher.launch`."""
         outcome = launch(*arguments, **options)
-        if self.stopped_by is None:
-            self.stopped_by = outcome.stopped_by
+        if outcome.stopped_by is not None:
+            self.note(outcome.stopped_by)
         return outcome
+
+    def note(self, number: int) -> None:
+        """Keep a signal, if it is the first."""
+        if self.stopped_by is None:
+            self.stopped_by = number

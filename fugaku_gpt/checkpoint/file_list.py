@@ -206,7 +206,7 @@ def _read_part(folder: Path, part: FilePart) -> Tuple[DataFile, ...]:
             raise ValueError(f"it does not describe {part.files} files of {part.bytes} bytes")
         if not all(part.has_tensor(tensor) for file in files for tensor in file.tensors):
             raise ValueError("a file holds a tensor that is not there")
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
         raise CheckpointError(
             f"{path}: not a part of a manifest, or damaged: {cut(str(error))}; use another checkpoint"
         ) from None

@@ -123,6 +123,7 @@ class Session:
     start: Sequence[str] = ()
     new_watch: Callable[..., NoiseWatch] = NoiseWatch
     clock: Callable[[], float] = time.monotonic
+    on_signal: Callable[[int], None] = lambda number: None
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -132,7 +133,7 @@ def run_pairs(session: Session) -> str:
     Raises:
         UsageError: ``out`` holds something else, or another process is using it.
     """
-    with _signals_as_interrupt():
+    with _signals_as_interrupt(session.on_signal):
         _claim_comparison(session.out, session.plan, session.mark)
         return _run_claimed_pairs(session)
 
@@ -165,12 +166,13 @@ def _run_claimed_pairs(session: Session) -> str:
 
 
 @contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
+def _signals_as_interrupt(on_signal: Callable[[int], None]) -> Iterator[None]:
     """Makes the signals of schedulers act like Ctrl-C between jobs, once: the ending must not be interrupted again."""
 
-    def stop(*_: object) -> None:
-        for number in previous_handlers:
-            signal.signal(number, signal.SIG_IGN)
+    def stop(number: int, _frame: object) -> None:
+        for ignored in previous_handlers:
+            signal.signal(ignored, signal.SIG_IGN)
+        on_signal(number)
         raise KeyboardInterrupt
 
     previous_handlers: Dict[int, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 from fugaku_gpt.compare.environments import build_json, usable_profile
 from fugaku_gpt.compare.live import Launch, Limits, PairProgress, Session, SideRun, run_pairs
@@ -61,11 +61,13 @@ def compare_live(
     settings: LiveSettings,
     progress: PairProgress,
     start_ranks: Launch = launch,
+    on_signal: Callable[[int], None] = lambda number: None,
 ) -> Report:
     """Run both sides in turns in a folder, and report; the same call continues there.
 
     Args:
         start_ranks: starts the ranks of one job and waits for them; see :func:`fugaku_gpt.launch.launcher.launch`.
+        on_signal: is called with the number of a signal that ends the comparison between two jobs.
 
     Raises:
         UsageError: it cannot be run as asked, or no folder is named.
@@ -87,5 +89,6 @@ def compare_live(
     plan = ComparisonPlan(plans[0], plans[1], shared.warm_up_of_live, settings.tolerance, settings.load, git_commit())
     first, second = (SideRun(config, profile) for config, profile in zip(configs, profiles))
     limits = Limits(settings.pairs, settings.budget, settings.at_least, settings.reruns)
-    run_pairs(Session(out, plan, (first, second), limits, start_ranks, progress, settings.start))
+    session = Session(out, plan, (first, second), limits, start_ranks, progress, settings.start, on_signal=on_signal)
+    run_pairs(session)
     return report_live(read_comparison(out))

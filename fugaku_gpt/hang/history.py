@@ -16,6 +16,7 @@ from fugaku_gpt.records.flight import BACKWARD, CHECKPOINT, Flight, RecordedCall
 LEFT_OUT, EXTRA_CALL, ORDER, DISAGREE = "left out", "one more", "order", "disagree"
 _MAX_RANKS = 64  # number of ranks that are compared: more witnesses add nothing
 _NEVER = -1
+_MORE_THAN_CALLS = 1 << 32  # calls that are recorded of a stretch are fewer
 
 Stretch = Tuple[int, int, int]  # step, phase, micro-batch
 CallSignature = Tuple[object, ...]  # what must agree between ranks
@@ -170,8 +171,8 @@ def _blame_side(
         }
         best = max(support.values())
         if sum(count == best for count in support.values()) > 1:
-            undecided = True  # the one that did less is named first: to forget is more common than to repeat
-            support = {signatures: len(signatures) for signatures in sides}
+            undecided = True  # of equally many, the one that did less is named: to forget is more common than to repeat
+            support = {signatures: len(side) * _MORE_THAN_CALLS + len(signatures) for signatures, side in sides.items()}
     right = max(support, key=lambda signatures: support[signatures])
     # another side than the right one, also where all have the same support
     wrong = min((signatures for signatures in support if signatures != right), key=lambda other: support[other])

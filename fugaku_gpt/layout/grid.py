@@ -91,7 +91,7 @@ def evenly_spaced(ranks: Sequence[int]) -> Sequence[int]:
         return range(ranks[0], ranks[0] + 1)
     if len(ranks) > 1 and ranks[1] > ranks[0]:
         spaced = range(ranks[0], ranks[-1] + 1, ranks[1] - ranks[0])
-        if len(spaced) == len(ranks) and all(map(int.__eq__, spaced, ranks)):
+        if tuple(spaced) == tuple(ranks):
             return spaced
     return tuple(ranks)
 

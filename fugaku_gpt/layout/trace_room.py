@@ -37,7 +37,7 @@ def trace_room(config: RunConfig, stage: int, iterations: int, batches_of_files:
     calls, phases = records_of_iteration(config, stage)
     all_calls, all_phases = iterations * calls, iterations * phases
     if training.eval_interval is not None:
-        measurements = 1 + iterations // training.eval_interval
+        measurements = 2 + iterations // training.eval_interval  # one before, and one after the last iteration
         # a pass over a batch makes no more calls than those of a micro-batch; a phase begins after each, on all ranks
         own_batches = -(-batches_of_files // config.layout.dp)
         all_calls += measurements * (training.eval_batches * calls + own_batches * -(-calls // config.micro_batches))

@@ -178,6 +178,8 @@ def test_a_part_of_a_later_version_is_refused(parted_checkpoint: Path) -> None:
     [
         {"crc32": "zz"},
         {"crc32": 7},
+        {"crc32": "00" * 30},
+        {"crc32": "00" * 33},
         {"bytes": -1},
         {"name": "../x"},
         {"tensors": [[0, 10**9]]},

@@ -136,6 +136,21 @@ def test_equally_many_calls_without_an_example_are_reported_of_both_ranks(tmp_pa
     assert "[12]" in hang.verdict and "[6]" in hang.verdict
 
 
+def test_a_single_rank_with_one_more_call_is_named_beside_two_equal_sides(tmp_path: Path) -> None:
+    """Nothing earlier tells which side is right: the smallest is named, not the one that did least."""
+    members = tuple(range(7))
+    ranks = Ranks(tmp_path, 7, {"dp": [members], "world": [members]})
+    ranks.progress(members, FORWARD, 1)
+    for rank, sites in ((0, LAYERS[:2]), (3, LAYERS[1:]), (6, LAYERS)):
+        for member in (rank, rank + 1, rank + 2) if rank < 6 else (rank,):
+            for site in sites:
+                ranks.call((member,), "dp", site)
+    ranks.progress(members, OPTIMISER, 1, -1)
+    ranks.call(members[:6], "world", "agree.py:9", shape=(6,), returns=False)
+    ranks.call((6,), "world", "agree.py:9", shape=(7,), returns=False)
+    assert diagnose(ranks).culprits == (6,)
+
+
 def test_two_groups_in_another_order_are_named_as_such(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 2, PAIR)
     complete_steps(ranks, (0, 1), 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,4 +106,5 @@ def test_evenly_spaced_ranks_are_a_range_and_all_are_kept_in_order(ranks: List[i
         compact = evenly_spaced(order)
         assert list(compact) == order
         steps = {after - before for before, after in zip(order, order[1:])}
+        assert list(evenly_spaced(np.asarray(order, int))) == order  # type: ignore[arg-type]
         assert isinstance(compact, range) == (bool(order) and len(steps) <= 1 and min(steps, default=1) > 0)

@@ -80,8 +80,8 @@ def test_the_grid_joins_the_ranks_that_the_layout_names(world: Communicator) -> 
         grid = ProcessGrid(world, layout)
         coordinates = coordinates_of(world.rank, layout)
         own_rank = torch.tensor([world.rank])
-        assert grid.tp.all_gather(own_rank).reshape(-1).tolist() == tp_group(coordinates, layout)
-        assert grid.dp.all_gather(own_rank).reshape(-1).tolist() == dp_group(coordinates, layout)
+        assert grid.tp.all_gather(own_rank).reshape(-1).tolist() == list(tp_group(coordinates, layout))
+        assert grid.dp.all_gather(own_rank).reshape(-1).tolist() == list(dp_group(coordinates, layout))
 
 
 def test_tp_and_dp_collectives_may_follow_each_other_in_any_number(world: Communicator) -> None:

@@ -320,6 +320,9 @@ def _completed_by_run(
         )
         for text in extrapolated:
             echo(f"extrapolated: {text}", err=True)
+        if len(config.data.buckets) > 1 and config.model.is_grid_classifier:
+            side = config.data.buckets[-1]
+            echo(f"note: every batch is counted as one of the largest grids, {side} x {side}: an upper bound", err=True)
     completed = replace(
         options,
         sec_per_it=sec_per_it,

@@ -89,7 +89,7 @@ class PjmScheduler:
             ids = submitted_ids(answer.out) or submitted_ids(answer.err)
             if ids and answer.code == 0:
                 return _link_id(ids[-1], submission)
-            if refusal is None and (answer.code <= 0 or ids or not answer.message):  # below 0: killed by a signal
+            if ids or (refusal is None and (answer.code <= 0 or not answer.message)):  # below 0: killed by a signal
                 named = f"names job {ids[-1]}" if ids else "names no job"
                 raise Uncertain(f"pjsub: exit code {answer.code}, its answer {named}: {answer.message[:200]!r}")
             if refusal is not None and refusal.code in _NO_SUCH_OPTION and "-z" in argv:

@@ -70,6 +70,7 @@ _SCONTROL_ROW = re.compile(
 )
 _SACCT_FIELDS = ("JobID", "ElapsedRaw", "AllocNodes", "ConsumedEnergyRaw", "MaxRSS", "AveCPUFreq", "ReqCPUFreq")
 _NOT_REACHED = re.compile(r"Unable to contact slurm controller|Slurm controller not responding|temporarily unavailable")
+_SUBMITTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTILINE)
 _TIMED_OUT = re.compile(r"timed out", re.IGNORECASE)
 _ADVICE = (
     (re.compile("invalid partition", re.I), "job.resource_group names the partition; `sinfo -s` lists yours"),
@@ -131,12 +132,16 @@ class SlurmScheduler:
             except CommandTimeout as error:
                 raise Uncertain(str(error)) from None
             if answer.code == 0:
-                match = re.search(r"^(\d+)(;\S+)?\s*$", answer.out, re.MULTILINE)
-                if match is None:
+                submitted = _SUBMITTED.search(answer.out)
+                if submitted is None:
                     raise Uncertain(f"sbatch: its answer names no job: {answer.message[:200]!r}")
-                return match[1]
+                return submitted[1]
             if _TIMED_OUT.search(answer.message):
                 raise Uncertain(f"sbatch: {answer.message}")
+            submitted = _SUBMITTED.search(answer.out)
+            if submitted or answer.code < 0 or not answer.message:  # below 0: killed by a signal
+                named = f"names job {submitted[1]}" if submitted else "names no job"
+                raise Uncertain(f"sbatch: exit code {answer.code}, its answer {named}: {answer.message[:200]!r}")
             if wait is None or not _NOT_REACHED.search(answer.message):
                 break
             self._sleep(wait)

@@ -136,6 +136,7 @@ def test_the_last_unanswered_submission_is_looked_for_as_well(tmp_path: Path) ->
         command_result(code=1),
         command_result("pjsub: writing\n", code=-9),
         command_result("[INFO] PJM 0000 pjsub Job 9714 submitted.\n", code=1),
+        command_result("[INFO] PJM 0000 pjsub Job 9714 submitted.\n", "[ERR.] PJM 0090 pjsub No answer.\n", code=1),
     ],
 )
 def test_an_answer_that_names_no_job_leaves_the_submission_uncertain(tmp_path: Path, reply: Reply) -> None:

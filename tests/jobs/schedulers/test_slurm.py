@@ -67,6 +67,11 @@ def test_an_unreachable_controller_is_retried(tmp_path: Path) -> None:
     [
         command_result("what?\n"),
         CommandTimeout("sbatch: no answer"),
+        command_result(code=1),
+        command_result(code=-9),
+        command_result(err="sbatch: error: writing\n", code=-13),
+        command_result("Submitted batch job 77\n", err="sbatch: error: lost connection\n", code=1),
+        command_result("77\n", err="sbatch: error: lost connection\n", code=1),
         command_result(
             err="sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", code=1
         ),
