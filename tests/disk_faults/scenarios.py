@@ -66,7 +66,7 @@ def _sweep(root: Path, inputs: Path) -> List[List[str]]:
     fields = ", ".join(setting.replace("=", ": ") for setting in SMALL)
     sweep = inputs / "sweep.yaml"
     defaults = f"{{data.paths: [{inputs / 'bytes'}], {fields}}}"
-    sweep.write_text(f"preset: tiny\ndefaults: {defaults}\nmatrix: {{training.lr: [1e-3, 1e-4]}}\n", encoding="utf-8")
+    sweep.write_text(f"preset: tiny\ndefaults: {defaults}\nmatrix: {{training.lr: [1e-3, 5e-4]}}\n", encoding="utf-8")
     run = ["sweep", "run", str(sweep), "--out", str(root / "sweep")]
     return [run, ["sweep", "status", str(root / "sweep")], ["report", "table", str(root / "sweep")]]
 
@@ -134,7 +134,9 @@ def problems_of_any(_root: Path, call: Call, text: str, ended: Ended) -> List[st
 
 
 def _problems_of_sweep(root: Path, call: Call, text: str, ended: Ended) -> List[str]:
-    problems = problems_of_any(root, call, text, ended)
+    """A run names in its log what costs it nothing else, such as an older checkpoint that could not be removed."""
+    logs = [log.read_text(encoding="utf-8") for log in sorted(root.glob("sweep/*/log.txt"))]
+    problems = problems_of_any(root, call, text, replace(ended, output="\n".join([ended.output, *logs])))
     if ended.is_ok:
         ends = [RunDirectory(folder).result() for folder in (root / "sweep").iterdir() if folder.is_dir()]
         if len([end for end in ends if end is not None and end.status == OK]) != 2:
