@@ -215,7 +215,11 @@ def starter_of(behaviour: str, mark: str, more: str = "", same: float = 1000.0) 
         f"o = processes.run_command(command, {{}}, mark={mark!r}, on_line=lambda line: print('up', flush=True){more}); "
         "print('ended', o.exit_code, o.stopped_by)"
     )
-    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    # where the tests run under nohup, too
+    hang_up = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    starter = subprocess.Popen(
+        [sys.executable, "-c", hang_up + program], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert starter.stdout is not None and starter.stdout.readline() == b"up\n"
     return starter
 
