@@ -87,7 +87,10 @@ class Dashboard:
         return [(run, status_of(run, self._jobs.newest.get(path))) for path, run in self._runs.items()]
 
     def _discover(self) -> None:
-        named = dict(list(named_runs(self._paths, lambda _: None).items())[:_MOST_RUNS])
+        try:
+            named = dict(list(named_runs(self._paths, lambda _: None).items())[:_MOST_RUNS])
+        except OSError:  # a folder that is just being removed, or that cannot be read now: the next look tries again
+            return
         self._runs = {path: self._runs.get(path) or PageRun(path, name) for path, name in named.items()}
         conclude_lost_runs(path for path, run in self._runs.items() if run.record.status == UNFINISHED)
         self._jobs.follow([path for path in self._runs if (path / JOB_FILE).exists()])

@@ -126,7 +126,9 @@ class LiveRuns:
             if is_head_changed or run.series.is_changed:
                 changed = run.curves(is_update=True)
                 curves = {key: curve.thinned(MOST_POINTS).values_for_json() for key, curve in changed.items()}
-                head = {**run.head(), "gantt": self._gantt.get(path)}
+                head = run.head()
+                if is_head_changed:  # a page keeps the picture that it has: it is as long as thousands of points
+                    head["gantt"] = self._gantt.get(path)
                 messages.append(_message("update", {"id": watched.id, "curves": curves, "head": head}))
                 run.series.mark()
         if is_settings_changed:

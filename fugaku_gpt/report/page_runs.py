@@ -136,7 +136,7 @@ class PageRun:
         """Power and energy from the accounts of the run's jobs, if they have any."""
         try:
             accounts = accounts_of_run(self.path)
-        except UsageError as error:
+        except (UsageError, OSError) as error:
             yield "energy", str(error)
             return
         seconds = record.figures.get("seconds_per_iteration")

@@ -55,6 +55,28 @@ def test_runs_appear_end_and_are_removed(tmp_path: Path) -> None:
         Dashboard([tmp_path / "a"])
 
 
+def test_a_folder_that_cannot_be_searched_for_a_moment_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_run(tmp_path / "a", load_run_config(preset="tiny"))
+    clock = Clock()
+    with Dashboard([tmp_path], no_jobs, clock) as dashboard:
+        dashboard.look()
+
+        def refuse(*_: object) -> None:
+            raise OSError(116, "Stale file handle", str(tmp_path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("fugaku_gpt.report.dashboard.named_runs", refuse)
+            clock.seconds += 5
+            dashboard.look()
+        assert names(dashboard) == ["a ok 4"]
+        leave_run(tmp_path / "b", load_run_config(preset="tiny"))
+        clock.seconds += 5
+        dashboard.look()
+        assert names(dashboard) == ["a ok 4", "b ok 4"]
+
+
 def with_job(path: Path) -> Path:
     path.mkdir()
     (path / "job.jsonl").write_text("{}\n")

@@ -18,6 +18,7 @@ from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.report import live_server
 from fugaku_gpt.report.live_runs import LiveRuns
 from fugaku_gpt.report.live_server import LiveServer
+from fugaku_gpt.report.page_runs import GanttPicture
 from tests.report.page_runs import STEP, page_lines, write_page_run
 
 SECONDS = 60.0  # nothing waits so long unless it is broken
@@ -272,6 +273,21 @@ def test_the_end_is_sent_to_open_pages(runs: Path) -> None:
     assert events.response.read() == b"\n"  # of the last event
     with pytest.raises(ConnectionError):
         request(server, "/")
+
+
+def test_a_picture_is_sent_with_new_facts_and_not_with_each_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fugaku_gpt.report.live_runs.gantt_picture", lambda path: GanttPicture("data:,", path.name))
+    live = LiveRuns([runs])
+    live.poll()
+    reader = live.join()
+    live.poll()
+    while not reader.messages.empty():
+        reader.messages.get_nowait()
+    with open(runs / "a" / "metrics.jsonl", "a") as stream:
+        stream.write(f'{{"kind": "iteration", "iteration": {4 * STEP}, "loss": 1.0}}\n')
+    live.poll()
+    (update,) = [reader.messages.get_nowait() for _ in range(reader.messages.qsize())]
+    assert update is not None and b'"loss"' in update and b"gantt" not in update
 
 
 def test_a_reader_that_falls_behind_is_dropped(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
