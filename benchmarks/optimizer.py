@@ -101,7 +101,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     count = config.node.threads_per_rank or len(usable_cores())
     passed_on = list(arguments if arguments is not None else sys.argv[1:])
     print(f"{size_name(config.model)}, {count} threads, {processor_name()}, {options.turns} turns")
-    columns = f"{'build':14}{'type':12}{'ns / parameter':>28}{'bytes':>7}{'GB/s':>28}{'x their time':>28}"
+    columns = f"{'build':14}{'type':12}{'ns / parameter':>28}{'bytes':>7}{'GB/s':>28} {'x their time':>27}"
     print(columns, flush=True)
     all_turns = []
     for python in [sys.executable, *options.build]:  # one build after the other: memory is for two at a time
@@ -119,7 +119,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
             ratios = [unit.seconds / (elements * size / unit.value["rate"]) for unit in units]
             print(
                 f"{worker.torch:14}{worker.name:12}{middle([1e9 * unit.seconds / elements for unit in units]):>28}"
-                f"{size:7}{middle([unit.value['rate'] / 1e9 for unit in units], 1):>28}{middle(ratios):>28}",
+                f"{size:7}{middle([unit.value['rate'] / 1e9 for unit in units], 1):>28} {middle(ratios):>27}",
                 flush=True,
             )
     write_samples(options.samples, {"model": size_name(config.model), "threads": count}, all_turns)
