@@ -9,7 +9,7 @@ import numpy as np
 
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.report.run_series import Columns, RunSeries
-from fugaku_gpt.report.thinning import thin
+from fugaku_gpt.report.thinning import gap_starts, thin
 
 EVALUATION_PREFIX = "evaluation:"  # of the key of a figure of one evaluated file
 _MOST_EVALUATIONS = 10
@@ -85,10 +85,12 @@ class Curve(NamedTuple):
     after: float
 
     def thinned(self, most: int) -> "Curve":
-        """The same curve with this many points at most (see :func:`fugaku_gpt.report.thinning.thin`)."""
+        """The same curve with this many points at most, 6 at least (see :func:`fugaku_gpt.report.thinning.thin`); of
+        values that are not finite, the first of each of the longest stretches remains, so that no line crosses them."""
         if len(self.at) <= most:
             return self
-        rows = thin(self.at, self.values, most)
+        gaps = gap_starts(self.values, most // 4)
+        rows = np.sort(np.concatenate((thin(self.at, self.values, most - len(gaps)), gaps)))
         ranks = self.ranks[rows] if self.ranks is not None else None
         return self._replace(at=self.at[rows], values=self.values[rows], ranks=ranks)
 

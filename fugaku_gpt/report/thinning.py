@@ -30,3 +30,16 @@ def thin(at: "np.ndarray", values: "np.ndarray", most: int) -> "np.ndarray":
     lowest, highest = by_height[starts], by_height[np.append(starts[1:], len(order)) - 1]
     remaining = np.unique(np.concatenate(([0], lowest, highest, [len(order) - 1])))
     return np.asarray(order[remaining])
+
+
+def gap_starts(values: "np.ndarray", most: int) -> "np.ndarray":
+    """Return the number of the first point of each stretch of values that are not finite, in order; of more than
+    ``most`` stretches those of the longest.
+
+    Args:
+        values: shape [points], in the order of their positions.
+    """
+    edges = np.diff(np.concatenate(([0], ~np.isfinite(values), [0])).astype(np.int8))
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    longest = np.argsort(starts - ends, kind="stable")[:most]
+    return np.asarray(np.sort(starts[longest]))

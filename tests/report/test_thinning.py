@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import List
+from typing import Iterator, List
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fugaku_gpt.report.thinning import thin
+from fugaku_gpt.report.page_figures import Curve
+from fugaku_gpt.report.thinning import gap_starts, thin
 
 VALUES = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf))
 
@@ -41,3 +43,30 @@ def test_a_single_spike_among_a_million_points_remains() -> None:
     values[654321] = 9.0
     rows = thin(np.arange(10**6, dtype=float), values, 500)
     assert len(rows) <= 500 and 654321 in rows
+
+
+@given(st.lists(VALUES, max_size=100), st.integers(0, 20))
+def test_the_longest_stretches_that_are_not_finite_are_kept(points: List[float], most: int) -> None:
+    stretches = [(number, len(list(group))) for number, group in _stretches(points)]
+    starts = gap_starts(np.array(points, dtype=float), most).tolist()
+    assert starts == sorted(starts) and len(starts) == min(most, len(stretches))
+    lengths = sorted((length for _, length in stretches), reverse=True)[:most]
+    assert sorted((dict(stretches)[start] for start in starts), reverse=True) == lengths
+
+
+def _stretches(points: List[float]) -> "Iterator[tuple[int, List[float]]]":
+    number = 0
+    for is_finite, group in itertools.groupby(points, math.isfinite):
+        members = list(group)
+        if not is_finite:
+            yield number, members
+        number += len(members)
+
+
+def test_a_thinned_curve_has_a_gap_where_a_loss_was_not_finite() -> None:
+    """A line was drawn straight over the iterations of a run that had diverged."""
+    values = np.full(5000, 2.0)
+    values[1000:1500] = math.nan
+    curve = Curve(np.arange(5000, dtype=float), values, None, 6, math.inf).thinned(400)
+    (gap,) = np.flatnonzero(~np.isfinite(curve.values))
+    assert len(curve.at) <= 400 and curve.at[gap] == 1000 and (np.diff(curve.at) > 0).all()
