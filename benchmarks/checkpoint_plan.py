@@ -21,7 +21,7 @@ from fugaku_gpt.checkpoint.file_list import parts_of
 from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, manifest_text, read_manifest
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.layout.grid import coordinates_of
-from fugaku_gpt.training.checkpoint import FileSummary, SavePlan
+from fugaku_gpt.training.save_plan import FileSummary, SavePlan
 from fugaku_gpt.training.state import KINDS
 
 LAYOUT_13B = ("layout.tp=6", "layout.pp=8", "layout.zero=1")

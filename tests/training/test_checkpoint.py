@@ -21,10 +21,9 @@ from fugaku_gpt.checkpoint.retention import LOSS_SOURCES, LOSSES, verify_checkpo
 from fugaku_gpt.comm import ProcessGrid
 from fugaku_gpt.data.scored_text import ScoredText, TextLoss
 from fugaku_gpt.errors import RunFailed, UsageError
-from fugaku_gpt.layout.shards import regions_to_write
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import Result, RunDirectory
-from fugaku_gpt.training.checkpoint import CheckpointSaver, SavePlan
+from fugaku_gpt.training.checkpoint import CheckpointSaver
 from fugaku_gpt.training.eval_files import EvalFiles
 from fugaku_gpt.training.health import SPIKE
 from fugaku_gpt.training.log import TrainingLog
@@ -37,7 +36,6 @@ from fugaku_gpt.training.resume import (
     resume_from,
 )
 from fugaku_gpt.training.run import run_loop
-from fugaku_gpt.training.state import KINDS
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.validation import Validation
 from tests.support.tiny import tiny_config
@@ -515,28 +513,3 @@ def test_a_run_without_a_valid_checkpoint_fails_and_does_not_start_anew(tmp_path
         (path / "data-000000.safetensors").unlink()
     with pytest.raises(UsageError, match="no checkpoint is whole"):
         saved.resume_plan()
-
-
-def test_each_of_many_ranks_plans_its_own_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 of 13,824 planned the files of all, while they waited for minutes."""
-    config = tiny_config("layout.dp=6", "layout.zero=1", "checkpoint.ranks_per_file=2", "training.global_batch=12")
-    plan = SavePlan(config, KINDS, range(6))
-    planned = []
-    monkeypatch.setattr(
-        "fugaku_gpt.training.checkpoint.regions_to_write",
-        lambda config, coordinates, shard: planned.append(shard) or regions_to_write(config, coordinates, shard),
-    )
-    file = plan.data_file(1)
-    summary = plan.summarize(file)
-    assert planned == [2, 3]
-    assert (summary.bytes, summary.entries) == (file.length, len(plan.pieces(2)) + len(plan.pieces(3)))
-
-
-def test_a_manifest_with_another_number_of_checksums_than_pieces_is_not_made() -> None:
-    plan = SavePlan(tiny_config(), KINDS, [0])
-    summary = plan.summarize(plan.data_file(0))
-    state = {"iteration": 1, "consumed_samples": 1, "consumed_tokens": 8}
-    assert plan.manifest(state, [summary], [[0] * summary.entries]).files[0].bytes == summary.bytes
-    for summaries, checksums in (([summary], [[0]]), ([None], [[]])):
-        with pytest.raises(ValueError, match="data-000000.safetensors: "):
-            plan.manifest(state, summaries, checksums)
