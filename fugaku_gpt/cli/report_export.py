@@ -38,20 +38,20 @@ def export(runs: Tuple[Path, ...], form: str, out: Optional[Path]) -> int:
     validation and evaluation; what a resumed run has done again is there once. tensorboard is what a run with
     training.tensorboard writes itself. Memory does not grow with the files.
     """
-    from fugaku_gpt.report.collect import find_runs
+    from fugaku_gpt.report.collect import find_runs, name_runs
     from fugaku_gpt.report.export import exported_rows, write_csv, write_csv_file, write_parquet_file
 
     if out is None and form != CSV:
         raise UsageError(f"--to {form}: needs -o {'FILE' if form == PARQUET else 'FOLDER'}")
-    directories = find_runs(runs)
+    named = name_runs(find_runs(runs), runs)
     if form == TENSORBOARD:
         from fugaku_gpt.report.export_events import write_event_folders
 
         assert out is not None
-        for folder in write_event_folders(directories, out):
+        for folder in write_event_folders(named, out):
             echo(folder)
         return EXIT_OK
-    rows = exported_rows(directories)
+    rows = exported_rows(named)
     if out is None:
         write_csv(rows, lambda text: echo(text, nl=False))
     else:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fugaku_gpt.report.page_runs import PageRun
     from fugaku_gpt.report.run_status import RunStatus
 
-_LOOK_SECONDS = 1.0
-_SECONDS_OF_RUN = 0.02  # a look at a run asks a file server about its files
 _BLOCK_LINES = 4  # of a run on the screen, with the empty one after it
 _STYLES = {OK: "green", "running": "cyan", "queued": "yellow", "held": "yellow", "unfinished": "yellow"}
 _NO_RUN = "no run yet"
@@ -46,8 +44,10 @@ def watch_terminal(directories: Sequence[Path]) -> int:
 
 def _print_lines(dashboard: "Dashboard") -> None:
     """Print the line of each run whenever it has changed."""
+    from fugaku_gpt.report.page_runs import seconds_between_looks
+
     before: Dict[Path, str] = {}
-    problem = ""
+    problem = note = ""
     while True:
         dashboard.look()
         statuses = dashboard.statuses()
@@ -56,26 +56,33 @@ def _print_lines(dashboard: "Dashboard") -> None:
             if before.get(run.path) != line:
                 echo_at_once(line)
             before[run.path] = line
+        if dashboard.note != note:
+            note = dashboard.note
+            echo(f"note: {note or 'all runs are followed again'}", err=True)
         if dashboard.problem != problem:
             problem = dashboard.problem
             echo(f"note: {problem}" if problem else "note: jobs are followed again", err=True)
-        time.sleep(_pause(len(statuses)))
+        time.sleep(seconds_between_looks(len(statuses)))
 
 
 def _show_screen(dashboard: "Dashboard") -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from fugaku_gpt.report.page_runs import seconds_between_looks
+
     console = Console(highlight=False, soft_wrap=False)
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             dashboard.look()
             statuses = dashboard.statuses()
-            live.update(screen_text(statuses, console, dashboard.problem), refresh=True)
-            time.sleep(_pause(len(statuses)))
+            live.update(screen_text(statuses, console, [dashboard.note, dashboard.problem]), refresh=True)
+            time.sleep(seconds_between_looks(len(statuses)))
 
 
-def screen_text(statuses: "Sequence[Tuple[PageRun, RunStatus]]", console: "Console", problem: str = "") -> "Text":
+def screen_text(
+    statuses: "Sequence[Tuple[PageRun, RunStatus]]", console: "Console", notes: Sequence[str] = ()
+) -> "Text":
     """The screen: a block for each run, those that run first, as many as there is room for, and a last line."""
     from rich.text import Text
 
@@ -92,7 +99,7 @@ def screen_text(statuses: "Sequence[Tuple[PageRun, RunStatus]]", console: "Conso
         lines += [Text(_NO_RUN), Text()]
     hidden = len(ordered) - len(shown)
     footer = [f"{hidden} more run{'s' * (hidden != 1)}"] if hidden else []
-    footer += [time.strftime("%H:%M:%S"), "Ctrl-C ends this, and stops no run", *filter(None, [problem])]
+    footer += [time.strftime("%H:%M:%S"), "Ctrl-C ends this, and stops no run", *filter(None, notes)]
     lines.append(_cut(Text("  ".join(footer), style="dim"), width))
     return Text("\n").join(lines)
 
@@ -119,7 +126,3 @@ def _cut(line: "Text", width: int) -> "Text":
 def _rank(status: str) -> int:
     """The place of a run on the screen: those that run, those that wait, those that have ended."""
     return 0 if status == "running" else 1 if status in _STYLES and status != OK else 2
-
-
-def _pause(runs: int) -> float:
-    return max(_LOOK_SECONDS, runs * _SECONDS_OF_RUN)

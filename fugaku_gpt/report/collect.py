@@ -6,6 +6,7 @@ into the run directories by ``jobs/gather.py`` (`job collect`).
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import replace
@@ -26,7 +27,7 @@ from fugaku_gpt.config.tree import Scalar, Tree, flatten, read_yaml_file
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.formulas.flops import exact_formula, notes_formula
 from fugaku_gpt.formulas.parameters import size_name
-from fugaku_gpt.input_files import read_text
+from fugaku_gpt.input_files import read_text, resolved
 from fugaku_gpt.jobs.outcome import deciding_job
 from fugaku_gpt.jobs.schedulers.registry import read_job_id, sub_job_ids
 from fugaku_gpt.launch.lost_run import conclude_lost_run, lost_result
@@ -106,7 +107,8 @@ def _with_differences(rows: List[ResultRow]) -> List[ResultRow]:
 
 
 def find_runs(paths: Sequence[Path]) -> List[Path]:
-    """Find the run directories among ``paths`` and directly below them; earlier attempts are not listed."""
+    """Find the run directories among ``paths`` and directly below them; earlier attempts are not listed, and a run that
+    is there by a link as well is listed once."""
     run_directories: List[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -119,7 +121,18 @@ def find_runs(paths: Sequence[Path]) -> List[Path]:
             raise UsageError(f"{path}: holds no run directory (a folder with config.yaml, or an imported log)")
         for child in children:
             run_directories += sub_runs(child) or [child]
-    return list(dict.fromkeys(run_directories))
+    by_folder: Dict[Path, Path] = {}
+    for path in sorted(dict.fromkeys(run_directories), key=Path.is_symlink):
+        by_folder.setdefault(resolved(path), path)
+    chosen = set(by_folder.values())
+    return [path for path in dict.fromkeys(run_directories) if path in chosen]
+
+
+def name_runs(runs: Sequence[Path], paths: Sequence[Path]) -> Dict[Path, str]:
+    """Name runs that were found in ``paths``: by their paths below the folder that holds all of these."""
+    stores = [path.parent if _is_run_directory(path) else path for path in paths]
+    top = os.path.commonpath(list(map(os.path.abspath, stores)))
+    return {run: os.path.relpath(os.path.abspath(run), top) for run in runs}
 
 
 def sub_runs(path: Path) -> List[Path]:

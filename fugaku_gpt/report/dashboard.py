@@ -26,11 +26,10 @@ from fugaku_gpt.jobs.store import UNFINISHED
 from fugaku_gpt.launch.lost_run import conclude_lost_runs
 from fugaku_gpt.limits import cut
 from fugaku_gpt.records.job import JOB_FILE
-from fugaku_gpt.report.page_runs import PageRun, named_runs
+from fugaku_gpt.report.page_runs import MOST_RUNS_FOLLOWED, PageRun, named_runs
 from fugaku_gpt.report.run_status import RunStatus, status_of
 
 _DISCOVERY_SECONDS = 5.0  # between two searches of folders that have not changed themselves
-_MOST_RUNS = 1000
 Poll = Callable[[Sequence[Path]], List[PolledRun]]
 
 
@@ -53,6 +52,7 @@ class Dashboard:
                 raise UsageError(f"{path}: no such folder; give a run directory, or a folder of run directories")
         self._paths, self._clock = list(paths), clock
         self._runs: Dict[Path, PageRun] = {}
+        self._count = 0
         self._next_discovery = clock()
         self._changed: List[Optional[int]] = []
         self._jobs = JobPoller(poll, clock)
@@ -69,6 +69,12 @@ class Dashboard:
     def problem(self) -> str:
         """Why jobs are not followed; empty if they are."""
         return self._jobs.problem
+
+    @property
+    def note(self) -> str:
+        """How many runs are left out; empty if none is."""
+        most = MOST_RUNS_FOLLOWED
+        return f"{most:,} of {self._count:,} runs are followed" if self._count > most else ""
 
     def look(self) -> None:
         """Read what has changed since the last call."""
@@ -88,10 +94,11 @@ class Dashboard:
 
     def _discover(self) -> None:
         try:
-            named = dict(list(named_runs(self._paths, lambda _: None).items())[:_MOST_RUNS])
+            every_run = list(named_runs(self._paths, lambda _: None).items())
         except OSError:  # a folder that is just being removed, or that cannot be read now: the next look tries again
             return
-        self._runs = {path: self._runs.get(path) or PageRun(path, name) for path, name in named.items()}
+        self._count, named = len(every_run), every_run[:MOST_RUNS_FOLLOWED]
+        self._runs = {path: self._runs.get(path) or PageRun(path, name) for path, name in named}
         conclude_lost_runs(path for path, run in self._runs.items() if run.record.status == UNFINISHED)
         self._jobs.follow([path for path in self._runs if (path / JOB_FILE).exists()])
 

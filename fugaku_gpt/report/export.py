@@ -15,14 +15,12 @@ import contextlib
 import csv
 import io
 import json
-import os
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, NamedTuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import csv_cell, harmless
-from fugaku_gpt.input_files import resolved
 from fugaku_gpt.limits import cut
 from fugaku_gpt.records.files import written_atomically
 from fugaku_gpt.records.metrics import EVALUATION, ITERATION, VALIDATION, read_valid_lines
@@ -47,7 +45,7 @@ class Column(NamedTuple):
 
 
 COLUMNS: Mapping[str, Column] = {
-    "run": Column(TEXT, "folder of the run, below the folder that holds all exported runs"),
+    "run": Column(TEXT, "folder of the run, below the folder that holds all that was exported"),
     "kind": Column(TEXT, "`iteration`, `validation` or `evaluation`"),
     "iteration": Column(INTEGER, "number of the iteration, from 1; 0 before the first"),
     "name": Column(TEXT, "file of `training.eval_files` that was evaluated"),
@@ -91,20 +89,16 @@ _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 Row = List[Any]
 
 
-def run_names(runs: Sequence[Path]) -> List[str]:
-    """The name of each run: its folder, below the folder that holds all of them; each name once."""
-    paths = [resolved(path) for path in runs]
-    base = os.path.commonpath([path.parent for path in paths])
-    return [os.path.relpath(path, base) for path in paths]
+def exported_rows(runs: Mapping[Path, str]) -> Iterator[Row]:
+    """Yield a row for each line of runs, with a cell for each of ``COLUMNS``; None is no value.
 
-
-def exported_rows(runs: Sequence[Path]) -> Iterator[Row]:
-    """Yield a row for each line, with a cell for each of ``COLUMNS``; None is no value.
+    Args:
+        runs: the name of each run directory.
 
     Raises:
         UsageError: a file of metrics cannot be read, or a line is damaged.
     """
-    for path, name in zip(runs, run_names(runs)):
+    for path, name in runs.items():
         file = RunDirectory(path).metrics_file
         for line in read_valid_lines(file):
             if line.get("kind") in _KINDS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from pathlib import Path
-from typing import List, Sequence
+from typing import List, Mapping
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.event_file import is_event_file
@@ -18,17 +18,16 @@ from fugaku_gpt.records.files import naming_file
 from fugaku_gpt.records.metrics import ITERATION, RESUMED, read_valid_lines
 from fugaku_gpt.records.run import RunDirectory
 from fugaku_gpt.records.tensorboard import EventsWriter
-from fugaku_gpt.report.export import run_names
 
 
-def write_event_folders(runs: Sequence[Path], out: Path) -> List[Path]:
-    """Write the events of each run into a folder of its own below ``out``, which is complete or absent; returns these
+def write_event_folders(runs: Mapping[Path, str], out: Path) -> List[Path]:
+    """Write the events of each run into a folder of its name below ``out``, which is complete or absent; returns these
     folders.
 
     Raises:
         UsageError: one of them is there already, or cannot be written; or a file of metrics cannot be read.
     """
-    folders = {run: out / name for run, name in zip(runs, run_names(runs))}
+    folders = {run: out / name for run, name in runs.items()}
     for folder in folders.values():
         if folder.is_dir() and any(is_event_file(path.name) for path in folder.iterdir()):
             raise UsageError(f"{folder}: holds event files already; choose another -o, or remove them")

@@ -14,11 +14,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import harmless
-from fugaku_gpt.report.page_runs import PageRun, differences, gantt_picture, named_runs
+from fugaku_gpt.jobs.store import UNFINISHED
+from fugaku_gpt.launch.lost_run import conclude_lost_runs
+from fugaku_gpt.report.page_runs import MOST_RUNS_FOLLOWED, PageRun, differences, gantt_picture, named_runs
 from fugaku_gpt.report.run_page import MOST_POINTS, json_for_script, points_in_room, room_for
 
 _QUEUE = 4096  # messages: a reader that falls further behind is dropped, and connects again
-_MOST_RUNS = 1000
 _MOST_PICTURES = 20
 _DISCOVERY = 5  # looks at known runs for one that searches the folders for others
 
@@ -39,7 +40,7 @@ class Reader:
 
 
 class _Watched(NamedTuple):
-    """A run with its id on the page, and what was sent of it besides curves and head."""
+    """A run with its id on the page."""
 
     id: str
     run: PageRun
@@ -110,6 +111,8 @@ class LiveRuns:
         self._looks += 1
         is_settings_changed = bool(messages)
         for path, watched in list(self._watched.items()):
+            if self._is_over:
+                return
             run = watched.run
             while run.poll() and not self._is_over:
                 pass
@@ -119,10 +122,11 @@ class LiveRuns:
                     messages.append(self._remove(path))
                     continue
                 is_settings_changed = True
-                if len(self._gantt) < _MOST_PICTURES or path in self._gantt:
-                    picture = gantt_picture(path)
-                    if picture is not None:
-                        self._gantt[path] = picture._asdict()
+                others = sum(bool(picture["image"]) for other, picture in self._gantt.items() if other != path)
+                is_shown = others < _MOST_PICTURES
+                picture = gantt_picture(path, is_shown)
+                if picture is not None:
+                    self._gantt[path] = picture._asdict()
             if is_head_changed or run.series.is_changed:
                 changed = run.curves(is_update=True)
                 curves = {key: curve.thinned(MOST_POINTS).values_for_json() for key, curve in changed.items()}
@@ -144,11 +148,12 @@ class LiveRuns:
         messages: List[bytes] = []
         try:
             every_run = list(named_runs(self._paths, lambda _: None).items())
-            note = f"{_MOST_RUNS:,} of {len(every_run):,} runs are followed." if len(every_run) > _MOST_RUNS else ""
+            most = MOST_RUNS_FOLLOWED
+            note = f"{most:,} of {len(every_run):,} runs are followed." if len(every_run) > most else ""
         except OSError as error:  # a folder that is just being removed, or that may not be read
             every_run = [(path, watched.run.name) for path, watched in self._watched.items()]
             note = harmless(f"Other runs cannot be looked for: {error.filename}: {error.strerror}.")
-        named = dict(every_run[:_MOST_RUNS])
+        named = dict(every_run[:MOST_RUNS_FOLLOWED])
         if note != self._note:
             self._note = note
             messages.append(_message("notes", [note] if note else []))
@@ -158,6 +163,7 @@ class LiveRuns:
                 id_of_run = self._ids.setdefault(path, f"run-{len(self._ids)}")
                 self._watched[path] = _Watched(id_of_run, PageRun(path, name))
                 messages.append(_message("run", self._empty(path)))
+        conclude_lost_runs(path for path, watched in self._watched.items() if watched.run.record.status == UNFINISHED)
         return messages
 
     def _remove(self, path: Path) -> bytes:

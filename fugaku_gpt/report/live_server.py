@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.report.live_runs import LiveRuns
+from fugaku_gpt.report.page_runs import seconds_between_looks
 from fugaku_gpt.report.run_page import page_frame, policy_of, render_page
 
 ADDRESS = "127.0.0.1"
@@ -43,7 +44,7 @@ class LiveServer:
         """Listen on a port; 0 picks a free one.
 
         Args:
-            interval: seconds between looks at the runs.
+            interval: seconds between looks at the runs, at least.
 
         Raises:
             UsageError: the port cannot be used.
@@ -103,7 +104,7 @@ class LiveServer:
             while not self._is_over.is_set():
                 self._wake.clear()
                 self.runs.poll()
-                self._wake.wait(self._interval)
+                self._wake.wait(max(self._interval, seconds_between_looks(len(self.runs))))
         except BaseException as error:  # wait() raises it in the thread that can report it
             self.failure = error
             self._is_over.set()

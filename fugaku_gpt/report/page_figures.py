@@ -12,7 +12,7 @@ from fugaku_gpt.report.run_series import Columns, RunSeries
 from fugaku_gpt.report.thinning import gap_starts, thin
 
 EVALUATION_PREFIX = "evaluation:"  # of the key of a figure of one evaluated file
-_MOST_EVALUATIONS = 10
+MOST_EVALUATIONS = 10
 _LOSS_DIGITS, _DIGITS = 9, 6  # significant ones; differences of losses are small
 _GIB = 2.0**-30
 
@@ -117,7 +117,7 @@ def curves_of(series: RunSeries, is_update: bool = False) -> Dict[str, Curve]:
         curve = _curve(columns, figure, is_update)
         if curve is not None:
             curves[figure.key] = curve
-    for name, columns in list(series.evaluations.items())[:_MOST_EVALUATIONS]:
+    for name, columns in list(series.evaluations.items())[:MOST_EVALUATIONS]:
         curve = _curve(columns, Figure(name, name, column="loss"), is_update)
         if curve is not None:
             curves[EVALUATION_PREFIX + harmless(name)] = curve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
+import socket
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -12,21 +12,27 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.differences import differing_settings
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import harmless
-from fugaku_gpt.jobs.store import RunRecord, read_record
+from fugaku_gpt.jobs.store import UNFINISHED, RunRecord, read_record
 from fugaku_gpt.limits import GANTT_BYTES, cut
-from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.records.claim import is_holder_alive, newest_claim
+from fugaku_gpt.records.metrics import CHECKPOINT
+from fugaku_gpt.records.run import CLAIM, RunDirectory
 from fugaku_gpt.records.trace import traced_ranks
-from fugaku_gpt.report.collect import accounts_of_run, energy_figures, find_runs
+from fugaku_gpt.report.collect import accounts_of_run, energy_figures, find_runs, name_runs
 from fugaku_gpt.report.imported import is_imported
-from fugaku_gpt.report.page_figures import Curve, curves_of, stragglers
+from fugaku_gpt.report.page_figures import MOST_EVALUATIONS, Curve, curves_of, stragglers
 from fugaku_gpt.report.run_follower import RunFollower
-from fugaku_gpt.report.run_series import CHECKPOINT, RunSeries
+from fugaku_gpt.report.run_series import RunSeries
 
+RUNNING = "running"
+MOST_RUNS_FOLLOWED = 1000
 _DEFAULTS = RunConfig()
 _IN_FACTS = {"job.nodes", "layout.dp", "layout.tp", "layout.pp", "model.name"}
 _MOST_EVENTS, _EVENT_CHARACTERS = 50, 120  # of a run
 _GANTT_RANKS = (64, 16, 4)  # in a picture, until it is small enough
 _GIB = 2**30
+_LOOK_SECONDS = 1.0
+_SECONDS_OF_RUN = 0.02  # a look at a run asks a file server about its files
 _FACT_FILES = ("config.yaml", "result.json", "job.jsonl", "environment.json", "accounting.json", "exit", "trace")
 
 
@@ -44,7 +50,7 @@ class PageRun:
         self.series = RunSeries()
         self._follower = RunFollower(path)
         self._record: Optional[RunRecord] = None
-        self._states: Tuple[Optional[Tuple[int, int]], ...] = ()
+        self._states: Tuple[object, ...] = ()
 
     def poll(self) -> bool:
         """Read what was appended, up to the follower's limit; returns whether the file has more."""
@@ -58,8 +64,8 @@ class PageRun:
         return self._record is not None
 
     def have_facts_changed(self) -> bool:
-        """Whether the small files of the run, or its traces, have changed since this was asked."""
-        states = tuple(map(_state, (self.path, *(self.path / name for name in _FACT_FILES))))
+        """Whether the small files of the run, its traces, or its status have changed since this was asked."""
+        states = (*map(_state, (self.path, *(self.path / name for name in _FACT_FILES))), self.status)
         is_changed = states != self._states
         self._states = states
         return is_changed
@@ -72,6 +78,13 @@ class PageRun:
     def record(self) -> RunRecord:
         """The summary of the run's small files, as they were read last."""
         return self._record or RunRecord("", "")
+
+    @property
+    def status(self) -> str:
+        """How the run ended, or the state of its job; if neither is known, ``running`` while a process on this machine
+        trains it, else ``unfinished``."""
+        is_running = self.record.status == UNFINISHED and is_running_locally(self.path)
+        return RUNNING if is_running else self.record.status
 
     @property
     def problems(self) -> List[str]:
@@ -92,7 +105,7 @@ class PageRun:
         events = [event for event in self.series.events if event.kind != CHECKPOINT or event.text.startswith("not")]
         return {
             "name": harmless(self.name),
-            "status": harmless(cut(record.status)),
+            "status": harmless(cut(self.status)),
             "reason": harmless(cut(record.reason)),
             "problems": [harmless(cut(problem)) for problem in self.problems],
             "facts": [[name, harmless(cut(text))] for name, text in self._facts(record) if text],
@@ -127,6 +140,8 @@ class PageRun:
         yield "tokens/s", figure("tokens_per_second", "{:,.0f}", lines.newest("tokens_per_second"))
         yield "TFLOP/s per node", figure("tflops_notes", "{:.4g}", lines.newest("tflops_notes"))
         yield "GiB per node", figure("node_used_bytes", "{:.1f}", lines.newest("node_used_bytes"), 1 / _GIB)
+        files = len(self.series.evaluations)
+        yield "evaluated files drawn", f"{MOST_EVALUATIONS} of {files}" if files > MOST_EVALUATIONS else ""
         yield from self._energy(record)
         yield "job", record.job
         if record.started is not None:
@@ -153,6 +168,20 @@ class PageRun:
         yield "energy", str(energy.get("energy_basis") or "")
 
 
+def is_running_locally(path: Path) -> bool:
+    """Whether the process that has claimed a run directory lives on this machine."""
+    try:
+        _, holder = newest_claim(path, CLAIM)
+    except (OSError, UsageError):
+        return False
+    return holder is not None and holder.host == socket.gethostname() and is_holder_alive(holder)
+
+
+def seconds_between_looks(runs: int) -> float:
+    """The seconds to wait between two looks at this number of runs."""
+    return max(_LOOK_SECONDS, runs * _SECONDS_OF_RUN)
+
+
 def _state(path: Path) -> Optional[Tuple[int, int]]:
     """The time of change and the size of a file or folder; None if there is none, or if it cannot be asked."""
     try:
@@ -174,17 +203,23 @@ class GanttPicture(NamedTuple):
     text: str
 
 
-def gantt_picture(path: Path) -> Optional[GanttPicture]:
-    """The picture of a run's trace, of as many ranks as are shown in its limit; None if nothing was traced."""
+def gantt_picture(path: Path, is_shown: bool = True) -> Optional[GanttPicture]:
+    """The picture of a run's trace, of as many ranks as are shown in its limit; None if nothing was traced.
+
+    Args:
+        is_shown: False if there are too many pictures already, which stands in its place.
+    """
     from fugaku_gpt.report.gantt import gantt
     from fugaku_gpt.report.timeline import timeline_of_run
 
     folder = RunDirectory(path).trace_dir
-    more = f"fugaku-gpt report trace {path} -o trace.svg draws it."
+    more = f"`fugaku-gpt report trace {path} -o trace.svg` draws it."
     try:
         ranks = traced_ranks(folder)
         if not ranks:
             return None
+        if not is_shown:
+            return GanttPicture("", harmless(f"There are pictures of other traces already; {more}"))
         for most in _GANTT_RANKS:
             picture = gantt(timeline_of_run(folder, ranks[:most])).encode("utf-8")
             if len(picture) <= GANTT_BYTES.value:
@@ -220,8 +255,5 @@ def named_runs(paths: Sequence[Path], on_error: Callable[[UsageError], None]) ->
             on_error(error)
     if not folders:
         return {}
-    stores = [path.parent if (path / "config.yaml").exists() else path for path in paths]
-    top = os.path.commonpath(list(map(os.path.abspath, stores)))
     # an imported log has no metrics
-    with_metrics = [path for path in dict.fromkeys(folders) if not is_imported(path)]
-    return {path: os.path.relpath(os.path.abspath(path), top) for path in with_metrics}
+    return name_runs([path for path in dict.fromkeys(folders) if not is_imported(path)], paths)

@@ -8,10 +8,17 @@ from array import array
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from fugaku_gpt.limits import cut
-from fugaku_gpt.records.metrics import EVALUATION, ITERATION, RESUMED, VALIDATION
+from fugaku_gpt.records.metrics import (
+    CHECKPOINT,
+    EVALUATION,
+    ITERATION,
+    LEFT_OUT,
+    RESUMED,
+    VALIDATION,
+    last_valid_iteration,
+)
 from fugaku_gpt.typed_json import is_number
 
-LEFT_OUT, CHECKPOINT = "left_out", "checkpoint"
 _MOST_EVENTS = 10_000  # the newest are what a reader looks for
 _MOST_COLUMNS = 200  # ours have thirty: a damaged or hostile file cannot fill the memory with names
 
@@ -111,6 +118,7 @@ class RunSeries:
         self.iterations, self.validation = Columns(), Columns()
         self.evaluations: Dict[str, Columns] = {}
         self.events: List[Event] = []
+        self._have_events_changed = False
 
     def add(self, line: Dict[str, Any]) -> None:
         """Add a line that :mod:`fugaku_gpt.report.run_follower` or another reader of sound lines has returned."""
@@ -118,7 +126,7 @@ class RunSeries:
         if not isinstance(iteration, int) or not is_number(iteration):
             return  # no such line is of a kind that readers check
         if kind == RESUMED:
-            self._drop_after(iteration if line.get("checkpoint") is not None else -1)
+            self._drop_after(last_valid_iteration(line))
         elif kind == ITERATION:
             self.iterations.append(line)
         elif kind == VALIDATION:
@@ -130,16 +138,18 @@ class RunSeries:
         if kind in (RESUMED, LEFT_OUT, CHECKPOINT):
             self.events.append(Event(iteration, str(kind), _text_of(line)))
             del self.events[:-_MOST_EVENTS]
+            self._have_events_changed = True
 
     def mark(self) -> None:
         """Remember this state as that which a reader has seen (see :class:`Columns`)."""
         for columns in self._columns():
             columns.mark()
+        self._have_events_changed = False
 
     @property
     def is_changed(self) -> bool:
-        """Whether lines were added or dropped since :meth:`mark` was called."""
-        return any(columns.is_changed for columns in self._columns())
+        """Whether lines or events were added or dropped since :meth:`mark` was called."""
+        return self._have_events_changed or any(columns.is_changed for columns in self._columns())
 
     def _columns(self) -> List[Columns]:
         return [self.iterations, self.validation, *self.evaluations.values()]

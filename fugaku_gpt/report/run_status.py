@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-import socket
 import statistics
-from pathlib import Path
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.errors import UsageError
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.jobs.poll import PolledRun
-from fugaku_gpt.jobs.store import UNFINISHED
 from fugaku_gpt.limits import cut
-from fugaku_gpt.records.claim import is_holder_alive, newest_claim
-from fugaku_gpt.records.run import CLAIM
-from fugaku_gpt.report.page_runs import PageRun
+from fugaku_gpt.report.page_runs import RUNNING, PageRun
 
-RUNNING = "running"
 BLOCKS, ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 _DEFAULTS = RunConfig()
 _PACE_LINES = 50  # newest lines whose pace is that of the rest
@@ -103,9 +96,7 @@ def status_of(run: PageRun, polled: Optional[PolledRun] = None) -> RunStatus:
     record, lines, validation = run.record, run.series.iterations, run.series.validation
     iterations = int(_setting(run, "training", "iterations"))
     iteration = max(record.iterations, int(lines.newest("iteration") or 0))
-    status = record.status
-    if status == UNFINISHED and is_running_locally(run.path):
-        status = RUNNING
+    status = run.status
     validated = (int(validation.iterations[-1]), validation.newest("loss")) if len(validation) else None
     layout = [int(_setting(run, "layout", name)) for name in ("dp", "tp", "pp")]
     return RunStatus(
@@ -125,15 +116,6 @@ def status_of(run: PageRun, polled: Optional[PolledRun] = None) -> RunStatus:
         ranks=math.prod(layout),
         job=_job_text(run, polled),
     )
-
-
-def is_running_locally(path: Path) -> bool:
-    """Whether the process that has claimed a run directory lives on this machine."""
-    try:
-        _, holder = newest_claim(path, CLAIM)
-    except (OSError, UsageError):
-        return False
-    return holder is not None and holder.host == socket.gethostname() and is_holder_alive(holder)
 
 
 def sparkline(values: Sequence[float], width: int, levels: str = BLOCKS) -> str:

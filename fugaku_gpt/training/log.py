@@ -11,7 +11,7 @@ from fugaku_gpt.data.scored_text import TextLoss
 from fugaku_gpt.formulas.flops import exact_flops, notes_flops, tflops_per_node
 from fugaku_gpt.layout.communications import plan_of, predicted_bubble
 from fugaku_gpt.layout.schedule_times import ideal_bubble
-from fugaku_gpt.records.metrics import MetricsWriter
+from fugaku_gpt.records.metrics import CHECKPOINT, LEFT_OUT, MetricsWriter
 from fugaku_gpt.training.grid_figures import grid_figures, grid_validation_line, validation_figures
 from fugaku_gpt.training.log_lines import Pace, megatron_line, short_line
 from fugaku_gpt.training.trainer import SizeFigures, Step
@@ -139,7 +139,7 @@ class TrainingLog:
         if step.returned_to is not None:
             values["returned_to"] = step.returned_to
             line += f"; weights are those after iteration {step.returned_to} again"
-        self._metrics.write("left_out", values)
+        self._metrics.write(LEFT_OUT, values)
         self.print_line(f"{line}; samples lost: {step.lost_samples}")
 
     def validation(
@@ -196,7 +196,7 @@ class TrainingLog:
             "snapshot_seconds": snapshot_seconds,
             "write_seconds": write_seconds,
         }
-        self._metrics.write("checkpoint", values)
+        self._metrics.write(CHECKPOINT, values)
         self.print_line(
             f"checkpoint at iteration {iteration}: {size / ranks / 2**20:.1f} MiB per rank, "
             f"snapshot {snapshot_seconds:.3f} s, written {write_seconds:.3f} s, {size / 1e6 / write_seconds:.0f} MB/s"
@@ -204,7 +204,7 @@ class TrainingLog:
 
     def failed_checkpoint(self, iteration: int, error: str) -> None:
         """Log a checkpoint that could not be written."""
-        self._metrics.write("checkpoint", {"iteration": iteration, "error": error})
+        self._metrics.write(CHECKPOINT, {"iteration": iteration, "error": error})
         self.print_line(f"checkpoint at iteration {iteration} FAILED, nothing of it is kept: {error}")
 
     def resumed(self, iteration: int, checkpoint: Optional[str], consumed_tokens: int) -> None:

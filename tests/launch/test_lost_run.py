@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,32 +13,14 @@ import psutil
 import pytest
 
 from fugaku_gpt.cli.main import run
-from fugaku_gpt.config import dump_run_config, load_run_config
 from fugaku_gpt.launch.lost_run import conclude_lost_run, conclude_lost_runs
 from fugaku_gpt.launch.processes import MARK
-from fugaku_gpt.records.claim import Holder, claim_folder
-from fugaku_gpt.records.metrics import MetricsWriter
-from fugaku_gpt.records.run import CLAIM, INTERRUPTED, LOST, Result, RunDirectory
-
-DEAD = Holder("a mark of this test", socket.gethostname(), 2**22 - 3, 1.0)
-
-
-def a_killed_run(path: Path, holder: Holder = DEAD) -> RunDirectory:
-    """A run directory as a kill of all processes leaves it: three iterations, and no result."""
-    path.mkdir(parents=True)
-    directory = RunDirectory(path)
-    directory.config_file.write_text(dump_run_config(load_run_config(preset="tiny")), encoding="utf-8")
-    claim_folder(path, CLAIM, holder)
-    directory.write_environment({"ranks": [{"host": holder.host}]})
-    writer = MetricsWriter(directory.metrics_file)
-    for number in range(1, 4):
-        writer.write("iteration", {"iteration": number, "seconds": 0.5, "loss": 7.0 - number, "tokens": 128})
-    writer.close()
-    return directory
+from fugaku_gpt.records.run import CLAIM, INTERRUPTED, LOST, Result
+from tests.support.killed_run import DEAD, killed_run
 
 
 def test_the_end_of_a_run_of_which_nobody_is_left_is_recorded(tmp_path: Path) -> None:
-    directory = a_killed_run(tmp_path / "run")
+    directory = killed_run(tmp_path / "run")
     result = conclude_lost_run(directory.path)
     assert result is not None and result == directory.result()
     assert (result.status, result.iterations, result.judged, result.rank) == (LOST, 3, True, None)
@@ -59,19 +40,19 @@ def test_nothing_is_concluded_about_a_run_that_may_have_processes(
         "job": replace(DEAD, job="7"),
     }
     for name, holder in holders.items():
-        assert conclude_lost_run(a_killed_run(tmp_path / name, holder).path) is None, name
-    many_hosts = a_killed_run(tmp_path / "hosts")
+        assert conclude_lost_run(killed_run(tmp_path / name, holder).path) is None, name
+    many_hosts = killed_run(tmp_path / "hosts")
     many_hosts.write_environment({"ranks": [{"host": DEAD.host}, {"host": "another"}]})
-    unknown_hosts = a_killed_run(tmp_path / "unknown")
+    unknown_hosts = killed_run(tmp_path / "unknown")
     (unknown_hosts.path / "environment.json").unlink()
-    of_another_user = a_killed_run(tmp_path / "user")
+    of_another_user = killed_run(tmp_path / "user")
     claims = list(of_another_user.path.glob(f"{CLAIM}.*"))
     monkeypatch.setattr("os.getuid", lambda: claims[0].stat().st_uid + 1)
     assert conclude_lost_run(of_another_user.path) is None
     monkeypatch.undo()
-    of_a_job = a_killed_run(tmp_path / "submitted")
+    of_a_job = killed_run(tmp_path / "submitted")
     (of_a_job.path / "job.jsonl").write_text("")
-    damaged = a_killed_run(tmp_path / "damaged")
+    damaged = killed_run(tmp_path / "damaged")
     (damaged.path / "result.json").write_text("{")
     for directory in (many_hosts, unknown_hosts, of_a_job, damaged):
         assert conclude_lost_run(directory.path) is None
@@ -80,7 +61,7 @@ def test_nothing_is_concluded_about_a_run_that_may_have_processes(
 
 def test_a_process_with_the_mark_of_the_run_lives(tmp_path: Path) -> None:
     """As where the MPI launcher has survived the kill of its own: the ranks train on."""
-    directory = a_killed_run(tmp_path / "run")
+    directory = killed_run(tmp_path / "run")
     rank = subprocess.Popen(
         [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
         env={**os.environ, MARK: DEAD.name},
@@ -100,7 +81,7 @@ def test_the_next_command_that_reads_a_lost_run_records_its_end(
     tmp_path: Path, command: List[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    directory = a_killed_run(tmp_path / "run")
+    directory = killed_run(tmp_path / "run")
     assert run(command) == 0
     output = capsys.readouterr().out
     assert "lost" in output and "all ranks are gone" in output

@@ -12,7 +12,7 @@ from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY
-from fugaku_gpt.report.collect import collect_rows, find_runs, read_run
+from fugaku_gpt.report.collect import collect_rows, find_runs, name_runs, read_run
 from fugaku_gpt.report.notes_table import notes_cell, row_cells
 from fugaku_gpt.report.rows import ResultRow, merge_repeats
 from fugaku_gpt.sweep.expand import expand_sweep
@@ -145,3 +145,20 @@ def test_settings_that_differ_between_runs_are_notes(tmp_path: Path) -> None:
     assert notes == ["11-14", "11-14, lr=0.0003, seed=2", "11-14, lr=0.001, seed=1"]
     assert all(not row.remarks for row in runs)
     assert notes_cell(collect_rows([tmp_path / "run0"])[0][0]) == "11-14"
+
+
+def test_a_run_that_is_there_by_a_link_too_is_listed_once_by_its_own_name(tmp_path: Path) -> None:
+    leave_run(tmp_path / "store" / "run-7", load_run_config(preset="tiny"))
+    (tmp_path / "store" / "best").symlink_to("run-7")
+    (run,) = find_runs([tmp_path / "store"])
+    assert run == tmp_path / "store" / "run-7"
+    assert find_runs([tmp_path / "store" / "best"]) == [tmp_path / "store" / "best"]
+
+
+def test_runs_are_named_by_their_paths_below_the_folder_of_all(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("s1/a", "s2/a", "s2/b")]
+    for run in runs:
+        leave_run(run, load_run_config(preset="tiny"))
+    assert list(name_runs(runs, [tmp_path / "s1", tmp_path / "s2"]).values()) == ["s1/a", "s2/a", "s2/b"]
+    assert list(name_runs(runs[1:], [tmp_path / "s2"]).values()) == ["a", "b"]
+    assert list(name_runs(runs[1:2], runs[1:2]).values()) == ["a"]

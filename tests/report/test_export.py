@@ -23,7 +23,6 @@ from fugaku_gpt.report.export import (
     NUMBER,
     TEXT,
     exported_rows,
-    run_names,
     write_csv,
     write_csv_file,
     write_parquet_file,
@@ -75,7 +74,7 @@ def write_metrics(run: Path, lines: List[Dict[str, Any]]) -> Path:
 def csv_rows(*runs: Path) -> List[Dict[str, str]]:
     """The rows of an export, each cell as its text."""
     pieces: List[str] = []
-    write_csv(exported_rows(runs), pieces.append)
+    write_csv(exported_rows({run: run.name for run in runs}), pieces.append)
     return list(csv.DictReader(io.StringIO("".join(pieces), newline="")))
 
 
@@ -131,13 +130,6 @@ def test_cells_are_not_computed_by_a_spreadsheet(tmp_path: Path) -> None:
     assert row["name"] == "\\x1b]0;title\\x07"
 
 
-def test_runs_are_named_by_their_folders_below_a_common_one(tmp_path: Path) -> None:
-    runs = [tmp_path / "sweep" / "a", tmp_path / "sweep" / "b", tmp_path / "other" / "a"]
-    assert run_names(runs[:1]) == ["a"]
-    assert run_names(runs[:2]) == ["a", "b"]
-    assert run_names(runs) == ["sweep/a", "sweep/b", "other/a"]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -156,7 +148,7 @@ def test_a_line_with_another_type_is_named_and_no_file_is_left(
         if write is write_parquet_file:
             pytest.importorskip("pyarrow")
         with pytest.raises(UsageError, match=message):
-            write(exported_rows([run]), tmp_path / "out")
+            write(exported_rows({run: "run"}), tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -165,7 +157,7 @@ def test_a_device_or_a_folder_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "device")
     for path in (tmp_path / "device", tmp_path / "run"):
         with pytest.raises(UsageError, match=f"{path.name}: cannot be written: "):
-            write_csv_file(exported_rows([run]), path)
+            write_csv_file(exported_rows({run: "run"}), path)
     assert (tmp_path / "device").is_fifo()
 
 
@@ -177,7 +169,7 @@ def test_parquet_has_the_same_rows_with_types(tmp_path: Path) -> None:
         {"kind": "iteration", "iteration": 2, "loss": 4, "compute_max_node": "n\x1b1", "lr": 0.2},
     ]
     out = tmp_path / "metrics.parquet"
-    write_parquet_file(exported_rows([write_metrics(tmp_path / "run", lines)]), out)
+    write_parquet_file(exported_rows({write_metrics(tmp_path / "run", lines): "run"}), out)
     table = parquet.read_table(out)
     assert table.column_names == list(COLUMNS)
     types = {TEXT: "string", INTEGER: "int64", NUMBER: "double"}
@@ -200,7 +192,7 @@ def test_memory_does_not_grow_with_the_file(form: str, tmp_path: Path, monkeypat
     for count in (200, 200, 2000):  # the first loads what is loaded once
         run = write_metrics(tmp_path / "run", lines[:count])
         tracemalloc.start()
-        write(exported_rows([run]), tmp_path / "out")
+        write(exported_rows({run: "run"}), tmp_path / "out")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     grown = peaks[2] - peaks[1]
@@ -216,7 +208,7 @@ def test_an_older_run_becomes_events_with_each_step_once(tmp_path: Path) -> None
         *({"kind": "iteration", "iteration": n, "loss": 2.0 / n, "consumed_tokens": 64 * n} for n in (2, 3, 4)),
     ]
     run = write_metrics(tmp_path / "run", lines)
-    (folder,) = write_event_folders([run], tmp_path / "events")
+    (folder,) = write_event_folders({run: "run"}, tmp_path / "events")
     assert folder == tmp_path / "events" / "run"
     curves = read_curves(folder)
     assert curves["train/loss"] == [(1, 1.0), (2, 1.0), (3, pytest.approx(2 / 3)), (4, 0.5)]
@@ -224,7 +216,7 @@ def test_an_older_run_becomes_events_with_each_step_once(tmp_path: Path) -> None
     by_tokens = read_curves(folder / "by_tokens")
     assert [step for step, _ in by_tokens["by_tokens/train/loss"]] == [64, 128, 192, 256]
     with pytest.raises(UsageError, match="holds event files already"):
-        write_event_folders([run], tmp_path / "events")
+        write_event_folders({run: "run"}, tmp_path / "events")
 
 
 def test_nothing_is_left_of_events_that_cannot_be_written(tmp_path: Path) -> None:
@@ -232,8 +224,8 @@ def test_nothing_is_left_of_events_that_cannot_be_written(tmp_path: Path) -> Non
     with open(run / "metrics.jsonl", "a", encoding="utf-8") as stream:
         stream.write('damage\n{"kind": "iteration", "iteration": 2}\n')
     with pytest.raises(UsageError, match="not JSON lines"):
-        write_event_folders([run], tmp_path / "events")
+        write_event_folders({run: "run"}, tmp_path / "events")
     assert list((tmp_path / "events").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"file/run: cannot be written: (Not a directory|File exists)"):
-        write_event_folders([run], tmp_path / "file")
+        write_event_folders({run: "run"}, tmp_path / "file")

@@ -5,21 +5,27 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
+import psutil
 import pytest
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.report import live_server
-from fugaku_gpt.report.live_runs import LiveRuns
+from fugaku_gpt.report.dashboard import Dashboard
+from fugaku_gpt.report.live_runs import LiveRuns, Reader
 from fugaku_gpt.report.live_server import LiveServer
 from fugaku_gpt.report.page_runs import GanttPicture
 from tests.report.page_runs import STEP, page_lines, write_page_run
+from tests.report.traces import write_rank
+from tests.support.killed_run import DEAD, killed_run
 
 SECONDS = 60.0  # nothing waits so long unless it is broken
 
@@ -232,7 +238,7 @@ def test_a_folder_that_cannot_be_searched_is_named_and_runs_are_followed_all_the
 
 
 def test_more_runs_than_are_followed_are_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fugaku_gpt.report.live_runs._MOST_RUNS", 1)
+    monkeypatch.setattr("fugaku_gpt.report.live_runs.MOST_RUNS_FOLLOWED", 1)
     with serving(runs) as server:
         events = Events(server)
         assert events.until("notes") == []
@@ -276,7 +282,7 @@ def test_the_end_is_sent_to_open_pages(runs: Path) -> None:
 
 
 def test_a_picture_is_sent_with_new_facts_and_not_with_each_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fugaku_gpt.report.live_runs.gantt_picture", lambda path: GanttPicture("data:,", path.name))
+    monkeypatch.setattr("fugaku_gpt.report.live_runs.gantt_picture", lambda path, _: GanttPicture("data:,", path.name))
     live = LiveRuns([runs])
     live.poll()
     reader = live.join()
@@ -288,6 +294,62 @@ def test_a_picture_is_sent_with_new_facts_and_not_with_each_line(runs: Path, mon
     live.poll()
     (update,) = [reader.messages.get_nowait() for _ in range(reader.messages.qsize())]
     assert update is not None and b'"loss"' in update and b"gantt" not in update
+
+
+def newest_updates(live: LiveRuns, reader: Reader) -> List[Dict[str, Any]]:
+    """The updates that a look at the runs sends to a reader."""
+    while not reader.messages.empty():
+        reader.messages.get_nowait()
+    live.poll()
+    messages = [reader.messages.get_nowait() or b"" for _ in range(reader.messages.qsize())]
+    prefix = b"event: update\ndata: "
+    return [json.loads(message[len(prefix) :]) for message in messages if message.startswith(prefix)]
+
+
+def test_iterations_that_are_left_out_are_sent_though_no_curve_has_changed(runs: Path) -> None:
+    live = LiveRuns([runs])
+    reader = live.join()
+    live.poll()
+    writer = MetricsWriter(runs / "a" / "metrics.jsonl")
+    writer.write("left_out", {"iteration": 4 * STEP, "why": "not finite"})
+    writer.close()
+    (update,) = newest_updates(live, reader)
+    assert update["head"]["events"] == [[4 * STEP, "left out: not finite"]] and update["curves"] == {}
+    assert newest_updates(live, reader) == []
+
+
+def test_page_and_terminal_agree_on_runs_without_an_end(tmp_path: Path) -> None:
+    alive = replace(DEAD, process=os.getpid(), born=psutil.Process().create_time())
+    killed_run(tmp_path / "a", alive)
+    killed_run(tmp_path / "b", DEAD)
+    killed_run(tmp_path / "c", replace(DEAD, host="another"))
+    with serving(tmp_path) as server:
+        events = Events(server)
+        number = len(events.until("begin"))
+        runs = [events.until("run") for _ in range(number)]
+        on_page = {run["name"]: run["status"] for run in runs}
+        while "lost" not in on_page.values():
+            update = events.until("update")
+            on_page[update["head"]["name"]] = update["head"]["status"]
+    with Dashboard([tmp_path]) as dashboard:
+        for _ in range(2):
+            dashboard.look()
+        on_terminal = {status.name: status.status for _, status in dashboard.statuses()}
+    assert on_terminal == {"a": "running", "b": "lost", "c": "unfinished"}
+    assert on_page == on_terminal
+
+
+def test_pictures_are_bounded_and_a_run_without_one_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fugaku_gpt.report.live_runs._MOST_PICTURES", 1)
+    write_page_run(runs / "b", lines=1)
+    for name in "ab":
+        write_rank(runs / name / "trace", 0, [(0.0, "forward", 4, 0)])
+    with serving(runs) as server:
+        events = Events(server)
+        events.until("begin")
+        pictures = [events.until("run")["gantt"] for _ in "ab"]
+    assert [bool(picture["image"]) for picture in pictures] == [True, False]
+    assert "report trace" in pictures[1]["text"]
 
 
 def test_a_reader_that_falls_behind_is_dropped(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def test_a_run_without_metrics_is_a_row_and_damage_is_named(tmp_path: Path) -> N
     (other.path / "result.json").write_text("{")
     first, second = runs_of(page_of(tmp_path / "runs"))
     assert first["curves"] == {} and first["status"] == "ok"
-    assert second["status"] == "unfinished" and len(second["problems"]) == 2
+    assert second["status"] == "running" and len(second["problems"]) == 2  # this process has claimed it
     assert "1 damaged lines" in second["problems"][1]
 
 
