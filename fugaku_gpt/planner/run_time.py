@@ -220,8 +220,18 @@ def predicted_seconds(
     if machine.probed is not None:
         local = predict_run(config, machine)
         return local.seconds, [*local.extrapolated, *_settings_without_times(config)]
-    (prediction,) = predict_rows(machine, [run_to_row(config, machine, hardware, torch)], [unmodelled_settings(config)])
+    prediction = _predict_row(config, machine, run_to_row(config, machine, hardware, torch))
     return prediction.seconds, list(prediction.extrapolated)
+
+
+def _predict_row(config: RunConfig, machine: Machine, row: ConfigRow) -> Prediction:
+    """The prediction for a run's row, whose extrapolated inputs are named as the run has them."""
+    (prediction,) = predict_rows(machine, [row], [unmodelled_settings(config)])
+    if not config.model.is_grid_classifier:
+        return prediction
+    classes = f"model.classes {config.model.classes}: counted as a vocabulary of {row.vocab}"
+    texts = (classes if text.startswith("vocab ") else text for text in prediction.extrapolated)
+    return replace(prediction, extrapolated=tuple(texts))
 
 
 def run_figures(
@@ -232,7 +242,7 @@ def run_figures(
     Args:
         watts: power of a node; default: the machine's fact ``watts_per_node``, without which energy is left out.
     """
-    (prediction,) = predict_rows(machine, [row], [unmodelled_settings(config)])
+    prediction = _predict_row(config, machine, row)
     seconds = prediction.seconds
     flops_by_notes = notes_flops(config.model, row.global_batch, config.padded_outputs, row.recompute)
     exact = exact_flops(config.model, row.global_batch, config.padded_outputs)

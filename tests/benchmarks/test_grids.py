@@ -16,6 +16,8 @@ from fugaku_gpt.model.cells import Cells
 from tests.benchmarks.programs import printed_lines, refusal
 from tests.support.grids import LIKE_LLAMA, TASKS, grid_config, write_tasks
 
+SMALL = [f"model.classes={TASKS}", "data.buckets=[7]", "model.seq_len=49", "data.split=[60,40,0]", "model.layers=1"]
+SMALL += ["training.global_batch=4", "training.micro_batch=2", "node.threads_per_rank=1"]
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
@@ -81,12 +83,25 @@ def _flat(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 @pytest.mark.usefixtures("forked_starts")
 def test_the_table_has_both_contestants(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_tasks(tmp_path / "tasks.json")
-    small = [f"model.classes={TASKS}", "data.buckets=[7]", "model.seq_len=49", "data.split=[60,40,0]"]
-    small += ["model.layers=1", "training.global_batch=4", "training.micro_batch=2", "node.threads_per_rank=1"]
-    options = [word for text in small for word in ("--set", text)]
+    options = [word for text in SMALL for word in ("--set", text)]
     lines = printed_lines(capfd, "grids", "--data", str(file), "--steps", "1", "--turns", "1", *options)
     assert [line.split()[0] for line in lines] == ["model", "seconds", "ours", "plain"]
     assert "buckets 7, batch 4 of 2" in lines[0] and " x " in lines[3]
+
+
+@needs_fused_attention
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
+def test_accuracies_after_as_much_processor_time_are_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_tasks(tmp_path / "tasks.json")
+    options = [word for text in (*SMALL, "training.eval_batches=2") for word in ("--set", text)]
+    head, titles, *rows = printed_lines(
+        capfd, "grids", "--data", str(file), "--seconds", "0.2", "--turns", "2", *options
+    )
+    assert titles.split().count("accuracy") == len(rows) == 2
+    (_, _, *first), (_, _, *second) = (row.split() for row in rows)
+    for column in (0, 3):
+        assert 0 < int(first[column]) < int(second[column])
 
 
 @pytest.mark.parametrize(

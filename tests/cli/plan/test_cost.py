@@ -44,7 +44,9 @@ def test_a_grid_classifier_has_images_per_second_of_each_bucket(capsys: pytest.C
     assert lines["speed of grids of 16 x 16"]["value"] > lines["speed"]["value"]
     assert lines["energy"]["unit"] == "J/image"
     assert run(arguments) == 0
-    assert "extrapolated: model.kind grid_classifier: counted as a GPT-2's" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "extrapolated: model.kind grid_classifier: counted as a GPT-2's" in err
+    assert "extrapolated: model.classes 400: counted as a vocabulary of 1\n" in err and "extrapolated: vocab" not in err
 
 
 def test_an_impossible_run_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
