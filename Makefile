@@ -124,7 +124,7 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@folder=$$(mktemp -d) && PYTHONPATH=. $(BIN)/python -m tests.jobs.store_kills $$folder/runs 1000 7; rm -rf $$folder
 	@echo "calls to the file system that fail, one by one: does each command end, and name it?"
 	@for scenario in train job sweep compare; do \
-	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.disk_faults.run $$scenario || exit 1; done
+	  OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.disk_faults.run $$scenario --workers 4 || exit 1; done
 	@echo "every reader of files, with odd files, and fuzzed for 10 minutes each:"
 	@env/install_locked.sh $(BIN)/python env/fuzz.lock --quiet $(PIP_ARGS) || \
 	  echo "=== atheris cannot be installed here ==="

@@ -1,16 +1,20 @@
 """Make each call to the file system of a command fail, and list those whose end is wrong.
 
-python -m tests.disk_faults.run train --every 1 --seed 0
+python -m tests.disk_faults.run train
+python -m tests.disk_faults.run job --workers 8          # most of its time is waiting
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import queue
 import random
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import List, Tuple
 
@@ -67,23 +71,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario", choices=sorted(SCENARIOS))
     parser.add_argument("--trials", type=int, help="Number of faults that are drawn; default: each.")
+    parser.add_argument("--workers", type=int, default=1, help="Runs at the same time, each in a folder of its own.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="Print the calls, and make none fail.")
     parser.add_argument("--only", default="", help="Only calls whose text contains this.")
     parser.add_argument("--verbose", action="store_true", help="Print the output of runs with problems.")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        trials = Trials(options.scenario, Path(name).resolve())
-        calls = trials.calls()
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        folders = [Path(name).resolve() / str(number) for number in range(options.workers)]
+        for folder in folders:
+            folder.mkdir()
+        every_trials = [Trials(options.scenario, folder) for folder in folders]
+        calls = every_trials[0].calls()
         if options.list:
             print("\n".join(f"{call.role} {call.name} {call.path} {call.nth}" for call in calls))
             return 0
         faults = [(call, error) for call in calls for error in ERRORS[call.name] if options.only in call.fault(error)]
         if options.trials is not None:
             faults = random.Random(options.seed).sample(faults, min(options.trials, len(faults)))
+        idle: "queue.Queue[Trials]" = queue.Queue()
+        for trials in every_trials:
+            idle.put(trials)
+
+        def trial(fault: Tuple[Call, int]) -> Tuple[List[str], str]:
+            trials = idle.get()
+            try:
+                return trials.problems(*fault)
+            finally:
+                idle.put(trials)
+
         bad = absent = 0
-        for call, error in faults:
-            problems, output = trials.problems(call, error)
+        executor = stack.enter_context(ThreadPoolExecutor(options.workers))
+        for (call, error), (problems, output) in zip(faults, executor.map(trial, faults)):
             if problems == ["the call was not made this time"]:
                 absent += 1
             elif problems:
