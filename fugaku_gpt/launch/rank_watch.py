@@ -111,13 +111,21 @@ def ranks_of_processes(mark: str) -> Dict[int, int]:
 
 
 def has_reaped_rank(mark: str) -> bool:
-    """Whether a rank has ended that MPICH's launcher with this mark had started, though it may never have been seen:
-    the kernel counts the memory accesses of children that have been waited for."""
+    """Whether a rank has ended that the launcher with this mark had started, though it may never have been seen: the
+    kernel counts the memory accesses of children that have been waited for. The launcher is the parent of a living
+    rank (Open MPI's ``mpirun``), or MPICH's proxy."""
+    names_of_others: Dict[int, str] = {}
+    parents = set()
     for process in marked_processes(mark):
         try:
-            text = this_system().read(f"proc/{process.pid}/stat") if process.name() == _PROXY else None
-        except psutil.Error:  # it has ended meanwhile
+            if launched_rank(process.environ()) is None:
+                names_of_others[process.pid] = process.name()
+            else:
+                parents.add(process.ppid())
+        except (psutil.Error, OSError):  # it has ended meanwhile
             continue
+    for number, name in names_of_others.items():
+        text = this_system().read(f"proc/{number}/stat") if name == _PROXY or number in parents else None
         fields = text.rpartition(")")[2].split() if text is not None else []
         if len(fields) > _CHILDREN_FAULTS and fields[_CHILDREN_FAULTS] != "0":
             return True

@@ -17,7 +17,7 @@ import pytest
 
 from fugaku_gpt.launch import rank_watch
 from fugaku_gpt.launch.launcher import MPICH, find_launcher
-from fugaku_gpt.launch.processes import MARK, marked_processes
+from fugaku_gpt.launch.processes import MARK, end_marked_processes, marked_processes
 from fugaku_gpt.launch.rank_watch import RankWatch, ranks_of_processes
 from fugaku_gpt.records.claim import newest_claim
 from fugaku_gpt.records.run import CLAIM, FAILED, RunDirectory
@@ -134,25 +134,36 @@ def test_a_stopped_supervisor_is_named_and_a_stopped_rank_is_not(tmp_path: Path)
     supervisor.stdout.close()
 
 
+LIVING_RANK = "os.environ['PMI_RANK'] = '0'; os.environ['PMI_SIZE'] = '2'; "
+LIVING_RANK += "child = os.posix_spawn('/bin/sleep', ['sleep', '600'], os.environ); del os.environ['PMI_RANK']; "
+
+
 @pytest.mark.slow
-def test_a_launcher_whose_child_has_ended_is_recognised(tmp_path: Path) -> None:
-    mark, proxy = uuid.uuid4().hex, tmp_path / "hydra_pmi_proxy"
+@pytest.mark.parametrize(
+    ("name", "other_child", "is_launcher"),
+    [("hydra_pmi_proxy", "", True), ("mpirun", LIVING_RANK, True), ("a script around mpirun", "", False)],
+)
+def test_a_launcher_whose_child_has_ended_is_recognised(
+    name: str, other_child: str, is_launcher: bool, tmp_path: Path
+) -> None:
+    mark, proxy = uuid.uuid4().hex, tmp_path / name
     proxy.symlink_to(sys.executable)
-    code = "import os, sys; sys.stdin.readline(); os.fork() or os._exit(0); os.wait(); print('reaped', flush=True); "
+    ended = "sys.stdin.readline(); os.fork() or os._exit(0); os.wait(); print('reaped', flush=True); "
     process = subprocess.Popen(
-        [str(proxy), "-c", f"{code}sys.stdin.readline()"],
+        [str(proxy), "-c", f"import os, sys; {other_child}{ended}sys.stdin.readline()"],
         env={**os.environ, MARK: mark},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdin is not None and process.stdout is not None
-    until(lambda: len(marked_processes(mark)) == 1)
+    until(lambda: len(marked_processes(mark)) == 1 + bool(other_child))
     assert not rank_watch.has_reaped_rank(mark)
     process.stdin.write("end\n")
     process.stdin.flush()
-    assert process.stdout.readline() == "reaped\n" and rank_watch.has_reaped_rank(mark)
-    process.communicate("end\n")
+    assert process.stdout.readline() == "reaped\n" and rank_watch.has_reaped_rank(mark) == is_launcher
+    end_marked_processes(mark, 0.0)
+    process.communicate()
 
 
 def test_ranks_that_have_joined_end_when_they_want_to_but_not_all_before_their_launcher(ranks: Ranks) -> None:
