@@ -18,8 +18,8 @@ from fugaku_gpt.config import load_run_config
 from fugaku_gpt.launch.run_to_train import run_to_train
 from fugaku_gpt.records.job import append_event
 from fugaku_gpt.records.run import OK, Result, RunDirectory
-from tests.launch.test_lost_run import a_killed_run
 from tests.support.commands import Capture, json_of
+from tests.support.killed_run import killed_run
 
 JOB = {"job.group": "hp000000", "job.elapse": "1:00:00", "layout.dp": 2}
 JOB_OPTIONS = ["--set", "job.group=hp000000", "--set", "job.elapse=1:00:00", "--set", "layout.dp=2"]
@@ -191,7 +191,7 @@ def test_runs_are_filtered_sorted_and_shown_as_by_the_command(store: Path, capsy
 
 
 def test_reading_a_store_writes_nothing_unless_asked(store: Path) -> None:
-    a_killed_run(store / "d")
+    killed_run(store / "d")
 
     def contents() -> Dict[Path, float]:
         return {path: path.stat().st_mtime_ns for path in [store, *store.rglob("*")]}
