@@ -29,7 +29,7 @@ TRACKER = "latest.json"
 TRACKER_VERSION = 1
 BEST = "best.json"
 BEST_VERSION = 1
-_VISIBLE = re.compile(r"step-(\d{8,})(?:-([2-9]|[1-9]\d+))?")
+_VISIBLE = re.compile(r"step-(\d{8,20})(?:-([2-9]|[1-9]\d{1,9}))?")  # no longer than any name of a file may be
 _HIDDEN = re.compile(r"\.(step-\d{8,}|latest\.json|best\.json)\.[0-9a-z]+\.tmp")
 
 

@@ -7,16 +7,15 @@ compute. So is an architecture: llama.cpp computes Mistral, SmolLM and others as
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from fugaku_gpt.checkpoint.gguf_file import QUANTISATION_VERSION, GgufHeader
-from fugaku_gpt.checkpoint.hugging_face_models import TensorPair, pair_tensors
-from fugaku_gpt.config import ModelConfig, load_run_config
-from fugaku_gpt.errors import ConfigError, UsageError
+from fugaku_gpt.checkpoint.hugging_face_models import TensorPair, model_of_values, pair_tensors
+from fugaku_gpt.config import ModelConfig
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.formulas.rotary import rotary_frequencies
 from fugaku_gpt.limits import cut
 
@@ -119,7 +118,7 @@ def model_of_gguf(path: Path, header: GgufHeader, is_tied: bool) -> GgufModel:
     if architecture != GPT2:
         settings.update(_rotary_settings(reader, header, settings))
     reader.check_rest()
-    model = _checked(path, settings)
+    model = model_of_values(path, settings)
     pairs = _pairs(model, architecture)
     return GgufModel(architecture, model, pairs, _permuted(model, architecture))
 
@@ -237,7 +236,7 @@ def _rotary_settings(keys: _Keys, header: GgufHeader, settings: Mapping[str, Any
         stretching = {"rope_scaling": "linear", "rope_factor": factor}
     factors = header.tensors.get(ROTARY_FACTORS)
     if factors is not None:
-        model = _checked(keys.path, {**settings, "rope_theta": theta})
+        model = model_of_values(keys.path, {**settings, "rope_theta": theta})
         if factors.shape != (model.head_size // 2,):
             raise UsageError(f"{keys.path}: {ROTARY_FACTORS} is {factors.shape}, and heads are {model.head_size} wide")
         found = _llama3_settings(model, factors.read().astype(np.float64))
@@ -289,14 +288,6 @@ def _decimal(value: Any) -> float:
     """The shortest decimal number that is this one in float32, the type of the file: 1e-5, not 9.99999974e-06."""
     with np.errstate(over="ignore"):  # a double beyond float32 is refused as infinite
         return float(str(np.float32(value)))
-
-
-def _checked(path: Path, settings: Mapping[str, Any]) -> ModelConfig:
-    overrides = [f"model.{key}={json.dumps(value)}" for key, value in settings.items() if value is not None]
-    try:
-        return load_run_config(overrides=overrides).model
-    except ConfigError as error:
-        raise UsageError(f"{path}: no model that we can have:\n{error}") from None
 
 
 def _pairs(model: ModelConfig, architecture: str) -> List[TensorPair]:

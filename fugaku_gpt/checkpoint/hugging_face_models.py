@@ -6,15 +6,15 @@ its name, in both directions.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from fugaku_gpt.config import ModelConfig, load_run_config
+from fugaku_gpt.config import ModelConfig, build_run_config, json_layer
 from fugaku_gpt.errors import ConfigError, UsageError
 from fugaku_gpt.layout.tensors import TOKEN_EMBEDDING, model_tensors
+from fugaku_gpt.limits import cut
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -243,15 +243,29 @@ def our_settings(path: Path, settings: Mapping[str, Any]) -> Tuple[ModelConfig, 
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise UsageError(
-            f"{path}: model_type is {model_type!r}; those that can be imported are {', '.join(MODEL_TYPES)}"
+            f"{path}: model_type is {cut(repr(model_type))}; those that can be imported are {', '.join(MODEL_TYPES)}"
         )
     if settings.get("quantization_config") is not None:
         raise UsageError(f"{path}: quantization_config: quantised weights cannot be imported")
     present = {key: value for key, value in settings.items() if value is not None}
     values, notes = _from_gpt2(path, present) if model_type == GPT2 else (_from_llama(path, settings, model_type), [])
-    overrides = [f"model.{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+    return model_of_values(path, values), model_type, notes
+
+
+def model_of_values(path: Path, values: Mapping[str, Any]) -> ModelConfig:
+    """The model with the settings that another project's file describes; those that are None have our defaults.
+
+    Raises:
+        UsageError: there can be no such model; each line names the file and our setting.
+    """
+    written = {key: value for key, value in values.items() if value is not None}
+    defaults = ModelConfig()
+    numbers = {key for key in written if not isinstance(getattr(defaults, key), str)}
+    texts = [key for key, value in written.items() if isinstance(value, str) and key in numbers]
+    if texts:
+        raise UsageError(f"{path}: model.{texts[0]}: {cut(repr(written[texts[0]]))} is a text, not a number")
     try:
-        return load_run_config(overrides=overrides).model, model_type, notes
+        return build_run_config([json_layer(str(path), {"model": written})]).model
     except ConfigError as error:
         raise UsageError(f"{path}: no model that we can have:\n{error}") from None
 
@@ -260,7 +274,7 @@ def _require(path: Path, settings: Mapping[str, Any], needed: Mapping[str, Any])
     """Refuse a setting that has another value than the only one that ours computes."""
     for key, value in needed.items():
         if settings.get(key, value) != value:
-            raise UsageError(f"{path}: {key} is {settings[key]!r}; we have no such model, only {value!r}")
+            raise UsageError(f"{path}: {key} is {cut(repr(settings[key]))}; we have no such model, only {value!r}")
 
 
 def _from_gpt2(path: Path, settings: Mapping[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
@@ -271,7 +285,7 @@ def _from_gpt2(path: Path, settings: Mapping[str, Any]) -> Tuple[Dict[str, Any],
     _require(path, settings, fixed)
     activation = settings.get("activation_function", "gelu_new")
     if not isinstance(activation, str) or activation not in _GELU_FROM:
-        raise UsageError(f"{path}: activation_function is {activation!r}; known are {', '.join(_GELU_FROM)}")
+        raise UsageError(f"{path}: activation_function is {cut(repr(activation))}; known are {', '.join(_GELU_FROM)}")
     dropout, after_embedding = settings.get("resid_pdrop", 0.1), settings.get("embd_pdrop", 0.1)
     notes = []
     if dropout != after_embedding:
@@ -361,7 +375,7 @@ def _rope_from(path: Path, settings: Mapping[str, Any]) -> Dict[str, Any]:
         if written is None:
             continue
         if not isinstance(written, dict):
-            raise UsageError(f"{path}: {name} is {written!r}, not an object")
+            raise UsageError(f"{path}: {name} is {cut(repr(written))}, not an object")
         values = {key: value for key, value in written.items() if value is not None}
         kind = values.pop("type", None)
         values.setdefault("rope_type", kind if kind is not None else "default")
@@ -387,7 +401,9 @@ def _check_rope(path: Path, name: str, values: Mapping[str, Any]) -> None:
     """Refuse a stretching of positions that ours does not compute, or that is incomplete."""
     kind = values["rope_type"]
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
-        raise UsageError(f"{path}: {name} has the type {kind!r}; those that we have are {', '.join(_ROPE_KEYS)}")
+        raise UsageError(
+            f"{path}: {name} has the type {cut(repr(kind))}; those that we have are {', '.join(_ROPE_KEYS)}"
+        )
     unknown = sorted(set(values) - {"rope_type", "rope_theta", *_ROPE_KEYS[kind]})
     if unknown:
         raise UsageError(f"{path}: {name} has {unknown[0]}, which we do not compute with the type {kind}")

@@ -96,7 +96,10 @@ def _print_what_is_left_out(manifest: Dict[str, Any]) -> None:
         echo(f"fugaku-gpt: warning: {bad} bad record(s) or file(s) left out by --skip-bad: {examples}", err=True)
     if undecodable:
         examples = _list_of_examples(manifest["undecodable_examples"], undecodable, ", ")
-        echo(f"fugaku-gpt: warning: {undecodable} file(s) left out, not UTF-8 text: {examples}", err=True)
+        echo(
+            f"fugaku-gpt: warning: {undecodable} file(s) left out, not UTF-8 text, or with NUL bytes: {examples}",
+            err=True,
+        )
 
 
 def _list_of_examples(examples: Sequence[str], count: int, separator: str) -> str:

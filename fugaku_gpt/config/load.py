@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -125,6 +126,16 @@ def build_run_config(layers: Iterable[SettingsLayer], preset: Optional[str] = No
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def json_layer(origin: str, sections: Mapping[str, Mapping[str, object]]) -> SettingsLayer:
+    """Settings by section, as the values of another file that is JSON: its name stands where messages name a line."""
+    values: Dict[str, Tree] = {}
+    for section, of_section in sections.items():
+        for name, value in of_section.items():
+            key, tree = parse_override(f"{section}.{name}={json.dumps(value)}")
+            values[key] = replace(tree, location=origin) if isinstance(tree, Scalar) else tree
+    return SettingsLayer(origin, values)
 
 
 def written_keys(file: Union[Path, SettingsLayer, None], overrides: Sequence[str]) -> Set[str]:

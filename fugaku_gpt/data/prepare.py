@@ -216,7 +216,9 @@ def _build(
 
 def _refuse_no_text(counts: SourceCounts, files: Sequence[SourceFile]) -> None:
     if counts.bytes == 0:
-        undecodable = f", {len(counts.undecodable)} of them not UTF-8 text" if counts.undecodable else ""
+        undecodable = (
+            f", {len(counts.undecodable)} of them not UTF-8 text, or with NUL bytes" if counts.undecodable else ""
+        )
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
         bad = f"; {counts.bad} bad ones were left out, such as {counts.bad_examples[0]}" if counts.bad else ""
         raise DataError(f"no text in {len(files)} file(s){undecodable}: {names}{bad}")

@@ -74,7 +74,7 @@ class SourceCounts:
         bytes: bytes of text in documents.
         disk_bytes: bytes read of the files on disk, the measure of progress.
         empty: number of documents without text, which are left out.
-        undecodable: labels of text files that are not UTF-8, which are left out.
+        undecodable: labels of text files that are not UTF-8, or have NUL bytes, which are left out.
         bad: number of damaged records and files that were left out, for ``--skip-bad``.
         bad_examples: messages of the first of them.
     """

@@ -22,6 +22,8 @@ _LAUNCH_PREFIXES = (
     "OMPI_APP_", "OMPI_COMM_WORLD_", "OMPI_FILE_", "OMPI_FIRST_", "OMPI_NUM_", "OMPI_UNIVERSE_", "OMPI_WORLD_",
     "OMPI_MCA_ess_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "OMPI_MCA_orte_", "OMPI_MCA_pmix",
 )  # fmt: skip
+# settings of MPICH's launcher for another launch: its hosts, interfaces and time limit would be those of this one
+_LAUNCHER_PREFIXES = ("HYDRA_", "MPIEXEC_")
 _SETTINGS_PREFIXES = ("PMIX_MCA_", "PRTE_MCA_")
 _LAUNCH_VARIABLES = ("OMPI_ARGV", "OMPI_COMMAND", _FUJITSU_NODE_RANK)
 
@@ -67,11 +69,12 @@ def ranks_of_node(environment: Optional[Mapping[str, str]] = None) -> int:
 
 def without_launch_variables(environment: Mapping[str, str]) -> Dict[str, str]:
     """Return the variables without those by which a launcher tells a process its place, so that a launcher which this
-    process starts does not take itself for that rank. The user's settings stay, but for those of Open MPI's runtime."""
+    process starts does not take itself for that rank. The user's settings stay, but for those of Open MPI's runtime and
+    of MPICH's launcher."""
     return {
         name: value
         for name, value in environment.items()
         if name.startswith(_SETTINGS_PREFIXES)
-        or not name.startswith(_LAUNCH_PREFIXES)
+        or not name.startswith((*_LAUNCH_PREFIXES, *_LAUNCHER_PREFIXES))
         and name not in _LAUNCH_VARIABLES
     }

@@ -349,7 +349,15 @@ def test_leftovers_are_removed_and_foreign_files_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "[]", '{"version": 1, "name": "../x"}', '{"version": 2, "name": "step-00000001"}']
+    "text",
+    [
+        None,
+        "",
+        "[]",
+        '{"version": 1, "name": "../x"}',
+        '{"version": 2, "name": "step-00000001"}',
+        f'{{"version": 1, "name": "step-{"0" * 300}"}}',  # no file can have this name
+    ],
 )
 def test_a_tracker_that_cannot_be_used_is_ignored(tmp_path: Path, text: Any) -> None:
     save(tmp_path, 1, some_arrays(0), cut_flat(some_arrays(0), 1))

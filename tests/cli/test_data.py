@@ -79,7 +79,7 @@ def test_a_small_vocabulary_and_skipped_files_are_reported(tmp_path: Path, capsy
     (folder / "b.txt").write_bytes(b"\xff")
     assert run(["data", "prepare", str(folder), "--out", str(tmp_path / "out"), "--vocab-size", "900"]) == 0
     err = capsys.readouterr().err
-    assert "1 file(s) left out, not UTF-8 text: texts/b.txt" in err
+    assert "1 file(s) left out, not UTF-8 text, or with NUL bytes: texts/b.txt" in err
     assert "tokens, not 900" in err
 
 

@@ -200,7 +200,9 @@ def test_bad_input_leaves_no_file(tmp_path: Path, texts: Path) -> None:
         prepare(request(out))
     with pytest.raises(DataError, match="--vocab-size 200: .* at least 257"):
         prepare(request(out, texts, vocab_size=200))
-    with pytest.raises(DataError, match=r"no text in 1 file\(s\), 1 of them not UTF-8 text: .*d\.txt"):
+    with pytest.raises(
+        DataError, match=r"no text in 1 file\(s\), 1 of them not UTF-8 text, or with NUL bytes: .*d\.txt"
+    ):
         prepare(request(out, texts / "d.txt"))
     (texts / "e.jsonl").write_text('{"text": "good"}\nbad\n')
     with pytest.raises(DataError, match=r"e\.jsonl:2: not JSON"):

@@ -50,5 +50,8 @@ def test_variables_of_a_rank_are_removed_and_nothing_else() -> None:
         "HYDI_CONTROL_FD": "8",
         "MPI_LOCALRANKID": "1",
         "PLE_RANK_ON_NODE": "1",
+        "HYDRA_IFACE": "nope0",
+        "HYDRA_HOST_FILE": "hosts",
+        "MPIEXEC_TIMEOUT": "5",
     }
     assert without_launch_variables({**kept, **launch}) == kept
