@@ -2,7 +2,7 @@
 # make help: all targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference mutants soak soak-openmpi slurm test-arm soak-arm test-openmpi test-browser test-torch17 test-torch110 test-matrix clean
+.PHONY: help install dev demo quick slow test test-long unit lint docs locks sbom wheel reference mutants peers soak soak-openmpi slurm test-arm soak-arm test-openmpi test-browser test-torch17 test-torch110 test-matrix clean
 
 PYTHON ?= $(shell env/find_python.sh 3.11 3.12 3.13 || echo python3)
 # On Arm, wheels of newer PyTorch than 2.10 bring CUDA packages.
@@ -135,6 +135,17 @@ soak: dev ## run 500 random layouts on 1 to 8 ranks with random delays: does any
 	@echo "healthy runs that are killed from outside: does the doctor accuse nobody?"
 	@PYTHONPATH=. $(BIN)/python -m tests.mpi.outside_kills
 
+# Trainers of others beside ours in benchmarks, with the same PyTorch. DeepSpeed comes as sources.
+PEERS := .venv-peers
+peers: $(PEERS)/.peers ## create .venv-peers with the trainers of others that benchmarks/step.py and peers.py measure
+$(PEERS)/.peers: $(PEERS)/.installed-peers env/peers.lock
+	@DS_ACCELERATOR=cpu env/install_locked.sh $(PEERS)/bin/python env/peers.lock --quiet --no-build-isolation $(PIP_ARGS)
+	@touch $@
+$(PEERS)/.installed-peers: override MPI := wheel
+$(PEERS)/.installed-peers: setup.py setup.cfg pyproject.toml $(PINS) $(wildcard $(PINS:.txt=*.lock)) $(KERNELS)
+	@echo "installing into $(PEERS) with $(PYTHON)"
+	@$(MAKE_ENVIRONMENT) $(PYTHON) $(PEERS) $(PINS) peers --quiet $(PIP_ARGS)
+
 # Executors for other tools, each in an environment of its own, since their hosts pin other versions.
 test-integrations: ## run the tests of integrations/ with Snakemake and PSI/J, on a simulated PJM
 	@$(MAKE) --no-print-directory integration HOST=snakemake DISTRIBUTION=snakemake-executor-plugin-pjm
@@ -227,4 +238,4 @@ $(OLD)/.installed-$(BUILD): setup.py setup.cfg pyproject.toml $(wildcard env/tor
 	@$(MAKE_ENVIRONMENT) $(PYTHON) $(OLD) env/torch-$(BUILD).txt $(BUILD) --quiet $(PIP_ARGS)
 
 clean: ## remove environments and demo output
-	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-snakemake .venv-psij .venv-browser .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) $(AARCH64) $(OPENMPI) .venv-snakemake .venv-psij .venv-browser .venv-peers .venv-torch17 .venv-torch110 .venv-torch113 build/docs build/sbom.cdx.json dist runs/demo runs/demo-data *.egg-info

@@ -1,4 +1,6 @@
-"""The contestants of ``step.py`` and ``peers.py``: a step of ours, of the textbook model, of Hugging Face's model.
+"""The contestants of ``step.py`` and ``peers.py``: a step of ours, of the textbook's model, of Hugging Face's model.
+
+Those of other trainers are in ``other_trainers.py``.
 
 All do the same work: the same random tokens, the same padded vocabulary, the same number of forward and backward passes
 per AdamW step, the gradient's norm clipped, and no dropout. A name is one of ``BASES`` followed by any of
@@ -22,7 +24,7 @@ from fugaku_gpt.data.random_samples import RandomSamples
 if TYPE_CHECKING:
     import torch
 
-BASES = ("floor", "ours", "textbook", "hf")
+BASES = ("floor", "ours", "textbook", "hf", "trainer", "nanogpt")
 MODIFIERS = {
     "tanh": "GELU's tanh form instead of the exact one (for Hugging Face its own default, gelu_new)",
     "bf16": "bfloat16: ours with float32 masters, the others by autocast, the floor's products themselves",
@@ -75,6 +77,11 @@ def setup(name: str, config: RunConfig) -> Work:
         return Floor(config).measure
     if base == "ours":
         return ours(config)
+    if base in ("trainer", "nanogpt"):
+        import other_trainers
+
+        setup_other = {"trainer": other_trainers.hugging_face_trainer, "nanogpt": other_trainers.nanogpt}[base]
+        return setup_other(config, "bf16" in modifiers)
     build_model = {"textbook": textbook, "hf": hugging_face}[base]
     return plain_step(build_model(config), config, "bf16" in modifiers)
 
@@ -167,12 +174,14 @@ def plain_step(
     bf16: bool = False,
     replica: int = 0,
     no_sync: Optional[Callable[[], ContextManager[Any]]] = None,
+    optimizer: "Optional[torch.optim.Optimizer]" = None,
 ) -> Work:
     """A step of a plain PyTorch model, written in the usual way.
 
     Args:
         replica: the replica whose samples are used.
         no_sync: keeps gradients from being summed over replicas, in all passes but the last.
+        optimizer: default: PyTorch's AdamW of all parameters.
 
     Raises:
         Lacking: there is no autocast for CPUs.
@@ -183,13 +192,16 @@ def plain_step(
         raise Lacking("this build has no autocast for CPUs")
     torch.set_num_threads(threads())
     training = config.training
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=training.lr, betas=(training.beta1, training.beta2), weight_decay=training.weight_decay
-    )
+    if optimizer is None:
+        betas = (training.beta1, training.beta2)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=training.lr, betas=betas, weight_decay=training.weight_decay
+        )
     samples, count, passes = RandomSamples(config), training.micro_batch, config.micro_batches
     model.train()
 
     def step() -> float:
+        assert optimizer is not None
         optimizer.zero_grad()
         total = 0.0
         for number in range(passes):

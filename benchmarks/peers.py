@@ -6,10 +6,11 @@
 
 A contestant is a layout, ``key=value`` joined by commas (``split=3+3+6+0``), or ``ddp=N``: N processes with the
 textbook model in DistributedDataParallel, which sums gradients only in the last backward pass of a step (``no_sync``
-before). Its ranks share ``--cores`` cores, or have ``threads=N`` threads each. Contestants take turns (``turns.py``) of
-one step each: ``--micro-batches`` forward and backward passes of each replica, clipping of the norm, and AdamW. Figures
-are medians over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden`` is the
-share of the replicas' communication that is hidden by computation, as ``overlap.py`` explains.
+before); ``fsdp=N`` is the same model under PyTorch's FSDP2, and ``deepspeed=N`` under DeepSpeed with ZeRO 1. Its ranks
+share ``--cores`` cores, or have ``threads=N`` threads each. Contestants take turns (``turns.py``) of one step each:
+``--micro-batches`` forward and backward passes of each replica, clipping of the norm, and AdamW. Figures are medians
+over the turns with the smallest and the largest; each pair is compared within the turns. ``hidden`` is the share of the
+replicas' communication that is hidden by computation, as ``overlap.py`` explains.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from contestants import plain_step, textbook, threads
-from turns import Lacking, Several, Turn, Unit, Work, middle, serve, take_turns, write_samples
+from turns import Lacking, Several, Turn, Unit, Work, first_steps, middle, serve, take_turns, write_samples
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.data.random_samples import RandomSamples
@@ -32,6 +33,7 @@ from fugaku_gpt.launch.launcher import find_launcher
 from fugaku_gpt.machine.local import processor_name, usable_cores
 from fugaku_gpt.machine.rank import launched_rank
 
+OTHERS = ("ddp", "fsdp", "deepspeed")  # trainers of others
 DEFAULT = ("ddp=2", "dp=2", "dp=2,zero=1")
 
 
@@ -44,10 +46,12 @@ def config_of(name: str, options: argparse.Namespace) -> RunConfig:
         section = "node.threads_per_rank" + word[len(key) :] if key == "threads" else f"layout.{word}"
         if key == "split":
             section = f"layout.split=[{word[len(key) + 1 :].replace('+', ',')}]"
-        settings.append(section.replace("layout.ddp=", "layout.dp="))
+        for other in OTHERS:
+            section = section.replace(f"layout.{other}=", "layout.dp=")
+        settings.append(section)
     seq_len, micro_batch = (int(part) for part in options.shape.split("x"))
     settings += [f"model.seq_len={seq_len}", f"training.micro_batch={micro_batch}", *options.settings]
-    replicas = next((int(word.split("=")[1]) for word in name.split(",") if word.startswith(("dp=", "ddp="))), 1)
+    replicas = next((int(word.split("=")[1]) for word in name.split(",") if word.split("=")[0] in ("dp", *OTHERS)), 1)
     config = load_run_config(
         preset=options.preset,
         overrides=[*settings, f"training.global_batch={replicas * micro_batch * options.micro_batches}"],
@@ -110,7 +114,8 @@ def start(several: Several, name: str, options: argparse.Namespace, program: Seq
     config = config_of(name, options)
     launcher, ranks = find_launcher(), config.layout.ranks
     each = config.node.threads_per_rank or max(1, options.cores // ranks)
-    argv = [*launcher.command_prefix(ranks), sys.executable, os.path.abspath(__file__), *program, "--worker", name]
+    python = options.peers_python if name.startswith("deepspeed=") else sys.executable
+    argv = [*launcher.command_prefix(ranks), python, os.path.abspath(__file__), *program, "--worker", name]
     several.start(name, argv, {**thread_variables(each), **launcher.environment}, ranks)
     return config
 
@@ -128,6 +133,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="1024x1", metavar="SxB", help="Sequence length x micro-batch.")
     parser.add_argument("--micro-batches", type=int, default=4, help="Micro-batches of each replica in a step.")
     parser.add_argument("--bf16", action="store_true", help="Train in bfloat16; DistributedDataParallel by autocast.")
+    parser.add_argument("--peers-python", default=sys.executable, help="Interpreter of `make peers`, for deepspeed.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
 
 
@@ -169,7 +175,9 @@ def table(configs: Dict[str, RunConfig], turns: List[Turn], cores: int) -> List[
 def main(arguments: Optional[List[str]] = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contestants", nargs="*", help=f"Layouts, or ddp=N; default: {' '.join(DEFAULT)}.")
+    parser.add_argument(
+        "contestants", nargs="*", help=f"Layouts, or ddp=N, fsdp=N, deepspeed=N; default: {' '.join(DEFAULT)}."
+    )
     add_options(parser)
     parser.add_argument(
         "--cores",
@@ -185,9 +193,12 @@ def main(arguments: Optional[List[str]] = None) -> None:
         name, path = options.worker
         config, launched = config_of(name, options), launched_rank()
         rank = launched.rank if launched is not None else 0
-        if name.startswith("ddp="):
+        if name.split("=")[0] in OTHERS:
+            from other_trainers import deepspeed_zero, fully_sharded
+
+            trainer = {"ddp": distributed, "fsdp": fully_sharded, "deepspeed": deepspeed_zero}[name.split("=")[0]]
             meeting = Path(path).with_name("meeting")
-            serve(path, lambda: distributed(config, options.bf16, rank, meeting), rank)
+            serve(path, lambda: trainer(config, options.bf16, rank, meeting), rank)
         else:
             serve(path, lambda: ours(config), rank)
         return
@@ -200,11 +211,13 @@ def main(arguments: Optional[List[str]] = None) -> None:
     with Several() as several:
         configs = {name: start(several, name, options, worker_arguments(options)) for name in names}
         turns = take_turns(several.workers, options.turns) if several.workers else []
+        started = first_steps(several.workers)
     print(title(configs[names[0]], options) + f", {len(turns)} turns")
     for name, why in several.lacking.items():
         print(f"{name}: not on this build: {why}")
     if turns:
         print("\n".join(table(configs, turns, options.cores)))
+        print(started)
     write_samples(options.samples, {"contestants": names, "words": worker_arguments(options)}, turns)
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from contestants import BASES, MODIFIERS, environment_of, parse, settings_of, setup
-from turns import Several, Turn, middle, ratios_of, seconds_of, serve, take_turns, write_samples
+from other_trainers import NANOGPT
+from turns import Several, Turn, first_steps, middle, ratios_of, seconds_of, serve, take_turns, write_samples
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.formulas.parameters import size_name
@@ -127,6 +128,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--micro-batches", type=int, default=4, help="Forward and backward passes per step.")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--python", default=sys.executable, help="Interpreter of another build.")
+    parser.add_argument("--peers-python", default=sys.executable, help="Interpreter of `make peers`, for trainer.")
+    parser.add_argument("--nanogpt", metavar="FOLDER", help="Folder with nanoGPT's model.py, for nanogpt.")
     parser.add_argument("--products", action="store_true", help="Print the products of the floor too.")
     parser.add_argument("--samples", type=Path, help="File for the figures of every turn, as JSON.")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -152,9 +155,12 @@ def main(arguments: Optional[List[str]] = None) -> None:
     passed_on = list(arguments if arguments is not None else sys.argv[1:])
     with Several() as several:
         for name in names:
-            argv = [options.python, os.path.abspath(__file__), *passed_on, "--worker", name]
-            several.start(name, argv, environment_of(name, threads))
+            python = options.peers_python if parse(name)[0] == "trainer" else options.python
+            argv = [python, os.path.abspath(__file__), *passed_on, "--worker", name]
+            folder = {NANOGPT: options.nanogpt} if options.nanogpt else {}
+            several.start(name, argv, {**environment_of(name, threads), **folder})
         turns = take_turns(several.workers, options.turns) if several.workers else []
+        started = first_steps(several.workers)
         build = next((worker.torch for worker in several.workers), "none")
     model, training = config.model, config.training
     head: Dict[str, object] = {
@@ -171,6 +177,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
         print(f"{name}: not on this build: {why}")
     if turns:
         print("\n".join(table(config, turns)))
+        print(started)
         for name in turns[0] if options.products else []:
             if parse(name)[0] == "floor":
                 print("\n".join(products(settle(turns), name)))

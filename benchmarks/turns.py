@@ -50,6 +50,7 @@ class Worker:
     Attributes:
         lacks: the reason why this build cannot do it, or "".
         torch: the version of its PyTorch.
+        first_step_seconds: from its start to the end of its first unit of work; 0 before that.
     """
 
     def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str], ranks: int = 1) -> None:
@@ -60,6 +61,7 @@ class Worker:
             SystemExit: they do not start.
         """
         self.name = name
+        self.first_step_seconds = 0.0
         self._mark = uuid.uuid4().hex
         self._folder = tempfile.mkdtemp(prefix="turns-")
         self._files: List[Any] = []
@@ -69,6 +71,7 @@ class Worker:
         listener.listen(ranks)
         listener.settimeout(0.5)
         everything = {**os.environ, "PYTHONPATH": str(ROOT), **environment, MARK: self._mark}
+        started = time.monotonic()
         self._process = subprocess.Popen(
             [*argv, path],
             stdin=subprocess.DEVNULL,
@@ -95,6 +98,7 @@ class Worker:
         finally:
             listener.close()
         self.lacks, self.torch = str(ready["lacks"]), str(ready["torch"])
+        self._setup_seconds = time.monotonic() - started
 
     def work(self) -> Unit:
         """Makes all ranks do one unit of work at once.
@@ -109,8 +113,10 @@ class Worker:
         except OSError:
             raise self._failed() from None
         answers = sorted(self._answers(), key=lambda answer: int(answer["rank"]))
+        seconds = max(answer["seconds"] for answer in answers)
+        self.first_step_seconds = self.first_step_seconds or self._setup_seconds + seconds
         return Unit(
-            max(answer["seconds"] for answer in answers),
+            seconds,
             answers[0]["value"],
             [int(answer["peak_bytes"]) for answer in answers],
         )
@@ -223,6 +229,12 @@ class Several:
 def thread_environment(threads: int) -> Dict[str, str]:
     """Environment variables that libraries read when they are loaded."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def first_steps(workers: Sequence[Worker]) -> str:
+    """A line with the seconds from each worker's start to the end of its first step, with imports and compilation."""
+    times = (f"{worker.name} {worker.first_step_seconds:.1f} s" for worker in workers)
+    return f"from the start to the end of the first step: {', '.join(times)}"
 
 
 def seconds_of(turns: Sequence[Turn], name: str) -> List[float]:

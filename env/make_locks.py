@@ -64,6 +64,7 @@ LOCKS = (
     Lock("dev", ("dev",), _NEW, _BOTH, beside=("torch-2.13", "tests")),
     Lock("mutants", ("mutants",), _NEW, _BOTH, beside=("dev",), has_dependencies=False),
     Lock("fuzz", ("fuzz",), _NEW, ("x86_64",), beside=("torch-2.13",)),
+    Lock("peers", ("peers",), _NEW, ("x86_64",), beside=("torch-2.13",)),
     Lock("build-mpi4py", ("build-mpi4py",), _NEW, _BOTH, beside=("torch-2.13",)),
     Lock("docs", ("docs",), _NEW, _BOTH, from_python="3.11.5"),
     Lock("snakemake", ("snakemake", "integrations"), _NEW, _BOTH),

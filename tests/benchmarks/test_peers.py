@@ -30,7 +30,7 @@ NAMES = ["ddp=2", "dp=2,zero=1", "pp=2,schedule=interleaved,chunks=2"]
 
 def assert_is_table_of_pairs(lines: List[str], names: List[str]) -> None:
     """Asserts that a table has a line for each contestant and, below them, one for each pair."""
-    contestants, pairs = lines[: len(names)], lines[len(names) :]
+    contestants, pairs = lines[: len(names)], [line for line in lines[len(names) :] if not line.startswith("from the ")]
     assert [line.split()[0] for line in contestants] == names
     assert all(" 2 x 1 " in line for line in contestants)
     assert contestants[0].split()[-1] == "-"  # gloo does not report what it hides
@@ -44,6 +44,21 @@ def assert_is_table_of_pairs(lines: List[str], names: List[str]) -> None:
 def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capfd, "peers", *NAMES[::2], "--preset", "tiny", "--shape", "16x1", "--turns", "1")
     assert_is_table_of_pairs(lines[2:], NAMES[::2])
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_starts")
+@pytest.mark.mpi
+def test_trainers_of_others_are_compared_or_named_as_lacking(capfd: pytest.CaptureFixture[str]) -> None:
+    """FSDP2 is in current PyTorch; DeepSpeed is in another environment, which ``make peers`` makes."""
+    names = ["fsdp=2", "deepspeed=2", "dp=2"]
+    lines = lines_of(capfd, "peers", *names, "--preset", "tiny", "--shape", "16x1", "--turns", "1")
+    lacking = [line for line in lines if ": not on this build: " in line]
+    assert any(line.startswith("deepspeed=2: ") and "`make peers` installs it" in line for line in lacking)
+    table = [line for line in lines if line not in lacking][2:]
+    compared = ["dp=2"] if any(line.startswith("fsdp=2: ") for line in lacking) else ["fsdp=2", "dp=2"]
+    assert [line.split()[0] for line in table[: len(compared)]] == compared
+    assert table[-1].startswith("from the start to the end of the first step: ")
 
 
 def test_three_peers_are_three_pairs_of_which_each_is_compared_within_the_turns() -> None:
