@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable, Dict, Iterable, List
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.retention import verify_checkpoint
@@ -133,10 +133,19 @@ def problems_of_any(_root: Path, call: Call, text: str, ended: Ended) -> List[st
     return problems
 
 
+def _with_logs(ended: Ended, logs: Iterable[Path]) -> Ended:
+    """What was printed and what runs have logged, which name there what costs them nothing else, such as an older
+    checkpoint that could not be removed."""
+    texts = [log.read_text(encoding="utf-8") for log in sorted(logs)]
+    return replace(ended, output="\n".join([ended.output, *texts]))
+
+
+def _problems_of_compare(root: Path, call: Call, text: str, ended: Ended) -> List[str]:
+    return problems_of_any(root, call, text, _with_logs(ended, root.glob("comparison/*/*/log.txt")))
+
+
 def _problems_of_sweep(root: Path, call: Call, text: str, ended: Ended) -> List[str]:
-    """A run names in its log what costs it nothing else, such as an older checkpoint that could not be removed."""
-    logs = [log.read_text(encoding="utf-8") for log in sorted(root.glob("sweep/*/log.txt"))]
-    problems = problems_of_any(root, call, text, replace(ended, output="\n".join([ended.output, *logs])))
+    problems = problems_of_any(root, call, text, _with_logs(ended, root.glob("sweep/*/log.txt")))
     if ended.is_ok:
         ends = [RunDirectory(folder).result() for folder in (root / "sweep").iterdir() if folder.is_dir()]
         if len([end for end in ends if end is not None and end.status == OK]) != 2:
@@ -154,6 +163,6 @@ def _problems_of_job(root: Path, call: Call, text: str, ended: Ended) -> List[st
 SCENARIOS: Dict[str, Scenario] = {
     "train": Scenario(_train, _problems_of_train),
     "sweep": Scenario(_sweep, _problems_of_sweep),
-    "compare": Scenario(_compare, problems_of_any),
+    "compare": Scenario(_compare, _problems_of_compare),
     "job": Scenario(_job, _problems_of_job),
 }
