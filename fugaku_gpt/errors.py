@@ -51,6 +51,20 @@ class RunFailed(FugakuGptError):
     """A run was started and did not end well."""
 
 
+class ReplicasDiffer(RunFailed):
+    """Ranks hold different bits of a tensor that they must hold alike: silent corruption.
+
+    Attributes:
+        rank: the rank that holds the wrong bits; None if that cannot be told.
+        node: its host; empty if that cannot be told.
+    """
+
+    def __init__(self, message: str, rank: Optional[int] = None, node: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.node = node
+
+
 class Uncertain(FugakuGptError):
     """A scheduler did not answer clearly: there may be a job, to be looked for before another is submitted."""
 

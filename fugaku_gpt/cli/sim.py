@@ -128,6 +128,7 @@ def fault(directory: Optional[Path], code: Optional[int], fault_arguments: Tuple
     lose JOB|next                  a job becomes unknown
     unanswered [TIMES]             pjsub fails, though the job was accepted
     node-down [JOB|next]           a running job loses a node
+    node-down JOB NODE [SECONDS]   its node NODE (from 0) dies, which PJM notices after SECONDS
     slow-pjstat SECONDS            every pjstat answers late; 0 turns it off
     pjstat-fails TIMES             the next calls of pjstat fail
     garbage [TIMES]                the next pjstat prints nonsense

@@ -279,6 +279,12 @@ def _check_health(config: RunConfig, report_problem: ReportProblem) -> None:
             report_problem(
                 "training.skip_samples", text, f"must go from the lower to the higher number; valid: {last}-{first}"
             )
+    if training.checksum_interval is not None and config.layout.ranks == 1:
+        report_problem(
+            "training.checksum_interval",
+            training.checksum_interval,
+            "one rank holds nothing that another holds alike; valid: null, or more replicas (layout.dp)",
+        )
     if training.rollback_every is None:
         return
     if training.rollback_every > training.spike_window:

@@ -368,6 +368,13 @@ class TrainingConfig:
     spike_ratio: Optional[float] = option(
         None, "a loss of this multiple of the mean is a spike; default: not checked", above=1
     )
+    checksum_interval: Optional[int] = option(
+        None,
+        "iterations between comparisons of the weights that ranks hold alike, bit for bit, which end the run where a "
+        "bit has flipped unnoticed; default: never",
+        unit="iterations",
+        at_least=1,
+    )
     log_interval: int = option(1, "iterations between log lines", unit="iterations", at_least=1, at_most=10**9)
     log_format: str = option(
         "short",

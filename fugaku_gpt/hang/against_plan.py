@@ -21,6 +21,7 @@ from fugaku_gpt.layout.communications import Collective, CommunicationPlan, plan
 from fugaku_gpt.layout.grid import coordinates_of
 from fugaku_gpt.layout.nodes import node_groups
 from fugaku_gpt.layout.operations import ALL_GATHER, RECEIVE, SEND
+from fugaku_gpt.layout.replica_checks import is_checksum_step
 from fugaku_gpt.records.flight import FORWARD, OPTIMISER, Flight, RecordedCall
 
 _MAX_RANKS = 256  # number of ranks that are compared
@@ -138,7 +139,7 @@ class _PlanComparison:
         self.flights = dict(flights)
         self.foreign_ranks: List[int] = []
         self._made = {rank: _by_step(flight) for rank, flight in self.flights.items()}
-        self._programs: Dict[Tuple[int, int], List[Plan]] = {}
+        self._programs: Dict[Tuple[int, int, bool], List[Plan]] = {}
 
     def stage(self, rank: int) -> int:
         """Pipeline stage of a rank."""
@@ -164,7 +165,7 @@ class _PlanComparison:
 
     def _deviation_in_step(self, rank: int, step: int) -> Optional[_PlanDeviation]:
         made, passed = self._made[rank][step], _has_passed(self.flights[rank], step)
-        plans = self._possible_plans(rank)
+        plans = self._possible_plans(rank, step)
         for plan in plans[1:]:
             if not _misfits(plan, made, passed):
                 return None
@@ -255,29 +256,33 @@ class _PlanComparison:
                     return made
         return None
 
-    def _possible_plans(self, rank: int) -> List[Plan]:
+    def _possible_plans(self, rank: int, step: int) -> List[Plan]:
         """Plans that a step of this rank may follow, the usual one first: calibration steps time the replicas' sums,
-        and steps without an update gather nothing."""
+        and steps without an update gather nothing. Whether it compares checksums is certain."""
         coordinates = coordinates_of(rank, self._plan.layout, self._plan.order)
         ranks_on_node = 1
         if self._plan.nodes is not None:
             ranks_on_node = len(node_groups(coordinates, self._plan.layout, self._plan.order, self._plan.nodes)[0])
-        if (coordinates.pp, ranks_on_node) not in self._programs:
+        has_checksums = is_checksum_step(self._plan.checksum_interval, step)
+        key = coordinates.pp, ranks_on_node, has_checksums
+        if key not in self._programs:
             usual, calibration = (
-                _by_communicator(self._plan, coordinates.pp, ranks_on_node, is_calibration)
+                _by_communicator(self._plan, coordinates.pp, ranks_on_node, is_calibration, has_checksums)
                 for is_calibration in (False, True)
             )
             plans = [usual, calibration]
             if self._plan.zero and self._plan.layout.dp > 1:
                 plans += [_without_gathers(usual), _without_gathers(calibration)]
-            self._programs[coordinates.pp, ranks_on_node] = plans
-        return self._programs[coordinates.pp, ranks_on_node]
+            self._programs[key] = plans
+        return self._programs[key]
 
 
-def _by_communicator(plan: CommunicationPlan, stage: int, ranks_on_node: int, is_calibration: bool) -> Plan:
+def _by_communicator(
+    plan: CommunicationPlan, stage: int, ranks_on_node: int, is_calibration: bool, has_checksums: bool
+) -> Plan:
     planned_calls: Plan = {}
     position = 0
-    for action in program(plan, stage, ranks_on_node, is_calibration):
+    for action in program(plan, stage, ranks_on_node, is_calibration, has_checksums):
         if isinstance(action, Collective):
             calls = [(action.communicator, action.operation, action.elements)]
         else:

@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.config.values import format_duration
-from fugaku_gpt.errors import EXIT_RESUME, EXIT_USAGE, UsageError
+from fugaku_gpt.errors import EXIT_OK, EXIT_RESUME, EXIT_USAGE, UsageError
 from fugaku_gpt.jobs.failure_causes import (
     CAUSES_BY_STATE,
     MORE_MEMORY,
@@ -30,6 +30,7 @@ from fugaku_gpt.launch.launch_result import failure_reason, has_out_of_memory_me
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
     LOST,
+    NOTHING_LEFT,
     ON_HOLD,
     OVER,
     REJECTED,
@@ -249,6 +250,8 @@ def _find_cause(evidence: _Evidence) -> Cause:
     record, result = evidence.record, evidence.result
     reported = scheduler_cause(evidence.job.scheduler, evidence.status)
     exit_code = record.exit_code if record is not None else evidence.status.exit_code
+    if exit_code == NOTHING_LEFT:  # of a link that has done all; its record has 0
+        exit_code = EXIT_OK
     if record is None and evidence.status.state == LOST:
         if result is not None and result.status == runs.OK:
             return Cause(runs.OK, "", "", NEVER)

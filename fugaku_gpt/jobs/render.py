@@ -34,6 +34,7 @@ from fugaku_gpt.launch.rank_variables import page_variables
 from fugaku_gpt.limits import SCRIPT_TEXT, TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
 from fugaku_gpt.machine import fugaku
 from fugaku_gpt.machine.bounded import BoundExceeded, call_in_child
+from fugaku_gpt.records.job import NOTHING_LEFT
 
 if TYPE_CHECKING:
     import jinja2
@@ -253,6 +254,7 @@ def _context(config: RunConfig, profile: Profile) -> Tuple[Dict[str, Any], List[
         "rank_map": job.rank_map,
         "open_files": node.open_files,
         "exit_resume": EXIT_RESUME,
+        "exit_nothing_left": NOTHING_LEFT if job.scheduler == "pjm" else 0,
         "launcher": profile.launcher or _LAUNCHERS[job.scheduler],
         "launcher_options": profile.launcher_options,
         "modules": profile.modules,

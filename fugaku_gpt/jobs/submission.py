@@ -46,6 +46,7 @@ _COPIED_FILES = ("config.yaml", SCRIPT, "sweep.json", JOB_FILE)
 # settings that script and run take from the corpora where config.yaml has none
 _KEYS_OF_CORPORA = ("model.vocab_size", "training.eval_interval")
 
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[0-9][0-9,-]*\])?[A-Za-z0-9._-]*")
 _REPEAT = re.compile(r"repeat-[0-9]+")
 
 Render = Callable[[RunConfig], JobScript]
@@ -133,7 +134,7 @@ def load_prepared(directory: Path) -> PreparedJob:
     return PreparedJob(directory, config, SCRIPT, text, node_hours(config), ())
 
 
-def submissions(prepared: PreparedJob) -> List[Submission]:
+def submissions(prepared: PreparedJob, excluded_nodes: Sequence[str] = ()) -> List[Submission]:
     """Return one submission for each link of the chain; ids that do not exist yet are ``<id of link N>``."""
     job = prepared.config.job
     return [
@@ -146,16 +147,23 @@ def submissions(prepared: PreparedJob) -> List[Submission]:
             chain=job.chain,
             elapse=job.elapse,
             bulk=job.bulk,
+            excluded_nodes=tuple(excluded_nodes),
         )
         for link in range(1, job.chain + 1)
     ]
 
 
 def submit(
-    prepared: Union[PreparedJob, Path], scheduler: Scheduler, clock: Callable[[], float] = time.time
+    prepared: Union[PreparedJob, Path],
+    scheduler: Scheduler,
+    clock: Callable[[], float] = time.time,
+    excluded_nodes: Sequence[str] = (),
 ) -> List[str]:
     """Submit a prepared directory; return the job ids, one for each link of a chain, or fewer if a link ended before
     the next could follow it.
+
+    Args:
+        excluded_nodes: nodes that no link gets; see :func:`require_exclusion`.
 
     If several processes submit the same directory at once, only the one whose intent comes first in ``job.jsonl`` does.
 
@@ -168,7 +176,7 @@ def submit(
     directory = job.directory
     require_no_active_job(directory, scheduler, clock())
     ids: List[str] = []
-    for submission in submissions(job):
+    for submission in submissions(job, excluded_nodes):
         submission = replace(submission, after=ids[-1] if ids else None)
         try:
             ids.append(submit_recorded(directory, submission, scheduler, clock))
@@ -178,6 +186,19 @@ def submit(
             note = f"\n{directory}: submitted before that, and kept: {', '.join(ids)}" if ids else ""
             raise type(error)(f"{error}{note}") from None
     return ids
+
+
+def require_exclusion(scheduler: Scheduler, nodes: Sequence[str]) -> None:
+    """Refuse nodes that a scheduler's jobs cannot be kept off, and what is no name of a node.
+
+    Raises:
+        UsageError: the scheduler has no means for it, or a name is not valid.
+    """
+    if nodes and scheduler.why_no_exclusion:
+        raise UsageError(f"--exclude-node {nodes[0][:60]}: {scheduler.why_no_exclusion}")
+    for node in nodes:
+        if not _NODE_NAME.fullmatch(node):
+            raise UsageError(f"--exclude-node {node[:60]!r}: is not a node's name; valid: node17, or node[3-5]")
 
 
 def submit_recorded(

@@ -135,7 +135,7 @@ class GridCheck:
         for coordinates, replicas in zip(self._coordinates, on_node):
             key = (coordinates.pp, replicas)
             if key not in program_of_key:
-                program_of_key[key] = program(plan, *key)
+                program_of_key[key] = program(plan, *key, has_checksums=plan.checksum_interval is not None)
             yield program_of_key[key]
 
 

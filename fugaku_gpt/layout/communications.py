@@ -21,7 +21,16 @@ from fugaku_gpt.layout.flat import FlatLayout, flat_layout
 from fugaku_gpt.layout.grid import ORDERS, TP_PP_DP
 from fugaku_gpt.layout.memory import ITEM_BYTES, recompute_of_layers
 from fugaku_gpt.layout.nodes import ACROSS_NODES, ACROSS_NODES_GATHER, NODE, NODE_GATHER, Nodes, nodes_of
-from fugaku_gpt.layout.operations import ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, GATHER_JSON, REDUCE_SCATTER
+from fugaku_gpt.layout.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCES,
+    BARRIER,
+    BROADCAST,
+    GATHER_JSON,
+    REDUCE_SCATTER,
+)
+from fugaku_gpt.layout.replica_checks import comparisons
 from fugaku_gpt.layout.schedule_times import Timing, simulate
 from fugaku_gpt.layout.schedules import Action, BackwardWeight, Exchange, Forward, schedule
 from fugaku_gpt.layout.stages import RECOMPUTE, Chunk, chunks_of, split_layers, stage_tensors, work_of
@@ -99,6 +108,7 @@ class CommunicationPlan:
         loss_tokens: tokens whose logits exist at one time.
         seq_len: tokens of a sequence, while they grow; default: the model's.
         nodes: placement of the ranks; matters only for hierarchical sums.
+        checksum_interval: steps from one comparison of what ranks hold alike to the next; None: never.
     """
 
     model: ModelConfig
@@ -117,6 +127,7 @@ class CommunicationPlan:
     loss_tokens: int = CHUNK_TOKENS
     seq_len: Optional[int] = None
     nodes: Optional[Nodes] = None
+    checksum_interval: Optional[int] = None
     model_chunks: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -216,6 +227,7 @@ def plan_of(config: RunConfig) -> CommunicationPlan:
         element_bytes=ITEM_BYTES[training.dtype],
         bucket_bytes=int(training.bucket_mib * 2**20),
         nodes=nodes_of(config) if layout.hierarchical_sum and layout.dp > 1 else None,
+        checksum_interval=training.checksum_interval,
     )
 
 
@@ -234,13 +246,14 @@ def schedule_of(plan: CommunicationPlan, stage: int) -> Tuple[Action, ...]:
 
 @lru_cache(maxsize=256)
 def program(
-    plan: CommunicationPlan, stage: int, on_node: int = 1, is_calibration: bool = False
+    plan: CommunicationPlan, stage: int, on_node: int = 1, is_calibration: bool = False, has_checksums: bool = False
 ) -> Tuple[Communication, ...]:
     """All communications of a step, of any rank of one stage.
 
     Args:
         on_node: number of replicas on each node for hierarchical sums; 1: they are summed in one step.
         is_calibration: the step times the communication of replicas by itself (:func:`is_calibration_step`).
+        has_checksums: before the update, ranks compare what they hold alike (``replica_checks.py``).
     """
     stage_chunks = {chunk.index: chunk for chunk in plan.model_chunks if chunk.stage == stage}
     forward = {index: tuple(forward_communications(plan, chunk)) for index, chunk in stage_chunks.items()}
@@ -252,7 +265,7 @@ def program(
             steps.append(Transfer(action, message_elements))
         elif not isinstance(action, BackwardWeight):  # gradients of weights are nobody else's business
             steps += (forward if isinstance(action, Forward) else backward)[action.chunk]
-    return (*steps, *communications_after_backward(plan, stage, on_node, is_calibration))
+    return (*steps, *communications_after_backward(plan, stage, on_node, is_calibration, has_checksums))
 
 
 def chunk_times(plan: CommunicationPlan) -> Timing:
@@ -342,7 +355,7 @@ def _gather_sequence(plan: CommunicationPlan) -> Collective:
 
 
 def communications_after_backward(
-    plan: CommunicationPlan, stage: int, on_node: int = 1, is_calibration: bool = False
+    plan: CommunicationPlan, stage: int, on_node: int = 1, is_calibration: bool = False, has_checksums: bool = False
 ) -> Iterable[Collective]:
     """From the last backward pass to the end of the step."""
     layout, tp = plan.layout, plan.layout.tp
@@ -363,6 +376,8 @@ def communications_after_backward(
             yield Collective("embedding", ALL_REDUCE, embedding_range.stop - embedding_range.start)
     if layout.ranks > 1:
         yield Collective("world", ALL_REDUCE, norm_elements(plan.model))
+    if has_checksums:
+        yield from checksum_communications(plan, stage)
     if layout.dp > 1 and plan.zero:
         if is_calibration:
             yield Collective("dp", BARRIER, 0)
@@ -372,6 +387,14 @@ def communications_after_backward(
             else:
                 yield Collective(ACROSS_NODES_GATHER, ALL_GATHER, elements // layout.dp)
                 yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
+
+
+def checksum_communications(plan: CommunicationPlan, stage: int) -> Iterable[Collective]:
+    """The comparison of what ranks hold alike, and whether it has found a difference anywhere."""
+    for comparison in comparisons(_flat(plan, stage), plan.layout, plan.sequence_parallel):
+        yield Collective(comparison.communicator, ALL_REDUCES["max"], comparison.elements)
+    if plan.layout.ranks > 1:
+        yield Collective("world", ALL_REDUCE, 1)
 
 
 def norm_elements(model: ModelConfig) -> int:

@@ -18,7 +18,7 @@ def records_of_iteration(config: RunConfig, stage: int) -> Tuple[int, int]:
     """At most how many calls a rank of a stage makes in an iteration, and how many phases it begins."""
     plan = plan_of(replace(config, layout=replace(config.layout, hierarchical_sum=False)))
     calls = 0
-    for communication in program(plan, stage, is_calibration=True):
+    for communication in program(plan, stage, is_calibration=True, has_checksums=plan.checksum_interval is not None):
         exchange = communication.exchange if isinstance(communication, Transfer) else None
         calls += len(exchange.sends) + len(exchange.receives) if exchange is not None else 1
     passes = sum(not isinstance(action, Exchange) for action in schedule_of(plan, stage))

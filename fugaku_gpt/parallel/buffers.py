@@ -147,6 +147,7 @@ class FlatBuffers:
         owned: Sequence[OptimizerShard],
         counts: Callable[[TensorSpec], bool],
         masters: "Optional[MasterWeights]" = None,
+        are_equal_on_all_ranks: bool = False,
     ) -> Iterator[ParamRange]:
         """Iterate over the longest ranges of owned neighbours that are treated alike, gaps included; the token
         embedding is a range by itself.
@@ -155,6 +156,8 @@ class FlatBuffers:
             owned: the shards that this rank steps.
             counts: whether this rank counts a tensor in the norm.
             masters: what the optimiser steps; default: the parameters themselves.
+            are_equal_on_all_ranks: cut ranges also where it depends on the rank whether the tensors on both sides are
+                counted, so that kernels round the same elements in the same way on all ranks that hold them.
         """
 
         def param_range(kind: Tuple[bool, bool], shard: OptimizerShard, start: int, stop: int) -> ParamRange:
@@ -166,7 +169,7 @@ class FlatBuffers:
 
         for shard in owned:
             span = shard.parameters
-            start, kind, is_copied = span.start, None, False
+            start, kind, is_copied, is_replicated = span.start, None, False, False
             for placement in self.placements:
                 if not have_overlap(placement.span, span):
                     continue
@@ -175,10 +178,13 @@ class FlatBuffers:
                 # other tensors on all ranks that hold them: kernels that step them see the same lengths there, and
                 # round the same elements in the same way
                 is_border = placement.spec.name == TOKEN_EMBEDDING or (placement.spec.copies > 1) != is_copied
+                if are_equal_on_all_ranks:
+                    is_border = is_border or (placement.spec.tp_dim is None) != is_replicated
                 if kind is not None and (next_kind != kind or is_border):
                     yield param_range(kind, shard, start, placement.start)
                     start = placement.start
                 kind, is_copied = next_kind, placement.spec.copies > 1
+                is_replicated = placement.spec.tp_dim is None
             if kind is not None:
                 yield param_range(kind, shard, start, span.stop)
 

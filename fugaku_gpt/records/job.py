@@ -35,6 +35,8 @@ from fugaku_gpt.versioned_json import read_versioned_json
 VERSION = 1
 JOB_FILE = "job.jsonl"
 EXIT_DIR = "exit"
+# exit code of a job of PJM: a link of a chain leaves nothing to do for the links behind it, which it cancels
+NOTHING_LEFT = 76
 
 QUEUED = "queued"  # accepted, waiting
 ON_HOLD = "held"

@@ -15,6 +15,7 @@ SIMULATED_VARIABLE = "FUGAKU_GPT_SIMULATOR"  # set to 1 in every process of a si
 JOB_MARK_VARIABLE = "FUGAKU_GPT_SIMULATED_JOB"  # identifies the processes of one job
 STAND_IN_VARIABLE = "FUGAKU_GPT_SIMULATOR_PART"  # set in processes of the stand-ins, which a real job does not have
 FOLDER_VARIABLE = "FUGAKU_GPT_SIMULATOR_FOLDER"  # folder of the files that a job's mpiexec writes
+NODE_VARIABLE = "FUGAKU_GPT_SIMULATOR_NODE"  # number, in its job, of the node that a rank is on
 MAX_RANKS_VARIABLE = "FUGAKU_GPT_SIMULATOR_RANKS"  # number of real processes that one mpiexec may start
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

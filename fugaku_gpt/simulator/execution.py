@@ -18,6 +18,7 @@ import psutil
 from fugaku_gpt.pjm.values import parse_count, parse_limit
 from fugaku_gpt.simulator.environment import (
     JOB_MARK_VARIABLE,
+    NODE_VARIABLE,
     STAND_IN_VARIABLE,
     SYSTEM_PATH,
     job_environment,
@@ -193,6 +194,21 @@ def kill_processes(job: Job) -> int:
                 process.kill()
         time.sleep(0.01)
         processes = find_processes(job)
+    return count
+
+
+def kill_node(job: Job, node: int) -> int:
+    """Send SIGKILL to every process of a job that is on one of its nodes; return their number.
+
+    Args:
+        node: number of the node in the job. The script, and the launchers that it starts, are on node 0.
+    """
+    count = 0
+    for process in find_processes(job):
+        with contextlib.suppress(psutil.Error, OSError):
+            if int(process.environ().get(NODE_VARIABLE, "0")) == node:
+                process.kill()
+                count += 1
     return count
 
 

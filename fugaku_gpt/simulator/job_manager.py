@@ -328,12 +328,22 @@ class JobManager:
         job.code = 0
         self._enter(job, QUEUED, timestamp)
 
-    def fail_node(self, job: Job) -> None:
-        """Fail a node of a running job: all of its processes are killed at once."""
+    def fail_node(self, job: Job, node: int = 0, seconds: float = 0.0) -> None:
+        """Fail a node of a running job: its processes are killed at once, and PJM ends the job with code 20.
+
+        Args:
+            node: number of the node in the job, from 0, on which the script runs.
+            seconds: time after which PJM notices, and kills the processes of the other nodes. Meanwhile these go on,
+                and may end by themselves.
+        """
         job.stopping = CODE_NODE_DOWN
-        job.stop_asked = time.time()
-        job.killed = True
-        execution.kill_processes(job)
+        job.stop_asked = time.time() - self.settings.grace + seconds  # when its grace ends, it is killed
+        self.table.save(job)
+        if seconds == 0:
+            job.killed = True
+            execution.kill_processes(job)
+        else:
+            execution.kill_node(job, node)
 
     def lose_job(self, job: Job) -> None:
         """Remove a job without a trace: no state, no history, no files."""

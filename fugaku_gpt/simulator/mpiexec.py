@@ -17,7 +17,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from fugaku_gpt.errors import FugakuGptError, UsageError
 from fugaku_gpt.simulator.client import BANNER
 from fugaku_gpt.simulator.environment import FOLDER_VARIABLE, MAX_RANKS_VARIABLE, STAND_IN_VARIABLE
-from fugaku_gpt.simulator.placement import claim_nodes, ranks_on_nodes, read_coordinates
+from fugaku_gpt.simulator.placement import claim_nodes, node_numbers, ranks_on_nodes, read_coordinates
 
 # options are listed without their dashes: each may be written with one or two
 _RANK_FILES = {
@@ -160,6 +160,15 @@ def node_local_ranks(ranks: int, environment: Mapping[str, str]) -> List[int]:
     return [rank % per_node for rank in range(ranks)]
 
 
+def nodes_of_ranks(ranks: int, environment: Mapping[str, str]) -> List[int]:
+    """The number of each rank's node in the job, from 0."""
+    per_node = max(1, int(environment.get("PJM_PROC_BY_NODE", "1")))
+    nodes = max(1, int(environment.get("PJM_NODE", "1")))
+    if "PJM_RANK_MAP_BYNODE" in environment:
+        return [rank % nodes for rank in range(ranks)]
+    return [rank // per_node for rank in range(ranks)]
+
+
 def _make_call_folder(job_folder: Path) -> Tuple[int, Path]:
     """Number of mpiexec calls of this job, including this one, and a new folder for the files of this call."""
     call_number = 1
@@ -207,6 +216,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "variables": sorted(set(environment) - {STAND_IN_VARIABLE}),
         "environment": [segment.environment for segment in command.segments],
         "rank_on_node": node_local_ranks(total, environment) if coordinates is None else ranks_on_nodes(coordinates),
+        "nodes": nodes_of_ranks(total, environment) if coordinates is None else node_numbers(coordinates, environment),
     }
     plan_file = folder / "plan.json"
     plan_file.write_text(json.dumps(plan), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import List
 
 from fugaku_gpt.simulator.faults import Faults
@@ -14,7 +15,7 @@ FAULTS = (
     "refuse [CODE [TIMES]]",
     "lose JOB|next [TIMES]",
     "unanswered [TIMES]",
-    "node-down [JOB|next]",
+    "node-down [JOB [NODE [SECONDS]]|next]",
     "slow-pjstat SECONDS",
     "pjstat-fails TIMES",
     "garbage [TIMES]",
@@ -61,12 +62,7 @@ def _inject_fault(arguments: List[str], job_manager: JobManager) -> Reply:
         if parameters[:1] == ["next"]:
             faults.node_down_times = 1
         else:
-            jobs = _jobs_of(parameters[0], job_manager) if parameters else list(job_manager.table.unfinished_jobs())
-            running = [unit for job in jobs for unit in job_manager.table.execution_units(job) if unit.state == RUNNING]
-            if not running:
-                return Reply(err="there is no running job to fail\n", code=2)
-            for job in running[:1] if not parameters else running:
-                job_manager.fail_node(job)
+            return _fail_node(parameters, job_manager)
     elif name == "slow-pjstat":
         faults.slow_seconds = float(parameters[0])
     elif name == "pjstat-fails":
@@ -75,6 +71,27 @@ def _inject_fault(arguments: List[str], job_manager: JobManager) -> Reply:
         faults.garbage_times = _times(parameters)
     else:
         raise ValueError(name)
+    return Reply()
+
+
+def _fail_node(parameters: List[str], job_manager: JobManager) -> Reply:
+    """Fail a node: ``[JOB [NODE [SECONDS]]]``; of the first running job, where none is named.
+
+    Raises:
+        ValueError: there is no such job, or a number is malformed.
+    """
+    node = int(parameters[1]) if len(parameters) > 1 else 0
+    seconds = float(parameters[2]) if len(parameters) > 2 else 0.0
+    if len(parameters) > 3 or not 0 <= seconds < math.inf:
+        raise ValueError(seconds)
+    jobs = _jobs_of(parameters[0], job_manager) if parameters else list(job_manager.table.unfinished_jobs())
+    running = [unit for job in jobs for unit in job_manager.table.execution_units(job) if unit.state == RUNNING]
+    if not running:
+        return Reply(err="there is no running job to fail\n", code=2)
+    for job in running[:1] if not parameters else running:
+        if not 0 <= node < job.request.nodes:
+            return Reply(err=f"job {job.id} has nodes 0 to {job.request.nodes - 1}, and no node {node}\n", code=2)
+        job_manager.fail_node(job, node, seconds)
     return Reply()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import re
 from pathlib import Path
 from typing import IO, FrozenSet, List, Mapping, Optional, Sequence, Tuple
@@ -36,7 +37,7 @@ def read_coordinates(path: str, ranks: int, environment: Mapping[str, str]) -> L
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"mpiexec: -vcoordfile {path}: cannot be read: {error}") from None
-    sides = [int(environment[f"PJM_NODE_{axis}"]) for axis in "XYZ" if f"PJM_NODE_{axis}" in environment]
+    sides = _sides(environment)
     coordinates: List[Coordinate] = []
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
@@ -52,6 +53,17 @@ def read_coordinates(path: str, ranks: int, environment: Mapping[str, str]) -> L
     if len(coordinates) < ranks:
         raise UsageError(f"mpiexec: -vcoordfile {path}: has {len(coordinates)} coordinates for {ranks} processes")
     return coordinates[:ranks]
+
+
+def node_numbers(coordinates: Sequence[Coordinate], environment: Mapping[str, str]) -> List[int]:
+    """The number of each rank's node in its job, from 0 with the first axis fastest, by the ranks' coordinates."""
+    sides = _sides(environment)
+    return [sum(at * math.prod(sides[:axis]) for axis, at in enumerate(coordinate)) for coordinate in coordinates]
+
+
+def _sides(environment: Mapping[str, str]) -> List[int]:
+    """The number of nodes of a job along each axis."""
+    return [int(environment[f"PJM_NODE_{axis}"]) for axis in "XYZ" if f"PJM_NODE_{axis}" in environment]
 
 
 def ranks_on_nodes(coordinates: Sequence[Coordinate]) -> List[int]:

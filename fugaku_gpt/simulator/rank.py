@@ -35,6 +35,7 @@ def main(plan_file: str, segment: str, argv: List[str]) -> None:
     environment.update(plan["environment"][int(segment)])
     environment["PMIX_RANK"] = str(rank)
     environment["PLE_RANK_ON_NODE"] = str(plan["rank_on_node"][rank])
+    environment["FUGAKU_GPT_SIMULATOR_NODE"] = str(plan["nodes"][rank])  # NODE_VARIABLE, whose module is not here
     if plan["directory"]:
         os.chdir(plan["directory"])
     try:

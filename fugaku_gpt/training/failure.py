@@ -11,7 +11,7 @@ from typing import Optional
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.errors import EXIT_RUN_FAILED, FugakuGptError, RunFailed
+from fugaku_gpt.errors import EXIT_RUN_FAILED, FugakuGptError, ReplicasDiffer, RunFailed
 from fugaku_gpt.harmless import harmless
 from fugaku_gpt.machine.clock import steady_time
 from fugaku_gpt.records.run import (
@@ -68,7 +68,9 @@ def _record(
     message_lines = _message(error).splitlines()
     reason = "interrupted" if interrupted else message_lines[0] if message_lines else ""
     exception_text = type(error).__name__ + (f": {reason}" if reason and not interrupted else "")
-    reason = f"rank {world.rank}: {reason if expected and reason else exception_text}"
+    reason = reason if expected and reason else exception_text
+    if not isinstance(error, ReplicasDiffer):  # which names the rank that is to blame
+        reason = f"rank {world.rank}: {reason}"
     status = INTERRUPTED if interrupted else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
     if directory is None:
         print(harmless(f"fugaku-gpt: {reason}"), file=sys.stderr, flush=True)
@@ -77,10 +79,13 @@ def _record(
         result = run_result(directory, None, status, reason, started)
     except (OSError, FugakuGptError):  # a file that cannot be read must not hide why the run has failed
         result = Result(status, reason, started, steady_time())
+    rank, node = (None, "") if on_all_ranks else (world.rank, socket.gethostname())
+    if isinstance(error, ReplicasDiffer):
+        rank, node = error.rank, error.node
     result = replace(
         result,
-        rank=None if on_all_ranks else world.rank,
-        node="" if on_all_ranks else socket.gethostname(),
+        rank=rank,
+        node=node,
         exception=exception_text,
     )
     print("\n".join(failure_lines(result)), file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from fugaku_gpt.config.schema import SIXTEEN_BIT_DTYPES
 from fugaku_gpt.layout.batch import SkippedSamples, global_batch
 from fugaku_gpt.layout.communications import norm_elements
 from fugaku_gpt.layout.flat import is_sharded, shards_of
+from fugaku_gpt.layout.replica_checks import is_checksum_step
 from fugaku_gpt.layout.schedules import schedule
 from fugaku_gpt.layout.stages import chunks_of, stage_tensors
 from fugaku_gpt.model import build_stage, named_parameters, recompute_of
@@ -27,6 +28,7 @@ from fugaku_gpt.records.flight import FINISHED, FORWARD, OPTIMISER, SUMS, VALIDA
 from fugaku_gpt.training.health import DONE, SPIKE, Health, StateCopy, squares_of
 from fugaku_gpt.training.loss_scale import LossScale
 from fugaku_gpt.training.optimizer import build_optimizer
+from fugaku_gpt.training.replica_check import ReplicaCheck
 from fugaku_gpt.training.schedule import learning_rate
 from fugaku_gpt.training.startup import agree_on_kernels, mmap_large_allocations
 from fugaku_gpt.training.state import Storage, kinds_of, storages_of
@@ -161,7 +163,12 @@ class Trainer:
             )
             owned = self.buffers.layout.owned(grid.replicas.rank if sharded else 0, grid.dp.size if sharded else 1)
             self.masters = MasterWeights(self.buffers, owned) if training.dtype in SIXTEEN_BIT_DTYPES else None
-            self._param_ranges = list(self.buffers.param_ranges(owned, counted_in_norm(grid, sharded), self.masters))
+            compares = training.checksum_interval is not None and grid.world.size > 1
+            counts = counted_in_norm(grid, sharded)
+            self._param_ranges = list(
+                self.buffers.param_ranges(owned, counts, self.masters, compares and grid.tp.size > 1)
+            )
+            self._replica_check = ReplicaCheck(self.buffers, grid, layout, config.kv_copies) if compares else None
             self._optimizer = build_optimizer(self._param_ranges, training)
             sum_dtype = getattr(torch, training.gradient_dtype) if training.gradient_dtype is not None else None
             buckets_at_once = training.buckets_at_once
@@ -182,6 +189,7 @@ class Trainer:
         Raises:
             RunFailed: loss or gradient is not finite, and ``training.non_finite`` or its limit says that the run stops;
                 raised on every rank, and the parameters are unchanged.
+            ReplicasDiffer: ranks differ in weights that they must hold alike; raised on every rank, before the update.
         """
         training = self.config.training
         self.grid.world.mark_phase(FORWARD, self.iteration + 1, -1)
@@ -203,6 +211,8 @@ class Trainer:
         self.grid.world.mark_phase(SUMS, micro_batch=-1)
         self.reducer.finish()
         sums = self._sum_over_ranks(total)
+        if self._replica_check is not None and is_checksum_step(training.checksum_interval, self.iteration + 1):
+            self._replica_check.check(self.iteration + 1)
         terms, bad_ranks = self._workload.terms(samples, seq_len), int(sums.bad_ranks)
         loss, norm = sums.losses / terms, math.sqrt(sums.squares) / terms / scale
         self.grid.world.mark_phase(OPTIMISER)

@@ -31,13 +31,13 @@ class PlannedCall(NamedTuple):
     peer: Optional[int]
 
 
-def planned(config: RunConfig, rank: int) -> List[PlannedCall]:
+def planned(config: RunConfig, rank: int, has_checksums: bool = False) -> List[PlannedCall]:
     """Returns the calls of a rank in a step; each operation of a communicator has a line of its own."""
     layout = config.layout
     coordinates = coordinates_of(rank, layout)
     stages = pp_group(coordinates, layout)
     calls = []
-    for step in program(plan_of(config), coordinates.pp):
+    for step in program(plan_of(config), coordinates.pp, has_checksums=has_checksums):
         if isinstance(step, Collective):
             line = f"{step.communicator}.py:{len(step.operation)}"
             calls.append(PlannedCall(step.communicator, line, step.operation, (step.elements,), None))
@@ -182,6 +182,32 @@ def test_ranks_that_keep_to_their_plan_are_not_accused(tmp_path: Path) -> None:
     config = tiny_config("layout.dp=2", "layout.zero=1")
     ranks = ranks_of(tmp_path, config.layout)
     complete_steps(ranks, config, 2)
+    record_calls(ranks, 0, 3, planned(config, 0)[:1], waits=True)
+    ranks.progress((1,), FORWARD, 3)
+    hang = diagnose(ranks, config)
+    assert (hang.culprits, hang.kind) == ((1,), "outside")
+
+
+def test_a_rank_that_leaves_out_a_comparison_of_checksums_is_named_in_the_step_that_has_one(tmp_path: Path) -> None:
+    config = tiny_config("layout.dp=2", "layout.zero=1", "training.checksum_interval=3")
+    ranks = ranks_of(tmp_path, config.layout)
+    complete_steps(ranks, config, 2)
+    compares = planned(config, 0, has_checksums=True)
+    position = next(number for number, call in enumerate(compares) if call.operation == "all_reduce_max")
+    record_calls(ranks, 0, 3, compares[: position + 1], waits=True)
+    record_calls(ranks, 1, 3, planned(config, 1)[: position + 1], waits=True)  # it goes on to the gathers
+    hang = diagnose(ranks, config)
+    assert (hang.culprits, hang.call is not None and hang.call.step) == ((1,), 3)
+    assert "all_reduce_max" in hang.verdict
+
+
+def test_a_step_that_compares_checksums_is_as_planned(tmp_path: Path) -> None:
+    config = tiny_config("layout.dp=2", "layout.zero=0", "training.checksum_interval=2")
+    ranks = ranks_of(tmp_path, config.layout)
+    for step in (1, 2):
+        for rank in (0, 1):
+            record_calls(ranks, rank, step, planned(config, rank, has_checksums=step == 2))
+            ranks.progress((rank,), OPTIMISER, step, -1)
     record_calls(ranks, 0, 3, planned(config, 0)[:1], waits=True)
     ranks.progress((1,), FORWARD, 3)
     hang = diagnose(ranks, config)

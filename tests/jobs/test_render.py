@@ -367,22 +367,6 @@ def test_a_chain_without_a_time_limit_has_a_note() -> None:
     assert any("job.chain: no job.elapse" in note for note in render_job(endless, PLAIN).notes)
 
 
-@pytest.mark.parametrize(("before", "started"), [(75, True), (0, False), (1, False), (None, False)])
-def test_a_link_of_a_chain_runs_only_if_the_previous_link_is_to_be_resumed(
-    tmp_path: Path, before: int, started: bool
-) -> None:
-    dump_program(tmp_path, "mpiexec")
-    text = rendered("pjm-chain").text
-    if before is not None:
-        run_script(
-            tmp_path, text, {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_0", "PJM_STEPNUM": "0", "EXIT_WITH": str(before)}
-        )
-        (tmp_path / "called-mpiexec.json").unlink()
-    variables = {"PJM_JOBID": "5", "PJM_SUBJOBID": "5_1", "PJM_STEPNUM": "1"}
-    run_script(tmp_path, text, variables)
-    assert (tmp_path / "called-mpiexec.json").exists() == started
-
-
 # -- the user's templates and profiles ---------------------------------------------------------------------------------
 
 

@@ -15,13 +15,17 @@ from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.errors import ConfigError, Uncertain, UsageError
 from fugaku_gpt.jobs.billing import node_hours
-from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Submission
+from fugaku_gpt.jobs.schedulers.local import LocalScheduler
+from fugaku_gpt.jobs.schedulers.pjm import PjmScheduler
+from fugaku_gpt.jobs.schedulers.protocol import Overtaken, Refused, Scheduler, Submission
+from fugaku_gpt.jobs.schedulers.slurm import SlurmScheduler
 from fugaku_gpt.jobs.submission import (
     INTENT_SECONDS,
     load_prepared,
     new_attempt,
     plan_job,
     prepare_job,
+    require_exclusion,
     resolve_intents,
     submissions,
     submit,
@@ -329,3 +333,27 @@ def test_a_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file.*cannot be"):
         prepare_job(config(), tmp_path / "file" / "run")
+
+
+def test_nodes_are_excluded_from_all_links_of_a_chain(tmp_path: Path) -> None:
+    prepared = prepare_job(config("job.chain=2"), tmp_path)
+    assert [submission.excluded_nodes for submission in submissions(prepared, ["node7"])] == [("node7",), ("node7",)]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "node", "message"),
+    [
+        (SlurmScheduler(), "node7", ""),
+        (SlurmScheduler(), "rack[1-3,7]", ""),
+        (SlurmScheduler(), "--wrap=rm", "is not a node's name"),
+        (SlurmScheduler(), "", "is not a node's name"),
+        (PjmScheduler(), "node7", "pjsub has no option"),
+        (LocalScheduler(), "node7", "the only node"),
+    ],
+)
+def test_nodes_are_excluded_only_where_the_scheduler_can(scheduler: Scheduler, node: str, message: str) -> None:
+    if not message:
+        require_exclusion(scheduler, [node])
+        return
+    with pytest.raises(UsageError, match=f"--exclude-node .*{message}"):
+        require_exclusion(scheduler, [node])

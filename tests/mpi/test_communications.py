@@ -27,6 +27,7 @@ RAMPS = (
     "training.seq_ramp_start=8 training.seq_ramp_increment=16 training.seq_ramp_iterations=2"
 )
 BY_NODES = "layout.hierarchical_sum=true node.ranks_per_node=2"
+CHECKSUMS = "training.checksum_interval=2"
 # dp, tp, pp and further settings
 LAYOUTS: List[Tuple[int, int, int, str]] = [
     (1, 1, 1, "layout.zero=1"),
@@ -61,6 +62,12 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
     (4, 1, 2, f"layout.zero=1 layout.order=dp,tp,pp {BY_NODES} training.bucket_mib=0.1 {RAMPS}"),
     (4, 1, 2, f"layout.zero=0 layout.order=pp,dp,tp {BY_NODES} job.rank_map=bynode"),
     (2, 1, 4, "layout.schedule=gpipe layout.zero=1 training.gradient_dtype=bfloat16"),
+    (1, 2, 1, f"layout.sequence_parallel=true model.kv_heads=1 {CHECKSUMS}"),
+    (2, 1, 1, f"layout.zero=1 training.dtype=bfloat16 {CHECKSUMS}"),
+    (2, 2, 1, f"layout.zero=0 model.kv_heads=1 {CHECKSUMS}"),
+    (1, 1, 4, f"layout.schedule=1f1b {CHECKSUMS}"),
+    (4, 1, 2, f"layout.zero=1 {BY_NODES} {CHECKSUMS}"),
+    (2, 2, 2, f"layout.zero=1 layout.sequence_parallel=true {CHECKSUMS}"),
 ]
 
 
@@ -135,6 +142,7 @@ def test_a_step_makes_the_calls_of_the_plan(world: Communicator, layout: Tuple[i
     planned: List[Communication] = []
     for number, (samples, seq_len) in enumerate(sizes):
         of_size = replace(plan, micro_batches=samples // (config.training.micro_batch * dp), seq_len=seq_len)
-        planned += program(of_size, grid.coordinates.pp, on_node, is_calibration_step(number))
+        has_checksums = CHECKSUMS in more and number % 2 == 1
+        planned += program(of_size, grid.coordinates.pp, on_node, is_calibration_step(number), has_checksums)
     assert_same(recorded, calls_of(planned))
     assert sum(map(len, recorded.values())) > 0 or world.size == 1

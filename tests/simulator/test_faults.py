@@ -115,3 +115,31 @@ def test_invalid_faults_are_refused_with_the_valid_names(site: Simulator, fault_
 def test_no_running_job_for_a_node_to_fail(site: Simulator) -> None:
     with pytest.raises(UsageError, match="no running job"):
         site.inject_fault("node-down")
+
+
+def test_a_node_takes_its_ranks_with_it_and_pjm_ends_the_job_later(
+    site: Simulator, write: Write, tmp_path: Path
+) -> None:
+    rank = "echo $PMIX_RANK; echo $$ > pid-$PMIX_RANK; trap '' TERM; sleep 900"
+    (tmp_path / "rank.sh").write_text(rank, encoding="utf-8")
+    script = write("mpiexec -n 4 bash rank.sh; echo $? > code; sleep 900")
+    job_id = site.submit("-L", "node=2,elapse=1:00:00", "--mpi", "max-proc-per-node=2", script, cwd=tmp_path)
+    pids = [tmp_path / f"pid-{rank}" for rank in range(4)]
+    until(lambda: all(pid.exists() and pid.read_text() for pid in pids))
+    with pytest.raises(UsageError, match="has nodes 0 to 1, and no node 2"):
+        site.inject_fault("node-down", job_id, "2")
+    site.inject_fault("node-down", job_id, "1", "600")
+    until(lambda: not alive(pids[2]) and not alive(pids[3]))
+    until((tmp_path / "code").exists)  # the launcher has noticed, and the script goes on
+    assert (tmp_path / "code").read_text().strip() != "0" and site.job_state(job_id) == "RUN"
+    site.inject_fault("node-down", job_id, "0")
+    assert site.wait(job_id) == [[job_id, "20", "0", "0"]]
+
+
+@pytest.mark.parametrize("arguments", [("node-down", "JOB", "x"), ("node-down", "JOB", "0", "-1")])
+def test_a_malformed_death_of_a_node_is_refused(
+    site: Simulator, write: Write, tmp_path: Path, arguments: "tuple[str, ...]"
+) -> None:
+    job_id = site.submit("-L", "elapse=1:00", write("sleep 60"), cwd=tmp_path)
+    with pytest.raises(UsageError, match="not a fault"):
+        site.inject_fault(*[job_id if word == "JOB" else word for word in arguments])

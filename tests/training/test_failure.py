@@ -6,13 +6,13 @@ import errno
 import os
 import socket
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import pytest
 
 from fugaku_gpt.comm import Communicator
-from fugaku_gpt.errors import EXIT_RUN_FAILED, CallsDisagree
-from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.errors import EXIT_RUN_FAILED, CallsDisagree, ReplicasDiffer
+from fugaku_gpt.records.run import FAILED, RunDirectory
 from fugaku_gpt.training.failure import end_failed_run
 
 
@@ -56,3 +56,14 @@ def test_an_error_that_cannot_be_recorded_is_printed_before_all_ranks_are_ended(
         f"  how the run ended is not recorded: {folder}/result.json: cannot be read or written: "
         "No such file or directory",
     ]
+
+
+@pytest.mark.parametrize(("rank", "node"), [(3, "c01-0007"), (None, "")])
+def test_silent_corruption_is_recorded_with_the_rank_and_host_that_have_it(
+    tmp_path: Path, rank: Optional[int], node: str
+) -> None:
+    directory = RunDirectory(tmp_path)
+    end_with(directory, ReplicasDiffer("iteration 8: silent corruption: rank 3", rank, node))  # on all ranks: no abort
+    result = directory.result()
+    assert result is not None and (result.status, result.rank, result.node) == (FAILED, rank, node)
+    assert result.reason == "iteration 8: silent corruption: rank 3"

@@ -100,9 +100,16 @@ def _submit_source(
 @click.command()
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @click.option("--force", is_flag=True, help="Also submit runs that would fail the same way again, or that ended well.")
+@click.option(
+    "--exclude-node",
+    "nodes",
+    metavar="NODE",
+    multiple=True,
+    help="A node that the job must not get, such as one that computes wrongly; repeatable. Slurm only.",
+)
 @click.option("--dry-run", is_flag=True, help="Only report what would be submitted.")
 @_yes_option
-def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool) -> None:
+def resume(directories: Tuple[Path, ...], force: bool, nodes: Tuple[str, ...], dry_run: bool, yes: bool) -> None:
     """Submit again the runs in DIR that stopped and can be resumed, or that failed through no fault of their own.
 
     DIR is a run directory or a folder of them. A run resumes from its newest valid checkpoint, or starts from the
@@ -110,11 +117,15 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
     still waiting or running are refused; so is a lost job that cannot be cancelled, as it may still run. Of several
     runs, those that cannot be submitted are left out.
 
+    Slurm gives the job none of the nodes of --exclude-node; PJM and this machine have nothing of the kind, and refuse
+    it.
+
     Exit codes: 0 submitted, 1 it may have been submitted, 2 not submitted: no run can be submitted again, or a lost job
     could not be cancelled.
     """
     from fugaku_gpt.jobs.poll import job_directories, poll_runs
-    from fugaku_gpt.jobs.submission import load_prepared
+    from fugaku_gpt.jobs.schedulers.registry import scheduler_named
+    from fugaku_gpt.jobs.submission import load_prepared, require_exclusion
 
     runs = poll_runs(job_directories(directories))
     chosen = [run for run in runs if _may_resume(run, force, is_only_target=len(runs) == 1)]
@@ -124,10 +135,11 @@ def resume(directories: Tuple[Path, ...], force: bool, dry_run: bool, yes: bool)
         echo(f"{run.directory}: {run.outcome.retry}: {run.outcome.cause or run.outcome.status}", err=True)
     prepared = [load_prepared(run.directory) for run in chosen]
     for job in prepared:
+        require_exclusion(scheduler_named(job.config.job.scheduler), nodes)
         _check(job)
     if dry_run or not _confirmed(prepared, yes):
         return
-    refused = [run for run in chosen if not _resume(run)]
+    refused = [run for run in chosen if not _resume(run, nodes)]
     if refused:
         raise UsageError(f"not submitted: {', '.join(str(run.directory) for run in refused)}")
 
@@ -232,19 +244,20 @@ def _confirmed(prepared: Sequence[PreparedJob], yes: bool) -> bool:
     return click.confirm(f"{_cost_text(prepared)}; submit?", err=True)
 
 
-def _submit(prepared: PreparedJob) -> None:
+def _submit(prepared: PreparedJob, excluded_nodes: Sequence[str] = ()) -> None:
     from fugaku_gpt.jobs.schedulers.registry import scheduler_named
     from fugaku_gpt.jobs.submission import submit as submit_job
 
     for note in prepared.notes:
         echo(f"note: {note}", err=True)
-    ids = submit_job(prepared, scheduler_named(prepared.config.job.scheduler))
+    scheduler = scheduler_named(prepared.config.job.scheduler)
+    ids = submit_job(prepared, scheduler, excluded_nodes=excluded_nodes)
     for job_id in ids:
         echo(job_id)
     echo(f"{prepared.directory}: submitted; `fugaku-gpt job watch {prepared.directory}` follows it", err=True)
 
 
-def _resume(run: PolledRun) -> bool:
+def _resume(run: PolledRun, excluded_nodes: Sequence[str]) -> bool:
     """Submit a run again; returns False, with a message, if its lost job may still run."""
     from fugaku_gpt.jobs.submission import load_prepared, new_attempt
     from fugaku_gpt.records.job import LOST
@@ -257,7 +270,7 @@ def _resume(run: PolledRun) -> bool:
     if run.job_id:
         archive = new_attempt(run.directory, time.time())
         echo(f"{run.directory}: the earlier attempt is kept in {archive}", err=True)
-    _submit(load_prepared(run.directory))
+    _submit(load_prepared(run.directory), excluded_nodes)
     return True
 
 

@@ -51,6 +51,7 @@ class LocalScheduler:
 
     name = "local"
     query_command = ""
+    why_no_exclusion = "this machine is the only node of its queue"
 
     def __init__(self, root: Optional[Path] = None) -> None:
         self.store = LocalStore((root if root is not None else default_root()).absolute())

@@ -1,7 +1,8 @@
 """PJM: ``pjsub``, ``pjstat``, ``pjdel``, ``pjhold``, ``pjrls``.
 
-A chain is a step job: each link is submitted with ``sd=ec!=75:all``, the condition that *cancels* it and all later
-links, so it runs only if the previous link has ended with "resume me".
+A chain is a step job: each link is submitted with ``sd=ec==1,2,76:all``, the condition that *cancels* it and all later
+links. These are the exit codes of a link that has failed, was refused, or has left nothing to do. A link whose node has
+died (PJM code 20) has none of them, so that the next link starts; its script decides whether it goes on.
 
 PJM reports the end of a sub-job only when the complete bulk or step job has ended: until then a sub-job that has ended
 is in neither of the two lists, and its state is ``unknown``, but its own exit record exists.
@@ -15,18 +16,19 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from fugaku_gpt.errors import EXIT_RESUME, Uncertain, UsageError
+from fugaku_gpt.errors import EXIT_RUN_FAILED, EXIT_USAGE, Uncertain, UsageError
 from fugaku_gpt.jobs.schedulers.commands import CommandResult, CommandTimeout, RunCommand, run_command
 from fugaku_gpt.jobs.schedulers.protocol import Accounting, JobId, Overtaken, Refused, Submission
 from fugaku_gpt.pjm import jobids
 from fugaku_gpt.pjm.messages import Refusal, first_refusal, operation_results, submitted_ids
 from fugaku_gpt.pjm.pjstat import parse_data, status_of, statuses_of
 from fugaku_gpt.pjm.stats import read_stats_file
-from fugaku_gpt.records.job import LOST, OVER, UNKNOWN, JobStatus, aggregate_status
+from fugaku_gpt.records.job import LOST, NOTHING_LEFT, OVER, UNKNOWN, JobStatus, aggregate_status
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
 HISTORY_DAYS = 90  # as long as Fugaku keeps finished jobs
 _SEARCH_DAYS = 7
+_CHAIN_IS_OVER = ",".join(map(str, (EXIT_RUN_FAILED, EXIT_USAGE, NOTHING_LEFT)))  # exit codes of a link
 _COLUMNS = "jid,st,ec,pc,sn,ermsg,rscg"
 _NO_SUCH_OPTION = ("0001", "0002")
 _STEP_JOB_OVER = "0012"
@@ -44,6 +46,10 @@ class PjmScheduler:
 
     name = "pjm"
     query_command = "pjstat"
+    why_no_exclusion = (
+        "pjsub has no option that keeps a job off a node; PJM itself gives no job a node that is down, and of a node "
+        "that is up and computes wrongly the site's support has to know"
+    )
 
     def __init__(self, run: RunCommand = run_command, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run
@@ -72,7 +78,11 @@ class PjmScheduler:
         if submission.chain > 1:
             step_parameters = [f"sn={submission.link - 1}"]
             if submission.after is not None:
-                step_parameters = [f"jid={_step_job(submission.after)}", *step_parameters, f"sd=ec!={EXIT_RESUME}:all"]
+                step_parameters = [
+                    f"jid={_step_job(submission.after)}",
+                    *step_parameters,
+                    f"sd=ec=={_CHAIN_IS_OVER}:all",
+                ]
             argv += ["--step", "--sparam", ",".join(step_parameters)]
         return [*argv, submission.script]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.job import JobStatus
@@ -45,6 +45,8 @@ class Submission:
         elapse: time limit in seconds, for a scheduler that does not read it from the script; None for no limit.
         bulk: numbers of the sub-jobs, such as ``0-9``; empty for a job without sub-jobs.
         tag: text by which the job can be found (:meth:`Scheduler.find`); empty for none.
+        excluded_nodes: names of nodes that the job must not get; only where :attr:`Scheduler.why_no_exclusion` is
+            empty.
     """
 
     script: str
@@ -56,6 +58,7 @@ class Submission:
     elapse: Optional[float] = None
     bulk: str = ""
     tag: str = ""
+    excluded_nodes: Tuple[str, ...] = ()
 
 
 class Refused(UsageError):
@@ -93,10 +96,12 @@ class Scheduler(Protocol):
 
     Attributes:
         query_command: command that is there where the scheduler is; empty for one that is on every machine.
+        why_no_exclusion: why a job cannot be kept off nodes, and what to do instead; empty if it can.
     """
 
     name: str
     query_command: str
+    why_no_exclusion: str
 
     @staticmethod
     def parse_job_id(text: str) -> JobId:

@@ -4,7 +4,7 @@ Each link of a chain depends on the previous one with ``afternotok``, the closes
 code 75": the link starts when the previous one has failed, reached its time limit or lost its node, and is removed
 (``--kill-on-invalid-dep``) when that one has succeeded. The next link's script itself checks whether a failed link
 asked to be resumed: it reads the exit record of the job in ``SLURM_JOB_DEPENDENCY``, and ends at once with exit code 0,
-which removes the later links, unless that record has 75.
+which removes the later links, unless that record has 75, or is missing because the job was killed with its node.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class SlurmScheduler:
 
     name = "slurm"
     query_command = "squeue"
+    why_no_exclusion = ""
 
     def __init__(self, run: RunCommand = run_command, sleep: Callable[[float], None] = time.sleep) -> None:
         self._run = run
@@ -120,6 +121,8 @@ class SlurmScheduler:
         argv = ["sbatch", "--parsable"]
         if submission.tag:
             argv.append(f"--comment={submission.tag}")
+        if submission.excluded_nodes:
+            argv.append(f"--exclude={','.join(submission.excluded_nodes)}")
         if submission.after is not None:
             argv += [f"--dependency=afternotok:{submission.after}", "--kill-on-invalid-dep=yes"]
         return [*argv, submission.script]

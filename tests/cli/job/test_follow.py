@@ -68,7 +68,7 @@ def test_a_dry_run_prints_script_command_and_cost_and_submits_nothing(capsys: Ca
     assert captured.out.startswith("#!/bin/bash\n#PJM") and '"node=384' in captured.out
     assert "node-hours: 1152 at most" in captured.err and "note: " in captured.err
     assert "command: cd 'a run' && pjsub -z jid --comment fugaku-gpt-TAG --step --sparam sn=0 job.sh" in captured.err
-    assert "--sparam 'jid=<id of link 1>,sn=1,sd=ec!=75:all' job.sh" in captured.err
+    assert "--sparam 'jid=<id of link 1>,sn=1,sd=ec==1,2,76:all' job.sh" in captured.err
     assert "a run/job.sh:2: PJM022 warning: no -x PJM_LLIO_GFSCACHE" in captured.err
     assert not Path("a run").exists()
 
@@ -166,6 +166,8 @@ def test_resume_submits_a_stopped_run_and_keeps_the_previous_attempt(capsys: Cap
     assert (row["status"], "can be resumed" in row["cause"]) == ("interrupted", True)
     assert run(["job", "resume", str(directory), "--dry-run"]) == 0
     assert "resume: it has stopped" in capsys.readouterr().err
+    assert run(["job", "resume", str(directory), "--exclude-node", "node7"]) == 2
+    assert "--exclude-node node7: this machine is the only node" in capsys.readouterr().err
     (directory / "job.sh").write_text("touch up; sleep 900", encoding="utf-8")
     assert run(["job", "resume", str(directory)]) == 0
     assert capsys.readouterr().out == "local-2\n"

@@ -103,11 +103,27 @@ trap 'on_stop_signal USR1 138' USR1
 trap 'on_stop_signal TERM 143' TERM
 trap 'on_stop_signal XCPU 152' XCPU
 
-# A link of a chain runs only if the previous link stopped and can be resumed (exit code 75).
-if [[ -n $after ]] && ! grep -q '"exit_code": 75,' "exit/$after.json"; then
-  echo "job $after cannot be resumed: there is nothing for this link to do"
-  exit 0
+# A link of a chain runs only if the previous link stopped and can be resumed (exit code 75), or was killed with a node.
+nothing_left() {
+  echo "job $after $1: there is nothing for this link to do"
+  exit 76
+}
+if [[ -n $after && ! -e exit/$after.json && -e exit/.$after.began ]]; then
+  # it could not record its end; if this comes twice without a checkpoint in between, something else than a node is at fault
+  if [[ result.json -nt exit/.$after.began ]] && grep -q '"status": "out_of_memory"' result.json; then
+    nothing_left "was out of memory"
+  elif [[ -e exit/.killed && ! checkpoints/latest.json -nt exit/.killed ]]; then
+    nothing_left "was killed, as one before it, and no checkpoint was written in between"
+  fi
+  echo "job $after was killed and could record nothing, as where its node has died: this link goes on"
+  : > exit/.killed
+  printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": 75, "signal": "KILL", "started": %d, "ended": %d, "host": "unknown"}\n' \
+    "${after%_*}" "$after" "$(date -r "exit/.$after.began" +%s)" "$(date +%s)" > "exit/.$after.tmp" &&
+    mv -f "exit/.$after.tmp" "exit/$after.json"
+elif [[ -n $after ]] && ! grep -q '"exit_code": 75,' "exit/$after.json"; then
+  nothing_left "cannot be resumed"
 fi
+mkdir -p exit && : > "exit/.$sub_job.began"
 
 export OMP_NUM_THREADS=12
 export PARALLEL=12
@@ -126,5 +142,15 @@ code=$?
 # a launcher may report the code of a rank that it killed while all were leaving: the run's own result decides
 if ((code != 0)) && [[ $out/result.json -nt exit/.$sub_job.began ]] && grep -q '"reason": "stopped: ' "$out/result.json"; then
   code=75
+fi
+# ranks that are killed from outside, as with their node, leave a checkpoint of this link from which the next can go on
+if ((code != 0)) && [[ checkpoints/latest.json -nt exit/.$sub_job.began ]] &&
+  { [[ ! result.json -nt exit/.$sub_job.began ]] || grep -q 'killed by signal 9 (SIGKILL)' result.json; }; then
+  code=75
+fi
+if ((code == 0 && step < 3)); then # this exit code cancels the links that remain; the record has 0
+  write_exit_record 0
+  trap - EXIT
+  exit 76
 fi
 exit "$code"

@@ -50,7 +50,7 @@ def test_an_older_pjsub_is_called_without_an_option_that_it_rejects(tmp_path: Pa
     assert commands.calls[1] == ["pjsub", "job.sh"]
 
 
-def test_a_chain_is_a_step_job_whose_links_are_cancelled_unless_the_previous_is_to_be_resumed(tmp_path: Path) -> None:
+def test_a_chain_is_a_step_job_whose_links_are_cancelled_if_the_previous_leaves_nothing_to_do(tmp_path: Path) -> None:
     scheduler, commands = pjm(command_result("64856_0\n"), command_result("64856_1\n"), command_result("64856\n"))
     first = scheduler.submit(submission(tmp_path, chain=3))
     second = scheduler.submit(submission(tmp_path, chain=3, link=2, after=first))
@@ -58,8 +58,8 @@ def test_a_chain_is_a_step_job_whose_links_are_cancelled_unless_the_previous_is_
     assert (first, second, third) == ("64856_0", "64856_1", "64856_2")
     assert [argv[3:-1] for argv in commands.calls] == [
         ["--step", "--sparam", "sn=0"],
-        ["--step", "--sparam", "jid=64856,sn=1,sd=ec!=75:all"],
-        ["--step", "--sparam", "jid=64856,sn=2,sd=ec!=75:all"],
+        ["--step", "--sparam", "jid=64856,sn=1,sd=ec==1,2,76:all"],
+        ["--step", "--sparam", "jid=64856,sn=2,sd=ec==1,2,76:all"],
     ]
 
 

@@ -122,17 +122,32 @@ def test_a_bulk_job_is_reported_from_the_sub_jobs(pjm: PjmScheduler, tmp_path: P
     assert len([path for path in pjm.output_files(tmp_path, job_id) if path.suffix == ".out"]) == 3
 
 
-@pytest.mark.parametrize(("code", "ran"), [(75, True), (0, False), (1, False)])
-def test_a_link_runs_only_after_a_link_to_be_resumed(pjm: PjmScheduler, tmp_path: Path, code: int, ran: bool) -> None:
+@pytest.mark.parametrize(("code", "ran"), [(75, True), (1, False), (2, False)])
+def test_a_link_is_cancelled_after_a_link_that_has_failed(
+    pjm: PjmScheduler, tmp_path: Path, code: int, ran: bool
+) -> None:
     write(
         tmp_path,
-        f"touch ran-$PJM_STEPNUM; until [[ -e go ]]; do sleep 0.1; done; ((PJM_STEPNUM > 0)) || end {code}; end 4",
+        f"touch ran-$PJM_STEPNUM; until [[ -e go ]]; do sleep 0.1; done; ((PJM_STEPNUM > 0)) || end {code}; end 1",
     )
     outcome = follow(pjm, tmp_path, "job.chain=3")
     assert (tmp_path / "ran-0").exists() and (tmp_path / "ran-1").exists() is ran
     assert not (tmp_path / "ran-2").exists()
-    assert outcome.status == runs.FAILED
-    assert ("exit code 4" if ran else f"exit code {code}") in outcome.cause
+    assert outcome.status == (runs.REFUSED if code == 2 else runs.FAILED)
+    assert f"exit code {1 if ran else code}" in outcome.cause
+
+
+def test_a_link_starts_after_a_link_whose_node_has_died(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:
+    body = "touch ran-$PJM_STEPNUM; ((PJM_STEPNUM > 0)) || sleep 900; end 76"
+    first = pjm.submit(write(tmp_path, body, chain=3))
+    second = pjm.submit(write(tmp_path, body, chain=3, link=2, after=first))
+    third = pjm.submit(write(tmp_path, body, chain=3, link=3, after=second))
+    until_state(pjm, first, RUNNING)
+    site.inject_fault("node-down", first)
+    status = until_state(pjm, third, *OVER)
+    assert (status.state, status.code) == (CANCELLED, 6) and not (tmp_path / "ran-2").exists()
+    statuses = pjm.poll([first, second])
+    assert (statuses[first].code, statuses[second].code, statuses[second].exit_code) == (20, 0, 76)
 
 
 def test_a_temporary_refusal_is_retried(site: Simulator, pjm: PjmScheduler, tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_the_job_id_is_read_from_every_form_of_answer(tmp_path: Path, out: str) 
     ]
 
 
+def test_nodes_that_a_job_must_not_get_are_options_of_sbatch(tmp_path: Path) -> None:
+    scheduler, commands = slurm(command_result("123\n"))
+    scheduler.submit(submission(tmp_path, excluded_nodes=("node7", "rack[1-3]")))
+    assert commands.calls == [["sbatch", "--parsable", "--exclude=node7,rack[1-3]", "job.sh"]]
+
+
 def test_an_unreachable_controller_is_retried(tmp_path: Path) -> None:
     unreachable = command_result(
         err="sbatch: error: Batch job submission failed: Unable to contact slurm controller\n", code=1
