@@ -12,6 +12,7 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.launch.launcher import MPICH, OPEN_MPI, find_launcher
 from fugaku_gpt.records.run import RunDirectory
+from fugaku_gpt.simulator.environment import NODE_VARIABLE
 from fugaku_gpt.simulator.mpiexec import expand_path, node_local_ranks, parse_command
 from fugaku_gpt.simulator.session import Simulator
 from tests.simulator.conftest import Write, alive
@@ -178,7 +179,8 @@ def test_ranks_have_the_variables_of_fujitsus_mpiexec_and_those_that_join_them(
         variables = json.loads((tmp_path / f"output.{job_id}/0/1/stdout.1.{rank}").read_text())
         assert variables["PMIX_RANK"] == variables["PLE_RANK_ON_NODE"] == str(rank)
         assert {"OMPI_MCA_btl", "MPIR_CVAR_DEBUG_SUMMARY"} <= set(variables)  # settings of the job's own
-        added = {name for name in variables if name not in job} - {"PLE_RANK_ON_NODE", "LD_LIBRARY_PATH", "LC_CTYPE"}
+        own = {NODE_VARIABLE, "PLE_RANK_ON_NODE", "LD_LIBRARY_PATH", "LC_CTYPE"}
+        added = {name for name in variables if name not in job} - own
         assert not [name for name in added if not re.fullmatch(JOINED_BY[find_launcher().family], name)], added
 
 
