@@ -33,7 +33,7 @@ CHUNK_TOKENS = 512
 # sum of the losses, sum of squares of the gradients; ranks that have met a non-finite number, that want to stop, that
 # have written their part of a checkpoint, and that could not
 NORM_ELEMENTS = 6
-GRID_NORM_ELEMENTS = 7  # the number of grids whose class was right, too
+COUNTING_NORM_ELEMENTS = 7  # the number of grids whose class was right, or of targets that count, too
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class CommunicationPlan:
         loss_tokens: tokens whose logits exist at one time.
         seq_len: tokens of a sequence, while they grow; default: the model's.
         nodes: placement of the ranks; matters only for hierarchical sums.
+        counts_targets: ranks add up how many tokens have a loss (:attr:`DataConfig.counts_targets`).
     """
 
     model: ModelConfig
@@ -117,6 +118,7 @@ class CommunicationPlan:
     loss_tokens: int = CHUNK_TOKENS
     seq_len: Optional[int] = None
     nodes: Optional[Nodes] = None
+    counts_targets: bool = False
     model_chunks: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -216,6 +218,7 @@ def plan_of(config: RunConfig) -> CommunicationPlan:
         element_bytes=ITEM_BYTES[training.dtype],
         bucket_bytes=int(training.bucket_mib * 2**20),
         nodes=nodes_of(config) if layout.hierarchical_sum and layout.dp > 1 else None,
+        counts_targets=config.data.counts_targets,
     )
 
 
@@ -362,7 +365,7 @@ def communications_after_backward(
         for embedding_range in flat.tied(layout.dp if plan.zero else 1):
             yield Collective("embedding", ALL_REDUCE, embedding_range.stop - embedding_range.start)
     if layout.ranks > 1:
-        yield Collective("world", ALL_REDUCE, norm_elements(plan.model))
+        yield Collective("world", ALL_REDUCE, norm_elements(plan.model, plan.counts_targets))
     if layout.dp > 1 and plan.zero:
         if is_calibration:
             yield Collective("dp", BARRIER, 0)
@@ -374,9 +377,9 @@ def communications_after_backward(
                 yield Collective(NODE_GATHER, ALL_GATHER, elements // on_node)
 
 
-def norm_elements(model: ModelConfig) -> int:
-    """Elements of the sum over all ranks that ends a step."""
-    return GRID_NORM_ELEMENTS if model.is_grid_classifier else NORM_ELEMENTS
+def norm_elements(model: ModelConfig, counts_targets: bool) -> int:
+    """Elements of the sum over all ranks that ends a step; ``counts_targets``: see :class:`CommunicationPlan`."""
+    return COUNTING_NORM_ELEMENTS if model.is_grid_classifier or counts_targets else NORM_ELEMENTS
 
 
 def _sum_over_replicas(plan: CommunicationPlan, elements: int, on_node: int) -> Iterable[Collective]:
