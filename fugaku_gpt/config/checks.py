@@ -351,6 +351,9 @@ def _check_data(config: RunConfig, report_problem: ReportProblem) -> None:
             list(data.split),
             "must be three shares (train, valid, test), train above 0, such as [969, 30, 1]",
         )
+    for key in ("reset_positions", "loss_across_documents"):
+        if getattr(data, key) and not data.document_mask:
+            report_problem(f"data.{key}", True, "needs data.document_mask; valid: false, or data.document_mask=true")
 
 
 def _check_evaluation(config: RunConfig, report_problem: ReportProblem) -> None:

@@ -34,6 +34,7 @@ def check_grids(config: RunConfig, report_problem: ReportProblem) -> None:
         ("training.skip_samples", list(config.training.skip_samples), [], "[]"),
         ("training.eval_files", list(config.training.eval_files), [], "[]"),
         ("data.weights", list(data.weights), [], "[]"),
+        ("data.document_mask", data.document_mask, False, "false"),
     ):
         if value != valid:
             report_problem(key, value, f"is not supported with model.kind grid_classifier; valid: {shown}")

@@ -487,6 +487,20 @@ class DataConfig:
     permute_colors: bool = option(
         False, "arc: exchange the colors of each training grid, by chance; the first, the background, stays"
     )
+    document_mask: bool = option(
+        False,
+        "tokens attend to those of their own document alone, and the first token of a document is no target of the "
+        "token before it; documents are the sequences of a corpus's index",
+    )
+    reset_positions: bool = option(False, "positions begin at 0 with each document; needs data.document_mask")
+    loss_across_documents: bool = option(
+        False, "the first token of a document is a target of the token before it all the same; needs data.document_mask"
+    )
+
+    @property
+    def counts_targets(self) -> bool:
+        """Whether the loss is a mean over fewer tokens than there are, which ranks count."""
+        return self.document_mask and not self.loss_across_documents
 
 
 @dataclass(frozen=True)

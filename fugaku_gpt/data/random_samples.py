@@ -9,6 +9,9 @@ import numpy as np
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import COLORS
 from fugaku_gpt.data.grid_samples import GridBatch
+from fugaku_gpt.data.samples import PackedBatch
+
+MEAN_DOCUMENT = 200  # tokens
 
 
 class RandomSamples:
@@ -20,6 +23,13 @@ class RandomSamples:
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[count, seq_len + 1] token ids of the samples from ``first``."""
         return np.random.RandomState(first).randint(0, self._vocab_size, size=(count, self._length), dtype="int64")
+
+    def packed_batch(self, first: int, count: int) -> PackedBatch:
+        """The same, with documents that begin with every token by the same chance: their lengths are those of a
+        geometric distribution."""
+        tokens = self.batch(first, count)
+        chances = np.random.RandomState([first, MEAN_DOCUMENT]).random_sample(tokens.shape)
+        return PackedBatch(tokens, chances < 1 / MEAN_DOCUMENT)
 
 
 def random_samples(config: RunConfig) -> Union[RandomSamples, "RandomGrids"]:

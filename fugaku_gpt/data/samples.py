@@ -4,12 +4,15 @@ The documents of a split are permuted for each epoch and concatenated, epoch aft
 tokens. Window k of the stream is tokens [k * s, k * s + s], s + 1 of them, so neighbours share one token and
 windows run across the ends of documents and epochs, as in Megatron's GPT dataset. The windows that start in one epoch
 are permuted among themselves, which gives the order of samples.
+
+A document begins where a sequence of the corpus's index does. The index says so whatever the tokens are: not every
+corpus has tokens that end its documents, and in a blend each may have others.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -22,6 +25,18 @@ from fugaku_gpt.errors import DataError
 SPLITS = ("train", "valid", "test")
 _VALID = 1
 _MAX_CACHED_EPOCHS = 2  # a window may span two epochs
+
+
+class PackedBatch(NamedTuple):
+    """Samples, and where the documents in them begin.
+
+    Attributes:
+        tokens: int64 [count, seq_len + 1] token ids.
+        begins: bool [count, seq_len + 1], whether the first token of a document is there.
+    """
+
+    tokens: "np.ndarray[Any, np.dtype[np.int64]]"
+    begins: "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class NoSamples(DataError):
@@ -60,6 +75,8 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
     digest = hashlib.sha256(repr((tuple(weights), data.split, split, model.seq_len)).encode())
     if shifted:  # only then, so that fingerprints of other corpora stay as they were
         digest.update(repr(shifted).encode())
+    if data.document_mask:
+        digest.update(repr(("documents", data.reset_positions, data.loss_across_documents)).encode())
     for stream in streams:
         digest.update(stream.corpus.fingerprint.encode())
     return SampleSource(streams, weights, model.seq_len, digest.hexdigest())
@@ -141,6 +158,12 @@ class SampleSource:
         """[count, seq_len + 1] token ids of consecutive samples."""
         return np.stack([self.sample(number) for number in range(first, first + count)])
 
+    def packed_batch(self, first: int, count: int) -> PackedBatch:
+        """Consecutive samples, and where their documents begin."""
+        places = [self._blend.locate(number) for number in range(first, first + count)]
+        samples = [self._streams[corpus].packed_sample(number) for corpus, number in places]
+        return PackedBatch(np.stack([tokens for tokens, _ in samples]), np.stack([begins for _, begins in samples]))
+
 
 class _Stream:
     """The endless stream of one corpus's split."""
@@ -167,11 +190,17 @@ class _Stream:
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[seq_len + 1] token ids of a sample of this stream."""
+        return self.packed_sample(number)[0]
+
+    def packed_sample(
+        self, number: int
+    ) -> "Tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]":
+        """[seq_len + 1] token ids of a sample of this stream, and whether a document begins with each."""
         epoch = number * self._seq_len // self.tokens  # where window `number` starts
         start = self._window_start(epoch)
         size = self._window_start(epoch + 1) - start
         window = start + permuted_index(stream_key(self._key, "windows", epoch), size, number - start)
-        tokens = self._read(window * self._seq_len, self._seq_len + 1)
+        tokens, begins = self._read(window * self._seq_len, self._seq_len + 1)
         largest = int(tokens.max())
         if largest >= self._vocab_size or int(tokens.min()) < 0:
             invalid = largest if largest >= self._vocab_size else int(tokens.min())
@@ -179,15 +208,17 @@ class _Stream:
                 f"{self.corpus.index.bin_path}: token id {invalid} is outside the vocabulary; "
                 f"model.vocab_size is {self._vocab_size}"
             )
-        return tokens
+        return tokens, begins
 
     def _window_start(self, epoch: int) -> int:
         """Number of the first window that starts in an epoch; the numbers continue over all epochs."""
         return -(-epoch * self.tokens // self._seq_len)
 
-    def _read(self, start: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """Tokens [start, start + count) of the stream."""
-        tokens = np.empty(count, dtype=np.int64)
+    def _read(
+        self, start: int, count: int
+    ) -> "Tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]":
+        """Tokens [start, start + count) of the stream, and whether a document begins with each."""
+        tokens, begins = np.empty(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
         done = 0
         epoch, offset = divmod(start, self.tokens)
         while done < count:
@@ -198,9 +229,11 @@ class _Stream:
                 within = offset - (int(ends[position]) - int(self._lengths[document]))
                 length = min(count - done, int(self._lengths[document]) - within)
                 tokens[done : done + length] = self.corpus.index.sequence(self._first + document, within, length)
+                if within == 0:  # one without tokens begins where the next one does
+                    begins[done] = True
                 done, offset, position = done + length, offset + length, position + 1
             epoch, offset = epoch + 1, 0
-        return tokens
+        return tokens, begins
 
     def _order(self, epoch: int) -> Tuple[Any, Any]:
         """The documents in the order of an epoch, and the number of the epoch's tokens up to the end of each."""

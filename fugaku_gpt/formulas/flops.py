@@ -36,7 +36,7 @@ def exact_flops(model: ModelConfig, global_batch: int, padded_vocab: int) -> flo
     """FLOPs per iteration of every matrix product, forward and backward, nothing recomputed.
 
     For an MLP of 4h this is 72 B s l h² (1 + s/6h + V/12lh). Attention is counted in full, causal or not, as is the
-    custom; so is that of grids, whose cells do not see the padding.
+    custom; so is that of grids, whose cells do not see the padding, and that of documents that are apart.
     """
     s, l, h = model.seq_len, model.layers, model.hidden  # noqa: E741
     if model.is_grid_classifier:  # one row of logits for all cells of a grid

@@ -42,7 +42,7 @@ CHUNK_TOKENS = 512
 # sum of the losses, sum of squares of the gradients; ranks that have met a non-finite number, that want to stop, that
 # have written their part of a checkpoint, and that could not
 NORM_ELEMENTS = 6
-GRID_NORM_ELEMENTS = 7  # the number of grids whose class was right, too
+COUNTING_NORM_ELEMENTS = 7  # the number of grids whose class was right, or of targets that count, too
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class CommunicationPlan:
         seq_len: tokens of a sequence, while they grow; default: the model's.
         nodes: placement of the ranks; matters only for hierarchical sums.
         checksum_interval: steps from one comparison of what ranks hold alike to the next; None: never.
+        counts_targets: ranks add up how many tokens have a loss (:attr:`DataConfig.counts_targets`).
     """
 
     model: ModelConfig
@@ -128,6 +129,7 @@ class CommunicationPlan:
     seq_len: Optional[int] = None
     nodes: Optional[Nodes] = None
     checksum_interval: Optional[int] = None
+    counts_targets: bool = False
     model_chunks: Tuple[Chunk, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -228,6 +230,7 @@ def plan_of(config: RunConfig) -> CommunicationPlan:
         bucket_bytes=int(training.bucket_mib * 2**20),
         nodes=nodes_of(config) if layout.hierarchical_sum and layout.dp > 1 else None,
         checksum_interval=training.checksum_interval,
+        counts_targets=config.data.counts_targets,
     )
 
 
@@ -375,7 +378,7 @@ def communications_after_backward(
         for embedding_range in flat.tied(layout.dp if plan.zero else 1):
             yield Collective("embedding", ALL_REDUCE, embedding_range.stop - embedding_range.start)
     if layout.ranks > 1:
-        yield Collective("world", ALL_REDUCE, norm_elements(plan.model))
+        yield Collective("world", ALL_REDUCE, norm_elements(plan.model, plan.counts_targets))
     if has_checksums:
         yield from checksum_communications(plan, stage)
     if layout.dp > 1 and plan.zero:
@@ -397,9 +400,9 @@ def checksum_communications(plan: CommunicationPlan, stage: int) -> Iterable[Col
         yield Collective("world", ALL_REDUCE, 1)
 
 
-def norm_elements(model: ModelConfig) -> int:
-    """Elements of the sum over all ranks that ends a step."""
-    return GRID_NORM_ELEMENTS if model.is_grid_classifier else NORM_ELEMENTS
+def norm_elements(model: ModelConfig, counts_targets: bool) -> int:
+    """Elements of the sum over all ranks that ends a step; ``counts_targets``: see :class:`CommunicationPlan`."""
+    return COUNTING_NORM_ELEMENTS if model.is_grid_classifier or counts_targets else NORM_ELEMENTS
 
 
 def _sum_over_replicas(plan: CommunicationPlan, elements: int, on_node: int) -> Iterable[Collective]:

@@ -155,6 +155,7 @@ def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
       LayerNorm, its input and what :func:`_norm_bytes` says.
     * Head: of the norm what :func:`_norm_bytes` says, and the gradient of the hidden states, which the
       cross-entropy has made already; that of the embedding it has added to the sums of gradients.
+    * Of documents that begin at position 0 each: the positions, where these are learned.
     * Of grids: rows and columns of the cells where positions are learned; in the head which cells are no padding, how
       many these are, and the gradient of the means over them.
     """
@@ -168,6 +169,7 @@ def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
         total += item * b * r * model.hidden * (1 if model.dropout else 0)
         total += item * b * r * model.hidden + _norm_bytes(config) if model.embedding_layernorm else 0
         total += 2 * 8 * b * r if model.is_grid_classifier and model.positions == "learned" else 0
+        total += 8 * b * r if config.data.reset_positions and model.positions == "learned" else 0
     if chunk.has_head:
         of_means = item * b * model.hidden + max(item, 4) * b * (r + 1)
         total += of_means if model.is_grid_classifier else item * b * r * model.hidden
@@ -175,13 +177,15 @@ def embedding_and_head_bytes(config: RunConfig, chunk: Chunk) -> int:
     return total
 
 
-def cell_bytes(config: RunConfig) -> int:
-    """Bytes that a chunk's layers share of the cells of one micro-batch of grids: the keys that each sees, two numbers
-    of 4 bytes, and where positions are rotary, cosines and sines of each; 0 for a decoder."""
+def packing_bytes(config: RunConfig) -> int:
+    """Bytes that a chunk's layers share of one micro-batch of grids, or of documents that are apart: the keys that each
+    cell or token sees, two numbers of 4 bytes, and where positions are rotary and its own, cosines and sines of each;
+    0 for another decoder."""
     model = config.model
-    if not model.is_grid_classifier:
+    if not (model.is_grid_classifier or config.data.document_mask):
         return 0
-    angles = max(ITEM_BYTES[config.training.dtype], 4) * model.head_size if model.positions == "rope" else 0
+    has_angles = model.positions == "rope" and (model.is_grid_classifier or config.data.reset_positions)
+    angles = max(ITEM_BYTES[config.training.dtype], 4) * model.head_size if has_angles else 0
     return config.training.micro_batch * model.seq_len * (2 * 4 + angles)
 
 
@@ -295,7 +299,7 @@ def _chunk_sizes(
     sizes = []
     for chunk in chunks:
         in_flight = embedding_and_head_bytes(config, chunk) + sum(bytes_of_kind[kinds[layer]] for layer in chunk.layers)
-        in_flight += cell_bytes(config)
+        in_flight += packing_bytes(config)
         freed, highest = 0, 0  # the backward pass frees later layers before it recomputes an earlier one
         for layer in reversed(chunk.layers):
             highest = max(highest, recompute_bytes[kinds[layer]] - freed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
 import torch
@@ -14,10 +14,13 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig
 from fugaku_gpt.model.attention_core import DropoutMaskFn, attend
 from fugaku_gpt.model.cells import Cells
+from fugaku_gpt.model.documents import Documents
 from fugaku_gpt.model.dropout import dropped_share, keep_mask
 from fugaku_gpt.model.kv_cache import CachedLayer
 from fugaku_gpt.model.norms import RMSNorm
 from fugaku_gpt.parallel.tensor import ColumnParallelLinear, Prepare, RowParallelLinear, column_parallel_pair
+
+Packing = Union[Cells, Documents]  # the keys that each token of a batch sees, where that is not all before it
 
 
 def attend_naively(
@@ -109,14 +112,14 @@ class CausalSelfAttention(nn.Module):
         first_sample: int,
         norm: Optional[Prepare] = None,
         cached: Optional[CachedLayer] = None,
-        cells: Optional[Cells] = None,
+        packing: Optional[Packing] = None,
     ) -> torch.Tensor:
         """Apply the layer. ``first_sample`` keys dropout; ``norm`` is applied to the input, and again in the backward
         pass; with ``cached``, tokens also attend to those before them, and join them; the tokens are those of a
-        sequence, of which each sees those before it, or the ``cells`` of grids."""
+        sequence, of which each sees those before it, or with ``packing`` those of its document, or of its grid."""
         b, tokens, _ = x.shape  # tokens of each sample: all s, or under sequence parallelism s / shards
         heads, d = self._local_heads, self._model.head_size
-        packed = self._queries_keys_values(x, norm, cached, cells)
+        packed = self._queries_keys_values(x, norm, cached, packing)
         if cached is not None:
             q, k, v = packed.split([heads, *[self._model.local_kv_heads(self._tp_size)] * 2], 3)
             cached.append(k[0], v[0])
@@ -131,12 +134,12 @@ class CausalSelfAttention(nn.Module):
                 return self._keep_flags(b, shards * tokens, first_sample)
 
         function = attend_naively if self._reference else attend
-        ranges = cells.ranges if cells is not None else None
+        ranges = packing.ranges if packing is not None else None
         y = function(packed, heads, keep_flags, probability, self._save_flags, ranges)
         return self.out(y.reshape(shards * b, tokens, heads * d))
 
     def _queries_keys_values(
-        self, x: torch.Tensor, norm: Optional[Prepare], cached: Optional[CachedLayer], cells: Optional[Cells]
+        self, x: torch.Tensor, norm: Optional[Prepare], cached: Optional[CachedLayer], packing: Optional[Packing]
     ) -> torch.Tensor:
         """Return queries, keys and values as attention takes them, [shards or 1, b, tokens, heads + 2 kv heads,
         d]."""
@@ -154,9 +157,9 @@ class CausalSelfAttention(nn.Module):
         if model.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         pack = pack_naively if self._reference else ops.pack_heads
-        if cells is not None:  # each sequence has positions of its own, as a shard has
+        if packing is not None and packing.rotation is not None:  # each sequence has its own, as a shard has
             by_sequence = [part.reshape(-1, 1, *part.shape[2:]) for part in (q, k, v)]
-            packed = pack(by_sequence[0], by_sequence[1], by_sequence[2], cells.rotation)
+            packed = pack(by_sequence[0], by_sequence[1], by_sequence[2], packing.rotation)
             return packed.view(*q.shape[:3], *packed.shape[3:])
         if cached is not None:  # so it has here
             rotary = cached.new.rotation(model, x.dtype) if model.positions == "rope" else None

@@ -21,8 +21,9 @@ from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import ModelConfig, RunConfig
 from fugaku_gpt.layout.memory import recompute_of_layers
 from fugaku_gpt.layout.stages import Chunk, chunk_tensors, split_layers
-from fugaku_gpt.model.attention import CausalSelfAttention
+from fugaku_gpt.model.attention import CausalSelfAttention, Packing
 from fugaku_gpt.model.cells import Cells
+from fugaku_gpt.model.documents import Documents
 from fugaku_gpt.model.dropout import KeyedDropout
 from fugaku_gpt.model.init import fill_parameter
 from fugaku_gpt.model.kv_cache import CachedLayer, KeyValueCache, NewTokens
@@ -35,7 +36,7 @@ from fugaku_gpt.parallel.cross_entropy import (
     vocab_parallel_token_losses,
 )
 from fugaku_gpt.parallel.sequence import Shard, gather, sum_of_shards
-from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from fugaku_gpt.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, look_up
 
 _SITES_PER_BLOCK = 3  # dropout sites: attention probabilities, attention output, MLP output
 
@@ -95,16 +96,16 @@ class TransformerBlock(nn.Module):
         x: torch.Tensor,
         first_sample: int,
         cached: Optional[CachedLayer] = None,
-        cells: Optional[Cells] = None,
+        packing: Optional[Packing] = None,
     ) -> torch.Tensor:
         if self._recompute_all and cached is None:
-            return recomputed(lambda x: self._layer(x, first_sample, None, cells), x)
-        return self._layer(x, first_sample, cached, cells)
+            return recomputed(lambda x: self._layer(x, first_sample, None, packing), x)
+        return self._layer(x, first_sample, cached, packing)
 
     def _layer(
-        self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer], cells: Optional[Cells]
+        self, x: torch.Tensor, first_sample: int, cached: Optional[CachedLayer], packing: Optional[Packing]
     ) -> torch.Tensor:
-        attended = self.attention(x, first_sample, self.attention_norm, cached, cells)
+        attended = self.attention(x, first_sample, self.attention_norm, cached, packing)
         x = self.attention_dropout(attended, first_sample).add_(x)
         return self.mlp_dropout(self.mlp(x, self.mlp_norm), first_sample).add_(x)
 
@@ -199,37 +200,45 @@ class GPT(nn.Module):
         cache: Optional[KeyValueCache] = None,
         new: Optional[NewTokens] = None,
         cells: Optional[Cells] = None,
+        documents: Optional[Documents] = None,
     ) -> torch.Tensor:
         """Return [b, s, h] of [b, s] int64 or [b, s, h], equal on every rank of ``tp`` unless sequence-parallel.
 
         With ``cache``, the tokens continue sequences, at the places that ``new`` has for them. With ``cells``, they are
-        the colors of those.
+        the colors of those. With ``documents``, each sees its own alone.
         """
         if self.chunk.has_embedding:
             positions = self.shard.positions(x.shape[1]) if new is None else new.positions
             x = self.token_embedding(self.shard.to_rank_order(x))
             if self.config.positions == "learned" and cells is not None:
                 x = x + self.row_embedding(cells.rows) + self.column_embedding(cells.columns)
+            elif self.config.positions == "learned" and documents is not None and documents.positions is not None:
+                x = x + look_up(documents.positions, self.position_embedding.weight)
             elif self.config.positions == "learned":
                 x = x + self.position_embedding.weight[positions]
             x = self.embedding_dropout(self.embedding_norm(x), first_sample)
         for number, block in self.blocks.items():
             cached = cache.layer(int(number), new) if cache is not None and new is not None else None
-            x = block(x, first_sample, cached, cells)
+            x = block(x, first_sample, cached, cells if cells is not None else documents)
         return self.final_norm(x) if self.chunk.has_head else x
 
     def forward(
-        self, x: torch.Tensor, targets: torch.Tensor, first_sample: int = 0, cells: Optional[Cells] = None
+        self,
+        x: torch.Tensor,
+        targets: torch.Tensor,
+        first_sample: int = 0,
+        cells: Optional[Cells] = None,
+        documents: Optional[Documents] = None,
     ) -> torch.Tensor:
         """Return hidden states, or from the last chunk the sum over all b * s tokens of the cross-entropy of
         ``targets`` [b, s], or over b grids with these ``cells`` of that of their classes [b, 1]; ``first_sample`` keys
-        dropout."""
-        x = self.hidden_states(x, first_sample, cells=cells)
+        dropout. With ``documents``, targets that are ``NO_TARGET`` have no loss."""
+        x = self.hidden_states(x, first_sample, cells=cells, documents=documents)
         if not self.chunk.has_head:
             return x
         if cells is not None:
             x = self._mean_over(cells, x)
-        return self._cross_entropy(x, targets)
+        return self._cross_entropy(x, targets, documents is not None)
 
     def _mean_over(self, cells: Cells, x: torch.Tensor) -> torch.Tensor:
         """Return the means [b, h] of hidden states over the cells of each grid, equal on every rank of ``tp``."""
@@ -238,8 +247,9 @@ class GPT(nn.Module):
             sums = sum_of_shards(sums, self._tp)
         return (sums / cells.counts).to(x.dtype)
 
-    def _cross_entropy(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the losses of hidden states [b, s, h] or of means over cells [b, h]."""
+    def _cross_entropy(self, x: torch.Tensor, targets: torch.Tensor, has_gaps: bool) -> torch.Tensor:
+        """Return the sum of the losses of hidden states [b, s, h] or of means over cells [b, h]; ``has_gaps``: some
+        targets may be ``NO_TARGET``."""
         is_cut = self._sequence_parallel and x.dim() == 3
         return vocab_parallel_cross_entropy(
             x.view(-1, x.shape[-1]),
@@ -247,7 +257,7 @@ class GPT(nn.Module):
             (self.shard.to_rank_order(targets) if is_cut else targets).reshape(-1),
             self._tp,
             self.config.outputs,
-            options=LossOptions(is_cut, self.gradient_scale, self.correct),
+            options=LossOptions(is_cut, self.gradient_scale, self.correct, has_gaps),
         )
 
     def last_logits(self, x: torch.Tensor, last: Optional[torch.Tensor] = None) -> torch.Tensor:

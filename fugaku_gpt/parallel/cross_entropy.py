@@ -21,6 +21,7 @@ from fugaku_gpt.layout.communications import CHUNK_TOKENS
 from fugaku_gpt.parallel.gradient_path import main_grad
 from fugaku_gpt.parallel.sequence import gather, scatter
 
+NO_TARGET = -1  # in the place of the target of a token that has none
 _CACHED_ROWS = 16  # rows of logits per thread; measured with 50304 columns: 8 to 16 are best
 
 
@@ -48,11 +49,13 @@ class LossOptions(NamedTuple):
         sequence_parallel: the ranks have different tokens, which are gathered, and their gradients scattered.
         gradient_scale: factor of the gradients, applied before they are rounded to the type of the hidden states.
         correct: counts the tokens whose target has the largest logit.
+        has_gaps: some targets may be ``NO_TARGET``: their tokens have no loss and no gradient.
     """
 
     sequence_parallel: bool = False
     gradient_scale: float = 1.0
     correct: Optional[CorrectCount] = None
+    has_gaps: bool = False
 
 
 _DEFAULTS = LossOptions()
@@ -73,7 +76,8 @@ def vocab_parallel_cross_entropy(
     Args:
         hidden: [tokens, h], equal on every rank of ``tp``; if sequence-parallel [tokens / tp, h], this rank's.
         weight: [padded vocabulary / tp, h], this rank's rows; rows from ``vocab_size`` on are padding and take no part.
-        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank if sequence-parallel.
+        targets: [tokens] int64, below ``vocab_size``; equal on every rank, rank after rank if sequence-parallel. With
+            ``options.has_gaps`` some are ``NO_TARGET``.
         tp: the ranks that hold the other rows.
         vocab_size: the true vocabulary.
         chunk_tokens: tokens whose logits exist at one time.
@@ -117,7 +121,7 @@ class _CrossEntropy(torch.autograd.Function):
         wants_gradient: bool,
         options: LossOptions,
     ) -> torch.Tensor:
-        sequence_parallel, gradient_scale, correct = options
+        sequence_parallel, gradient_scale, correct, has_gaps = options
         if sequence_parallel:
             hidden = gather(hidden, tp)
         dtype, tokens = hidden.dtype, hidden.shape[0]
@@ -138,6 +142,10 @@ class _CrossEntropy(torch.autograd.Function):
             logits = ops.linear_into(buffer[: chunk.shape[0]], chunk, weight)
             logits[:, used:] = 0.0  # the gradient of padding
             losses = losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale, correct)
+            if has_gaps:
+                gaps = (targets[rows] == NO_TARGET).nonzero(as_tuple=True)[0]
+                losses.index_fill_(0, gaps, 0.0)
+                logits.index_fill_(0, gaps, 0.0)  # their gradient
             loss += losses.sum(dtype=torch.float64)
             if grad_hidden is not None and grad_weight is not None:
                 # without padding, whatever its rows hold; as fast

@@ -125,13 +125,20 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor
-        if self._tp.size == 1 and not torch.is_grad_enabled():
-            x = F.embedding(tokens, self.weight)
-        elif self._tp.size == 1:
-            x = _Lookup.apply(tokens, self.weight)
+        if self._tp.size == 1:
+            x = look_up(tokens, self.weight)
         else:
             x = _VocabParallelLookup.apply(tokens, self.weight, self.first_row, self._tp, self._sequence_parallel)
         return x
+
+
+def look_up(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the rows [...] int64 of a table that this rank has whole, [..., width]. Gradients of a row that is looked
+    up often are added up in one order, in float32 at least."""
+    if not torch.is_grad_enabled():
+        return F.embedding(rows, weight)
+    x: torch.Tensor = _Lookup.apply(rows, weight)
+    return x
 
 
 def _apply(

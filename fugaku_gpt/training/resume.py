@@ -230,7 +230,7 @@ def _check_data(config: RunConfig, path: Path, manifest: Manifest, fingerprint: 
     seed = manifest.config.get("training", {}).get("seed", config.training.seed)
     problem = ""
     if manifest.data_fingerprint != fingerprint:
-        settings = "the corpus, data.weights or data.split"
+        settings = "the corpus, data.weights, data.split or data.document_mask with its fields"
         if config.model.is_grid_classifier:
             settings = "the set of grids, their split, buckets or augmentation (data.*), or training.global_batch"
         problem = f"{settings} is not that of the checkpoint"

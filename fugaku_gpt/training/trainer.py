@@ -92,7 +92,8 @@ class _StepSums(NamedTuple):
 
     Loss, squares of the gradient and the number of ranks with non-finite values decide about the step. The wish to stop
     and the status of a checkpoint (``written``, ``not_written``) have nothing to do with the gradient; they are
-    piggy-backed, since a few more numbers in the same message cost nothing. ``correct`` is sent for grids only.
+    piggy-backed, since a few more numbers in the same message cost nothing. ``counted`` is sent where something is
+    counted: grids whose class had the largest logit, or tokens that had a target.
     """
 
     losses: float
@@ -101,7 +102,7 @@ class _StepSums(NamedTuple):
     stop: float
     written: float
     not_written: float
-    correct: float = 0.0
+    counted: float = 0.0
 
 
 class Trainer:
@@ -213,7 +214,8 @@ class Trainer:
         sums = self._sum_over_ranks(total)
         if self._replica_check is not None and is_checksum_step(training.checksum_interval, self.iteration + 1):
             self._replica_check.check(self.iteration + 1)
-        terms, bad_ranks = self._workload.terms(samples, seq_len), int(sums.bad_ranks)
+        terms = self._terms(sums.counted, self._workload.terms(samples, seq_len))
+        bad_ranks = int(sums.bad_ranks)
         loss, norm = sums.losses / terms, math.sqrt(sums.squares) / terms / scale
         self.grid.world.mark_phase(OPTIMISER)
         overflow = self.loss_scale.is_overflow(loss, bad_ranks)
@@ -241,7 +243,7 @@ class Trainer:
         returned_to = self._copy.iteration if verdict == SPIKE else None
         agreed = bool(sums.stop), int(sums.written), int(sums.not_written)
         self.computed_seconds += (time.perf_counter() - start) - (Communicator.waited_seconds - waited)
-        correct = int(sums.correct)
+        correct = int(sums.counted) if self.config.model.is_grid_classifier else 0
         return Step(loss, norm, lr, samples, seq_len, verdict, lost, returned_to, loss_scale, *agreed, correct)
 
     def state(self) -> Dict[str, Any]:
@@ -374,22 +376,22 @@ class Trainer:
         batches, samples = self.config.training.eval_batches, self.config.training.global_batch
         lengths = [self._workload.validation_length(batch * samples) for batch in range(batches)]
         distinct = sorted(set(lengths))
-        sums = torch.zeros(2 if self._counts_correct else 1, len(distinct), dtype=torch.float64)
+        sums = torch.zeros(2 if self._counts else 1, len(distinct), dtype=torch.float64)
         with torch.no_grad():
             for batch, seq_len in enumerate(lengths):
                 self.pipeline = self._pipeline(samples, seq_len)
                 sums[0, distinct.index(seq_len)] += self._losses(VALID, batch * samples, seq_len)
-                if self._counts_correct:
-                    sums[1, distinct.index(seq_len)] += self._take_correct()
+                if self._counts:
+                    sums[1, distinct.index(seq_len)] += self._take_counted()
         self.grid.dp.all_reduce(sums)
         self.grid.pp.all_reduce(sums)
         self.validated = []
         for seq_len, column in zip(distinct, sums.t().tolist()):
             count = lengths.count(seq_len) * samples
-            figures = SizeFigures(seq_len, count, *column)
+            figures = SizeFigures(seq_len, count, *column[: 2 if self.config.model.is_grid_classifier else 1])
             self.validated.append(figures._replace(distinct=self._workload.distinct(seq_len, count)))
         terms = sum(self._workload.terms(samples, seq_len) for seq_len in lengths)
-        return float(sums[0].sum()) / terms
+        return float(sums[0].sum()) / self._terms(float(sums[-1].sum()), terms)
 
     def _losses(self, split: str, used: int, seq_len: int) -> float:
         """Return the sum of the losses of this replica's tokens over one global batch, on the last stage; 0 on other
@@ -414,12 +416,20 @@ class Trainer:
         return total
 
     @property
-    def _counts_correct(self) -> bool:
-        return self.config.model.is_grid_classifier
+    def _counts(self) -> bool:
+        """Whether something is counted beside the losses; see :class:`_StepSums`."""
+        return self.config.model.is_grid_classifier or self.config.data.counts_targets
 
-    def _take_correct(self) -> int:
-        """Return the number of this replica's grids that were classified right since the last call, on the last
-        stage."""
+    def _terms(self, counted: float, most: int) -> int:
+        """Return the number of losses of which the mean is taken: those that ranks have counted, or ``most`` where all
+        tokens, or grids, have one. It is 1 at least, since no target of a batch might count."""
+        return max(1, int(counted)) if self.config.data.counts_targets else most
+
+    def _take_counted(self) -> int:
+        """Return what this replica has counted since the last call, on the last stage: tokens that had a target, or
+        grids that were classified right."""
+        if not self.config.model.is_grid_classifier:
+            return self._workload.take_targets()
         last = self.model_chunks.get(self._last_chunk)
         return last.correct.take() if last is not None and last.correct is not None else 0
 
@@ -431,7 +441,7 @@ class Trainer:
         """
         squares, finite = squares_of(self._param_ranges)
         written, not_written = self.save_status()
-        correct = self._take_correct()  # on every rank: what remained would be counted by the next validation
+        counted = self._take_counted()  # on every rank: what remained would be counted by the next validation
         is_counted = self.grid.coordinates.tp == 0  # all ranks of a tensor-parallel group have the same sums
         local_sums = _StepSums(
             losses=total if is_counted else 0.0,
@@ -440,8 +450,9 @@ class Trainer:
             stop=float(self.should_stop()),
             written=float(written),
             not_written=float(not_written),
-            correct=float(correct) if is_counted else 0.0,
+            counted=float(counted) if is_counted else 0.0,
         )
-        sums = torch.tensor(local_sums[: norm_elements(self.config.model)], dtype=torch.float64)
+        elements = norm_elements(self.config.model, self.config.data.counts_targets)
+        sums = torch.tensor(local_sums[:elements], dtype=torch.float64)
         self.grid.world.all_reduce(sums)
         return _StepSums(*sums.tolist())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Protocol, Tuple, Union
+from typing import Any, Dict, List, Optional, Protocol, Tuple, Union, cast
 
 import numpy as np
 import torch
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import GridBatch, open_grid_splits
-from fugaku_gpt.data.samples import open_samples
+from fugaku_gpt.data.samples import PackedBatch, open_samples
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
 from fugaku_gpt.model.cells import Cells
+from fugaku_gpt.model.documents import Documents
 from fugaku_gpt.model.gpt import GPT
+from fugaku_gpt.parallel.cross_entropy import NO_TARGET
 
 TRAIN, VALID = "train", "valid"
 
@@ -22,6 +24,13 @@ class Samples(Protocol):
 
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """Return samples [first, first + count) as [count, seq_len + 1] token ids."""
+
+
+class PackedSamples(Samples, Protocol):
+    """Samples that say where documents begin, for runs that keep these apart."""
+
+    def packed_batch(self, first: int, count: int) -> PackedBatch:
+        """Return samples [first, first + count), and where their documents begin."""
 
 
 class GridSource(Protocol):
@@ -55,6 +64,13 @@ class RemainingSamples:
         numbers = [self._skipped_samples.number(used) for used in range(first, first + count)]
         return np.concatenate([self._samples.batch(number, 1) for number in numbers])
 
+    def packed_batch(self, first: int, count: int) -> PackedBatch:
+        """Return samples as :meth:`PackedSamples.packed_batch` does, by their new numbers."""
+        samples = cast(PackedSamples, self._samples)
+        numbers = [self._skipped_samples.number(used) for used in range(first, first + count)]
+        batches = [samples.packed_batch(number, 1) for number in numbers]
+        return PackedBatch(*(np.concatenate(parts) for parts in zip(*batches)))
+
 
 class Workload(Protocol):
     """The batches of a run."""
@@ -73,7 +89,12 @@ class Workload(Protocol):
         """Return how many different grids the first ``samples`` validation samples of a length are; 0 for tokens."""
 
     def terms(self, samples: int, seq_len: int) -> int:
-        """Return the number of losses that samples of this length have: one for each token, or for each grid."""
+        """Return the number of losses that samples of this length have: one for each token, or for each grid. Where
+        the first tokens of documents are no targets it is an upper bound."""
+
+    def take_targets(self) -> int:
+        """Return how many losses the forward passes on this rank have computed since the last call, where only these
+        passes know; else 0."""
 
     def forward(
         self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
@@ -93,6 +114,8 @@ class TokenWorkload:
 
     def __init__(self, config: RunConfig, dp_rank: int, sources: Dict[str, Samples]) -> None:
         self._config, self._dp_rank, self._sources = config, dp_rank, sources
+        self._dtype = getattr(torch, config.training.dtype)
+        self._targets = 0
 
     def has(self, split: str) -> bool:
         """Return whether there are samples of a split."""
@@ -114,11 +137,18 @@ class TokenWorkload:
         """Return the number of tokens."""
         return samples * seq_len
 
+    def take_targets(self) -> int:
+        """Return how many tokens had a target; see :meth:`Workload.take_targets`."""
+        count, self._targets = self._targets, 0
+        return count
+
     def forward(
         self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int
     ) -> torch.Tensor:
         """Run a chunk; see :meth:`Workload.forward`."""
         first = first_sample(self._config, *batch, self._dp_rank)
+        if self._config.data.document_mask:
+            return self._forward_documents(chunk, x, split, first, seq_len)
         reads_tokens = chunk.chunk.has_embedding or chunk.chunk.has_head  # other stages do not need the tokens
         samples = self._sources[split].batch(first, self._config.training.micro_batch) if reads_tokens else None
         tokens = torch.from_numpy(samples[:, : seq_len + 1]) if samples is not None else None
@@ -127,6 +157,22 @@ class TokenWorkload:
             tokens[:, 1:] if tokens is not None else None,
             first,
         )
+        return y
+
+    def _forward_documents(
+        self, chunk: GPT, x: Optional[torch.Tensor], split: str, first: int, seq_len: int
+    ) -> torch.Tensor:
+        """Run a chunk on samples whose documents are apart. Every stage reads them, since attention depends on where
+        they begin."""
+        config, samples = self._config, cast(PackedSamples, self._sources[split])
+        batch = samples.packed_batch(first, config.training.micro_batch)
+        tokens, begins = torch.from_numpy(batch.tokens[:, : seq_len + 1]), batch.begins[:, : seq_len + 1]
+        documents = Documents.of(config.model, begins[:, :-1], config.data.reset_positions, self._dtype, chunk.shard)
+        targets = tokens[:, 1:]
+        if config.data.counts_targets and chunk.chunk.has_head:
+            targets = targets.masked_fill(torch.from_numpy(begins[:, 1:]), NO_TARGET)
+            self._targets += int((targets != NO_TARGET).sum())
+        y: torch.Tensor = chunk(tokens[:, :-1] if x is None else x, targets, first, documents=documents)
         return y
 
 
@@ -156,6 +202,10 @@ class GridWorkload:
     def terms(self, samples: int, seq_len: int) -> int:
         """Return the number of grids."""
         return samples
+
+    def take_targets(self) -> int:
+        """Return 0; see :meth:`Workload.take_targets`."""
+        return 0
 
     def forward(
         self, chunk: GPT, x: Optional[torch.Tensor], split: str, batch: Tuple[int, int], seq_len: int

@@ -206,6 +206,16 @@ from fugaku_gpt.errors import ConfigError
             "run.yaml:2: data.split: [0.0, 1.0, 1.0]: must be three shares (train, valid, test), train above 0, "
             "such as [969, 30, 1]",
         ),
+        (
+            "data:\n  reset_positions: true",
+            "run.yaml:2: data.reset_positions: True: needs data.document_mask; valid: false, or "
+            "data.document_mask=true",
+        ),
+        (
+            "data:\n  document_mask: false\n  loss_across_documents: true",
+            "run.yaml:3: data.loss_across_documents: True: needs data.document_mask; valid: false, or "
+            "data.document_mask=true",
+        ),
     ],
 )
 def test_a_broken_rule_is_reported_in_a_single_line(tmp_path: Path, text: str, message: str) -> None:

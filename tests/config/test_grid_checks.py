@@ -42,6 +42,7 @@ def test_presets_have_the_layers_and_heads_of_published_models(preset: str) -> N
         ("arc-nano", ["training.skip_samples=[3]"], "training.skip_samples: ['3']: is not supported"),
         ("arc-nano", ["training.eval_files=[a.txt]"], "training.eval_files: ['a.txt']: is not supported"),
         ("arc-nano", ["model.padded_vocab_size=16"], "valid: null"),
+        ("arc-nano", ["data.document_mask=true"], "data.document_mask: True: is not supported"),
         (
             "arc-nano",
             ["training.seq_ramp_start=100", "training.seq_ramp_increment=100", "training.seq_ramp_iterations=5"],

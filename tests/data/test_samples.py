@@ -83,6 +83,33 @@ def test_windows_are_megatrons(
     assert again.sample(number - 1).tolist() == source.sample(number - 1).tolist(), "at random as in sequence"
 
 
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, LENGTHS, st.integers(1, 11))
+def test_documents_begin_where_the_indices_of_the_corpora_say(
+    tmp_path_factory: pytest.TempPathFactory, lengths: List[int], others: List[int], s: int
+) -> None:
+    documents = documents_of([*lengths, *others])  # the tokens of one corpus are not those of the other
+    folder = tmp_path_factory.mktemp("corpus")
+    write_megatron(folder / "a", documents[: len(lengths)])
+    write_megatron(folder / "b", documents[len(lengths) :])
+    source = open_samples(config_of(folder / "a", folder / "b", seq_len=s), "train")
+    count = 3 * sum([*lengths, *others]) // s  # some epochs of each
+    batch = source.packed_batch(2, count)
+    assert np.array_equal(batch.tokens, source.batch(2, count))
+    first_tokens = [document[0] for document in documents if document]
+    assert np.array_equal(batch.begins, np.isin(batch.tokens, first_tokens))
+
+
+def test_documents_that_are_apart_make_other_samples_of_the_same_corpus(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", documents_of([7, 13, 1, 19]))
+    mask = "data.document_mask=true"
+    choices: List[Sequence[str]] = [(), (mask,), (mask, "data.reset_positions=true")]
+    choices.append((mask, "data.loss_across_documents=true"))
+    fingerprints = [open_samples(config_of(tmp_path / "c", settings=choice), "train").fingerprint for choice in choices]
+    assert len(set(fingerprints)) == len(choices)
+
+
 def test_an_epoch_shows_each_token_once(tmp_path: Path) -> None:
     documents = documents_of([7, 13, 1, 19])  # 40 tokens, 8 samples of 5
     write_megatron(tmp_path / "c", documents)

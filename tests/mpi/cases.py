@@ -38,6 +38,7 @@ MEANINGS: Dict[str, Settings] = {
     "linear": ("training.lr_schedule=linear",),
     "constant": ("training.lr_schedule=constant",),
     "wsd": ("training.lr_schedule=wsd", "training.decay_fraction=0.5"),
+    "documents": ("data.document_mask=true", "data.reset_positions=true"),
     "no-attention-dropout": ("model.attention_dropout=0",),
     "two-layers": ("model.layers=2",),
     # every field by which a Llama differs from a GPT-2, and the norms of queries and keys of Qwen 3
@@ -92,7 +93,7 @@ WIDE: List[str] = [
     "pp=2 gpipe split=[3,1] full micro=2",
     "pp=2 interleaved selective",
     "pp=2 interleaved split=[1,2,1,0] full layers=1 micro=2",
-    "pp=2 zero-bubble",
+    "pp=2 zero-bubble documents",
     "pp=2 llama zero-bubble micro=2",
     "pp=2 llama two-layers micro=2",
     "dp=4 two-layers",
@@ -134,10 +135,14 @@ WIDE: List[str] = [
     "leave-step rollback constant",
     "dp=4 pp=2 order=pp,dp,tp llama zero node-first gpipe split=[3,1] selective layers=1 batch-ramp length-ramp "
     "leave-samples leave-step rollback linear",
-    "dp=2 tp=2 pp=2 llama zero sp interleaved full budget=0.15 wsd",
+    "dp=2 tp=2 pp=2 llama zero sp interleaved full budget=0.15 documents wsd",
+    "documents full two-layers",
+    "dp=2 documents zero two-layers micro=2",
+    "tp=2 sp documents two-layers micro=2",
+    "tp=2 llama documents two-layers micro=2",
     "dp=2 tp=4 order=dp,tp,pp llama zero sp two-layers constant micro=2",
     "dp=4 tp=2 llama one-key zero sp node-first interleaved split=[3,1] full budget=0.15 batch-ramp length-ramp "
-    "leave-samples leave-step rollback linear",
+    "leave-samples leave-step rollback linear documents",
     "dp=2 tp=2 pp=2 llama one-key zero gpipe split=[3,1] full layers=1 wsd micro=2",
     "dp=2 pp=2 llama qkv-biases interleaved full layers=1 constant micro=2",
     "dp=4 pp=2 order=pp,tp,dp llama qkv-biases zero node-first gpipe split=[3,1] full budget=0.35 batch-ramp "
@@ -170,7 +175,7 @@ NARROW: List[str] = [
     "dp=2 tp=2 pp=2 sp zero-bubble bfloat16 sums=bfloat16 two-layers",
     "dp=4 pp=2 zero node-first zero-bubble selective float16 sums=bfloat16 constant",
     "dp=2 tp=2 pp=2 order=pp,tp,dp gpipe split=[3,1] selective layers=1 bfloat16 sums=bfloat16 leave-samples constant "
-    "micro=2",
+    "documents micro=2",
     "dp=2 tp=2 pp=2 zero sp gpipe split=[3,1] full budget=0.1 bfloat16 sums=bfloat16 batch-ramp length-ramp "
     "leave-samples",
     "dp=2 tp=2 pp=2 order=tp,dp,pp zero sp interleaved full layers=1 float16 sums=bfloat16 length-ramp leave-samples "
@@ -183,7 +188,7 @@ NARROW: List[str] = [
     "length-ramp leave-samples leave-step rollback linear",
     "dp=2 pp=2 llama zero-bubble float16 sums=bfloat16 constant",
     "dp=2 pp=2 llama qkv-biases zero-bubble bfloat16 sums=bfloat16 linear",
-    "tp=2 pp=2 sp llama one-key qkv-biases float16 two-layers micro=2",
+    "tp=2 pp=2 sp llama one-key qkv-biases float16 documents two-layers micro=2",
 ]
 
 

@@ -214,6 +214,7 @@ def _training(draw: st.DrawFn, dtype: str) -> Dict[str, object]:
         "training.clip_grad": draw(st.sampled_from((0, 0.5))),
         "training.non_finite": draw(st.sampled_from(("stop", "skip"))),
     }
+    chosen.update(draw(_documents()))
     if dtype != "float64" and draw(st.booleans()):
         chosen["training.gradient_dtype"] = "bfloat16"
     if dtype == "float16":  # the largest one overflows
@@ -224,6 +225,18 @@ def _training(draw: st.DrawFn, dtype: str) -> Dict[str, object]:
         chosen["training.spike_window"] = 2
         chosen["training.spike_ratio"] = 1.001
     return chosen
+
+
+@st.composite
+def _documents(draw: st.DrawFn) -> Dict[str, object]:
+    """Documents apart, in every third run, with and without what that allows."""
+    if draw(st.integers(0, 2)):
+        return {}
+    return {
+        "data.document_mask": True,
+        "data.reset_positions": draw(st.booleans()),
+        "data.loss_across_documents": draw(st.booleans()),
+    }
 
 
 @st.composite

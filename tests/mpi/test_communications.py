@@ -56,6 +56,8 @@ LAYOUTS: List[Tuple[int, int, int, str]] = [
     ),
     (2, 1, 2, "layout.zero=1 layout.schedule=interleaved layout.chunks=2 layout.order=dp,pp,tp"),
     (1, 1, 4, "layout.schedule=1f1b training.dtype=float64"),
+    (1, 2, 1, "data.document_mask=true layout.sequence_parallel=true training.micro_batch=2"),
+    (1, 1, 2, "data.document_mask=true data.loss_across_documents=true"),
     (2, 2, 2, "layout.zero=1 layout.sequence_parallel=true training.recompute=full layout.order=pp,tp,dp"),
     (2, 2, 2, "layout.zero=0 layout.schedule=interleaved layout.chunks=2 training.recompute=selective"),
     (2, 2, 2, f"layout.sequence_parallel=true {RAMPS}"),

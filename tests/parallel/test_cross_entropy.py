@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.layout.communications import CHUNK_TOKENS
-from fugaku_gpt.parallel.cross_entropy import CorrectCount, LossOptions, vocab_parallel_cross_entropy
+from fugaku_gpt.parallel.cross_entropy import NO_TARGET, CorrectCount, LossOptions, vocab_parallel_cross_entropy
 from fugaku_gpt.parallel.gradient_path import DeferredWeightGrads, GradientSlot, attach_main_grad
 
 VOCABULARY, PADDED, HIDDEN, TOKENS = 50, 64, 12, 37
@@ -28,6 +28,27 @@ def inputs(dtype: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def chunked_loss(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:
     return vocab_parallel_cross_entropy(hidden, weight, targets, Communicator.alone(), VOCABULARY, chunk)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tokens_without_a_target_have_no_loss_and_no_gradient(dtype: torch.dtype) -> None:
+    hidden, weight, targets = inputs(dtype)
+    gaps = torch.tensor([0, 4, 5, TOKENS - 1])
+    options, alone = LossOptions(has_gaps=True), Communicator.alone()
+    loss = vocab_parallel_cross_entropy(
+        hidden, weight, targets.index_fill(0, gaps, NO_TARGET), alone, VOCABULARY, 5, options=options
+    )
+    loss.backward()
+    rest = torch.tensor([token for token in range(TOKENS) if token not in gaps.tolist()])
+    judge_hidden, judge_weight, _ = inputs(dtype)
+    judge = chunked_loss(judge_hidden[rest], judge_weight, targets[rest], 256)
+    judge.backward()
+    tolerance = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    assert float(loss.detach()) == pytest.approx(float(judge.detach()), rel=min(tolerance, 1e-5))
+    for actual, expected in ((hidden.grad, judge_hidden.grad), (weight.grad, judge_weight.grad)):
+        assert actual is not None and expected is not None
+        assert float((actual - expected).abs().max()) <= tolerance * float(expected.abs().max())
+    assert hidden.grad is not None and float(hidden.grad[gaps].abs().sum()) == 0
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25])

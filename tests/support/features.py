@@ -28,6 +28,7 @@ FEATURES: Dict[str, Callable[[RunConfig], bool]] = {
     "samples left out": lambda run: bool(run.training.skip_samples),
     "steps left out": lambda run: run.training.non_finite == "skip",
     "rollback": lambda run: run.training.rollback_every is not None,
+    "documents": lambda run: run.data.document_mask,
     "rmsnorm": lambda run: run.model.norm == "rmsnorm",
     "swiglu": lambda run: run.model.mlp == "swiglu",
     "rope": lambda run: run.model.positions == "rope",
