@@ -55,8 +55,8 @@ class ReplicasDiffer(RunFailed):
     """Ranks hold different bits of a tensor that they must hold alike: silent corruption.
 
     Attributes:
-        rank: the rank that holds the wrong bits; None if that cannot be told.
-        node: its host; empty if that cannot be told.
+        rank: the rank that holds the wrong bits; None if it is unknown.
+        node: its host; empty if it is unknown.
     """
 
     def __init__(self, message: str, rank: Optional[int] = None, node: str = "") -> None:

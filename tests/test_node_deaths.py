@@ -106,7 +106,7 @@ def train_through(
     assert losses[0] == losses[1] and len(losses[0]) == ITERATIONS
 
 
-def test_a_chain_goes_on_when_a_node_dies(
+def test_a_chain_continues_when_a_node_dies(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     uninterrupted: Path,
@@ -130,7 +130,7 @@ def test_a_run_ends_with_its_curve_whichever_nodes_die_when(
     while remaining:
         count = min(remaining, generator.randint(1, 5))
         remaining -= count
-        # 10 iterations from one to the next: a checkpoint lies between them, and the chain goes on
+        # 10 iterations from one to the next: a checkpoint lies between them, and the chain continues
         iterations = sorted(generator.sample(range(1, ITERATIONS // 10 - 3), count))
         deaths = [Death(10 * at + 5, generator.randrange(2), generator.choice([0.0, 0.05, 600.0])) for at in iterations]
         train_through(capsys, simulated_pjm, corpus, tmp_path / str(remaining), uninterrupted, deaths)

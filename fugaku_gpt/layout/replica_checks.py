@@ -1,4 +1,4 @@
-"""What ranks hold alike, bit for bit, and compare by checksums (``training.checksum_interval``).
+"""Selects what ranks hold alike, bit for bit, for comparison by checksums (``training.checksum_interval``).
 
 Only what must be equal is compared, so that a difference is never a matter of rounding:
 
@@ -38,15 +38,15 @@ class Comparison(NamedTuple):
 
 def comparisons(flat: FlatLayout, layout: LayoutConfig, sequence_parallel: bool) -> List[Comparison]:
     """The comparisons that a rank takes part in, in the order in which they are made; those of its stage alike."""
-    found = []
+    selected = []
     if layout.dp > 1:
-        found.append(Comparison("dp", flat.placed))
+        selected.append(Comparison("dp", flat.placed))
     if layout.dp <= _REPLICAS_OF_ONE_SUM and layout.tp > 1:
-        found.append(Comparison("tp", _tensors_within(flat, flat.summed_over_tp(sequence_parallel))))
-        found.append(Comparison("kv", _tensors_within(flat, flat.copied)))
+        selected.append(Comparison("tp", _tensors_within(flat, flat.summed_over_tp(sequence_parallel))))
+        selected.append(Comparison("kv", _tensors_within(flat, flat.copied)))
     if layout.pp > 1:
-        found.append(Comparison("embedding", _tensors_within(flat, flat.embedding)))
-    return [comparison for comparison in found if comparison.tensors]
+        selected.append(Comparison("embedding", _tensors_within(flat, flat.embedding)))
+    return [comparison for comparison in selected if comparison.tensors]
 
 
 def is_checksum_step(interval: Optional[int], iteration: int) -> bool:

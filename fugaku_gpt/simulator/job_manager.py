@@ -333,7 +333,7 @@ class JobManager:
 
         Args:
             node: number of the node in the job, from 0, on which the script runs.
-            seconds: time after which PJM notices, and kills the processes of the other nodes. Meanwhile these go on,
+            seconds: time after which PJM notices, and kills the processes of the other nodes. Meanwhile these continue,
                 and may end by themselves.
         """
         job.stopping = CODE_NODE_DOWN

@@ -188,14 +188,14 @@ def test_ranks_that_keep_to_their_plan_are_not_accused(tmp_path: Path) -> None:
     assert (hang.culprits, hang.kind) == ((1,), "outside")
 
 
-def test_a_rank_that_leaves_out_a_comparison_of_checksums_is_named_in_the_step_that_has_one(tmp_path: Path) -> None:
+def test_a_rank_that_leaves_out_a_comparison_of_checksums_is_named(tmp_path: Path) -> None:
     config = tiny_config("layout.dp=2", "layout.zero=1", "training.checksum_interval=3")
     ranks = ranks_of(tmp_path, config.layout)
     complete_steps(ranks, config, 2)
     compares = planned(config, 0, has_checksums=True)
     position = next(number for number, call in enumerate(compares) if call.operation == "all_reduce_max")
     record_calls(ranks, 0, 3, compares[: position + 1], waits=True)
-    record_calls(ranks, 1, 3, planned(config, 1)[: position + 1], waits=True)  # it goes on to the gathers
+    record_calls(ranks, 1, 3, planned(config, 1)[: position + 1], waits=True)  # it comes to the gathers
     hang = diagnose(ranks, config)
     assert (hang.culprits, hang.call is not None and hang.call.step) == ((1,), 3)
     assert "all_reduce_max" in hang.verdict

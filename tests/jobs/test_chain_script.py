@@ -1,4 +1,4 @@
-"""Tests of what the script of a chain's link does, by running it: which links go on, and with which exit code."""
+"""Tests of what the script of a chain's link does, by running it: which links continue, and with which exit code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def set_age(path: Path, seconds: float) -> None:
     os.utime(path, (moment, moment))
 
 
-def test_a_link_goes_on_after_a_link_that_was_killed_and_records_it(killed_link: Path) -> None:
+def test_a_link_continues_after_a_link_that_was_killed_and_records_it(killed_link: Path) -> None:
     assert run_link(killed_link, 1) == (76, True)
     assert recorded_exit(killed_link, 0) == (75, "KILL") and recorded_exit(killed_link, 1) == (0, "")
 
@@ -78,13 +78,13 @@ def test_a_second_link_that_is_killed_ends_the_chain_unless_a_checkpoint_was_wri
     assert run_link(killed_link, 1) == (76, True)
 
 
-def test_no_link_follows_one_that_was_out_of_memory(killed_link: Path) -> None:
+def test_no_link_follows_a_link_without_memory(killed_link: Path) -> None:
     set_age(killed_link / "exit/.5_0.began", 60)
     (killed_link / "result.json").write_text('{"status": "out_of_memory"}', encoding="utf-8")
     assert run_link(killed_link, 1) == (76, False)
 
 
-def test_the_last_link_of_a_chain_ends_with_its_own_exit_code(killed_link: Path) -> None:
+def test_the_last_link_of_a_chain_ends_with_exit_code_0(killed_link: Path) -> None:
     (killed_link / "exit/.5_2.began").touch()
     assert run_link(killed_link, 3) == (0, True)
 

@@ -21,8 +21,8 @@ SP = "layout.sequence_parallel=true"
 def compared(*settings: str, stage: int = 0) -> Dict[str, List[str]]:
     """The names of the compared tensors by communicator."""
     config = load_run_config(preset="tiny", overrides=["model.vocab_multiple=24", *settings])
-    found = comparisons(flat_layout_of(config, stage), config.layout, config.layout.sequence_parallel)
-    return {comparison.communicator: [placed.spec.name for placed in comparison.tensors] for comparison in found}
+    selected = comparisons(flat_layout_of(config, stage), config.layout, config.layout.sequence_parallel)
+    return {comparison.communicator: [placed.spec.name for placed in comparison.tensors] for comparison in selected}
 
 
 def test_replicas_compare_all_that_they_hold() -> None:
@@ -31,7 +31,7 @@ def test_replicas_compare_all_that_they_hold() -> None:
     assert compared("layout.dp=4") == {"dp": everything}
 
 
-def test_tensor_parallel_ranks_compare_what_they_sum_unless_three_replicas_may_be_summed_in_any_order() -> None:
+def test_tensor_parallel_ranks_compare_sums_of_two_replicas_at_most() -> None:
     assert compared("layout.tp=2") == {}
     alike = compared("layout.tp=2", SP)["tp"]
     assert "final_norm.weight" in alike and not any("mlp.up.weight" in name for name in alike)
@@ -62,7 +62,7 @@ def test_the_stages_that_hold_the_embedding_compare_it() -> None:
         ["layout.tp=2", "model.kv_heads=1"],
     ],
 )
-def test_a_step_with_checksums_cannot_get_stuck_and_has_one_more_round_of_calls(layout: List[str]) -> None:
+def test_a_step_with_checksums_cannot_get_stuck_and_makes_further_calls(layout: List[str]) -> None:
     plan = plan_of(load_run_config(preset="tiny", overrides=[*layout, "training.checksum_interval=5"]))
     with_checksums, without = check_grid(plan, run_all=True), check_grid(replace(plan, checksum_interval=None))
     assert with_checksums.communications > without.communications
@@ -84,6 +84,6 @@ def test_the_interval_counts_iterations_from_the_first() -> None:
     assert not any(is_checksum_step(None, iteration) for iteration in range(10))
 
 
-def test_one_rank_has_nothing_to_compare() -> None:
+def test_a_single_rank_is_refused() -> None:
     with pytest.raises(ConfigError, match="training.checksum_interval: 5: one rank holds nothing"):
         load_run_config(preset="tiny", overrides=["training.checksum_interval=5"])

@@ -70,7 +70,7 @@ def flip_bit(run: Trainer, tensor: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"dp{case[0]}-tp{case[1]}-pp{case[2]}-{case[3]}")
-def test_a_flipped_bit_is_found_and_its_rank_is_named(
+def test_a_flipped_bit_ends_the_run_and_its_rank_is_named(
     world: Communicator, case: Tuple[int, int, int, str, Flip]
 ) -> None:
     dp, tp, pp, more, flip = case
@@ -93,7 +93,7 @@ def test_a_flipped_bit_is_found_and_its_rank_is_named(
     assert ("no majority shows which are right" in message) == (suspects != [culprit])
 
 
-def test_a_bit_that_flips_between_two_comparisons_is_found_at_the_next(world: Communicator) -> None:
+def test_a_bit_that_flips_between_comparisons_ends_the_run_at_the_next(world: Communicator) -> None:
     if world.size != 4:
         pytest.skip("four ranks are what it takes")
     run = trainer(world, 4, 1, 1, "layout.zero=0 training.checksum_interval=3")

@@ -130,7 +130,7 @@ def test_a_node_takes_its_ranks_with_it_and_pjm_ends_the_job_later(
         site.inject_fault("node-down", job_id, "2")
     site.inject_fault("node-down", job_id, "1", "600")
     until(lambda: not alive(pids[2]) and not alive(pids[3]))
-    until((tmp_path / "code").exists)  # the launcher has noticed, and the script goes on
+    until((tmp_path / "code").exists)  # the launcher has noticed, and the script continues
     assert (tmp_path / "code").read_text().strip() != "0" and site.job_state(job_id) == "RUN"
     site.inject_fault("node-down", job_id, "0")
     assert site.wait(job_id) == [[job_id, "20", "0", "0"]]

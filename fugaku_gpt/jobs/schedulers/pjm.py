@@ -2,7 +2,7 @@
 
 A chain is a step job: each link is submitted with ``sd=ec==1,2,76:all``, the condition that *cancels* it and all later
 links. These are the exit codes of a link that has failed, was refused, or has left nothing to do. A link whose node has
-died (PJM code 20) has none of them, so that the next link starts; its script decides whether it goes on.
+died (PJM code 20) has none of them, so that the next link starts; its script decides whether it continues.
 
 PJM reports the end of a sub-job only when the complete bulk or step job has ended: until then a sub-job that has ended
 is in neither of the two lists, and its state is ``unknown``, but its own exit record exists.

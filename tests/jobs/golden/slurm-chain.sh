@@ -102,7 +102,7 @@ if [[ -n $after && ! -e exit/$after.json && -e exit/.$after.began ]]; then
   elif [[ -e exit/.killed && ! checkpoints/latest.json -nt exit/.killed ]]; then
     nothing_left "was killed, as one before it, and no checkpoint was written in between"
   fi
-  echo "job $after was killed and could record nothing, as where its node has died: this link goes on"
+  echo "job $after was killed and could record nothing, as where its node has died: this link continues"
   : > exit/.killed
   printf '{"version": 1, "job_id": "%s", "sub_job": "%s", "exit_code": 75, "signal": "KILL", "started": %d, "ended": %d, "host": "unknown"}\n' \
     "${after%_*}" "$after" "$(date -r "exit/.$after.began" +%s)" "$(date +%s)" > "exit/.$after.tmp" &&
@@ -124,7 +124,7 @@ code=$?
 if ((code != 0)) && [[ $out/result.json -nt exit/.$sub_job.began ]] && grep -q '"reason": "stopped: ' "$out/result.json"; then
   code=75
 fi
-# ranks that are killed from outside, as with their node, leave a checkpoint of this link from which the next can go on
+# ranks that are killed from outside, as with their node, leave a checkpoint of this link from which the next can continue
 if ((code != 0)) && [[ checkpoints/latest.json -nt exit/.$sub_job.began ]] &&
   { [[ ! result.json -nt exit/.$sub_job.began ]] || grep -q 'killed by signal 9 (SIGKILL)' result.json; }; then
   code=75
