@@ -25,6 +25,7 @@ _CAUSE = re.compile(
     re.IGNORECASE,
 )
 _NOT_STARTED = re.compile(r"refus|reject|\bfail|error|not run|does ?n.t divide", re.IGNORECASE)
+_NOT_FINITE = re.compile(r"\s*[+-]?(?:nan|inf(?:inity)?)\s*", re.IGNORECASE)
 _CAUSE_MARKS = ("^^", "†", "‡")
 _FIGURE_IN_NOTES = re.compile(r"\d*\.\d+|\d+(?:\.\d+)?\s*[KMG]i?B|\d+[MB]")
 _LEAST_GHZ, _MOST_GHZ = 0.5, 6.0
@@ -90,7 +91,8 @@ def _check_number(facts: Facts, column: str, context: Context) -> Iterator[RowFi
             yield _unfit_cell(facts, column, "is not in seconds", "unit")
     elif figure.unit and not re.match(r"[tp]?(era|eta)?f", figure.unit.lower()):
         yield _unfit_cell(facts, column, "is not in FLOP/s", "cells")
-    if figure.is_number and figure.value <= 0 and column != "aggregate" and figure.interval.high <= 0:
+    is_zero_time = column == "seconds" and figure.is_number and figure.value == 0
+    if is_zero_time or (figure.is_number and column != "aggregate" and figure.interval.high <= 0):
         yield _unfit_cell(facts, column, "is not above 0")
 
 
@@ -166,6 +168,17 @@ def _check_splits(facts: Facts) -> Iterator[RowFinding]:
     elif facts.shapes and not any(shape.hidden % tp == 0 for shape in facts.shapes):
         hidden = " or ".join(sorted({str(shape.hidden) for shape in facts.shapes}))
         yield RowFinding(facts.row.line, "layout", f"TP {tp} does not divide the hidden size {hidden} of {facts.size}")
+    elif (
+        facts.heads
+        and facts.shapes
+        and not any(shape.hidden % heads == 0 for shape in facts.shapes for heads in facts.heads)
+    ):
+        heads = " or ".join(sorted(map(str, facts.heads)))
+        hidden = " or ".join(sorted({str(shape.hidden) for shape in facts.shapes}))
+        problem = f"{heads} heads do not divide the hidden size {hidden} of {facts.size}"
+        yield RowFinding(
+            facts.row.line, "layout", problem, "another number of heads, unless they have a size of their own"
+        )
     if facts.shapes and not any(shape.layers >= pp for shape in facts.shapes):
         layers = " or ".join(sorted({str(shape.layers) for shape in facts.shapes}))
         yield RowFinding(facts.row.line, "layout", f"PP {pp} is more than the {layers} layers of {facts.size}")
@@ -194,6 +207,7 @@ def check_failure(facts: Facts, context: Context) -> Iterator[RowFinding]:
     if _has_measurements(facts) or not {"seconds", "tflops"} & set(context.table.columns):
         return
     cause_texts = [row.cell(name) for name in ("nodes", "notes", "mem", "seconds", "tflops")]
+    cause_texts = [text for text in cause_texts if not _NOT_FINITE.fullmatch(text)]  # which says nothing of the cause
     cause_texts += [text for text, column in zip(row.texts, context.table.columns) if not column]
     if any(_CAUSE.search(text) or any(mark in text for mark in _CAUSE_MARKS) for text in cause_texts):
         return

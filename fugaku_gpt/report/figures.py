@@ -30,6 +30,7 @@ _FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,32}\]|\[\d{1,2}\]|[¹²³⁴-⁹§¶]")  
 _LINK = re.compile(r"\[([^\[\]^]{1,64})\]\([^()\s]{0,400}\)")
 _ENCLOSED = re.compile(r"\(([^()]+)\)|\*([^*]+)\*|_([^_]+)_|\$([^$]+)\$")  # the whole cell
 
+_BOUND_MARKS = (">", "≥")
 NUMBER = "number"
 EMPTY = "none"  # a dash, or nothing
 FAILED = "failed"  # x, OOM and similar
@@ -122,6 +123,8 @@ def read_figure(text: str) -> Figure:
     if plain.lower() in _NONE or _UNIT_ALONE.fullmatch(plain):
         return Figure(EMPTY, plain, marks=bare[len(plain) :].strip())
     matched = _NUMBER.fullmatch(bare)
+    if matched is None and plain[:1] in _BOUND_MARKS and _NUMBER.fullmatch(plain[1:].lstrip("= ")):
+        return Figure(FAILED, plain)  # more than can be had, such as >32GiB: a bound, and no measurement
     if matched is None:
         return Figure(FAILED if _FAILED.fullmatch(plain) else TEXT, plain)
     digits = matched["number"].replace(",", "") + (matched["exponent"] or "")

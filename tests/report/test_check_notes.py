@@ -107,7 +107,7 @@ def test_an_unstated_setting_is_no_1(machine: str) -> None:
     assert check_tables(stated).skipped == {} and rules(stated) == []
     assert rules(stated.replace("112.49", "108.10")) == ["tflops"]
     findings = check_text(stated.replace("NHEADS=112", "NHEADS=108"))[1]
-    assert "TP 8 does not divide the 108 heads" in findings[0].cause
+    assert "TP 8 does not divide the 108 heads" in findings[0].what
 
 
 def test_gpus_per_node_are_those_of_most_rows_of_the_text() -> None:
@@ -340,3 +340,29 @@ def test_a_row_of_the_notes_with_footnotes_and_markup_is_no_finding(seconds: str
     assert rules(heading + table(FUGAKU_TITLES, (*row[:8], "613.4-612.9", *row[9:]))) == ["cells"], "a slip"
     wrong = tuple(str(cell).replace("1.36", "1.16") for cell in row)
     assert rules(heading + table(FUGAKU_TITLES, wrong)) == ["tflops"]
+
+
+MEASURED = (48, "30B", 1, 1, 48, 1, 1536, "29138.6 MiB", 17212.8, 0.95, "02-10")
+TEXT_30B = (
+    "## 30B model, Sequence Length=2048\n\n- --num-layers 48\n- --hidden-size 7168\n- --num-attention-heads 56\n\n"
+)
+
+
+def of_30b(**cells: object) -> str:
+    """The notes of a 30B model with one row, whose cells are replaced by title."""
+    row = [cells.get(title.replace("/", "_"), value) for title, value in zip(TITLES, MEASURED)]
+    return TEXT_30B + table(TITLES, tuple(row))
+
+
+def test_figures_that_no_run_can_have_are_named() -> None:
+    assert rules(of_30b()) == []
+    assert rules(of_30b(Sec_it=0)) == ["cells"]
+    assert rules(of_30b(Sec_it="nan", TFLOPs="inf")) == ["no-cause"]
+    assert rules(of_30b(Sec_it="nan", TFLOPs="inf", Notes="diverged")) == []
+    (finding,) = check_text(of_30b().replace("heads 56", "heads 57"))[1]
+    assert finding.what == "57 heads do not divide the hidden size 7168 of 30B"
+
+
+def test_a_bound_of_memory_stands_for_none() -> None:
+    for bound in (">32GiB", "> 32 GiB", ">= 32GiB", "≥32GiB"):
+        assert rules(of_30b(Mem=bound, Sec_it="x", TFLOPs="x", Notes="Out of memory")) == [], bound
