@@ -144,8 +144,8 @@ class _CrossEntropy(torch.autograd.Function):
             losses = losses_of_logits(logits[:, :used], local, tp, wants_gradient, gradient_scale, correct)
             if has_gaps:
                 gaps = (targets[rows] == NO_TARGET).nonzero(as_tuple=True)[0]
-                losses.index_fill_(0, gaps, 0.0)
-                logits.index_fill_(0, gaps, 0.0)  # their gradient
+                losses[gaps] = 0.0  # PyTorch 1.7 has no index_fill_ of 16-bit types
+                logits[gaps] = 0.0  # their gradient
             loss += losses.sum(dtype=torch.float64)
             if grad_hidden is not None and grad_weight is not None:
                 # without padding, whatever its rows hold; as fast
