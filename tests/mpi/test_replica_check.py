@@ -103,7 +103,7 @@ def test_a_bit_that_flips_between_comparisons_ends_the_run_at_the_next(world: Co
         flip_bit(run, "mlp")
     run.step()
     run.step()
-    with pytest.raises(ReplicasDiffer, match="rank 1 on .* than ranks 0, 2, 3, "):
+    with pytest.raises(ReplicasDiffer, match="rank 1 on .* than ranks 0, 2, 3; "):
         run.step()
 
 
