@@ -118,7 +118,7 @@ def test_a_chain_continues_when_a_node_dies(
 
 
 @pytest.mark.long
-def test_a_run_ends_with_its_curve_whichever_nodes_die_when(
+def test_a_run_ends_with_the_uninterrupted_curve_whichever_nodes_die(
     simulated_pjm: Simulator,  # noqa: F811
     corpus: Path,
     uninterrupted: Path,

@@ -49,7 +49,7 @@ def test_peers_are_compared_in_pairs(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 @pytest.mark.mpi
-def test_trainers_of_others_are_compared_or_named_as_lacking(capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_trainers_are_compared_or_named_as_lacking(capfd: pytest.CaptureFixture[str]) -> None:
     """FSDP2 is in current PyTorch; DeepSpeed is in another environment, which ``make peers`` makes."""
     names = ["fsdp=2", "deepspeed=2", "dp=2"]
     lines = lines_of(capfd, "peers", *names, "--preset", "tiny", "--shape", "16x1", "--turns", "1")

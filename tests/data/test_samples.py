@@ -101,7 +101,7 @@ def test_documents_begin_where_the_indices_of_the_corpora_say(
     assert np.array_equal(batch.begins, np.isin(batch.tokens, first_tokens))
 
 
-def test_documents_that_are_apart_make_other_samples_of_the_same_corpus(tmp_path: Path) -> None:
+def test_a_document_mask_makes_other_samples_of_the_same_corpus(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", documents_of([7, 13, 1, 19]))
     mask = "data.document_mask=true"
     choices: List[Sequence[str]] = [(), (mask,), (mask, "data.reset_positions=true")]

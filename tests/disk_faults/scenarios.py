@@ -134,8 +134,8 @@ def problems_of_any(_root: Path, call: Call, text: str, ended: Ended) -> List[st
 
 
 def _with_logs(ended: Ended, logs: Iterable[Path]) -> Ended:
-    """What was printed and what runs have logged, which name there what costs them nothing else, such as an older
-    checkpoint that could not be removed."""
+    """The end, with the logs of runs after what was printed: a run names there what costs it nothing else, such as an
+    older checkpoint that could not be removed."""
     texts = [log.read_text(encoding="utf-8") for log in sorted(logs)]
     return replace(ended, output="\n".join([ended.output, *texts]))
 

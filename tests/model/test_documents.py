@@ -35,7 +35,7 @@ def pieces(begins: np.ndarray) -> Iterator[Tuple[int, int]]:
 
 
 def packed_gradients(model: GPT, resets_positions: bool = True) -> Tuple[float, Dict[str, torch.Tensor]]:
-    """Returns loss and gradients of samples whose documents are apart."""
+    """Returns loss and gradients of samples whose documents are documents."""
     batch = ByteSamples(model.config.seq_len).packed_batch(0, SAMPLES)
     tokens, dtype = torch.from_numpy(batch.tokens), next(model.parameters()).dtype
     documents = Documents.of(model.config, batch.begins[:, :-1], resets_positions, dtype)
@@ -87,11 +87,11 @@ def test_kernels_have_the_gradients_of_the_definition(kind: str) -> None:
 
 
 def test_recomputed_layers_see_the_same_documents() -> None:
-    kept = build_model(tiny_config(*NO_DROPOUT, "training.dtype=float64"), Communicator.alone())
+    stored = build_model(tiny_config(*NO_DROPOUT, "training.dtype=float64"), Communicator.alone())
     again = build_model(
         tiny_config(*NO_DROPOUT, "training.dtype=float64", "training.recompute=full"), Communicator.alone()
     )
-    assert distance(packed_gradients(again)[1], packed_gradients(kept)[1]) == 0
+    assert distance(packed_gradients(again)[1], packed_gradients(stored)[1]) == 0
 
 
 def test_rotary_positions_need_no_reset_and_learned_ones_do() -> None:
@@ -102,29 +102,29 @@ def test_rotary_positions_need_no_reset_and_learned_ones_do() -> None:
     assert distances[0] <= 1e-12 and distances[1] > 1e-2
 
 
-def test_a_later_document_does_not_change_with_an_earlier_one() -> None:
+def test_a_document_does_not_change_with_an_earlier_document() -> None:
     model = model_of("gpt2", "float64").eval()
     tokens = torch.from_numpy(ByteSamples(24).batch(0, 1)[:, :-1])
-    others = tokens.clone()
-    others[:, :10] = 7
+    changed = tokens.clone()
+    changed[:, :10] = 7
     begins = np.zeros((1, 24), dtype=bool)
     begins[0, 10] = True
-    apart = Documents.of(model.config, begins, False, torch.float64)
+    documents = Documents.of(model.config, begins, False, torch.float64)
     with torch.no_grad():
-        ours, judge = (model.hidden_states(x, documents=apart)[:, 10:] for x in (tokens, others))
+        ours, judge = (model.hidden_states(x, documents=documents)[:, 10:] for x in (tokens, changed))
         assert torch.equal(ours, judge)
-        ours, judge = (model.hidden_states(x)[:, 10:] for x in (tokens, others))
+        ours, judge = (model.hidden_states(x)[:, 10:] for x in (tokens, changed))
         assert not torch.equal(ours, judge)  # without the mask they attend across
 
 
-def test_a_rank_of_sequence_parallelism_has_the_positions_of_its_part() -> None:
+def test_a_rank_of_sequence_parallelism_has_the_positions_of_that_rank() -> None:
     config = tiny_config(*MEANINGS["llama"])
     begins = ByteSamples(24).packed_batch(0, 3).begins[:, :-1]
     full = Documents.of(config.model, begins, True, torch.float64)
-    parts = [Documents.of(config.model, begins, True, torch.float64, Shard(index, 2)) for index in range(2)]
+    shards = [Documents.of(config.model, begins, True, torch.float64, Shard(index, 2)) for index in range(2)]
     assert full.positions is not None and full.rotation is not None
-    assert torch.equal(torch.cat([part.positions for part in parts if part.positions is not None], 1), full.positions)
-    for part in parts:  # attention has all tokens, in the order of ranks
+    assert torch.equal(torch.cat([part.positions for part in shards if part.positions is not None], 1), full.positions)
+    for part in shards:  # attention has all tokens, in the order of ranks
         assert part.rotation is not None
         cosines = Shard(0, 2).to_sample_order(part.rotation[0].view(6, 12, -1))
         assert torch.equal(cosines, full.rotation[0].view(3, 24, -1))

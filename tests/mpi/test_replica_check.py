@@ -70,7 +70,7 @@ def flip_bit(run: Trainer, tensor: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"dp{case[0]}-tp{case[1]}-pp{case[2]}-{case[3]}")
-def test_a_flipped_bit_ends_the_run_and_its_rank_is_named(
+def test_a_flipped_bit_ends_the_run_and_names_the_rank(
     world: Communicator, case: Tuple[int, int, int, str, Flip]
 ) -> None:
     dp, tp, pp, more, flip = case

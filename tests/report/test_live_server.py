@@ -339,7 +339,7 @@ def test_page_and_terminal_agree_on_runs_without_an_end(tmp_path: Path) -> None:
     assert on_page == on_terminal
 
 
-def test_pictures_are_bounded_and_a_run_without_one_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_bounded_and_a_run_beyond_the_bound_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fugaku_gpt.report.live_runs._MOST_PICTURES", 1)
     write_page_run(runs / "b", lines=1)
     for name in "ab":

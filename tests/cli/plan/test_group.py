@@ -135,8 +135,8 @@ def test_a_mismatch_is_named_and_is_exit_code_1(
 ) -> None:
     original_program = communication_check.program
 
-    def program_of_stage(plan, stage, on_node):  # type: ignore[no-untyped-def]
-        steps = original_program(plan, stage, on_node)
+    def program_of_stage(plan, stage, *more, **named):  # type: ignore[no-untyped-def]
+        steps = original_program(plan, stage, *more, **named)
         return steps[1:] if stage == 1 else steps
 
     monkeypatch.setattr(communication_check, "program", program_of_stage)
