@@ -50,7 +50,8 @@ class PageRun:
         self.series = RunSeries()
         self._follower = RunFollower(path)
         self._record: Optional[RunRecord] = None
-        self._states: Tuple[object, ...] = ()
+        self._states: Tuple[Optional[Tuple[int, int]], ...] = ()
+        self._status_read = ""
 
     def poll(self) -> bool:
         """Read what was appended, up to the follower's limit; returns whether the file has more."""
@@ -61,12 +62,13 @@ class PageRun:
     def read_facts(self) -> bool:
         """Read the small files of the run; returns False if its folder is gone."""
         self._record = read_record(self.path, ".")
+        self._status_read = self.status
         return self._record is not None
 
     def have_facts_changed(self) -> bool:
         """Whether the small files of the run, its traces, or its status have changed since this was asked."""
-        states = (*map(_state, (self.path, *(self.path / name for name in _FACT_FILES))), self.status)
-        is_changed = states != self._states
+        states = tuple(map(_state, (self.path, *(self.path / name for name in _FACT_FILES))))
+        is_changed = states != self._states or (self._record is not None and self.status != self._status_read)
         self._states = states
         return is_changed
 

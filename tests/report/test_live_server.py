@@ -318,6 +318,14 @@ def test_iterations_that_are_left_out_are_sent_though_no_curve_has_changed(runs:
     assert newest_updates(live, reader) == []
 
 
+def test_nothing_is_sent_of_a_run_that_has_not_changed(runs: Path) -> None:
+    killed_run(runs / "lives", replace(DEAD, process=os.getpid(), born=psutil.Process().create_time()))
+    live = LiveRuns([runs])
+    reader = live.join()
+    live.poll()
+    assert newest_updates(live, reader) == []
+
+
 def test_page_and_terminal_agree_on_runs_without_an_end(tmp_path: Path) -> None:
     alive = replace(DEAD, process=os.getpid(), born=psutil.Process().create_time())
     killed_run(tmp_path / "a", alive)
