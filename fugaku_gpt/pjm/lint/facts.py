@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cached_property
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from fugaku_gpt.pjm.groups import GroupLimits, SiteLimits
 from fugaku_gpt.pjm.lexer import TEMPLATE_TAG
+from fugaku_gpt.pjm.lint.flow import Step, flow_of
 from fugaku_gpt.pjm.lint.inner_shells import with_inner_commands
 from fugaku_gpt.pjm.lint.launches import (
     Assignment,
@@ -199,6 +201,20 @@ class Facts:
     def commands(self) -> Tuple[Command, ...]:
         """The commands in order, with those within ``bash -c '...'``, ``bash <<END`` and ``eval``."""
         return with_inner_commands(self.body.commands, self.body.documents)
+
+    @cached_property
+    def flow(self) -> Tuple[Step, ...]:
+        """The commands in the order in which they run, as far as that can be seen."""
+        return flow_of(self.commands, Counter(match[1] or match[2] for match in _FUNCTION.finditer(self.body_text)))
+
+    @cached_property
+    def has_job_control(self) -> bool:
+        """Whether the script turns job control on, without which ``fg`` fails in scripts."""
+        return any(
+            command.name == "set"
+            and re.search(r" -[a-zA-Z]*m| -o monitor", " " + " ".join(w.text for w in command.argv))
+            for command in self.commands
+        )
 
     @cached_property
     def assignments(self) -> List[Assignment]:

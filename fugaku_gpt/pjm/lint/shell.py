@@ -2,7 +2,7 @@
 
 It handles words and quotes, comments, continuation lines, here-documents, lists (``&&``, ``||``, ``;``, ``|``, ``&``),
 redirections, assignments and the nesting of compound commands. What it cannot follow (``eval``, callers of functions,
-results of substitutions) stays text. An unclosed quote or bracket is treated as a plain character.
+results of substitutions) stays text. An unclosed quote or bracket is treated as a plain character, and reported.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
+from fugaku_gpt.pjm.lint.shell_constructs import OpenConstructs, Unclosed
 from fugaku_gpt.pjm.lint.shell_quotes import end_of_bracket, end_of_expansion, unescape
 
 _TOKEN = re.compile(
     r"(?P<plain>[^\s'\"\\$`|&;()<>#]+)(?P<gap>[ \t]+)?"
     r"|(?P<space>(?:[ \t\r\f\v]|\\\r?\n)+)"
     r"|(?P<newline>\n)"
-    r"|(?P<single>\$?'[^']*')"
+    r"|(?P<single>\$'(?:[^'\\]|\\.)*'|'[^']*')"
     r"|(?P<opening>[$][({]|[\"`])"
     r"|(?P<operator>&&|\|\||;;&?|;&|\|&|<<<|<<-?|&>>?|>&|<&|>>|>\||<>|[|&;()<>])"
     r"|(?P<escape>\\.)"
@@ -72,7 +73,8 @@ class Command(NamedTuple):
     ``background``: it, or the pipeline, list or compound command that it is part of, ends in ``&``. ``list_start``:
     position of the first command of that list; commands of one list run one after the other. ``in_loop``: inside
     ``for``, ``while``, ``until`` or ``select``; one in the background, only if the loop starts its list repeatedly.
-    ``function``: name of the function whose body it is in; empty outside of any. ``executor``: number of the shell or
+    ``function``: name of the function whose body it is in; empty outside of any. ``in_function_branch``: as
+    ``in_branch``, but within that function. ``executor``: number of the shell or
     subshell that executes it. ``waiter``: number of the shell that has put it in the background, whose ``wait`` waits
     for it.
     """
@@ -91,17 +93,20 @@ class Command(NamedTuple):
     function: str = ""
     executor: int = 0
     waiter: int = 0
+    in_function_branch: bool = False
 
 
 class Body(NamedTuple):
     """The body of a script: its commands in order, and the lines inside a here-document, string or other long word.
 
     ``documents``: position of a command in ``commands`` → its here-document, and the number of that's first line.
+    ``unclosed``: the quotes, here-documents and compound commands that never end.
     """
 
     commands: Tuple[Command, ...]
     enclosed_lines: Set[int]
     documents: Mapping[int, Tuple[str, int]]
+    unclosed: Tuple[Unclosed, ...] = ()
 
 
 def scan_commands(text: str, first_line: int = 1) -> Body:
@@ -119,13 +124,15 @@ class _Scanner:
         self.enclosed_lines: Set[int] = set()
         self.loops = 0
         self.parens = 0
-        self.open: List[Tuple[int, bool]] = []  # of each open compound command: start of the list around, in branch?
+        # of each open compound command: start of the list around; whether in a branch, and in one of its function
+        self.open: List[Tuple[int, bool, bool]] = []
+        self.constructs = OpenConstructs(text)
         self.list_start = 0  # position in `commands` of the first command of the present list or pipeline
         self.next_function = ""  # the name, after ``NAME()``
         self.functions: List[str] = []  # for each open compound command, the function that it is in
         self.failures = 0
         # delimiters of here-documents that begin at the next newline, with the positions of their commands
-        self.heredocs: List[Tuple[str, bool, int]] = []
+        self.heredocs: List[Tuple[Word, bool, int]] = []
         self.documents: Dict[int, Tuple[str, int]] = {}
         self.after_and_or = False
         self.after_condition = False
@@ -192,9 +199,13 @@ class _Scanner:
                 end = text.find("\n", self.position)
                 self.position = end if end >= 0 else len(text)
             else:
+                if raw == "'":
+                    self.constructs.add_quote(raw, self.position, self.line, self.position - self.line_start + 1)
                 self._add_piece(raw, raw)
         self._end_command()
-        return Body(tuple(self.commands), self.enclosed_lines, self.documents)
+        for delimiter, _, _ in self.heredocs:
+            self.constructs.add_document(delimiter.text, delimiter.line, delimiter.column)
+        return Body(tuple(self.commands), self.enclosed_lines, self.documents, self.constructs.unclosed())
 
     def _scan_plain_line(self) -> bool:
         """Scan a line of plain words at its start as one command; returns whether it is one."""
@@ -240,9 +251,11 @@ class _Scanner:
             closed = end_of_expansion(self.text, self.position, 0)
             self.failures += closed < 0
         if closed < 0:
+            self.constructs.add_quote(raw, self.position, self.line, self.position - self.line_start + 1)
             self._add_piece(raw, raw)
             return
         enclosed = self.text[self.position : closed]
+        self.constructs.check_enclosed(enclosed)
         self._add_piece(unescape(enclosed[1:-1]) if raw == '"' else enclosed, enclosed)
 
     def _end_word(self) -> None:
@@ -258,7 +271,7 @@ class _Scanner:
         self._new_word()
         if self.redirect:
             if self.redirect in ("<<", "<<-"):
-                self.heredocs.append((word.text, self.redirect == "<<-", len(self.commands)))
+                self.heredocs.append((word, self.redirect == "<<-", len(self.commands)))
             self.redirections.append((self.redirect, word))
             self.redirect = ""
         elif not self.argv:
@@ -276,14 +289,19 @@ class _Scanner:
             self.next_function = self.argv[1].text if len(self.argv) > 1 else ""
             self._new_command()
             self._open_compound(is_branch=True)
+            self.constructs.open("{", word.line, word.column)
         else:
             self.argv.append(word)
 
     def _scan_keyword(self, word: Word) -> None:
         if word.raw in _OPENERS:
             self._open_compound(is_branch=word.raw in ("if", "case"))
+            self.constructs.open(word.raw, word.line, word.column)
         elif word.raw in _CLOSERS:
             self._close_compound()
+            is_pattern = self.constructs.is_in_case and self.text.startswith(")", self.position)
+            if word.raw == "esac" or not is_pattern:
+                self.constructs.close(word.raw)
         if word.raw in _LOOPS:
             self.loops += 1
         elif word.raw == "done":
@@ -297,14 +315,17 @@ class _Scanner:
     def _open_compound(self, is_branch: bool) -> None:
         outer = self.functions[-1] if self.functions else ""
         self.functions.append(self.next_function or outer)
-        in_branch = bool(self.open) and self.open[-1][1]
-        self.open.append((self.list_start, is_branch or bool(self.next_function) or in_branch))
+        _, in_branch, in_function_branch = self.open[-1] if self.open else (0, False, False)
+        is_function = bool(self.next_function)
+        # what follows `function NAME {` is that function's body itself, and no branch of it
+        relative = not is_function and (is_branch or in_function_branch)
+        self.open.append((self.list_start, is_branch or is_function or in_branch, relative))
         self.list_start = len(self.commands)
         self.next_function = ""
 
     def _close_compound(self) -> None:
         if self.open:
-            self.list_start, _ = self.open.pop()
+            self.list_start = self.open.pop()[0]
             self.functions.pop()
 
     def _put_in_background(self) -> None:
@@ -338,6 +359,8 @@ class _Scanner:
                     self.list_start,
                     self.functions[-1] if self.functions else "",
                     self.shells[-1],
+                    0,
+                    self.after_condition or (bool(self.open) and self.open[-1][2]),
                 )  # fmt: skip
             )
             self._new_command()
@@ -361,10 +384,13 @@ class _Scanner:
         self._end_command()
         if raw == "(":
             self._open_compound(is_branch=False)
+            self.constructs.open(raw, self.line, self.position - self.line_start + 1)
             self.parens += 1
             self.last_shell += 1
             self.shells.append(self.last_shell)
-        elif raw == ")" and self.parens:  # else it ends a pattern of `case`
+        if raw == ")":
+            self.constructs.close(raw)
+        if raw == ")" and self.parens:  # else it ends a pattern of `case`
             self._close_compound()
             self.parens -= 1
             self.shells.pop()
@@ -395,8 +421,10 @@ class _Scanner:
 
     def _skip_documents(self) -> None:
         for delimiter, tabs, command in self.heredocs:
-            pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter) + r"\r?$", re.MULTILINE)
+            pattern = re.compile(("^\t*" if tabs else "^") + re.escape(delimiter.text) + r"\r?$", re.MULTILINE)
             match = pattern.search(self.text, self.position)
+            if match is None:
+                self.constructs.add_document(delimiter.text, delimiter.line, delimiter.column)
             first = self.line
             self.documents[command] = (self.text[self.position : match.start() if match else len(self.text)], first)
             self._advance(self.text[self.position : match.end() if match else len(self.text)])

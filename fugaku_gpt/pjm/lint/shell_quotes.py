@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_BRACKET_MARKS = {")": re.compile(r"[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
+# a comment in `$(...)` may hold quotes and brackets that mean nothing
+_BRACKET_MARKS = {")": re.compile(r"(?<=[\s;(])#[^\n]*|[()'\"\\`]"), "}": re.compile(r"[{}'\"\\`]")}
+_BACKQUOTED = re.compile(r"`[^`\\]*(?:\\.[^`\\]*)*`", re.DOTALL)
 _DOUBLE_QUOTE_MARKS = re.compile(r"[\"\\$`]")
 
 
@@ -23,8 +25,8 @@ def end_of_expansion(text: str, position: int, level: int) -> int:
         return -1
     opening = text[position]
     if opening == "`":
-        end = text.find("`", position + 1)
-        return end + 1 if end >= 0 else -1
+        closing = _BACKQUOTED.match(text, position)
+        return closing.end() if closing else -1
     if opening == "$":
         return end_of_bracket(text, position + 2, ")" if text[position + 1] == "(" else "}", level)
     position += 1
@@ -57,6 +59,8 @@ def end_of_bracket(text: str, position: int, close: str, level: int) -> int:
             depth -= 1
             if depth == 0:
                 return position
+        elif mark[0] == "#":
+            continue
         elif mark == "\\":
             position += 1
         elif mark == "'":

@@ -17,9 +17,9 @@ from tests.pjm.lint.cases import ANY, CASES, FT, LOWERED, SURE
 # every id of the reference's table, with its severity
 TABLE = {
     "E": "001 003 004 005 006 007 010 012 013 015 017 019 020 021 024 030 031 034 040 042 044 050 054 060 064 072 080",
-    "W": "002 008 014 016 018 022 032 033 035 041 043 051 053 061 062 063 065 066 067 068 069 070 071 081 082 083 084 "
-    "085 086 090 091 092 093 094 095 096 097 098 099",
-    "I": "009 011 023 052 055 073",
+    "W": "002 008 014 016 018 022 025 026 032 033 035 041 043 051 053 061 062 063 065 066 067 068 069 070 071 081 082 "
+    "083 084 085 086 087 088 089 090 091 092 093 094 095 096 097 098 099",
+    "I": "009 011 023 027 052 055 073",
 }
 SEVERITIES = {"E": ERROR, "W": WARNING, "I": INFO}
 
@@ -217,3 +217,64 @@ def test_a_line_that_is_off_beside_another_value_is_off_on_purpose(lines: str, s
 )  # fmt: skip
 def test_a_limit_is_in_the_unit_that_reads_best(seconds: int, text: str) -> None:
     assert _as_time(seconds).lstrip("0") == text.lstrip("0")
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "text"),
+    [
+        ("cd x\ncat <<EOF\nmpiexec ./a\n", 4, "no line EOF ends <<EOF"),
+        ("cat <<EOF\nmpiexec ./a\n EOF\n", 3, "no line EOF ends <<EOF"),
+        ("echo a\necho 'x\nmpiexec ./a\n", 4, "' is never closed"),
+        ('echo "x\nmpiexec ./a\n', 3, '" is never closed'),
+        ("x=$(date\nmpiexec ./a\n", 3, "$( is never closed"),
+        ("x=`date\nmpiexec ./a\n", 3, "` is never closed"),
+        ("if x; then\nmpiexec ./a\n", 3, "if has no fi"),
+        ("for i in 1 2; do\nif x; then\nmpiexec ./a\ndone\n", 4, "if has no fi"),
+        ("while x; do\nmpiexec ./a\n", 3, "while has no done"),
+        ("case x in\na) mpiexec ./a ;;\n", 3, "case has no esac"),
+        ("f() {\nmpiexec ./a\nf\n", 3, "{ has no }"),
+        ("(cd x\nmpiexec ./a\n", 3, "( has no )"),
+    ],
+)
+def test_an_unclosed_construct_is_named_with_its_line(body: str, line: int, text: str) -> None:
+    (finding,) = findings("PJM087", FT + body)
+    assert finding.line == line and text in finding.message
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "text"),
+    [
+        ("wait\nmpiexec ./a &\n", 4, "only before"),
+        ("mpiexec -vcoordfile v ./a &\nmpiexec -vcoordfile w ./b &\nwait -n\n", 4, "one of several"),
+        ("mpiexec ./a &\nfg\n", 3, "no job control"),
+        ("f() { mpiexec ./a & }\nf\n", 4, "which f starts"),
+    ],
+)
+def test_the_reason_why_nothing_waits_is_named(body: str, line: int, text: str) -> None:
+    (finding,) = findings("PJM069", FT + body)
+    assert finding.line == line and text in finding.message
+
+
+@pytest.mark.parametrize(("group", "fix"), [("smal", "small"), ("Small", "small"), ("spot_small", "spot-small")])
+def test_the_group_that_a_misspelt_one_resembles_is_named(group: str, fix: str) -> None:
+    (finding,) = findings("PJM025", FT + f"#PJM -L rscgrp={group}\n")
+    assert f"did you mean {fix}?" in finding.fix and fugaku_limits().date in finding.message
+
+
+def test_forms_of_times_that_are_not_sure_are_an_info_with_what_is_meant() -> None:
+    for elapse, fix in (("90m", "1:30:00"), ("1h", "1:00:00"), ("1:60:00", "2:00:00"), ("1:00:75", "1:01:15")):
+        (finding,) = findings("PJM041", FT + f"#PJM -L elapse={elapse}\n")
+        assert finding.severity == INFO and f"write {fix} " in finding.fix
+
+
+def test_a_shape_beyond_the_nodes_is_uncertain_and_too_many_processes_for_it_are_not() -> None:
+    (finding,) = findings("PJM064", FT + "#PJM -L node=4 --mpi shape=2,proc=144\n")
+    assert finding.severity == ERROR and "96 cores of shape=2" in finding.message
+    (finding,) = findings("PJM064", FT + "#PJM -L node=4 --mpi shape=8\n")
+    assert finding.severity == WARNING and finding.downgraded
+
+
+def test_a_body_of_nested_calls_is_read_in_bounded_time() -> None:
+    levels = "".join(f"f{i}() {{ {'; '.join([f'f{i + 1}'] * 40)}; }}\n" for i in range(12))
+    text = FT + levels + "f12() { mpiexec ./a & }\nf0\n"
+    assert len(Linter().check(text, "job.sh").findings) < 100

@@ -13,6 +13,7 @@ from fugaku_gpt.pjm.lint.rules import (  # noqa: F401
     output,
     power,
     preload,
+    shell_text,
     storage,
     threads,
 )

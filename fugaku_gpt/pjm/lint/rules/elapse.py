@@ -87,6 +87,21 @@ def ambiguous(facts: Facts) -> Iterator[Hit]:
             message = f"elapse={text}: {part} is {_as_time(seconds)}"
             yield Hit(line, message, column, f"write {format_elapse(seconds)} if that is meant", severity=severity)
             return
+        unsure = _unsure_form(part)
+        if unsure:
+            message = f"elapse={printable(text)}: {unsure}, and the manual does not say that pjsub takes it"
+            time = parse_elapse(part).minimum or 0
+            yield Hit(line, message, column, f"write {format_elapse(time)} if that is meant", severity=INFO)
+            return
+
+
+def _unsure_form(part: str) -> str:
+    """Describe a form of a time that a person understands and the manual has not; empty for any other."""
+    if re.fullmatch(r"(?:[0-9]{1,6}h)?(?:[0-9]{1,6}m)?", part, re.IGNORECASE) and part:
+        return f"{part} has no seconds, as [[Hh]Mm]Ss has"
+    match = re.fullmatch(r"(?:[0-9]{1,6}:)?[0-9]{1,6}:([0-9]{1,6})", part)
+    sixty = [number for number in part.split(":")[1:] if int(number) > 59] if match else []
+    return f"{sixty[0]} in {part} is more than 59" if sixty else ""
 
 
 @rule(

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Iterator, List
+from typing import Dict, Iterator, List, Tuple
 
+from fugaku_gpt.pjm.lexer import MAX_LINE_LENGTH
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
 from fugaku_gpt.pjm.lint.foreign_options import UNDOCUMENTED, mend_of_foreign
 from fugaku_gpt.pjm.lint.registry import ERROR, INFO, RUNS, UNSURE, WARNING, Hit, close_matches, rule
-from fugaku_gpt.pjm.options import KEY_ALIASES, KEYS, OPTIONS, SPELLINGS, find_option
-from fugaku_gpt.pjm.values import has_placeholder
+from fugaku_gpt.pjm.options import (
+    ASSIGN,
+    KEY_ALIASES,
+    KEYED,
+    KEYS,
+    OPTIONS,
+    SPELLINGS,
+    TEXT,
+    find_option,
+)
+from fugaku_gpt.pjm.script import Directive
+from fugaku_gpt.pjm.shell_words import split_line
+from fugaku_gpt.pjm.values import has_placeholder, parse_elapse
 
 _CURLY = "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\uff02\uff07"
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\uff0d"
 _NON_ASCII_MARK = re.compile(rf"(?:^|(?<=[\s\"']))[{_DASHES}]|[{_CURLY}]")
 _OPTION = re.compile(rf"#PJM\s+[\"']?[-{_DASHES}]")
+# a key of a list, with a blank before or behind its equals sign
+_SPACED_KEY = re.compile(r"(?:^|,) *[A-Za-z][\w-]*(?: +=| *= +)[^\s,]*")
 _FOREIGN = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|OAR)\s+-")
 
 
@@ -268,6 +282,80 @@ def carriage_return(facts: Facts) -> Iterator[Hit]:
             count = int(problem.text)
             lines = "1 line ends" if count == 1 else f"{count} lines end"
             yield Hit(problem.line, f"{lines} in a carriage return, this being the first", downgrade=RUNS)
+
+
+@rule(
+    "PJM089",
+    WARNING,
+    "a byte order mark before the first line",
+    why="The mark, which some editors of Windows write, is no blank: the kernel does not see the #! behind it, and the "
+    "shell takes the first line for a command. What pjsub makes of a #PJM behind it is in no manual.",
+    fix="sed -i '1s/^\\xEF\\xBB\\xBF//' FILE, or save it as UTF-8 without BOM",
+    source="execve(2), interpreter scripts; bash(1)",
+)
+def byte_order_mark(facts: Facts) -> Iterator[Hit]:
+    lines = facts.script.lines
+    for problem in facts.script.problems:
+        if problem.kind == "byte-order-mark":
+            hides = "hides the #! line" if lines[0][1:].startswith("#!") else "is part of the first word"
+            yield Hit(problem.line, f"U+FEFF, a byte order mark, stands before the first character, and {hides}")
+
+
+@rule(
+    "PJM026",
+    WARNING,
+    "a value that is given twice, and differs",
+    why="Of an option or key that is given several times pjsub takes the last value, without a word on the others.",
+    fix="keep the line that is meant",
+    source="Command Reference J2UL-2549, pjsub, options given several times",
+)
+def given_twice(facts: Facts) -> Iterator[Hit]:
+    earlier: Dict[Tuple[str, str], Directive] = {}
+    for directive in facts.script.directives:
+        option = find_option(directive.option)
+        if option is None or option.kind not in (KEYED, ASSIGN, TEXT) or directive.value is None:
+            continue
+        key = directive.key or ""
+        identity = (option.name, KEY_ALIASES.get(option.name, {}).get(key, key))
+        before, earlier[identity] = earlier.get(identity), directive
+        values = [] if before is None or before.value is None else [before.value, directive.value]
+        if before is None or len(set(values)) < 2 or any(has_placeholder(value) for value in values):
+            continue
+        first, second = (f"{key}={value}" if key else f"{directive.option} {value}" for value in values)
+        if not _is_same(identity, *values):
+            message = f"{printable(second)}, and line {before.line} has {printable(first)}: the last holds"
+            yield Hit(directive.line, message, facts.column(directive.line, directive.value))
+
+
+def _is_same(identity: Tuple[str, str], first: str, second: str) -> bool:
+    """Whether two values are the same time in another form."""
+    if identity != ("resources", "elapse"):
+        return False
+    try:
+        return parse_elapse(first) == parse_elapse(second)
+    except ValueError:
+        return False
+
+
+@rule(
+    "PJM027",
+    INFO,
+    "blanks around an equals sign",
+    why="The manual writes key=value without blanks; whether pjsub takes others away is not in it.",
+    fix="write key=value without blanks",
+    source="Command Reference J2UL-2549, pjsub, -L, --mpi and --llio (the form of the keys)",
+)
+def blank_around_equals(facts: Facts) -> Iterator[Hit]:
+    for line in sorted({directive.line for directive in facts.script.directives if directive.key is not None}):
+        text = facts.script.lines[line - 1]
+        if len(text) > MAX_LINE_LENGTH or "=" not in text:
+            continue
+        for token in split_line(text[len("#PJM") :]).tokens:
+            match = _SPACED_KEY.search(token)
+            if match:
+                column = facts.column(line, match[0].strip(" ,"))
+                yield Hit(line, f"{printable(match[0].strip(' ,'))!r} has a blank beside the equals sign", column)
+                break
 
 
 def _spellings() -> "list[str]":

@@ -7,6 +7,7 @@ from typing import Iterator, Optional
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.registry import COMMAND_LINE, DATED, ERROR, INFO, UNSURE, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.rules.launching import is_misspelling
 from fugaku_gpt.pjm.lint.sites import FUGAKU, FX1000
 from fugaku_gpt.pjm.values import NAME_BYTES, has_placeholder, parse_volumes
 
@@ -202,6 +203,36 @@ def retired_group(facts: Facts) -> Iterator[Hit]:
             names = [name for name in str(successor).split(" or ") if not facts.nodes or name in fitting]
             fix = f"use {' or '.join(names or fitting)}"
         yield Hit(line, message, column, fix, date=limits.date)
+
+
+@rule(
+    "PJM025",
+    WARNING,
+    "a resource group that the site does not list, and that resembles one",
+    why="pjsub refuses groups that do not exist (PJM 0058), and distinguishes capitals. The list is data with a date, "
+    "and projects may have groups that are in no list.",
+    fix="`pjacl` lists the groups that you may use",
+    source="Command Reference J2UL-2549, pjsub, message 0058; the tables of the sites",
+)
+def misspelt_group(facts: Facts) -> Iterator[Hit]:
+    group, limits = facts.group, facts.limits
+    if not group or not limits.groups or group in limits.groups or limits.report_of(group) or limits.successor(group):
+        return
+    names = {name.casefold(): name for name in limits.groups}
+    same = names.get(group.casefold())
+    meant = [same] if same else [name for name in limits.groups if is_misspelling(group, name)]
+    meant = [
+        name for name in meant if same or _without_digits(group) != _without_digits(name)
+    ]  # `f-pt2` may be another group of a series
+    if meant:
+        line, column = facts.position("resources.rscgrp", group)
+        message = f"the resource group {printable(group)} is in no list of {limits.title or limits.site}"
+        fix = f"did you mean {' or '.join(meant)}? `pjacl` lists yours"
+        yield Hit(line, f"{message} (as of {limits.date})", column, fix, date=limits.date)
+
+
+def _without_digits(name: str) -> str:
+    return name.rstrip("0123456789")
 
 
 @rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Iterator, Mapping, Optional, Tuple
 
 from fugaku_gpt.pjm.lint.facts import Facts, printable
 from fugaku_gpt.pjm.lint.inner_shells import PREFIX_COMMANDS
@@ -12,6 +12,7 @@ from fugaku_gpt.pjm.lint.launches import COUNT_OPTIONS, LAUNCHERS, Launch
 from fugaku_gpt.pjm.lint.registry import INFO, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.shell import Command, Word
 from fugaku_gpt.pjm.lint.sites import FX1000
+from fugaku_gpt.pjm.lint.waits import Waits, is_wait_for_one
 
 # options of mpiexec that give a call nodes of its own
 _PLACEMENT = re.compile(r"--?(v?coordfile|host|H|hostfile|machinefile)(=.*)?")
@@ -29,11 +30,22 @@ _QUIET = frozenset({
 })  # fmt: skip
 # a word that may start processes on all nodes in a way that is not seen here: a script, a shell, a launcher
 _MAY_LAUNCH = re.compile(
-    r"(?:^|/)(?:bash|sh|ksh|zsh|csh|tcsh|make|eval|exec|source|\.|pjrsh|srun|mpi\w*|\w*mpi"
+    r"(?:^|/)(?:bash|sh|ksh|zsh|csh|tcsh|make|eval|exec|source|\.|pjrsh|mpi\w*|\w*mpi"
     r"|parallel|apptainer|singularity)[0-9.]*$|\.(?:sh|bash|csh|pjm)$|[$`]"
 )
 # an interpreter, or a program for it, which may, though few do
 _INTERPRETED = re.compile(r"(?:^|/)(?:python|perl|ruby|julia)[0-9.]*$|\.(?:py|pl|rb|jl)$")
+# launchers of other systems, which no site with PJM has, and whose they are
+_FOREIGN_LAUNCHERS = {
+    "srun": "Slurm",
+    "ibrun": "the machines of TACC",
+    "jsrun": "LSF",
+    "aprun": "Cray's ALPS",
+    "lrun": "LSF",
+    "runjob": "Blue Gene",
+    "flux": "Flux",
+    "prun": "PRRTE",
+}
 _SETS_UP = re.compile(r"(?:env|setup|activate|profile|init|vars?|conda|spack|modules?|shrc)\w*(?:[.-]\w+)*$")
 # a launcher in a line that is no comment, such as in a substitution or a here-document
 _LAUNCH = re.compile(r"^(?!\s*#).*\bmpi(?:exec|run)\b", re.MULTILINE)
@@ -57,6 +69,14 @@ def idle_nodes(facts: Facts) -> Iterator[Hit]:
     if not facts.nodes or facts.nodes < 2 or facts.launches or "bulk" in facts.script.options:
         return
     commands = [command for command in facts.commands if not _only_sets_up(command)]
+    foreign = next((word for command in commands for word in _foreign_launcher(command, facts)), None)
+    if foreign is not None and not _LAUNCH.search(facts.body_text):
+        name = foreign.text.rpartition("/")[2]
+        message = (
+            f"{facts.nodes} nodes, and no mpiexec: {name} is of {_FOREIGN_LAUNCHERS[name]}, and starts nothing here"
+        )
+        yield Hit(foreign.line, message, foreign.column, f"write mpiexec in place of {name}")
+        return
     programs = [command for command in commands if command.argv and command.name not in _QUIET]
     if programs and not any(_may_launch(command) for command in commands) and not _LAUNCH.search(facts.body_text):
         program = programs[-1]
@@ -65,6 +85,18 @@ def idle_nodes(facts: Facts) -> Iterator[Hit]:
             yield Hit(program.line, f"{message}, unless it starts mpiexec itself", program.column, severity=INFO)
         else:
             yield Hit(program.line, message, program.column)
+
+
+def _foreign_launcher(command: Command, facts: Facts) -> Iterator[Word]:
+    """Yield the word with which a command calls the launcher of another system; none where the script may choose."""
+    for word in command.argv:
+        name = word.text.rpartition("/")[2]
+        if name in _FOREIGN_LAUNCHERS:
+            if not command.in_branch and not facts.functions & {name, command.function}:
+                yield word
+            return
+        if name not in PREFIX_COMMANDS:
+            return
 
 
 def _may_launch(command: Command) -> bool:
@@ -88,30 +120,28 @@ def _only_sets_up(command: Command) -> bool:
 )
 def concurrent_launches(facts: Facts) -> Iterator[Hit]:
     launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
-    callers = {launch.command.function: launch for launch in facts.launches if not _is_placed(launch)}
     running: Optional[Tuple[Command, Word]] = None
-    for command in facts.commands:
+    for index, step in enumerate(facts.flow):
+        command = step.command
         word = _launcher_of_many(command)
         if word is not None:
             yield Hit(word.line, f"{command.name} starts several mpiexec at once, on the same nodes", word.column)
             return
-        launch = launches.get((command.line, command.column))
-        if command.name in _WAITS and running is not None and _ends_waiting(command, running[0]):
+        if running is not None and _may_wait(facts, command) and _ends_waiting(command, running[0]):
             # `(mpiexec a & wait) &`: what it waits for has ended, the list that waits has not
             running = (command, running[1]) if command.background else None
-        if launch is not None:
-            started = None if _is_placed(launch) else launch.word
-        else:  # perhaps a call of a function that calls mpiexec
-            started = command.argv[0] if command.name and command.name in callers else None
-        if started is None:
+        launch = launches.get((command.line, command.column))
+        if launch is None or _is_placed(launch):
             continue
+        is_called = step.word is not None and step.word is not command.argv[0]
+        started = step.word if is_called and step.word is not None else launch.word
         if running is not None and running[0].list_start == command.list_start:
             continue  # `(mpiexec a; mpiexec b) &`: one after the other
         if running is not None and not (running[0].in_branch and command.in_branch):  # both: perhaps if and else
             message = f"mpiexec starts while that of line {running[1].line} runs, on the same nodes"
             yield Hit(started.line, message, started.column)
             return
-        if command.background and command.in_loop and not _loop_waits(facts, command):
+        if command.background and command.in_loop and not _loop_waits(facts, index):
             message = "a loop starts mpiexec again while the last call runs, on the same nodes"
             yield Hit(started.line, message, started.column)
             return
@@ -133,13 +163,16 @@ def _launcher_of_many(command: Command) -> Optional[Word]:
     return command.argv[at]
 
 
-def _loop_waits(facts: Facts, launch: Command) -> bool:
-    """Whether a loop waits after a call that it has put in the background."""
-    return any(
-        command.in_loop and command.line >= launch.line and _ends_waiting(command, launch)
-        for command in facts.commands
-        if command.name in _WAITS
-    )
+def _loop_waits(facts: Facts, index: int) -> bool:
+    """Whether a loop waits after the step that it has put in the background."""
+    launch = facts.flow[index].command
+    commands = (facts.flow[later].command for later in range(index, len(facts.flow)))
+    return any(command.in_loop and _may_wait(facts, command) and _ends_waiting(command, launch) for command in commands)
+
+
+def _may_wait(facts: Facts, command: Command) -> bool:
+    """Whether after a command what runs in the background has perhaps ended; ``fg`` fails without job control."""
+    return command.name in _WAITS and (command.name != "fg" or facts.has_job_control)
 
 
 def _ends_waiting(command: Command, running: Command) -> bool:
@@ -166,50 +199,49 @@ def _is_placed(launch: Launch) -> bool:
     source="End-user's Guide J2UL-2534, 2.1.1",
 )
 def no_wait(facts: Facts) -> Iterator[Hit]:
+    steps = facts.flow
     launches = {(launch.command.line, launch.command.column): launch for launch in facts.launches}
-    commands = facts.commands
-    waits = [command for command in commands if _waits(command)]
+    waits = Waits(steps, {index for index, step in enumerate(steps) if _is_launch(step.command, launches)})
     behind = [
         index
-        for index, command in enumerate(commands)
-        if command.background and _is_program(command) and not _is_waited_for(command, waits)
+        for index, step in enumerate(steps)
+        if step.command.background and _is_program(step.command) and not waits.is_awaited(index)
     ]
     if not behind:
         return
-    last = commands[behind[-1]]
-    for command in commands[behind[-1] + 1 :]:
-        if command.background or (command.name == "wait" and not _has_children(command, commands)):
+    last = steps[behind[-1]]
+    for index, step in enumerate(steps[behind[-1] + 1 :], behind[-1] + 1):
+        name = step.command.name
+        if step.command.background or (name == "wait" and not waits.waits_for_all(index)):
             continue
-        if command.name in _KEEP_ALIVE or _is_program(command):
+        if name == "fg" and not facts.has_job_control:
+            continue
+        if name in _KEEP_ALIVE or _is_program(step.command):
             return
-    launch = launches.get((last.line, last.column))
-    word = launch.word if launch is not None else last.argv[0]
+    launch = launches.get((last.command.line, last.command.column))
+    word = launch.word if launch is not None else last.command.argv[0]
     name = "mpiexec" if launch is not None else printable(word.text)
-    why = "no wait after it: the script ends at once"
-    if any(wait.executor == 0 and wait.name == "wait" for wait in waits):
-        why = "the script's wait does not wait for it: it is a child of an inner shell"
+    why = _why_not_awaited(facts, behind[-1])
+    if last.word is not None and last.word is not last.command.argv[0]:
+        name, word = f"{name}, which {printable(last.word.text)} starts", last.word
     yield Hit(word.line, f"{name} in the background, and {why}", word.column)
 
 
-def _waits(command: Command) -> bool:
-    """Whether a command is ``wait``, or a trap that waits."""
-    return command.name == "wait" or (
-        command.name == "trap" and any(re.search(r"\bwait\b", word.text) for word in command.argv[1:])
-    )
+def _is_launch(command: Command, launches: Mapping[Tuple[int, int], Launch]) -> bool:
+    return command.background and (command.line, command.column) in launches
 
 
-def _has_children(wait: Command, commands: Sequence[Command]) -> bool:
-    """Whether the shell that waits has put a program in the background."""
-    return any(command.background and command.waiter == wait.executor and _is_program(command) for command in commands)
-
-
-def _is_waited_for(command: Command, waits: Sequence[Command]) -> bool:
-    """Whether the shell that has put a command in the background waits, and is waited for itself."""
-    return any(
-        wait.executor == command.waiter and (not wait.background or _is_waited_for(wait, waits))
-        for wait in waits
-        if wait is not command
-    )
+def _why_not_awaited(facts: Facts, index: int) -> str:
+    later = [step.command for step in facts.flow[index + 1 :]]
+    if any(command.name == "wait" and is_wait_for_one(command) for command in later):
+        return "wait -n waits for one of several alone"
+    if any(command.name == "wait" and command.executor == 0 for command in later):
+        return "the script's wait does not wait for it: it is a child of an inner shell"
+    if any(command.name == "fg" for command in later):
+        return "fg does not wait for it: a script has no job control"
+    if any(step.command.name == "wait" for step in facts.flow[:index]):
+        return "no wait after it, only before: the script ends at once"
+    return "no wait after it: the script ends at once"
 
 
 def _is_program(command: Command) -> bool:
@@ -256,10 +288,10 @@ _VALID_COMMANDS = frozenset((*_SITE_COMMANDS, *LAUNCHERS))
 @lru_cache(maxsize=4096)
 def _site_command_meant(text: str) -> Optional[str]:
     """The command of the site that a word is a misspelling of; scripts repeat few commands often."""
-    return next((name for name in _SITE_COMMANDS if _is_misspelling(text, name)), None)
+    return next((name for name in _SITE_COMMANDS if is_misspelling(text, name)), None)
 
 
-def _is_misspelling(text: str, name: str) -> bool:
+def is_misspelling(text: str, name: str) -> bool:
     """Whether one letter of ``name`` is missing, added or another, or two neighbours have changed places; in long names
     also hyphens for underscores; or capitals are written."""
     if abs(len(text) - len(name)) > 1 and text.isascii():

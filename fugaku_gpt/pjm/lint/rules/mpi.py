@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+import math
+from typing import Iterator, Tuple
 
 from fugaku_gpt.machine.fugaku import CORES
 from fugaku_gpt.pjm.lint.facts import Facts, is_unfilled, printable
-from fugaku_gpt.pjm.lint.registry import ERROR, WARNING, Hit, rule
+from fugaku_gpt.pjm.lint.registry import ERROR, UNSURE, WARNING, Hit, rule
 from fugaku_gpt.pjm.lint.sites import FX1000
-from fugaku_gpt.pjm.values import AXES, parse_count, parse_shape
+from fugaku_gpt.pjm.values import AXES, NodeShape, parse_count, parse_shape
 
 _SOURCE = "End-user's Guide J2UL-2534, 2.3.6; Command Reference J2UL-2549, pjsub, --mpi"
 
@@ -112,6 +113,8 @@ def shapes(facts: Facts) -> Iterator[Hit]:
             if node and len(axes) != len(node.dims):
                 message = f"shape={text} has {len(axes)} axes, and node={facts.resources['node']} has {len(node.dims)}"
                 yield Hit(line, message, column)
+            elif node:
+                yield from _shape_beside_node(facts, axes, node)
         except ValueError as error:
             yield Hit(line, f"shape={printable(text)}: {printable(error)}", column, "write shape=NxNxN")
     for problem in facts.script.problems:
@@ -128,6 +131,23 @@ def shapes(facts: Facts) -> Iterator[Hit]:
                 yield Hit(line, f"{key}: {printable(order)!r} is no order of axes", column)
         elif node:
             yield Hit(line, f"{key}: {order} does not fit node={facts.resources['node']}", column)
+
+
+def _shape_beside_node(facts: Facts, axes: Tuple[int, ...], node: NodeShape) -> Iterator[Hit]:
+    """Compare the nodes of the first processes with those of the job."""
+    line, column = facts.position("mpi.shape", "shape=")
+    shapes_text = f"shape={facts.mpi['shape']} of node={facts.resources['node']}"
+    count = math.prod(axes)
+    if count > node.count:
+        message = f"{shapes_text} asks for {count} of the job's {node.count} nodes"
+        yield Hit(line, message, column, "make shape= as large as node=, or drop it", UNSURE)
+    elif any(size > limit for size, limit in zip(axes, node.dims)):
+        message = f"{shapes_text} is longer along an axis than the job's nodes are"
+        yield Hit(line, message, column, "fit each axis of shape= into that of node=", UNSURE)
+    proc = facts.proc
+    if proc is not None and count <= node.count and CORES * count < proc <= CORES * node.count:
+        message = f"proc={proc} is more than the {CORES * count} cores of shape={facts.mpi['shape']}"
+        yield Hit(facts.line_of("mpi.proc"), message, fix="raise shape=, or lower proc=")
 
 
 @rule(
