@@ -24,7 +24,7 @@ from fugaku_gpt.report.html import html_tables
 from fugaku_gpt.report.imported import import_logs, understood, unknown_settings
 from fugaku_gpt.report.logged_run import parse_settings
 from fugaku_gpt.report.notes_table import column_titles, columns_of, notes_tables, row_cells, rows_by_heading
-from fugaku_gpt.report.rows import ResultRow, values_of_rows
+from fugaku_gpt.report.rows import UNREADABLE, ResultRow, values_of_rows
 
 if TYPE_CHECKING:
     from fugaku_gpt.report.reference import ReferenceRow
@@ -136,8 +136,11 @@ def _references(text: str) -> "Tuple[List[ReferenceRow], Tuple[str, ...]]":
 
 
 def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> None:
-    """Print rows to standard output in one of ``TABLE_FORMATS``."""
+    """Print rows to standard output in one of ``TABLE_FORMATS``, and what is damaged to standard error."""
     echo(render_table(rows, form, si, energy), nl=False)
+    for row in rows[1]:
+        if row.status == UNREADABLE:
+            echo(f"warning: {row.reason}; its run has an empty row", err=True)
 
 
 def write_tables(directories: Sequence[Path], out: Path, forms: Sequence[str] = ("md", "csv", "json")) -> Rows:

@@ -49,7 +49,7 @@ from fugaku_gpt.records.summary import summarise
 from fugaku_gpt.records.sweep import ATTEMPTS, digest_of, read_sweep_entry
 from fugaku_gpt.report.imported import imported_row, is_imported
 from fugaku_gpt.report.notes_table import NO_VALUE, toggle_text
-from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, ResultRow, merge_repeats
+from fugaku_gpt.report.rows import COLUMN_KNOBS, FIGURES, MORE_KNOBS, UNFINISHED, UNREADABLE, ResultRow, merge_repeats
 from fugaku_gpt.report.sheet import sheet_rows, sheets_in
 
 _SUB = re.compile(r"^repeat-(\d{1,9})$")  # folder of one sub-job of a bulk job, in the bulk job's run directory
@@ -67,11 +67,14 @@ def collect_rows(paths: Sequence[Path], *, is_read_only: bool = False) -> Tuple[
         is_read_only: whether the end of a lost run is not recorded in it.
 
     Raises:
-        UsageError: a path holds no run and no sheet, or a file in it is damaged.
+        UsageError: a path holds no run and no sheet, or it is one run, and a file in it is damaged. Among several runs
+            such a one is a row of status ``UNREADABLE``.
     """
     sheets_of_path = {path: sheets_in(path) for path in paths}
     with_runs = [path for path, sheets in sheets_of_path.items() if not sheets or holds_runs(path)]
-    runs = sorted((read_run(path, is_read_only) for path in find_runs(with_runs)), key=_sort_key)
+    directories = find_runs(with_runs)
+    read = read_run if len(directories) == 1 else _read_run_or_damage
+    runs = sorted((read(path, is_read_only) for path in directories), key=_sort_key)
     groups: Dict[Tuple[str, str], List[ResultRow]] = {}
     for row in runs:
         groups.setdefault((row.sweep, row.digest), []).append(row)
@@ -227,6 +230,18 @@ def read_run(path: Path, is_read_only: bool = False) -> ResultRow:
         runs=(str(path),),
         settings=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in changed.items()),
     )
+
+
+def _read_run_or_damage(path: Path, is_read_only: bool) -> ResultRow:
+    """Read the row of a run; of one with a damaged file, a row that says which and shows nothing else."""
+    try:
+        return read_run(path, is_read_only)
+    except UsageError as error:
+        unknown: Dict[str, Any] = dict.fromkeys(("seq_len", "nodes", "dp", "tp", "pp", "micro_batch", "global_batch"))
+        digest = f"unreadable: {path}"  # so that it counts as no repeat of another run
+        return ResultRow(
+            NO_VALUE, **unknown, dtype="", status=UNREADABLE, reason=str(error), digest=digest, runs=(str(path),)
+        )
 
 
 def _evaluations(directory: RunDirectory) -> Tuple[Tuple[str, float, float], ...]:

@@ -14,6 +14,7 @@ from fugaku_gpt.report.trainer_logs import OURS
 
 UNFINISHED = "unfinished"  # no result was recorded: still running, or killed together with its starter
 FROM_LOG = "from a log of"  # the first words of the remark on a row that was imported
+UNREADABLE = "unreadable"  # a file of the run is damaged; the reason names it
 NO_STATUS = ""  # a hand-written table that does not state how a run ended
 
 
@@ -32,7 +33,7 @@ class ResultRow:
         evaluations: (name, first loss, last loss) of each of ``training.eval_files``.
         images_per_second, last_validation_accuracy, compile_seconds: of classifiers of grids; the last is the time of
             the first iteration beyond a later one.
-        status: one of ``records.run.STATUSES``, ``UNFINISHED``, a job's state, or ``NO_STATUS``.
+        status: one of ``records.run.STATUSES``, ``UNFINISHED``, ``UNREADABLE``, a job's state, or ``NO_STATUS``.
         date: MM-DD in UTC.
         remarks: further notes, such as ``n=3``.
         runs: directories that the figures come from.

@@ -56,6 +56,17 @@ def test_the_terminal_format_shows_the_validation_loss(runs: Path, capsys: pytes
     assert "8.000 to 4.500" in lines[3] and max(len(line) for line in lines) <= 140
 
 
+@pytest.mark.parametrize("form", ["table", "md", "csv", "json", "html"])
+def test_a_damaged_run_is_named_and_the_others_are_shown(
+    runs: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    (runs / "c" / "result.json").write_text("[")
+    assert run(["report", "table", str(runs), "--format", form]) == 0
+    text, warnings = capsys.readouterr()
+    assert "unreadable" in text and ("n=2" in text or form == "json")
+    assert warnings.startswith("warning: ") and "c/result.json" in warnings and warnings.count("\n") == 1
+
+
 def test_si_divides_by_a_thousand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leave_run(tmp_path / "big", load_run_config(preset="tiny", overrides=["model.name=big"]), pace=1e-8)
 

@@ -14,7 +14,7 @@ from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import FAILED, OK, OUT_OF_MEMORY
 from fugaku_gpt.report.collect import collect_rows, find_runs, name_runs, read_run
 from fugaku_gpt.report.notes_table import notes_cell, row_cells
-from fugaku_gpt.report.rows import ResultRow, merge_repeats
+from fugaku_gpt.report.rows import UNREADABLE, ResultRow, merge_repeats
 from fugaku_gpt.sweep.expand import expand_sweep
 from fugaku_gpt.sweep.run import run_sweep
 from tests.sweep.fake import FakeLaunch, QuietProgress, failing, leave_run
@@ -122,6 +122,21 @@ def test_folders_without_a_readable_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "sweep.json").write_text("{}")
     with pytest.raises(UsageError, match="sweep.json: not a sweep entry"):
         collect_rows([tmp_path])
+
+
+def test_one_damaged_run_among_several_is_an_empty_row_that_names_the_file(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        leave_run(tmp_path / name, tiny())
+    for name in ("b", "c"):
+        (tmp_path / name / "result.json").write_text("[1, 2")
+    merged, runs = collect_rows([tmp_path])
+    assert [Path(row.runs[0]).name for row in runs if row.status == OK] == ["a"]
+    damaged = [row for row in merged if row.status == UNREADABLE]
+    assert [Path(row.runs[0]).name for row in damaged] == ["b", "c"]  # neither repeats the other
+    assert all(f"{row.runs[0]}/result.json" in row.reason and row.nodes is row.seconds_per_iteration is None
+               for row in damaged)  # fmt: skip
+    with pytest.raises(UsageError, match="result.json"):
+        collect_rows([tmp_path / "b"])
 
 
 def test_a_refused_run_shows_all_that_it_asked_for(tmp_path: Path) -> None:
