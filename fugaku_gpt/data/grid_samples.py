@@ -18,7 +18,8 @@ from fugaku_gpt.config.schema import COLORS, DataConfig
 from fugaku_gpt.data.blend import Blend
 from fugaku_gpt.data.grids import Grid, check_split, grids_up_to, open_grids, split_grids
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
-from fugaku_gpt.data.samples import SPLITS, NoSamples
+from fugaku_gpt.data.sample_checks import NoSamples
+from fugaku_gpt.data.samples import SPLITS
 from fugaku_gpt.errors import DataError
 
 

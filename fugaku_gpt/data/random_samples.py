@@ -9,7 +9,7 @@ import numpy as np
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.config.schema import COLORS
 from fugaku_gpt.data.grid_samples import GridBatch
-from fugaku_gpt.data.samples import PackedBatch
+from fugaku_gpt.data.packed_batch import PackedBatch
 
 MEAN_DOCUMENT = 200  # tokens
 

@@ -24,7 +24,8 @@ def validation_of_run(source: RunSource, config: RunConfig) -> Tuple[List[str], 
     if not config.data.paths and not is_of_grids:
         return [], ""
     from fugaku_gpt.data.grid_samples import open_grid_samples
-    from fugaku_gpt.data.samples import NoSamples, open_samples, surely_has_samples
+    from fugaku_gpt.data.sample_checks import NoSamples
+    from fugaku_gpt.data.samples import open_samples, surely_has_samples
 
     try:
         if is_of_grids:

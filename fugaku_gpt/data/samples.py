@@ -12,35 +12,21 @@ corpus has tokens that end its documents, and in a blend each may have others.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.blend import Blend
 from fugaku_gpt.data.corpus import Corpus, count_of_sequences, open_corpus
+from fugaku_gpt.data.packed_batch import PackedBatch
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
+from fugaku_gpt.data.sample_checks import require_sample, require_vocabulary
 from fugaku_gpt.errors import DataError
 
 SPLITS = ("train", "valid", "test")
 _VALID = 1
 _MAX_CACHED_EPOCHS = 2  # a window may span two epochs
-
-
-class PackedBatch(NamedTuple):
-    """Samples, and where the documents in them begin.
-
-    Attributes:
-        tokens: int64 [count, seq_len + 1] token ids.
-        begins: bool [count, seq_len + 1], whether the first token of a document is there.
-    """
-
-    tokens: "np.ndarray[Any, np.dtype[np.int64]]"
-    begins: "np.ndarray[Any, np.dtype[np.bool_]]"
-
-
-class NoSamples(DataError):
-    """A split of a corpus, or of a set of grids, is too small for one sample."""
 
 
 def open_samples(config: RunConfig, split: str) -> "SampleSource":
@@ -179,13 +165,7 @@ class _Stream:
         self._key = key
         self._lengths = corpus.index.lengths[first:last].astype(np.int64)
         self.tokens = int(self._lengths.sum())
-        if self.tokens < seq_len + 1:
-            raise NoSamples(
-                f"{corpus.path}: its {split} split has {_count(self.tokens, 'token')} in "
-                f"{_count(self.documents, 'document')} of {corpus.index.sequences}, "
-                f"less than one sample of model.seq_len + 1 = {seq_len + 1}; "
-                "a split never cuts a document: use more of them, a shorter sequence, or another data.split"
-            )
+        require_sample(corpus, split, self.documents, self.tokens, seq_len)
         self._epochs: Dict[int, Tuple[Any, Any]] = {}
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -201,13 +181,7 @@ class _Stream:
         size = self._window_start(epoch + 1) - start
         window = start + permuted_index(stream_key(self._key, "windows", epoch), size, number - start)
         tokens, begins = self._read(window * self._seq_len, self._seq_len + 1)
-        largest = int(tokens.max())
-        if largest >= self._vocab_size or int(tokens.min()) < 0:
-            invalid = largest if largest >= self._vocab_size else int(tokens.min())
-            raise DataError(
-                f"{self.corpus.index.bin_path}: token id {invalid} is outside the vocabulary; "
-                f"model.vocab_size is {self._vocab_size}"
-            )
+        require_vocabulary(self.corpus, tokens, self._vocab_size)
         return tokens, begins
 
     def _window_start(self, epoch: int) -> int:
@@ -243,7 +217,3 @@ class _Stream:
             order = permutation(stream_key(self._key, "documents", epoch), self.documents)
             self._epochs[epoch] = (order, np.cumsum(self._lengths[order]))
         return self._epochs[epoch]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

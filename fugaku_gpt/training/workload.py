@@ -9,7 +9,8 @@ import torch
 
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import GridBatch, open_grid_splits
-from fugaku_gpt.data.samples import PackedBatch, open_samples
+from fugaku_gpt.data.packed_batch import PackedBatch
+from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
 from fugaku_gpt.model.cells import Cells
 from fugaku_gpt.model.documents import Documents

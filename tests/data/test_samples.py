@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import RunConfig, load_run_config
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
-from fugaku_gpt.data.samples import NoSamples, SampleSource, open_samples, split_bounds, splits_of
+from fugaku_gpt.data.sample_checks import NoSamples
+from fugaku_gpt.data.samples import SampleSource, open_samples, split_bounds, splits_of
 from fugaku_gpt.errors import DataError
 from tests.data.files import write_megatron
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fugaku_gpt.data.samples import PackedBatch
+from fugaku_gpt.data.packed_batch import PackedBatch
 
 VOCABULARY = 256
 _MEAN_DOCUMENT = 7  # bytes, so that short sequences have several

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fugaku_gpt.comm import Communicator, ProcessGrid
-from fugaku_gpt.data.samples import PackedBatch
+from fugaku_gpt.data.packed_batch import PackedBatch
 from fugaku_gpt.layout.batch import SkippedSamples
 from fugaku_gpt.model import build_model
 from fugaku_gpt.model.documents import Documents

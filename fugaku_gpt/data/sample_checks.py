@@ -1,0 +1,47 @@
+"""Checks that all orders of samples share: enough tokens in a split, and no token outside the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fugaku_gpt.data.corpus import Corpus
+from fugaku_gpt.errors import DataError
+
+
+class NoSamples(DataError):
+    """A split of a corpus, or of a set of grids, is too small for one sample."""
+
+
+def require_sample(corpus: Corpus, split: str, documents: int, tokens: int, seq_len: int) -> None:
+    """Check that a split has one sample at least.
+
+    Raises:
+        NoSamples: it has fewer than ``seq_len`` + 1 tokens.
+    """
+    if tokens < seq_len + 1:
+        raise NoSamples(
+            f"{corpus.path}: its {split} split has {_count(tokens, 'token')} in "
+            f"{_count(documents, 'document')} of {corpus.index.sequences}, "
+            f"less than one sample of model.seq_len + 1 = {seq_len + 1}; "
+            "a split never cuts a document: use more of them, a shorter sequence, or another data.split"
+        )
+
+
+def require_vocabulary(corpus: Corpus, tokens: "np.ndarray[Any, np.dtype[Any]]", vocab_size: int) -> None:
+    """Check that all ids of a sample are tokens of the model.
+
+    Raises:
+        DataError: an id is negative, or not below ``vocab_size``.
+    """
+    largest = int(tokens.max())
+    if largest >= vocab_size or int(tokens.min()) < 0:
+        invalid = largest if largest >= vocab_size else int(tokens.min())
+        raise DataError(
+            f"{corpus.index.bin_path}: token id {invalid} is outside the vocabulary; model.vocab_size is {vocab_size}"
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
