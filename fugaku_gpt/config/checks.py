@@ -6,8 +6,11 @@ import math
 from typing import Callable, List, Sequence, Tuple
 
 from fugaku_gpt.config.grid_checks import check_grids
-from fugaku_gpt.config.schema import VALIDATION, RunConfig, TrainingConfig
+from fugaku_gpt.config.schema import MEGATRON_ORDER, VALIDATION, RunConfig, TrainingConfig
 from fugaku_gpt.limits import MICRO_BATCHES, RAMP_ITERATIONS, RANKS, RANKS_OF_NODE, TRACED_ITERATIONS, cut
+
+# Megatron-Core shuffles with numpy.random.RandomState, and numbers the corpora of a blend with 16 bits
+LARGEST_MEGATRON_SEED, MOST_MEGATRON_CORPORA = 2**32 - 1, 32766
 
 Locate = Callable[[str], str]
 
@@ -354,6 +357,21 @@ def _check_data(config: RunConfig, report_problem: ReportProblem) -> None:
     for key in ("reset_positions", "loss_across_documents"):
         if getattr(data, key) and not data.document_mask:
             report_problem(f"data.{key}", True, "needs data.document_mask; valid: false, or data.document_mask=true")
+    _check_order(config, report_problem)
+
+
+def _check_order(config: RunConfig, report_problem: ReportProblem) -> None:
+    data = config.data
+    if data.order != MEGATRON_ORDER:
+        if data.order_samples is not None:
+            report_problem("data.order_samples", data.order_samples, "needs data.order megatron; valid: null")
+        return
+    if config.training.seed > LARGEST_MEGATRON_SEED:
+        rule = f"is too large for the shuffles of data.order megatron; valid: 0 to {LARGEST_MEGATRON_SEED}"
+        report_problem("training.seed", config.training.seed, rule)
+    if len(data.paths) > MOST_MEGATRON_CORPORA:
+        rule = f"is too many for data.order megatron; valid: {MOST_MEGATRON_CORPORA} at most"
+        report_problem("data.paths", f"{len(data.paths)} paths", rule)
 
 
 def _check_evaluation(config: RunConfig, report_problem: ReportProblem) -> None:

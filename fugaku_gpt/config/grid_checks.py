@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable
 
-from fugaku_gpt.config.schema import ARC, COLORS, CORPUS, DECODER, GRID_CLASSIFIER, RunConfig
+from fugaku_gpt.config.schema import ARC, COLORS, CORPUS, DECODER, GRID_CLASSIFIER, OUR_ORDER, RunConfig
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.limits import cut
 
@@ -35,6 +35,7 @@ def check_grids(config: RunConfig, report_problem: ReportProblem) -> None:
         ("training.eval_files", list(config.training.eval_files), [], "[]"),
         ("data.weights", list(data.weights), [], "[]"),
         ("data.document_mask", data.document_mask, False, "false"),
+        ("data.order", data.order, OUR_ORDER, OUR_ORDER),
     ):
         if value != valid:
             report_problem(key, value, f"is not supported with model.kind grid_classifier; valid: {shown}")

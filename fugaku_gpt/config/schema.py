@@ -33,6 +33,7 @@ ROPE_SCALINGS = ("none", "linear", "llama3")
 BIASES = ("all", "qkv", "none")
 DECODER, GRID_CLASSIFIER = MODEL_KINDS = ("decoder", "grid_classifier")
 CORPUS, ARC = DATA_KINDS = ("corpus", "arc")
+OUR_ORDER, MEGATRON_ORDER = ORDERS = ("ours", "megatron")
 COLORS = 10  # of the cells of a grid
 LARGEST_GRID = 30  # cells on a side, of the ARC set
 
@@ -473,6 +474,20 @@ class DataConfig:
         "train, valid, test shares of each corpus's documents; arc: of the grids of each task, at least one for a "
         "share above 0",
         at_least=0,
+    )
+    order: str = option(
+        OUR_ORDER,
+        "order of the samples, and how a corpus is split. ours: without tables, endless, the same for any number of "
+        "samples; megatron: the very samples that Megatron-Core reads for the same seed and number of samples",
+        choices=ORDERS,
+    )
+    order_samples: Optional[int] = option(
+        None,
+        "with data.order megatron, the number of training samples that the order is made for (Megatron's "
+        "--train-samples); default: those of all iterations, so that more iterations are another order",
+        unit="samples",
+        at_least=1,
+        at_most=10**12,
     )
     buckets: Tuple[int, ...] = option(
         (16, 30),

@@ -12,14 +12,17 @@ corpus has tokens that end its documents, and in a blend each may have others.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import numpy as np
 
 from fugaku_gpt.config import RunConfig
+from fugaku_gpt.config.schema import MEGATRON_ORDER
+from fugaku_gpt.data import megatron_order
 from fugaku_gpt.data.blend import Blend
 from fugaku_gpt.data.corpus import Corpus, count_of_sequences, open_corpus
-from fugaku_gpt.data.packed_batch import PackedBatch
+from fugaku_gpt.data.megatron_samples import MegatronSamples
+from fugaku_gpt.data.packed_batch import PackedBatch, fingerprint_of_documents
 from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
 from fugaku_gpt.data.sample_checks import require_sample, require_vocabulary
 from fugaku_gpt.errors import DataError
@@ -29,12 +32,13 @@ _VALID = 1
 _MAX_CACHED_EPOCHS = 2  # a window may span two epochs
 
 
-def open_samples(config: RunConfig, split: str) -> "SampleSource":
-    """Open the samples of one split (``train``, ``valid`` or ``test``) of a run's corpora.
+def open_samples(config: RunConfig, split: str) -> "Union[SampleSource, MegatronSamples]":
+    """Open the samples of one split (``train``, ``valid`` or ``test``) of a run's corpora, in the order that it states.
 
     Raises:
         NoSamples: the split is too small for one sample.
-        DataError: no corpora are named, a corpus cannot be opened, or its vocabulary is larger than the model's.
+        DataError: no corpora are named, a corpus cannot be opened, its vocabulary is larger than the model's, or
+            Megatron's order has fewer samples than the run takes.
     """
     data, model = config.data, config.model
     if not data.paths:
@@ -42,15 +46,12 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
             "data.paths: empty: name a corpus with --data DIR; "
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
+    corpora = [_open_corpus(path, model.vocab_size) for path in data.paths]
+    if data.order == MEGATRON_ORDER:
+        return MegatronSamples(config, corpora, split, SPLITS.index(split))
     streams = []
     shifted: List[Tuple[int, List[Tuple[int, int]]]] = []
-    for number, path in enumerate(data.paths):
-        corpus = open_corpus(path)
-        if corpus.vocab_size is not None and corpus.vocab_size > model.vocab_size:
-            raise DataError(
-                f"{path}: its tokenizer has {corpus.vocab_size} tokens, more than model.vocab_size {model.vocab_size}; "
-                f"valid: --set model.vocab_size={corpus.vocab_size}"
-            )
+    for number, corpus in enumerate(corpora):
         bounds = splits_of(corpus.index.lengths, data.split, model.seq_len)
         if bounds != split_bounds(corpus.index.sequences, data.split):
             shifted.append((number, bounds))
@@ -61,8 +62,7 @@ def open_samples(config: RunConfig, split: str) -> "SampleSource":
     digest = hashlib.sha256(repr((tuple(weights), data.split, split, model.seq_len)).encode())
     if shifted:  # only then, so that fingerprints of other corpora stay as they were
         digest.update(repr(shifted).encode())
-    if data.document_mask:
-        digest.update(repr(("documents", data.reset_positions, data.loss_across_documents)).encode())
+    digest.update(fingerprint_of_documents(data))
     for stream in streams:
         digest.update(stream.corpus.fingerprint.encode())
     return SampleSource(streams, weights, model.seq_len, digest.hexdigest())
@@ -73,11 +73,26 @@ def surely_has_samples(config: RunConfig, split: str) -> bool:
 
     It reads a few bytes of each corpus, where :func:`open_samples` reads its index, which may have gigabytes.
     """
-    for path in config.data.paths:
-        first, last = split_bounds(count_of_sequences(path), config.data.split)[SPLITS.index(split)]
+    data = config.data
+    is_megatrons = data.order == MEGATRON_ORDER
+    if is_megatrons and len(data.paths) > 1 and not data.weights:
+        return False  # which reads each corpus once, so that a validation may want more samples than there are
+    bounds_of = megatron_order.split_bounds if is_megatrons else split_bounds
+    for path in data.paths:
+        first, last = bounds_of(count_of_sequences(path), data.split)[SPLITS.index(split)]
         if last - first <= config.model.seq_len:
             return False
     return True
+
+
+def _open_corpus(path: str, vocab_size: int) -> Corpus:
+    corpus = open_corpus(path)
+    if corpus.vocab_size is not None and corpus.vocab_size > vocab_size:
+        raise DataError(
+            f"{path}: its tokenizer has {corpus.vocab_size} tokens, more than model.vocab_size {vocab_size}; "
+            f"valid: --set model.vocab_size={corpus.vocab_size}"
+        )
+    return corpus
 
 
 def split_bounds(documents: int, shares: Sequence[float]) -> List[Tuple[int, int]]:

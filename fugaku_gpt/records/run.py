@@ -156,6 +156,11 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     @property
+    def order_dir(self) -> Path:
+        """Folder of the indices of samples in Megatron's order (see :mod:`fugaku_gpt.data.index_files`)."""
+        return self.path / "order"
+
+    @property
     def stacks_dir(self) -> Path:
         """Folder in which ranks that hang leave their Python stacks, ``rank-NNNNNN.txt``, and the diagnosis."""
         return self.path / "stacks"

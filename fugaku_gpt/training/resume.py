@@ -12,6 +12,7 @@ from fugaku_gpt.checkpoint.reader import Checkpoint
 from fugaku_gpt.checkpoint.retention import checkpoints_at, newest_valid
 from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig, config_values
+from fugaku_gpt.config.schema import MEGATRON_ORDER
 from fugaku_gpt.errors import CheckpointError, RunFailed, UsageError
 from fugaku_gpt.layout.flat import flat_layout_of
 from fugaku_gpt.layout.shards import local_regions, logical_shapes
@@ -230,7 +231,9 @@ def _check_data(config: RunConfig, path: Path, manifest: Manifest, fingerprint: 
     seed = manifest.config.get("training", {}).get("seed", config.training.seed)
     problem = ""
     if manifest.data_fingerprint != fingerprint:
-        settings = "the corpus, data.weights, data.split or data.document_mask with its fields"
+        settings = "the corpus, data.weights, data.split, data.order or data.document_mask with its fields"
+        if config.data.order == MEGATRON_ORDER:
+            settings += ", or the number of samples that the order is made for (data.order_samples)"
         if config.model.is_grid_classifier:
             settings = "the set of grids, their split, buckets or augmentation (data.*), or training.global_batch"
         problem = f"{settings} is not that of the checkpoint"

@@ -58,7 +58,7 @@ from fugaku_gpt.training.trace import NEVER, StepTracer
 from fugaku_gpt.training.trainer import Step, Trainer
 from fugaku_gpt.training.validation import Validation
 from fugaku_gpt.training.watchdog import start_watchdog
-from fugaku_gpt.training.workload import open_sources
+from fugaku_gpt.training.workload import open_sources, share_orders
 
 
 def train(
@@ -134,6 +134,7 @@ def train(
         if config.node.flight_recorder or config.node.check_collectives:
             flight_dir = directory.flight_dir if config.node.flight_recorder else None
             world = open_world(flight_dir, threads, config.node.check_collectives)
+        data_lines += share_orders(world, directory.order_dir, (train_samples, valid_samples))
         watchdog = start_watchdog(config, world, directory, started)
         if watchdog is not None:
             watchers.callback(watchdog.stop)

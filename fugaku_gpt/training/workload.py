@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Protocol, Tuple, Union, cast
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union, cast
 
 import numpy as np
 import torch
 
+from fugaku_gpt.comm import Communicator
 from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import GridBatch, open_grid_splits
+from fugaku_gpt.data.megatron_samples import MegatronSamples
 from fugaku_gpt.data.packed_batch import PackedBatch
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
@@ -16,6 +20,7 @@ from fugaku_gpt.model.cells import Cells
 from fugaku_gpt.model.documents import Documents
 from fugaku_gpt.model.gpt import GPT
 from fugaku_gpt.parallel.cross_entropy import NO_TARGET
+from fugaku_gpt.training.startup import collective_try
 
 TRAIN, VALID = "train", "valid"
 
@@ -238,6 +243,25 @@ def open_sources(config: RunConfig, validates: bool) -> Tuple[Any, Optional[Any]
         return open_samples(config, TRAIN), open_samples(config, VALID) if validates else None, []
     grids = open_grid_splits(config, (TRAIN, VALID) if validates else (TRAIN,))
     return grids.samples[TRAIN], grids.samples.get(VALID), [grids.summary()]
+
+
+def share_orders(world: Communicator, folder: Path, sources: Sequence[Optional[Source]]) -> List[str]:
+    """Let rank 0 write the indices of samples in Megatron's order, and all ranks map the same files; collective.
+
+    Returns:
+        lines of the log about the indices that were built, on rank 0.
+
+    Raises:
+        UsageError: an index cannot be built, written or read.
+    """
+    orders = [source for source in sources if isinstance(source, MegatronSamples)]
+    if not orders:
+        return []
+    writers = orders if world.rank == 0 else []
+    lines = collective_try(world, lambda: [line for order in writers for line in order.write_indices(folder)])
+    for order in orders:
+        collective_try(world, partial(order.open_indices, folder))
+    return lines
 
 
 def workload_of(

@@ -567,6 +567,40 @@ def test_a_run_resumes_in_another_layout_and_refuses_another_corpus(
     assert (directory.path / "result.1.json").exists() and load_run_config(directory.config_file).layout.tp == 2
 
 
+@pytest.mark.usefixtures("forked_starts")
+@pytest.mark.mpi
+def test_runs_in_megatrons_order_share_its_indices_and_resume_with_them(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = write_byte_corpus(tmp_path / "other")
+    blend = ("data.weights=[3,1]", f"data.paths={json.dumps([str(corpus), str(other)])}", "data.split=[90,10,0]")
+    order = (*blend, "data.order=megatron", "data.order_samples=24", "data.document_mask=true")
+
+    def train_command(out: str, iterations: int, *settings: str) -> List[str]:
+        fixed = ("training.dtype=float64", "training.lr_schedule=constant", "checkpoint.at_end=true")
+        command = train_arguments(
+            corpus, tmp_path / out, *fixed, *order, f"training.iterations={iterations}", *settings
+        )
+        return [command[0], *command[3:]]  # without --data, which names one corpus
+
+    assert run(train_command("whole", 6, "layout.dp=1")) == 0
+    capfd.readouterr()
+    assert run([*train_command("run", 4, "layout.dp=2"), "--ranks", "2"]) == 0
+    folder = RunDirectory(tmp_path / "run").order_dir
+    output = capfd.readouterr().out
+    assert output.count("Megatron's order of 24 train samples was built in ") == 1 and f" s: {folder}\n" in output
+    indices = {path: path.stat().st_mtime_ns for path in folder.glob("*-train-*")}
+    assert len(indices) == 2 * 3 + 2
+    longer = [*train_command("run", 6, "layout.pp=1", "data.order_samples=32"), "--resume", "auto"]
+    assert run(longer) == 2
+    assert "the number of samples that the order is made for (data.order_samples) is not" in capfd.readouterr().err
+    assert run([*train_command("run", 6, "layout.dp=1"), "--resume", "auto"]) == 0
+    assert f"Megatron's order of 24 train samples is read from {folder}\n" in capfd.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*-train-*")} == indices, "nothing is built twice"
+    curves = [[line["loss"] for line in RunDirectory(tmp_path / out).metrics("iteration")] for out in ("run", "whole")]
+    assert len(curves[1]) == 6 and curves[0] == pytest.approx(curves[1], rel=1e-12)
+
+
 def test_resume_without_a_run_directory_is_refused(corpus: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--data", str(corpus), "--resume", "auto"]) == 2
     assert "--resume auto: needs --out" in capfd.readouterr().err

@@ -47,6 +47,20 @@ def test_a_run_that_cannot_validate_says_why(tmp_path: Path) -> None:
     assert "of 1, less than one sample of model.seq_len + 1 = 9" in note
 
 
+def test_a_blend_in_megatrons_order_validates_where_it_has_samples_enough(tmp_path: Path) -> None:
+    for name in ("c", "d"):
+        write_megatron(tmp_path / name, [[1] * 9] * 300)  # nine of them for validation
+    paths = json.dumps([str(tmp_path / "c"), str(tmp_path / "d")])
+    settings = [f"data.paths={paths}", "data.order=megatron", "model.seq_len=8", "training.iterations=10"]
+    source = RunSource(None, "tiny", ())
+    override, note = validation_of_run(source, source.load(*settings, "training.eval_batches=100"))
+    assert override == [] and "the valid split of the blend has 20 samples" in note and "state data.weights" in note
+    enough = source.load(*settings, "training.eval_batches=1", "training.global_batch=4")
+    assert validation_of_run(source, enough)[0] == ["training.eval_interval=10"]
+    repeated = source.load(*settings, "training.eval_batches=100", "data.weights=[1,1]")
+    assert validation_of_run(source, repeated)[0] == ["training.eval_interval=10"]
+
+
 def test_a_stated_validation_stays(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", [[1] * 9] * 3)
     for stated in ("7", "null"):
