@@ -48,18 +48,27 @@ class Corpus:
 def is_corpus(path: str) -> bool:
     """Whether a path names a folder with a manifest, or the prefix of a pair of which at least one file is there; their
     content is not looked at."""
-    location = _location_of(path)
-    if location.is_dir():
-        return (location / MANIFEST).exists()
-    return any(location.with_name(location.name + end).exists() for end in (".idx", ".bin"))
+    folder = prepared_folder(path)
+    return _has_file_of_pair(_prefix(path)) if folder is None else (folder / MANIFEST).exists()
 
 
-def _location_of(path: str) -> Path:
-    """The folder or prefix that a path names; a prefix may be written with the suffix of one of its files."""
-    location = Path(path)
-    if location.suffix in (".bin", ".idx") and not location.is_dir():
-        location = location.with_suffix("")
-    return location
+def prepared_folder(path: str) -> Optional[Path]:
+    """The prepared folder that a path names; None if it is the prefix of a pair. A folder beside the files of a pair
+    that has its name is Megatron's cache for it."""
+    folder = Path(path)
+    if not folder.is_dir() or (not (folder / MANIFEST).exists() and _has_file_of_pair(folder)):
+        return None
+    return folder
+
+
+def _prefix(path: str) -> Path:
+    """The prefix of a pair, which may be written with the suffix of one of its files."""
+    prefix = Path(path)
+    return prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") and not prefix.is_dir() else prefix
+
+
+def _has_file_of_pair(prefix: Path) -> bool:
+    return any(path.exists() for path in (indexed.idx_file(prefix), indexed.bin_file(prefix)))
 
 
 def open_corpus(path: str) -> Corpus:
@@ -68,13 +77,13 @@ def open_corpus(path: str) -> Corpus:
     Raises:
         DataError: there is no corpus, or it is damaged.
     """
-    location = _location_of(path)
-    if location.is_dir():
-        manifest = read_manifest(location)
-        index = IndexedCorpus(location / CORPUS)
+    folder = prepared_folder(path)
+    if folder is not None:
+        manifest = read_manifest(folder)
+        index = IndexedCorpus(folder / CORPUS)
         if index.tokens != manifest["tokens"] or index.documents != manifest["documents"]:
             raise DataError(
-                f"{location}: {MANIFEST} counts {manifest['tokens']} tokens in {manifest['documents']} documents, "
+                f"{folder}: {MANIFEST} counts {manifest['tokens']} tokens in {manifest['documents']} documents, "
                 f"but the corpus has {index.tokens} in {index.documents}; prepare it again with --force"
             )
         return Corpus(path, index, manifest, str(manifest["fingerprint"]))
@@ -83,7 +92,7 @@ def open_corpus(path: str) -> Corpus:
             f"{path}: neither a folder made by `fugaku-gpt data prepare` nor the prefix of a .bin/.idx pair; "
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
-    index = IndexedCorpus(location)
+    index = IndexedCorpus(_prefix(path))
     digest = hashlib.sha256()
     with open_file(index.idx_path) as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):
@@ -99,8 +108,8 @@ def open_corpus(path: str) -> Corpus:
 
 def count_of_sequences(path: str) -> int:
     """Number of sequences of a corpus by one small read, for what every rank asks; 0 if it cannot be read."""
-    location = _location_of(path)
-    return indexed.count_of_sequences(location / CORPUS if location.is_dir() else location)
+    folder = prepared_folder(path)
+    return indexed.count_of_sequences(_prefix(path) if folder is None else folder / CORPUS)
 
 
 def read_manifest(folder: Path) -> Dict[str, Any]:
@@ -130,8 +139,8 @@ def tokenizer_of_corpora(paths: Sequence[str]) -> CorpusTokenizer:
     """
     digests: Dict[str, CorpusTokenizer] = {}
     for path in paths:
-        folder = _location_of(path)
-        if not folder.is_dir():
+        folder = prepared_folder(path)
+        if folder is None:
             reason = "a Megatron pair has no tokenizer" if is_corpus(path) else "is not there"
             raise DataError(f"{path}: {reason}")
         manifest = read_manifest(folder)

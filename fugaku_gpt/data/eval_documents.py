@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
-from fugaku_gpt.data.corpus import is_corpus, tokenizer_of_corpora
+from fugaku_gpt.data.corpus import is_corpus, prepared_folder, tokenizer_of_corpora
 from fugaku_gpt.data.json_records import json_lines, lines_of
 from fugaku_gpt.data.scored_text import ScoredText, documents_of_corpus, ids_behind, require_vocabulary
 from fugaku_gpt.data.tokenizer import Encoder, import_tokenizers
@@ -43,7 +43,7 @@ def read_eval_files(paths: Sequence[str], corpora: Sequence[str], vocab_size: in
 
 
 def _documents_of_corpus(path: str, corpora: Sequence[str]) -> List[ScoredText]:
-    is_prepared = Path(path).is_dir()
+    is_prepared = prepared_folder(path) is not None
     try:
         # a Megatron pair has no tokenizer; it was encoded by that of the corpora
         tokenizer = tokenizer_of_corpora([*corpora, path] if is_prepared else corpora)

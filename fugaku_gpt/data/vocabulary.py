@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Collection, NamedTuple, Optional, Sequence
 
 from fugaku_gpt.config import RunConfig
-from fugaku_gpt.data.corpus import read_manifest
+from fugaku_gpt.data.corpus import prepared_folder, read_manifest
 
 VOCABULARY_KEY = "model.vocab_size"
 
@@ -53,10 +53,10 @@ def vocabulary_of_corpora(
 
 def _largest_vocabulary(paths: Sequence[str], base: Optional[Path]) -> Optional[Vocabulary]:
     """The largest vocabulary of the corpora's tokenizers; None if they are Megatron pairs, or missing."""
-    folders = {path: (base or Path()) / path for path in paths}
+    folders = {path: prepared_folder(str((base or Path()) / path)) for path in paths}
     sizes = [
         Vocabulary(int(read_manifest(folder)["vocab_size"]), f"the corpus {path}")
         for path, folder in folders.items()
-        if folder.is_dir()
+        if folder is not None
     ]
     return max(sizes, default=None)

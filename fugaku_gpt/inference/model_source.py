@@ -15,7 +15,7 @@ from fugaku_gpt.checkpoint.recorded_model import recorded_model
 from fugaku_gpt.checkpoint.retention import named_checkpoints_at, newest_valid
 from fugaku_gpt.config import ModelConfig, RunConfig, load_run_config
 from fugaku_gpt.config.schema import DECODER
-from fugaku_gpt.data.corpus import tokenizer_of_corpora
+from fugaku_gpt.data.corpus import prepared_folder, tokenizer_of_corpora
 from fugaku_gpt.errors import CheckpointError, ConfigError, DataError, UsageError
 from fugaku_gpt.limits import cut
 
@@ -172,4 +172,4 @@ def tokenizer_of_corpus(path: str) -> Optional[Path]:
     Raises:
         DataError: the corpus is damaged.
     """
-    return tokenizer_of_corpora([path]).path if Path(path).is_dir() else None
+    return tokenizer_of_corpora([path]).path if prepared_folder(path) is not None else None

@@ -37,14 +37,15 @@ def _missing_corpora(config: RunConfig) -> List[str]:
     make = "`fugaku-gpt data prepare --stdlib --out DIR` makes one"
     if not config.data.paths:
         return [f"data.paths: empty: name a corpus with --set data.paths=[DIR]; {make}"]
-    from fugaku_gpt.data.corpus import is_corpus
+    from fugaku_gpt.data.corpus import is_corpus, prepared_folder
 
     lines = []
     for path in config.data.paths:
+        folder = prepared_folder(path)
         if not is_corpus(path):
             lines.append(f"data.paths: {path}: there is no corpus; {make}")
-        elif Path(path).is_dir():
-            lines += _problem_of_prepared(Path(path), config.model.vocab_size)
+        elif folder is not None:
+            lines += _problem_of_prepared(folder, config.model.vocab_size)
     for path in config.training.eval_files:
         if not Path(path).exists() and not is_corpus(path):
             lines.append(f"training.eval_files: {path}: is not there")

@@ -9,7 +9,7 @@ from typing import Any, Dict
 import pytest
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.data.corpus import count_of_sequences, is_corpus, open_corpus, tokenizer_of_corpora
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import DataError
 from tests.data.files import write_megatron
@@ -25,6 +25,21 @@ def _folder(folder: Path, **changes: Any) -> Path:
 def test_a_prepared_folder_is_opened(tmp_path: Path) -> None:
     corpus = open_corpus(str(_folder(tmp_path)))
     assert (corpus.fingerprint, corpus.vocab_size, corpus.index.tokens) == ("ab", 300, 4)
+
+
+def test_a_folder_beside_a_pair_with_its_name_is_a_cache_unless_it_was_prepared(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "c", [[1, 2, 3], [4], [5]])
+    alone = open_corpus(str(tmp_path / "c"))
+    (tmp_path / "c" / "cache" / "GPTDataset_indices").mkdir(parents=True)  # as Megatron-Core makes it
+    for name in ("c", "c.bin", "c.idx"):
+        path = str(tmp_path / name)
+        assert is_corpus(path) and count_of_sequences(path) == 3
+        assert open_corpus(path).fingerprint == alone.fingerprint
+    with pytest.raises(DataError, match="c: a Megatron pair has no tokenizer"):
+        tokenizer_of_corpora([str(tmp_path / "c")])
+    _folder(tmp_path / "c")
+    assert (open_corpus(str(tmp_path / "c")).fingerprint, count_of_sequences(str(tmp_path / "c"))) == ("ab", 2)
+    assert open_corpus(str(tmp_path / "c.bin")).fingerprint == alone.fingerprint, "the file that was named"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_a_run_that_states_no_vocabulary_has_that_of_the_corpora(tmp_path: Path)
     write_megatron(tmp_path / "pair", [[1, 2]])
     assert vocabulary([tmp_path / "pair"]) is None and vocabulary([]) is None
     assert vocabulary([tmp_path / "pair", small]) == 300
+    (tmp_path / "pair").mkdir()  # Megatron's cache
+    assert vocabulary([tmp_path / "pair", small]) == 300
     assert vocabulary([tmp_path / "gone"]) is None, "the ranks report it"
 
 

@@ -33,6 +33,8 @@ def test_a_complete_job_lacks_nothing() -> None:
         run = config(f"data.paths=[{corpus}]", "job.group=hp1", "job.tarball=torch.tar", "job.local_tmp=30Gi")
         assert missing_needs(run) == []
         refuse_missing_needs(run)
+    Path("pair").mkdir()  # Megatron's cache
+    assert missing_needs(config("data.paths=[pair]", "job.group=hp1")) == []
 
 
 def test_every_missing_setting_and_file_is_named() -> None:

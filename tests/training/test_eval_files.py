@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -23,7 +24,7 @@ TEXTS = ("def f(x):\n    return x\n", "It's naïve")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus, another one of its tokenizer and one of its own, and files of text."""
+    """A corpus, another one of its tokenizer and one of its own, a Megatron pair with Megatron's cache, and texts."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "a.txt").write_text(TEXTS[0], encoding="utf-8")
     (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
@@ -33,6 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, more in (("corpus", []), ("held-out", ["--tokenizer", str(folder / "corpus" / "tokenizer.json")])):
         options = more or ["--vocab-size", "280"]
         assert run(["data", "prepare", str(folder / "b.jsonl"), "--out", str(folder / name), *options]) == 0
+    for end in (".bin", ".idx"):
+        shutil.copy(folder / "held-out" / f"corpus{end}", folder / f"pair{end}")
+    (folder / "pair" / "cache").mkdir(parents=True)
     prepare = ["data", "prepare", str(folder / "a.txt"), "--out", str(folder / "other"), "--vocab-size", "262"]
     assert run(prepare) == 0
     return folder
@@ -49,21 +53,21 @@ def opened(folder: Path, *names: str, **settings: str) -> Any:
 def test_losses_are_those_of_the_command_that_evaluates(folder: Path, tmp_path: Path, capsys: Any) -> None:
     trainer = tiny_trainer(
         "training.eval_interval=2", "model.vocab_size=300", f'data.paths=["{folder / "corpus"}"]',
-        f'training.eval_files=["{folder / "a.txt"}", "{folder / "b.jsonl"}", "{folder / "held-out"}"]',
+        f'training.eval_files={json.dumps([str(folder / name) for name in ("a.txt", "b.jsonl", "held-out", "pair")])}',
     )  # fmt: skip
     files = open_eval_files(trainer.config, trainer.grid.world)
     assert files is not None
-    of_text, of_lines, of_corpus = files.losses(trainer)
-    assert [loss.name for loss in (of_text, of_lines, of_corpus)] == ["a", "b", "held-out"]
-    assert of_lines[1:] == pytest.approx(of_corpus[1:])
+    of_text, of_lines, of_corpus, of_pair = losses = files.losses(trainer)
+    assert [loss.name for loss in losses] == ["a", "b", "held-out", "pair"]
+    assert of_lines[1:] == pytest.approx(of_corpus[1:]) == of_pair[1:]
     assert of_text.bytes == len(TEXTS[0]) and of_lines.bytes == sum(len(text.encode("utf-8")) for text in TEXTS)
 
     from fugaku_gpt.training.checkpoint import CheckpointSaver
 
     CheckpointSaver(trainer, tmp_path).save({}, wait=True)
     capsys.readouterr()
-    sources = (("--text", "a.txt"), ("--text", "b.jsonl"), ("--data", "held-out"))
-    for loss, source in zip((of_text, of_lines, of_corpus), sources):
+    sources = (("--text", "a.txt"), ("--text", "b.jsonl"), ("--data", "held-out"), ("--data", "pair"))
+    for loss, source in zip(losses, sources):
         assert run(["eval", str(tmp_path), source[0], str(folder / source[1]), "--format", "json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)
         assert (row["tokens"], row["bytes"], row["loss"]) == (loss.tokens, loss.bytes, round(loss.loss, 6))
