@@ -126,5 +126,27 @@ def info(path: str, form: str) -> None:
         echo(render_rows(("Of the corpus", "Value"), rows, form), nl=False)
 
 
+@data.command()
+@click.argument("path")
+def verify(path: str) -> None:
+    """Check all entries and all tokens of a prepared folder, or of a Megatron .bin/.idx pair.
+
+    Opening a large corpus checks the header, the ends and the sizes of its files, and each look-up the entries that it
+    uses. This reads both files from end to end, the token ids and the digests that `data prepare` recorded included;
+    what is damaged is named with exit code 2.
+    """
+    from fugaku_gpt.data.verify import verify_corpus
+
+    verified = verify_corpus(path)
+    index = verified.corpus.index
+    vocabulary = verified.corpus.vocab_size
+    fit = f"fit its vocabulary of {vocabulary:,}" if vocabulary is not None else "are not negative"
+    files = "; files and tokenizer are as prepared" if verified.is_fingerprint_checked else ""
+    echo(
+        f"{path}: sound: {index.tokens:,} tokens in {index.documents:,} documents; "
+        f"token ids {verified.lowest_id:,} to {verified.highest_id:,} {fit}{files}"
+    )
+
+
 def _with_separators(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value

@@ -18,8 +18,9 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 CORPUS = "corpus"  # prefix of the pair inside a prepared folder
 TOKENIZER = "tokenizer.json"
-# sample of a foreign pair's tokens for its fingerprint: reading all of them would take minutes on every rank
+# samples of a foreign pair's files for its fingerprint: reading all of them would take minutes on every rank
 _SAMPLED_BLOCKS, _SAMPLED_BYTES = 16, 4096
+_LARGE_INDEX = 2**30  # bytes; a smaller index is read as a whole
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Corpus:
         index: the tokens.
         manifest: the manifest that ``data prepare`` wrote; None for a foreign pair.
         fingerprint: SHA-256 that changes with the tokens; for a foreign pair, over its index, the size of its tokens,
-            and some of them.
+            and some of them. Of an index above 1 GiB its size and some of its bytes count.
     """
 
     path: str
@@ -93,17 +94,29 @@ def open_corpus(path: str) -> Corpus:
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
     index = IndexedCorpus(_prefix(path))
+    return Corpus(path, index, None, _fingerprint_of_pair(index))
+
+
+def _fingerprint_of_pair(index: IndexedCorpus) -> str:
     digest = hashlib.sha256()
-    with open_file(index.idx_path) as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    size = index.bin_path.stat().st_size
+    if index.idx_path.stat().st_size > _LARGE_INDEX:
+        _add_samples(digest, index.idx_path)
+    else:
+        with open_file(index.idx_path) as stream:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+    _add_samples(digest, index.bin_path)
+    return digest.hexdigest()
+
+
+def _add_samples(digest: Any, path: Path) -> None:
+    """Add the size of a file and evenly spaced blocks of it to a digest."""
+    size = path.stat().st_size
     digest.update(str(size).encode())
-    with open_file(index.bin_path) as stream:
+    with open_file(path) as stream:
         for number in range(_SAMPLED_BLOCKS):
             stream.seek(max(0, size - _SAMPLED_BYTES) * number // (_SAMPLED_BLOCKS - 1))
             digest.update(stream.read(_SAMPLED_BYTES))
-    return Corpus(path, index, None, digest.hexdigest())
 
 
 def count_of_sequences(path: str) -> int:

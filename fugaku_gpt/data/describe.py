@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-import numpy as np
-
 from fugaku_gpt.config import DataConfig, ModelConfig
 from fugaku_gpt.data.corpus import open_corpus
 from fugaku_gpt.data.samples import SPLITS, splits_of
@@ -36,5 +34,5 @@ def describe_corpus(path: str) -> Dict[str, Any]:
     }
     for name, (first, last) in zip(SPLITS, splits_of(index.lengths, shares, ModelConfig().seq_len)):
         facts[f"{name}_sequences"] = last - first
-        facts[f"{name}_tokens"] = int(index.lengths[first:last].sum(dtype=np.int64))
+        facts[f"{name}_tokens"] = index.tokens_of(first, last)
     return facts

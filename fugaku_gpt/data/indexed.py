@@ -12,7 +12,7 @@ import os
 import struct
 from array import array
 from pathlib import Path
-from typing import Any, Dict, Optional, Type
+from typing import Any, Callable, Dict, Optional, Type
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from fugaku_gpt.input_files import open_file
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+CHECKED_AT_ONCE = 2**20  # sequences of an index that is checked as a whole when it is opened; that takes milliseconds
 _MAX_SEQUENCE = 2**31 - 1  # tokens: the length of a sequence is an i32
 DTYPE_CODES: Dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
@@ -47,12 +48,16 @@ def count_of_sequences(prefix: Path) -> int:
 
 
 class IndexedCorpus:
-    """A corpus that is open for reading; only the index is read before tokens are requested.
+    """A corpus that is open for reading. Both files are mapped; what is read of them does not grow with the corpus.
+
+    An index of at most ``CHECKED_AT_ONCE`` sequences is checked as a whole when it is opened. Of a larger one the
+    header, the ends and the sizes are, and each look-up checks the entries that it uses; :meth:`check_index` checks
+    all.
 
     Attributes:
         sequences, documents, tokens: number of each.
         dtype: type of a token in the file.
-        lengths: [sequences] number of tokens of each sequence.
+        lengths: [sequences] number of tokens of each sequence, a view of the file.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -83,23 +88,79 @@ class IndexedCorpus:
         self._documents = np.frombuffer(index, "<i8", entries, lengths_start + 12 * sequences)
         self.sequences = sequences
         self.documents = entries - 1
-        self.tokens = int(self.lengths.sum(dtype=np.int64))
-        self._check_index()
+        self._check_ends()
+        self.tokens = self._end_byte(sequences - 1) // self.dtype.itemsize
+        if sequences <= CHECKED_AT_ONCE:
+            self.check_index()
         self._data = self._map(self.bin_path)
         self._check_data()
 
     def sequence(self, number: int, first: int = 0, count: Optional[int] = None) -> "np.ndarray[Any, np.dtype[Any]]":
-        """Tokens [first, first + count) of one sequence, by default all from ``first``, as a view of the file."""
+        """Tokens [first, first + count) of one sequence, by default all from ``first``, as a view of the file.
+
+        Raises:
+            DataError: the entries of the sequence are damaged.
+        """
+        start, length = int(self._starts[number]), int(self.lengths[number])
+        next_start = int(self._starts[number + 1]) if number + 1 < self.sequences else len(self._data)
+        if not 0 <= start <= start + length * self.dtype.itemsize == next_start <= len(self._data):
+            raise self._damaged(
+                f"sequence {number} of {length} tokens starts at byte {start}, and the next one at {next_start}"
+            )
         if count is None:
-            count = int(self.lengths[number]) - first
-        return np.frombuffer(self._data, self.dtype, count, int(self._starts[number]) + first * self.dtype.itemsize)
+            count = length - first
+        return np.frombuffer(self._data, self.dtype, count, start + first * self.dtype.itemsize)
 
     def document(self, number: int) -> "np.ndarray[Any, np.dtype[Any]]":
-        """All tokens of one document."""
-        sequences = [
-            self.sequence(index) for index in range(int(self._documents[number]), int(self._documents[number + 1]))
-        ]
+        """All tokens of one document.
+
+        Raises:
+            DataError: the entries of the document are damaged.
+        """
+        begin, end = int(self._documents[number]), int(self._documents[number + 1])
+        if not 0 <= begin <= end <= self.sequences:
+            raise self._damaged(f"document {number} spans sequences {begin} to {end} of {self.sequences}")
+        sequences = [self.sequence(index) for index in range(begin, end)]
         return np.concatenate(sequences) if sequences else np.empty(0, self.dtype)
+
+    def tokens_of(self, first: int, last: int) -> int:
+        """Number of tokens of the sequences [first, last), by the first and the last of them alone.
+
+        Raises:
+            DataError: the entries of the last one are damaged.
+        """
+        if first >= last:
+            return 0
+        count, remainder = divmod(self._end_byte(last - 1) - int(self._starts[first]), self.dtype.itemsize)
+        if count < 0 or remainder:
+            raise self._damaged(
+                f"sequence {first} starts at byte {int(self._starts[first])} and sequence {last - 1} ends at "
+                f"{self._end_byte(last - 1)}"
+            )
+        return count
+
+    def check_index(self, advance: Callable[[int], object] = lambda done: None) -> None:
+        """Check all entries of the index against each other, in blocks, so that memory does not grow with it.
+
+        Args:
+            advance: is called with the number of sequences that were checked so far.
+
+        Raises:
+            DataError: the first entry that is damaged.
+        """
+        end = 0
+        for first in range(0, self.sequences, CHECKED_AT_ONCE):
+            last = min(first + CHECKED_AT_ONCE, self.sequences)
+            end = self._check_sequences(first, last, end)
+            advance(last)
+        for first in range(0, self.documents, CHECKED_AT_ONCE):
+            falls = np.flatnonzero(np.diff(self._documents[first : first + CHECKED_AT_ONCE + 1]) < 0)
+            if len(falls):
+                number = first + int(falls[0])
+                raise self._damaged(
+                    f"document {number} begins at sequence {int(self._documents[number])} and ends before it, at "
+                    f"{int(self._documents[number + 1])}"
+                )
 
     def _read_header(self, index: Any) -> "tuple[np.dtype[Any], int, int]":
         if len(index) < HEADER.size:
@@ -127,17 +188,34 @@ class IndexedCorpus:
             )
         return dtype, sequences, entries
 
-    def _check_index(self) -> None:
-        if int(self.lengths.min()) < 0:
-            number = int(self.lengths.argmin())
-            raise self._damaged(f"sequence {number} has a negative length, {int(self.lengths[number])} tokens")
-        ends = np.cumsum(self.lengths, dtype=np.int64) * self.dtype.itemsize
-        if int(self._starts[0]) != 0 or not np.array_equal(self._starts[1:], ends[:-1]):
-            expected = np.concatenate(([0], ends[:-1]))
-            number = int(np.flatnonzero(self._starts != expected)[0])
+    def _end_byte(self, number: int) -> int:
+        """The byte at which a sequence ends, by its own entries."""
+        return int(self._starts[number]) + int(self.lengths[number]) * self.dtype.itemsize
+
+    def _check_sequences(self, first: int, last: int, end: int) -> int:
+        """Check that the sequences [first, last) follow each other from a byte on; returns the byte at their end."""
+        lengths, starts = self.lengths[first:last], self._starts[first:last]
+        if int(lengths.min()) < 0:
+            number = int(lengths.argmin())
+            raise self._damaged(f"sequence {first + number} has a negative length, {int(lengths[number])} tokens")
+        expected = np.full(last - first + 1, end, dtype=np.int64)
+        expected[1:] += np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
+        if not np.array_equal(starts, expected[:-1]):
+            number = int(np.flatnonzero(starts != expected[:-1])[0])
             raise self._damaged(
-                f"sequence {number} starts at byte {int(self._starts[number])}, where {int(expected[number])} are "
+                f"sequence {first + number} starts at byte {int(starts[number])}, where {int(expected[number])} are "
                 "before it"
+            )
+        return int(expected[-1])
+
+    def _check_ends(self) -> None:
+        """Check the first and last entries, which the numbers of tokens and documents follow from."""
+        last_length = int(self.lengths[-1])
+        if int(self._starts[0]) != 0:
+            raise self._damaged(f"sequence 0 starts at byte {int(self._starts[0])}, where 0 are before it")
+        if last_length < 0 or int(self._starts[-1]) < 0:
+            raise self._damaged(
+                f"sequence {len(self.lengths) - 1} of {last_length} tokens starts at byte {int(self._starts[-1])}"
             )
         sequences = _count(len(self.lengths), "sequence", "sequences")
         first, last = int(self._documents[0]), int(self._documents[-1])
@@ -146,16 +224,9 @@ class IndexedCorpus:
                 f"its {_count(self.documents, 'document', 'documents')} span sequences {first} to {last}, and it has "
                 f"{sequences}"
             )
-        falls = np.flatnonzero(np.diff(self._documents) < 0)
-        if len(falls):
-            number = int(falls[0])
-            raise self._damaged(
-                f"document {number} begins at sequence {int(self._documents[number])} and ends before it, at "
-                f"{int(self._documents[number + 1])}"
-            )
 
     def _check_data(self) -> None:
-        end = self.tokens * self.dtype.itemsize
+        end = self._end_byte(self.sequences - 1)
         if end != len(self._data):
             raise DataError(
                 f"{self.bin_path}: has {len(self._data)} bytes where {self.idx_path.name} describes {end}; "

@@ -62,7 +62,7 @@ class MegatronStream:
         self._seed = config.training.seed
         self._lengths = corpus.index.lengths
         self.documents = bounds[1] - bounds[0]
-        self.tokens = int(self._lengths[slice(*bounds)].sum(dtype=np.int64))
+        self.tokens = corpus.index.tokens_of(*bounds)
         require_sample(corpus, split, self.documents, self.tokens, self._seq_len)
         if corpus.index.sequences > _MOST_DOCUMENTS:
             raise DataError(

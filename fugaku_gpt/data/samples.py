@@ -178,8 +178,8 @@ class _Stream:
         self._seq_len = seq_len
         self._vocab_size = vocab_size
         self._key = key
-        self._lengths = corpus.index.lengths[first:last].astype(np.int64)
-        self.tokens = int(self._lengths.sum())
+        self._lengths = corpus.index.lengths[first:last]
+        self.tokens = corpus.index.tokens_of(first, last)
         require_sample(corpus, split, self.documents, self.tokens, seq_len)
         self._epochs: Dict[int, Tuple[Any, Any]] = {}
 
@@ -230,5 +230,12 @@ class _Stream:
             while len(self._epochs) >= _MAX_CACHED_EPOCHS:
                 del self._epochs[min(self._epochs)]
             order = permutation(stream_key(self._key, "documents", epoch), self.documents)
-            self._epochs[epoch] = (order, np.cumsum(self._lengths[order]))
+            ends = np.cumsum(self._lengths[order], dtype=np.int64)
+            if int(ends[-1]) != self.tokens or int(self._lengths.min()) < 0:
+                raise DataError(
+                    f"{self.corpus.index.idx_path}: damaged: the lengths of its sequences {self._first} to "
+                    f"{self._first + self.documents - 1} do not add up to their {self.tokens} tokens; "
+                    f"`fugaku-gpt data verify {self.corpus.path}` names the entry"
+                )
+            self._epochs[epoch] = (order, ends)
         return self._epochs[epoch]

@@ -36,6 +36,21 @@ def test_prepare_then_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert info["tokens"] == info["train_tokens"] and len(info["fingerprint"]) == 64
 
 
+def test_verify_says_what_was_checked_and_names_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(["data", "prepare", textwrap.__file__, "--out", str(out), "--vocab-size", "300", "--workers", "1"]) == 0
+    write_megatron(tmp_path / "c", [[1, 2], [3]], code=8)
+    capsys.readouterr()
+    assert run(["data", "verify", str(out)]) == run(["data", "verify", str(tmp_path / "c.bin")]) == 0
+    prepared, pair = capsys.readouterr().out.splitlines()
+    assert "fit its vocabulary of 300; files and tokenizer are as prepared" in prepared
+    assert pair.endswith(": sound: 3 tokens in 2 documents; token ids 1 to 3 are not negative")
+    tokens = (out / "corpus.bin").read_bytes()
+    (out / "corpus.bin").write_bytes(b"\xff\xff" + tokens[2:])
+    assert run(["data", "verify", str(out)]) == 2
+    assert "token 0 has id 65535; valid: 0 to 299" in capsys.readouterr().err
+
+
 def test_info_of_a_megatron_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_megatron(tmp_path / "c", [[1, 2], [3]] * 1000, code=8)
     forms = {}

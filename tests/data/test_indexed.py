@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Callable, List
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from fugaku_gpt.data.indexed import IndexedCorpus, IndexedWriter
 from fugaku_gpt.errors import DataError
 from tests.data.files import FORMATS, write_megatron
+from tests.support.imports import ROOT
 
 SEQUENCES = [[5, 6, 7], [8], [], [9, 10, 100, 12]]
 
@@ -86,6 +89,37 @@ def test_a_damaged_index_is_refused_with_the_reason(
     with pytest.raises(DataError, match=message) as caught:
         IndexedCorpus(tmp_path / "corpus")
     assert str(path) in str(caught.value)
+
+
+_OPENS_IT = """
+import resource, sys
+from pathlib import Path
+from fugaku_gpt.data.indexed import IndexedCorpus
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+corpus = IndexedCorpus(Path(sys.argv[1]))
+sequence = corpus.sequence(0)
+print(corpus.documents, corpus.tokens, len(sequence), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_opening_reads_no_more_of_a_corpus_of_a_thousand_million_documents(tmp_path: Path) -> None:
+    documents, tokens = 10**9, 10**13
+    starts = 34 + 4 * documents
+    with open(tmp_path / "c.idx", "wb") as stream:  # sparse: the first two and the last sequence have tokens
+        stream.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 1, documents, documents + 1))
+        for at, form, value in (
+            (34, "<i", 7), (starts - 4, "<i", 1000), (starts + 8, "<q", 7),
+            (starts + 8 * (documents - 1), "<q", tokens - 1000), (starts + 16 * documents, "<q", documents),
+        ):  # fmt: skip
+            stream.seek(at)
+            stream.write(struct.pack(form, value))
+    with open(tmp_path / "c.bin", "wb") as stream:
+        stream.truncate(tokens)
+    opened = subprocess.run(
+        [sys.executable, "-c", _OPENS_IT, str(tmp_path / "c")], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    *counts, kilobytes = map(int, opened.stdout.split())
+    assert counts == [documents, tokens, 7] and kilobytes < 200 * 1024
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:
