@@ -132,8 +132,8 @@ def verify(path: str) -> None:
     """Check all entries and all tokens of a prepared folder, or of a Megatron .bin/.idx pair.
 
     Opening a large corpus checks the header, the ends and the sizes of its files, and each look-up the entries that it
-    uses. This reads both files from end to end, the token ids and the digests that `data prepare` recorded included;
-    what is damaged is named with exit code 2.
+    uses. This reads both files from end to end, the token ids and the digests that `data prepare` recorded included,
+    and names what is damaged.
     """
     from fugaku_gpt.data.verify import verify_corpus
 

@@ -21,6 +21,14 @@ class Blend:
             self._shares.append(weight / remaining_weight)
             remaining_weight -= weight
 
+    def counts(self, samples: int) -> List[int]:
+        """How many of the first samples are of each corpus."""
+        counts = []
+        for share in self._shares:
+            counts.append(samples * share.numerator // share.denominator)
+            samples -= counts[-1]
+        return [*counts, samples]
+
     def locate(self, number: int) -> Tuple[int, int]:
         """The corpus of a sample, and the number of the sample within that corpus."""
         for corpus, share in enumerate(self._shares):

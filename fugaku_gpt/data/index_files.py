@@ -49,17 +49,19 @@ class IndexArrays:
         if self._read(folder) is not None:
             return None
         started = steady_time()
-        arrays = self._build()
         try:
             folder.mkdir(exist_ok=True)
-            for name, built in arrays.items():
-                values = np.ascontiguousarray(built)
-                with written_atomically(self._file(folder, name)) as stream:  # numpy.save is silent if the disk is full
-                    npy_format.write_array_header_1_0(stream, npy_format.header_data_from_array_1_0(values))
-                    stream.write(values.data)
+            self._write_files(folder)
         except OSError as error:
             raise DataError(f"{error.filename}: an index of the samples cannot be written: {error.strerror}") from None
         return steady_time() - started
+
+    def _write_files(self, folder: Path) -> None:
+        for name, built in self._build().items():
+            values = np.ascontiguousarray(built)
+            with written_atomically(self._file(folder, name)) as stream:  # numpy.save is silent if the disk is full
+                npy_format.write_array_header_1_0(stream, npy_format.header_data_from_array_1_0(values))
+                stream.write(values.data)
 
     def open(self, folder: Path) -> None:
         """Map the files that :meth:`write` has left in a folder; nothing of them is read yet.

@@ -24,9 +24,14 @@ from fugaku_gpt.data.megatron_order import (
     type_of_shuffle_index,
 )
 from fugaku_gpt.data.packed_batch import PackedBatch, fingerprint_of_documents
-from fugaku_gpt.data.sample_checks import NoSamples, require_sample, require_vocabulary
+from fugaku_gpt.data.sample_checks import (
+    NoSamples,
+    require_sample,
+    require_vocabulary,
+    samples_read,
+    used_samples,
+)
 from fugaku_gpt.errors import DataError
-from fugaku_gpt.layout.batch import SkippedSamples, iteration_sizes
 
 _MOST_DOCUMENTS = 2**31 - 1  # the number of a document is an int32
 
@@ -35,7 +40,7 @@ def requested_samples(config: RunConfig, split: str) -> int:
     """The number of samples for which Megatron orders a split: those of the training, or of all its validations."""
     training = config.training
     if split == "train":
-        return config.data.order_samples or _used_samples(config)
+        return config.data.order_samples or used_samples(config)
     validations = training.iterations // training.eval_interval + 1 if training.eval_interval else 1
     return (validations if split == "valid" else 1) * training.eval_batches * training.global_batch
 
@@ -225,6 +230,11 @@ class MegatronSamples:
         samples = [self._packed_sample(number) for number in range(first, first + count)]
         return PackedBatch(np.stack([tokens for tokens, _ in samples]), np.stack([begins for _, begins in samples]))
 
+    @property
+    def has_indices(self) -> bool:
+        """Whether there are indices to be written, as always in this order."""
+        return True
+
     def write_indices(self, folder: Path) -> List[str]:
         """Build the indices and write them to files in a folder, unless they are there; return lines of the log.
 
@@ -262,9 +272,8 @@ class MegatronSamples:
         return [*(stream.arrays for stream in self._streams), *blend]
 
     def _require_samples(self, config: RunConfig, split: str) -> None:
-        training = config.training
         if split != "train":
-            consumed = training.eval_batches * training.global_batch
+            consumed = samples_read(config, split)
             if consumed > self.size:
                 raise NoSamples(
                     f"data.order megatron: the {split} split of the blend has {self.size} samples, and "
@@ -272,7 +281,7 @@ class MegatronSamples:
                     "Megatron repeats them"
                 )
             return
-        consumed = SkippedSamples(training.skip_samples).number(_used_samples(config) - 1) + 1
+        consumed = samples_read(config, split)
         if consumed <= self.size:
             return
         problem = f"data.order megatron: the run takes {consumed} samples, and the order has {self.size}"
@@ -287,11 +296,3 @@ def _plan_blend(weights: Sequence[float], streams: List[MegatronStream], samples
     if weights:
         return plan_weighted_blend(weights, samples)
     return plan_unweighted_blend([stream.samples_of_epoch for stream in streams], samples)
-
-
-def _used_samples(config: RunConfig) -> int:
-    """The samples of all iterations, without skipped ones."""
-    training = config.training
-    if training.ramp_start is None:
-        return training.iterations * training.global_batch
-    return sum(samples for samples, _ in iteration_sizes(config))

@@ -6,7 +6,7 @@ A generator's ``shuffle`` may change between versions of NumPy; the raw bits of 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -22,6 +22,13 @@ def permutation(key: int, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """The table of a permutation of [0, size)."""
     draws = np.random.Philox(key=key).random_raw(size)
     return np.argsort(draws, kind="stable")
+
+
+def random_blocks(key: int, size: int, block: int) -> "Iterator[np.ndarray[Any, np.dtype[np.uint64]]]":
+    """Yield the random numbers that :func:`permutation` sorts by, ``block`` of them at a time."""
+    generator = np.random.Philox(key=key)
+    for first in range(0, size, block):
+        yield generator.random_raw(min(block, size - first))
 
 
 def permuted_index(key: int, size: int, index: int) -> int:

@@ -1,4 +1,5 @@
-"""Checks that all orders of samples share: enough tokens in a split, and no token outside the vocabulary."""
+"""The number of samples of a run, and checks that all orders of samples share: enough tokens in a split, and no token
+outside the vocabulary."""
 
 from __future__ import annotations
 
@@ -6,12 +7,31 @@ from typing import Any
 
 import numpy as np
 
+from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.corpus import Corpus
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.layout.batch import SkippedSamples, iteration_sizes
 
 
 class NoSamples(DataError):
     """A split of a corpus, or of a set of grids, is too small for one sample."""
+
+
+def used_samples(config: RunConfig) -> int:
+    """The samples of all iterations, without skipped ones."""
+    training = config.training
+    if training.ramp_start is None:
+        return training.iterations * training.global_batch
+    return sum(samples for samples, _ in iteration_sizes(config))
+
+
+def samples_read(config: RunConfig, split: str) -> int:
+    """The number of the last sample of a split that a run reads, plus one: of training with those that it skips, of
+    another split those of one validation."""
+    training = config.training
+    if split == "train":
+        return SkippedSamples(training.skip_samples).number(used_samples(config) - 1) + 1
+    return training.eval_batches * training.global_batch
 
 
 def require_sample(corpus: Corpus, split: str, documents: int, tokens: int, seq_len: int) -> None:

@@ -12,7 +12,8 @@ corpus has tokens that end its documents, and in a blend each may have others.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -21,15 +22,17 @@ from fugaku_gpt.config.schema import MEGATRON_ORDER
 from fugaku_gpt.data import megatron_order
 from fugaku_gpt.data.blend import Blend
 from fugaku_gpt.data.corpus import Corpus, count_of_sequences, open_corpus
+from fugaku_gpt.data.document_orders import DocumentOrder
 from fugaku_gpt.data.megatron_samples import MegatronSamples
 from fugaku_gpt.data.packed_batch import PackedBatch, fingerprint_of_documents
-from fugaku_gpt.data.permutation import permutation, permuted_index, stream_key
-from fugaku_gpt.data.sample_checks import require_sample, require_vocabulary
+from fugaku_gpt.data.permutation import permuted_index, stream_key
+from fugaku_gpt.data.sample_checks import require_sample, require_vocabulary, samples_read
 from fugaku_gpt.errors import DataError
 
 SPLITS = ("train", "valid", "test")
 _VALID = 1
 _MAX_CACHED_EPOCHS = 2  # a window may span two epochs
+_DOCUMENTS_IN_FILES = 2**22  # of a split, from which on all ranks map one order: it has 64 MiB
 
 
 def open_samples(config: RunConfig, split: str) -> "Union[SampleSource, MegatronSamples]":
@@ -65,7 +68,7 @@ def open_samples(config: RunConfig, split: str) -> "Union[SampleSource, Megatron
     digest.update(fingerprint_of_documents(data))
     for stream in streams:
         digest.update(stream.corpus.fingerprint.encode())
-    return SampleSource(streams, weights, model.seq_len, digest.hexdigest())
+    return SampleSource(streams, weights, model.seq_len, digest.hexdigest(), samples_read(config, split))
 
 
 def surely_has_samples(config: RunConfig, split: str) -> bool:
@@ -138,9 +141,13 @@ class SampleSource:
         fingerprint: SHA-256 over the corpora, weights and split.
     """
 
-    def __init__(self, streams: "Sequence[_Stream]", weights: Sequence[float], seq_len: int, fingerprint: str) -> None:
+    def __init__(
+        self, streams: "Sequence[_Stream]", weights: Sequence[float], seq_len: int, fingerprint: str, samples: int
+    ) -> None:
+        """``samples``: number of samples that are read, as far as it is known."""
         self._streams = list(streams)
         self._blend = Blend(weights)
+        self._samples = samples
         self.seq_len = seq_len
         self.tokens = sum(stream.tokens for stream in streams)
         self.documents = sum(stream.documents for stream in streams)
@@ -155,6 +162,41 @@ class SampleSource:
         corpus, number_in_corpus = self._blend.locate(number)
         return self._streams[corpus].sample(number_in_corpus)
 
+    @property
+    def has_indices(self) -> bool:
+        """Whether a corpus has enough documents for orders in files."""
+        return bool(self._orders())
+
+    def write_indices(self, folder: Path) -> List[str]:
+        """Build the orders of large corpora and write them to files in a folder, unless they are there; return lines of
+        the log.
+
+        Raises:
+            DataError: a file cannot be written, or the index of a corpus is damaged.
+        """
+        lines = []
+        for order in self._orders():
+            seconds = order.write(folder)
+            done = f"was built in {seconds:.1f} s" if seconds is not None else "is there"
+            lines.append(f"the order of {order.size} documents {done}: {folder / order.key}-*.npy")
+        return lines
+
+    def open_indices(self, folder: Path) -> None:
+        """Map the files that :meth:`write_indices` has left; without it, the orders are built in memory when the first
+        sample of an epoch is read.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        for order in self._orders():
+            order.open(folder)
+        for stream in self._streams:
+            stream.folder = folder
+
+    def _orders(self) -> List[DocumentOrder]:
+        counts = self._blend.counts(self._samples)
+        return [order for stream, count in zip(self._streams, counts) for order in stream.orders_in_files(count)]
+
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[count, seq_len + 1] token ids of consecutive samples."""
         return np.stack([self.sample(number) for number in range(first, first + count)])
@@ -167,7 +209,11 @@ class SampleSource:
 
 
 class _Stream:
-    """The endless stream of one corpus's split."""
+    """The endless stream of one corpus's split.
+
+    Attributes:
+        folder: where the files of :meth:`orders_in_files` are; None before they are.
+    """
 
     def __init__(
         self, corpus: Corpus, first: int, last: int, seq_len: int, vocab_size: int, key: int, split: str
@@ -177,11 +223,13 @@ class _Stream:
         self._first = first
         self._seq_len = seq_len
         self._vocab_size = vocab_size
-        self._key = key
+        self._key, self._split = key, split
         self._lengths = corpus.index.lengths[first:last]
         self.tokens = corpus.index.tokens_of(first, last)
         require_sample(corpus, split, self.documents, self.tokens, seq_len)
-        self._epochs: Dict[int, Tuple[Any, Any]] = {}
+        self._epochs: Dict[int, DocumentOrder] = {}
+        self._epochs_in_files = 0
+        self.folder: Optional[Path] = None
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[seq_len + 1] token ids of a sample of this stream."""
@@ -211,7 +259,7 @@ class _Stream:
         done = 0
         epoch, offset = divmod(start, self.tokens)
         while done < count:
-            order, ends = self._order(epoch)
+            order, ends = self._order(epoch).documents, self._order(epoch).ends
             position = int(np.searchsorted(ends, offset, side="right"))
             while done < count and position < len(order):
                 document = int(order[position])
@@ -224,18 +272,25 @@ class _Stream:
             epoch, offset = epoch + 1, 0
         return tokens, begins
 
-    def _order(self, epoch: int) -> Tuple[Any, Any]:
-        """The documents in the order of an epoch, and the number of the epoch's tokens up to the end of each."""
+    def orders_in_files(self, samples: int) -> List[DocumentOrder]:
+        """The orders that the first samples of this stream use, if they are in files: of the epochs in which these
+        begin, and of the next one, in which the last of them may end."""
+        if self.documents < _DOCUMENTS_IN_FILES or not samples:
+            return []
+        self._epochs_in_files = (samples - 1) * self._seq_len // self.tokens + 2
+        return [self._new_order(epoch) for epoch in range(self._epochs_in_files)]
+
+    def _order(self, epoch: int) -> DocumentOrder:
+        """The documents in the order of an epoch."""
         if epoch not in self._epochs:
             while len(self._epochs) >= _MAX_CACHED_EPOCHS:
                 del self._epochs[min(self._epochs)]
-            order = permutation(stream_key(self._key, "documents", epoch), self.documents)
-            ends = np.cumsum(self._lengths[order], dtype=np.int64)
-            if int(ends[-1]) != self.tokens or int(self._lengths.min()) < 0:
-                raise DataError(
-                    f"{self.corpus.index.idx_path}: damaged: the lengths of its sequences {self._first} to "
-                    f"{self._first + self.documents - 1} do not add up to their {self.tokens} tokens; "
-                    f"`fugaku-gpt data verify {self.corpus.path}` names the entry"
-                )
-            self._epochs[epoch] = (order, ends)
+            order = self._epochs[epoch] = self._new_order(epoch)
+            if self.folder is not None and epoch < self._epochs_in_files:
+                order.open(self.folder)
         return self._epochs[epoch]
+
+    def _new_order(self, epoch: int) -> DocumentOrder:
+        key, last = stream_key(self._key, "documents", epoch), self._first + self.documents
+        name = hashlib.sha256(f"{self.corpus.fingerprint} {self._first} {last} {key}".encode()).hexdigest()[:16]
+        return DocumentOrder(f"{name}-{self._split}-epoch-{epoch}", self.corpus, self._first, last, key)

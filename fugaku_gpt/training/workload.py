@@ -14,7 +14,7 @@ from fugaku_gpt.config import RunConfig
 from fugaku_gpt.data.grid_samples import GridBatch, open_grid_splits
 from fugaku_gpt.data.megatron_samples import MegatronSamples
 from fugaku_gpt.data.packed_batch import PackedBatch
-from fugaku_gpt.data.samples import open_samples
+from fugaku_gpt.data.samples import SampleSource, open_samples
 from fugaku_gpt.layout.batch import SkippedSamples, first_sample, sequence_length
 from fugaku_gpt.model.cells import Cells
 from fugaku_gpt.model.documents import Documents
@@ -246,7 +246,7 @@ def open_sources(config: RunConfig, validates: bool) -> Tuple[Any, Optional[Any]
 
 
 def share_orders(world: Communicator, folder: Path, sources: Sequence[Optional[Source]]) -> List[str]:
-    """Let rank 0 write the indices of samples in Megatron's order, and all ranks map the same files; collective.
+    """Let rank 0 write the indices of samples that are in files, and all ranks map the same files; collective.
 
     Returns:
         lines of the log about the indices that were built, on rank 0.
@@ -254,7 +254,9 @@ def share_orders(world: Communicator, folder: Path, sources: Sequence[Optional[S
     Raises:
         UsageError: an index cannot be built, written or read.
     """
-    orders = [source for source in sources if isinstance(source, MegatronSamples)]
+    orders = [
+        source for source in sources if isinstance(source, (MegatronSamples, SampleSource)) and source.has_indices
+    ]
     if not orders:
         return []
     writers = orders if world.rank == 0 else []

@@ -36,7 +36,7 @@ def test_prepare_then_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert info["tokens"] == info["train_tokens"] and len(info["fingerprint"]) == 64
 
 
-def test_verify_says_what_was_checked_and_names_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_describes_its_checks_and_names_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert run(["data", "prepare", textwrap.__file__, "--out", str(out), "--vocab-size", "300", "--workers", "1"]) == 0
     write_megatron(tmp_path / "c", [[1, 2], [3]], code=8)

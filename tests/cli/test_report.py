@@ -57,7 +57,7 @@ def test_the_terminal_format_shows_the_validation_loss(runs: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("form", ["table", "md", "csv", "json", "html"])
-def test_a_damaged_run_is_named_and_the_others_are_shown(
+def test_a_damaged_run_is_named_and_other_runs_are_shown(
     runs: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
     (runs / "c" / "result.json").write_text("[")

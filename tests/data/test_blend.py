@@ -40,3 +40,10 @@ def test_two_corpora_deviate_by_at_most_a_sample() -> None:
     for number in range(1000):
         firsts += blend.locate(number)[0] == 0
         assert abs(firsts - 0.7 * (number + 1)) < 1.001
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=5), st.integers(0, 200))
+def test_counts_are_those_of_the_located_samples(weights: List[float], samples: int) -> None:
+    blend = Blend(weights)
+    corpora = [blend.locate(number)[0] for number in range(samples)]
+    assert blend.counts(samples) == [corpora.count(corpus) for corpus in range(len(weights))]

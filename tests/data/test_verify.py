@@ -81,7 +81,7 @@ def test_documents_out_of_order_are_left_to_verify_and_to_look_ups(tmp_path: Pat
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: cannot be read: No such file"),
     ],
 )
-def test_a_prepared_folder_is_checked_against_its_manifest(
+def test_a_prepared_folder_is_checked_against_the_manifest(
     tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     folder = _prepared(tmp_path, SEQUENCES)

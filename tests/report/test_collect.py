@@ -124,7 +124,7 @@ def test_folders_without_a_readable_run_are_refused(tmp_path: Path) -> None:
         collect_rows([tmp_path])
 
 
-def test_one_damaged_run_among_several_is_an_empty_row_that_names_the_file(tmp_path: Path) -> None:
+def test_a_damaged_run_among_several_is_an_empty_row_that_names_the_file(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         leave_run(tmp_path / name, tiny())
     for name in ("b", "c"):
