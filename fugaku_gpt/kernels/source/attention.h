@@ -87,9 +87,20 @@ static __attribute__((noinline, unused)) float exp2_row(float *x, int64_t from, 
         }
         return sum;
     }
-    for (int64_t j = 0; j < from; j++) x[j] = 0.0f;
+    if (from > 0) { /* whole vectors, for a loop of few keys would mostly be what the compiler leaves over */
+        const int64_t begin = from - from % LANES, end = round_up(to, LANES);
+        for (int64_t j = 0; j < begin; j++) x[j] = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = from; j < to; j++) {
+        for (int64_t j = begin; j < end; j++) {
+            const float p = exp2_flushed(x[j] - top);
+            x[j] = j >= from && j < to ? p : 0.0f;
+            sum += x[j];
+        }
+        for (int64_t j = end; j < KEYS; j++) x[j] = 0.0f;
+        return sum;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < to; j++) {
         x[j] = exp2_flushed(x[j] - top);
         sum += x[j];
     }
@@ -97,10 +108,20 @@ static __attribute__((noinline, unused)) float exp2_row(float *x, int64_t from, 
     return sum;
 }
 
-INLINE float row_max(const float *x, int64_t n, float top)
+/* The largest of top and x[j] for the keys [from, to). */
+INLINE float row_max(const float *x, int64_t from, int64_t to, float top)
 {
+    if (from > 0) { /* as above */
+        const int64_t end = round_up(to, LANES);
 #pragma omp simd reduction(max : top)
-    for (int64_t j = 0; j < n; j++) top = x[j] > top ? x[j] : top;
+        for (int64_t j = from - from % LANES; j < end; j++) {
+            const float score = j >= from && j < to ? x[j] : top;
+            top = score > top ? score : top;
+        }
+        return top;
+    }
+#pragma omp simd reduction(max : top)
+    for (int64_t j = 0; j < to; j++) top = x[j] > top ? x[j] : top;
     return top;
 }
 
@@ -192,7 +213,7 @@ INLINE void online_softmax_row(const Block *block, int64_t i, float *row, float 
                                int64_t padded)
 {
     const int64_t from = seen_from(block, i), to = seen_to(block, i);
-    const float new_top = row_max(row + from, to - from, *top);
+    const float new_top = row_max(row, from, to, *top);
     const float block_sum = exp2_row(row, from, to, new_top);
     if (new_top != *top) {
         const float correction = exp2f(*top - new_top);
@@ -217,9 +238,21 @@ static __attribute__((noinline, unused)) void exp2_gradient_row(float *restrict 
         }
         return;
     }
-    for (int64_t j = 0; j < from; j++) p[j] = g[j] = 0.0f;
+    if (from > 0) { /* as in exp2_row */
+        const int64_t begin = from - from % LANES, end = round_up(to, LANES);
+        for (int64_t j = 0; j < begin; j++) p[j] = g[j] = 0.0f;
 #pragma omp simd
-    for (int64_t j = from; j < to; j++) {
+        for (int64_t j = begin; j < end; j++) {
+            const int is_seen = j >= from && j < to;
+            const float probability = exp2_flushed(p[j] - log_sum);
+            p[j] = is_seen ? probability : 0.0f;
+            g[j] = is_seen ? (g[j] - sum) * probability : 0.0f;
+        }
+        for (int64_t j = end; j < KEYS; j++) p[j] = g[j] = 0.0f;
+        return;
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < to; j++) {
         p[j] = exp2_flushed(p[j] - log_sum);
         g[j] = (g[j] - sum) * p[j];
     }

@@ -61,42 +61,63 @@ INLINE void micro_kernel(const int rows, int64_t k, const pair *a, int64_t a_row
     }
 }
 
-/* c[m, n] = scale times, or +=, a[m, 2 k] b[2 k, n], n a multiple of ATTENTION_NR. */
-INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
-                       float *c, const int accumulates, float scale)
+/* The rows of the next tile of the m that a product has from row i on. */
+INLINE int64_t tile_rows(int64_t i, int64_t m)
 {
-    for (int64_t column = 0; column < n; column += ATTENTION_NR) {
-        int64_t i = 0;
-        for (; i + ATTENTION_MR <= m; i += ATTENTION_MR)
-            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n,
-                         accumulates, scale);
-        for (; i + 4 <= m; i += 4)
-            micro_kernel(4, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates,
-                         scale);
-        for (; i < m; i++)
-            micro_kernel(1, k, a + i * a_row, a_row, a_column, b + column, n, c + i * n + column, n, accumulates,
-                         scale);
+    return i + ATTENTION_MR <= m ? ATTENTION_MR : i + 4 <= m ? 4 : 1;
+}
+
+/* micro_kernel() of a number of rows that tile_rows() returns. */
+INLINE void micro_kernel_rows(int64_t rows, int64_t k, const pair *a, int64_t a_row, int64_t a_column, const pair *b,
+                              int64_t b_row, float *c, int64_t c_row, const int accumulates, float scale)
+{
+    if (rows == ATTENTION_MR)
+        micro_kernel(ATTENTION_MR, k, a, a_row, a_column, b, b_row, c, c_row, accumulates, scale);
+    else if (rows == 4)
+        micro_kernel(4, k, a, a_row, a_column, b, b_row, c, c_row, accumulates, scale);
+    else
+        micro_kernel(1, k, a, a_row, a_column, b, b_row, c, c_row, accumulates, scale);
+}
+
+/* The products leave out what no query of a tile sees, or no key of a tile is seen by: zeros that would be added. */
+
+/* c[count, KEYS] = scale a[count, 2 k] b[2 k, KEYS], where a query sees any key of a tile; a in rows. */
+static __attribute__((noinline)) void gemm_scores(const Block *block, int64_t k, const pair *a, const pair *b, float *c,
+                                                  float scale)
+{
+    for (int64_t key = 0; key < KEYS; key += ATTENTION_NR) {
+        const int64_t end = end_query(block, key + ATTENTION_NR);
+        for (int64_t i = first_query(block, key), rows; i < end; i += rows) {
+            rows = tile_rows(i, end);
+            micro_kernel_rows(rows, k, a + i * k, k, 1, b + key, KEYS, c + i * KEYS + key, KEYS, 0, scale);
+        }
     }
 }
 
-/* The left matrix is in rows, which are 2 k long. */
-static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b, float *c,
-                                                float scale)
+/* c[count, n] += a[count, KEYS] b[KEYS, n], a in rows. */
+static __attribute__((noinline)) void gemm_over_keys(const Block *block, int64_t n, const pair *a, const pair *b,
+                                                     float *c)
 {
-    gemm_block(m, n, k, a, k, 1, b, c, 0, scale);
+    for (int64_t column = 0; column < n; column += ATTENTION_NR)
+        for (int64_t i = 0, rows; i < block->count; i += rows) {
+            rows = tile_rows(i, block->count);
+            const int64_t from = seen_from(block, i) / 2, to = (seen_to(block, i + rows - 1) + 1) / 2;
+            micro_kernel_rows(rows, to - from, a + i * KEYS / 2 + from, KEYS / 2, 1, b + from * n + column, n,
+                              c + i * n + column, n, 1, 1.0f);
+        }
 }
 
-static __attribute__((noinline)) void gemm_add_rows(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
-                                                    float *c)
+/* c[KEYS, n] += aT b, where a is [count, KEYS] and b [count, n]; both are interleaved. */
+static __attribute__((noinline)) void gemm_over_queries(const Block *block, int64_t n, const pair *a, const pair *b,
+                                                        float *c)
 {
-    gemm_block(m, n, k, a, k, 1, b, c, 1, 1.0f);
-}
-
-/* The left matrix is interleaved, [k, m]: its columns are the product's rows. */
-static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const pair *a, const pair *b,
-                                                       float *c)
-{
-    gemm_block(m, n, k, a, 1, m, b, c, 1, 1.0f);
+    for (int64_t key = 0, rows; key < KEYS; key += rows) {
+        rows = tile_rows(key, KEYS);
+        const int64_t first = first_query(block, key) / 2, count = (end_query(block, key + rows) + 1) / 2 - first;
+        for (int64_t column = 0; count > 0 && column < n; column += ATTENTION_NR)
+            micro_kernel_rows(rows, count, a + first * KEYS + key, 1, KEYS, b + first * n + column, n,
+                              c + key * n + column, n, 1, 1.0f);
+    }
 }
 
 INLINE __m512i round_pairs(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
@@ -190,13 +211,13 @@ void bfloat16_forward(const Head *h)
         for (int64_t first = h->first_keys[low] / KEYS * KEYS; first < h->end_keys[low + count - 1]; first += KEYS) {
             const Block seen = block_of(h, low, count, first, 1);
             const int64_t from = seen.low - low;
-            gemm_rows(seen.count, KEYS, half, queries + from * half, keys + first * half, scores, scale);
+            gemm_scores(&seen, half, queries + from * half, keys + first * half, scores, scale);
             for (int64_t i = 0; i < seen.count; i++) {
                 float *row = scores + i * KEYS;
                 online_softmax_row(&seen, i, row, tops + from + i, sums + from + i, out + (from + i) * padded, padded);
                 round_row(row, p_rows + i * KEYS / 2);
             }
-            gemm_add_rows(seen.count, padded, KEYS / 2, p_rows, values + first * half, out + from * padded);
+            gemm_over_keys(&seen, padded, p_rows, values + first * half, out + from * padded);
         }
         for (int64_t i = 0; i < count; i++) store_output(h, low + i, out + i * padded, tops[i], sums[i]);
     }
@@ -251,10 +272,10 @@ void bfloat16_backward(const Head *h)
         memset(keys_grad, 0, 2 * KEYS * padded * sizeof *keys_grad); /* and values_grad */
         for (int64_t begin = 0; begin < s->queries; begin += QUERIES) {
             const Block seen = block_of(h, begin, min_int64(QUERIES, s->queries - begin), first, 2);
-            const int64_t low = seen.low, count = seen.count, pairs = (count + 1) / 2;
+            const int64_t low = seen.low, count = seen.count;
             if (!count) continue;
-            gemm_rows(count, KEYS, half, queries + low * half, keys_transposed, scores, scale);
-            gemm_rows(count, KEYS, half, out_grad + low * half, values_transposed, scores_grad, h->factor);
+            gemm_scores(&seen, half, queries + low * half, keys_transposed, scores, scale);
+            gemm_scores(&seen, half, out_grad + low * half, values_transposed, scores_grad, h->factor);
             for (int64_t i = 0; i < count; i++) {
                 float *g = scores_grad + i * KEYS;
                 softmax_backward_row(&seen, i, scores + i * KEYS, g, h->log_sums[low + i], sums[low + i]);
@@ -264,9 +285,9 @@ void bfloat16_backward(const Head *h)
                     interleave_two_rows(scores_grad + i / 2 * 2 * KEYS, i % 2, g_interleaved + i / 2 * KEYS);
                 }
             }
-            gemm_add_columns(KEYS, padded, pairs, p_interleaved, out_grad_interleaved + low * half, values_grad);
-            gemm_add_columns(KEYS, padded, pairs, g_interleaved, queries_interleaved + low * half, keys_grad);
-            gemm_add_rows(count, padded, KEYS / 2, g_rows, keys, queries_grad + low * padded);
+            gemm_over_queries(&seen, padded, p_interleaved, out_grad_interleaved + low * half, values_grad);
+            gemm_over_queries(&seen, padded, g_interleaved, queries_interleaved + low * half, keys_grad);
+            gemm_over_keys(&seen, padded, g_rows, keys, queries_grad + low * padded);
         }
         for (int64_t t = first; t < min_int64(first + KEYS, s->keys); t++)
             store_key_grads(h, t, keys_grad + (t - first) * padded, scale / LOG2_E, values_grad + (t - first) * padded,

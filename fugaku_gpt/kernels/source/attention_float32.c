@@ -40,37 +40,22 @@ INLINE void micro_kernel(const int rows, int64_t k, const float *a, int64_t a_ro
     }
 }
 
-/* c[m, n] = or += a[m, k] b[k, n], n a multiple of ATTENTION_NR. Each sum has the same order in every tile. */
-INLINE void gemm_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
-                       int64_t b_row, float *c, int64_t c_row, int accumulates)
+/* The rows of the next tile of the m that a product has from row i on. */
+INLINE int64_t tile_rows(int64_t i, int64_t m)
 {
-    for (int64_t column = 0; column < n; column += ATTENTION_NR) {
-        const float *factor = b + column;
-        int64_t i = 0;
-        for (; i + ATTENTION_MR <= m; i += ATTENTION_MR)
-            micro_kernel(ATTENTION_MR, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row,
-                         accumulates);
-        for (; i + 2 <= m; i += 2)
-            micro_kernel(2, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row,
-                         accumulates);
-        for (; i < m; i++)
-            micro_kernel(1, k, a + i * a_row, a_row, a_column, factor, b_row, c + i * c_row + column, c_row,
-                         accumulates);
-    }
+    return i + ATTENTION_MR <= m ? ATTENTION_MR : i + 2 <= m ? 2 : 1;
 }
 
-/* c = or += a b, with contiguous rows. */
-static __attribute__((noinline)) void gemm_rows(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
-                                                float *c, int accumulates)
+/* micro_kernel() of a number of rows that tile_rows() returns. */
+INLINE void micro_kernel_rows(int64_t rows, int64_t k, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                              int64_t b_row, float *c, int64_t c_row, int accumulates)
 {
-    gemm_block(m, n, k, a, k, 1, b, n, c, n, accumulates);
-}
-
-/* c[m, n] += aT b, where a is [k, m]. */
-static __attribute__((noinline)) void gemm_add_columns(int64_t m, int64_t n, int64_t k, const float *a, const float *b,
-                                                       float *c)
-{
-    gemm_block(m, n, k, a, 1, m, b, n, c, n, 1);
+    if (rows == ATTENTION_MR)
+        micro_kernel(ATTENTION_MR, k, a, a_row, a_column, b, b_row, c, c_row, accumulates);
+    else if (rows == 2)
+        micro_kernel(2, k, a, a_row, a_column, b, b_row, c, c_row, accumulates);
+    else
+        micro_kernel(1, k, a, a_row, a_column, b, b_row, c, c_row, accumulates);
 }
 
 /* [KEYS, padded] to [padded, KEYS] */
@@ -81,19 +66,46 @@ static void transpose(const float *restrict x, int64_t padded, float *restrict y
             for (int64_t lane = i; lane < i + LANES; lane++) y[j * KEYS + lane] = x[lane * padded + j];
 }
 
-INLINE void gemm_scores(const Block *block, int64_t width, const float *a, const float *b, float *c)
+/* The products leave out what no query of a tile sees, or no key of a tile is seen by: zeros that would be added. Each
+   sum has the same order in every tile. */
+
+/* c[count, KEYS] = a[count, width] b[width, KEYS], where a query sees any key of a tile. */
+static __attribute__((noinline)) void gemm_scores(const Block *block, int64_t width, const float *a, const float *b,
+                                                  float *c)
 {
-    gemm_rows(block->count, KEYS, width, a, b, c, 0);
+    for (int64_t key = 0; key < KEYS; key += ATTENTION_NR) {
+        const int64_t end = end_query(block, key + ATTENTION_NR);
+        for (int64_t i = first_query(block, key), rows; i < end; i += rows) {
+            rows = tile_rows(i, end);
+            micro_kernel_rows(rows, width, a + i * width, width, 1, b + key, KEYS, c + i * KEYS + key, KEYS, 0);
+        }
+    }
 }
 
-INLINE void gemm_over_keys(const Block *block, int64_t n, const float *a, const float *b, float *c)
+/* c[count, n] += a[count, KEYS] b[KEYS, n] */
+static __attribute__((noinline)) void gemm_over_keys(const Block *block, int64_t n, const float *a, const float *b,
+                                                     float *c)
 {
-    gemm_rows(block->count, n, KEYS, a, b, c, 1);
+    for (int64_t column = 0; column < n; column += ATTENTION_NR)
+        for (int64_t i = 0, rows; i < block->count; i += rows) {
+            rows = tile_rows(i, block->count);
+            const int64_t from = seen_from(block, i), to = seen_to(block, i + rows - 1);
+            micro_kernel_rows(rows, to - from, a + i * KEYS + from, KEYS, 1, b + from * n + column, n,
+                              c + i * n + column, n, 1);
+        }
 }
 
-INLINE void gemm_over_queries(const Block *block, int64_t n, const float *a, const float *b, float *c)
+/* c[KEYS, n] += aT b, where a is [count, KEYS] and b [count, n]. */
+static __attribute__((noinline)) void gemm_over_queries(const Block *block, int64_t n, const float *a, const float *b,
+                                                        float *c)
 {
-    gemm_add_columns(KEYS, n, block->count, a, b, c);
+    for (int64_t key = 0, rows; key < KEYS; key += rows) {
+        rows = tile_rows(key, KEYS);
+        const int64_t first = first_query(block, key), count = end_query(block, key + rows) - first;
+        for (int64_t column = 0; count > 0 && column < n; column += ATTENTION_NR)
+            micro_kernel_rows(rows, count, a + first * KEYS + key, 1, KEYS, b + first * n + column, n,
+                              c + key * n + column, n, 1);
+    }
 }
 
 INLINE void online_softmax(const Block *block, float *scores, float *tops, float *sums, float *out, int64_t padded)
