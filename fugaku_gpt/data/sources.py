@@ -26,7 +26,7 @@ from fugaku_gpt.data.forms import (
     open_uncompressed,
 )
 from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
-from fugaku_gpt.data.parquet import parquet_rows
+from fugaku_gpt.data.tables import table_rows
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import blocks_of, open_file, resolved
 from fugaku_gpt.limits import DOCUMENT
@@ -253,7 +253,7 @@ def _documents_of(
     """
     form = detect_form(raw)
     if form == PARQUET:
-        yield from parquet_rows(raw, file.path, text_key, on_bad)
+        yield from table_rows(raw, file.path, text_key, on_bad)
         return
     with damage_as_bad_text(form, file.path):
         stream = open_uncompressed(raw, form, file.path)

@@ -1,4 +1,4 @@
-"""Reads documents out of Parquet files with the optional library pyarrow."""
+"""Reads documents out of tables in Parquet files with the optional library pyarrow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fugaku_gpt.errors import DataError
 _ROWS = 256  # rows in memory at a time, as one may have a book
 
 
-def parquet_rows(stream: BinaryIO, path: Path, text_key: str, on_bad: OnBad) -> Iterator[bytes]:
+def table_rows(stream: BinaryIO, path: Path, text_key: str, on_bad: OnBad) -> Iterator[bytes]:
     """Yield the text of each row; rows without one are given to ``on_bad``.
 
     Raises:
