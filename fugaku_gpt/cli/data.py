@@ -28,7 +28,7 @@ def _usable_cores() -> int:
 @click.option("--out", required=True, type=PATH, help="Folder for the corpus.")
 @click.option("--stdlib", is_flag=True, help="Use the sources of the Python standard library.")
 @click.option(
-    "--text-key", default="text", show_default=True, help="Key of the text in JSON and Parquet; a.b is b within a."
+    "--text-key", default="text", show_default=True, help="Key of the text in JSON and tables; a.b is b within a."
 )
 @click.option("--suffix", "suffixes", multiple=True, help="Suffix of the files that are read from folders; repeatable.")
 @click.option(
@@ -51,9 +51,9 @@ def _usable_cores() -> int:
 def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -> None:
     """Convert text into a corpus of tokens in Megatron's format.
 
-    A SOURCE is a text file (one document), a file of JSON (lines, or an array: one document per object), a Parquet
-    file (one document per row), or a folder of them; gzip, bzip2, xz and Zstandard are unpacked. A file is read as its
-    content shows, whatever its name.
+    A SOURCE is a text file (one document), a file of JSON (lines, or an array: one document per object), a Parquet or
+    Arrow file (one document per row), or a folder of them, also one that save_to_disk of Hugging Face's datasets has
+    written; gzip, bzip2, xz and Zstandard are unpacked. A file is read as its content shows, whatever its name.
     """
     from fugaku_gpt.data import prepare as preparation
     from fugaku_gpt.data.sources import TEXT_SUFFIXES

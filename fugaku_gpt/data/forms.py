@@ -1,4 +1,4 @@
-"""Opens a text file by what its first bytes say: compression, Parquet, an archive; names of files are not trusted."""
+"""Opens a text file by what its first bytes say: compression, a table, an archive; names of files are not trusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, Iterator, Optional, Type, cast
 
 from fugaku_gpt.errors import DataError
 
-GZIP, BZIP2, XZ, ZSTD, PARQUET = "gzip", "bzip2", "xz", "Zstandard", "Parquet"
+GZIP, BZIP2, XZ, ZSTD = "gzip", "bzip2", "xz", "Zstandard"
+TABLES = PARQUET, ARROW_FILE, ARROW_STREAM = "Parquet file", "Arrow file", "Arrow stream"
 COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _MAGIC = (
     (b"\x1f\x8b", GZIP),
@@ -19,6 +20,8 @@ _MAGIC = (
     (b"\xfd7zXZ\x00", XZ),
     (b"\x28\xb5\x2f\xfd", ZSTD),
     (b"PAR1", PARQUET),
+    (b"ARROW1\0\0", ARROW_FILE),
+    (b"\xff\xff\xff\xff", ARROW_STREAM),  # the mark before the length of its first message; no UTF-8
 )
 _ARCHIVES = ((0, b"PK\x03\x04", "zip"), (0, b"7z\xbc\xaf\x27\x1c", "7z"), (257, b"ustar", "tar"))
 _LONGEST_MAGIC = 512
@@ -34,14 +37,14 @@ class BadText(DataError):
 
 
 def detect_form(raw: BinaryIO) -> str:
-    """The compression that the first bytes of an open file show, or Parquet; empty if it is neither."""
+    """The compression that the first bytes of an open file show, or one of ``TABLES``; empty if it is neither."""
     head = raw.read(_LONGEST_MAGIC)
     raw.seek(0)
     return next((form for magic, form in _MAGIC if head.startswith(magic)), "")
 
 
 def open_uncompressed(raw: BinaryIO, form: str, path: Path) -> BinaryIO:
-    """A stream of the uncompressed bytes of an open file of a form (:func:`detect_form`) other than Parquet.
+    """A stream of the uncompressed bytes of an open file of a form (:func:`detect_form`) other than a table.
 
     Raises:
         BadText: the content is an archive of files.

@@ -1,6 +1,6 @@
-"""Reads documents from text, JSON and Parquet files, folders of them, and the sources of the standard library.
+"""Reads documents from text, JSON, Parquet and Arrow files, folders of them, and the sources of the standard library.
 
-A text file is one document, and so is each line, object or row of a JSON or Parquet file. A file is read as its content
+A text file is one document, and so is each object of a JSON file and each row of a table. A file is read as its content
 shows, whatever its name. Files are shuffled by a hash of their names and a seed, so that the contiguous train, valid
 and test splits of a corpus are fair samples of it. Documents of one file keep their order.
 """
@@ -17,9 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from fugaku_gpt.data import saved_datasets
 from fugaku_gpt.data.forms import (
     COMPRESSION_SUFFIXES,
-    PARQUET,
+    TABLES,
     BadText,
     damage_as_bad_text,
     detect_form,
@@ -34,7 +35,7 @@ from fugaku_gpt.limits import DOCUMENT
 _MARKUP_SUFFIXES = (".md", ".rst", ".tex", ".py", ".c", ".h", ".cc", ".cpp", ".f90")
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 _JSON_SUFFIXES = (*_JSON_LINES_SUFFIXES, ".json")
-TEXT_SUFFIXES = (".txt", ".text", *_MARKUP_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
+TEXT_SUFFIXES = (".txt", ".text", *_MARKUP_SUFFIXES, *_JSON_SUFFIXES, ".parquet", saved_datasets.SUFFIX, ".feather")
 _SUFFIXES_SHOWN = 8
 _BAD_EXAMPLES = 3
 _NUL_SEARCHED = 1 << 16  # bytes at the beginning of a text in which a NUL byte shows that it is none
@@ -172,7 +173,7 @@ def read_documents(
     """Yield the documents of the files as UTF-8, without empty ones, up to the one that reaches ``limit`` bytes.
 
     Raises:
-        DataError: a file cannot be read, is damaged, holds JSON or Parquet without a text under ``text_key``, needs a
+        DataError: a file cannot be read, is damaged, holds JSON or a table without a text under ``text_key``, needs a
             library that is not installed, or a document is too large for memory. With ``skip_bad``, damaged records and
             files (:class:`BadText`) are only counted.
     """
@@ -209,7 +210,10 @@ def read_documents(
 
 
 def _walk(folder: Path, suffixes: Sequence[str], left_out: "Counter[str]") -> Iterator[Path]:
-    """Yield files below a folder with one of the suffixes, except hidden ones; count the suffixes of the rest."""
+    """Yield files below a folder with one of the suffixes, except hidden ones; count the suffixes of the rest.
+
+    Of a dataset that Hugging Face's library has saved there, it yields the files of its rows.
+    """
     endings = tuple(suffixes) + tuple(
         suffix + compression for suffix in suffixes for compression in COMPRESSION_SUFFIXES
     )
@@ -219,14 +223,30 @@ def _walk(folder: Path, suffixes: Sequence[str], left_out: "Counter[str]") -> It
 
     for folder_path, folders, names in os.walk(folder, onerror=raise_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        of_dataset = _files_of_dataset(Path(folder_path), folders, names) if saved_datasets.SUFFIX in suffixes else None
         for name in names:
             path = Path(folder_path, name)
+            if of_dataset is not None:
+                if name in of_dataset:
+                    yield path
+                else:
+                    left_out[_suffix(path)] += 1
+                continue
             if name.startswith(".") or not path.is_file():  # a dangling link is no file
                 continue
             if name.endswith(endings) or (path.suffix in COMPRESSION_SUFFIXES and not Path(path.stem).suffix):
                 yield path
             else:
                 left_out[_suffix(path)] += 1
+
+
+def _files_of_dataset(folder: Path, folders: List[str], names: List[str]) -> Optional[List[str]]:
+    """The files of rows in a folder of a saved dataset, whose only split stays in ``folders``; None if it is none."""
+    split = saved_datasets.split_of_dataset(folder, names)
+    if split is not None:
+        folders[:] = [split]
+        return []
+    return saved_datasets.files_of_dataset(folder, names)
 
 
 def _walk_stdlib(root: Path) -> Iterator[Path]:
@@ -252,8 +272,8 @@ def _documents_of(
         BadText: the file is damaged, or is JSON and no documents.
     """
     form = detect_form(raw)
-    if form == PARQUET:
-        yield from table_rows(raw, file.path, text_key, on_bad)
+    if form in TABLES:
+        yield from table_rows(raw, form, file.path, text_key, on_bad)
         return
     with damage_as_bad_text(form, file.path):
         stream = open_uncompressed(raw, form, file.path)

@@ -228,7 +228,12 @@ def test_a_text_of_parquet_that_is_no_utf_8_is_a_bad_row(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("name", "head", "library", "extra"),
-    [("a.zst", b"\x28\xb5\x2f\xfd", "zstandard", "zstd"), ("a.txt", b"PAR1", "pyarrow", "parquet")],
+    [
+        ("a.zst", b"\x28\xb5\x2f\xfd", "zstandard", "zstd"),
+        ("a.txt", b"PAR1", "pyarrow", "parquet"),
+        ("a.txt", b"ARROW1\0\0", "pyarrow", "parquet"),
+        ("a.txt", b"\xff\xff\xff\xff", "pyarrow", "parquet"),
+    ],
 )
 def test_a_missing_library_is_named_with_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: bytes, library: str, extra: str
