@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Dict, List, Sequence, Set
 
@@ -25,7 +26,8 @@ class LineMap:
 
     Args:
         tests: file -> line -> ids of tests that run it; a line that runs when its module is imported has "" as well.
-        seconds: id of a test -> seconds of processor time that it takes, under coverage.
+        seconds: id of a test -> seconds of processor time that it takes, under coverage. They bound the time of a run,
+            and choose nothing: a machine under load measures others.
         failed: ids of tests that fail without a mutant. They are never chosen.
     """
 
@@ -34,9 +36,10 @@ class LineMap:
     failed: List[str]
 
     def tests_of(self, root: Path, file: str, line: int) -> List[str]:
-        """Ids of the tests that run the statement of a line, those of the module's own folder of tests first, the
-        short before the long. If it runs at the import, they are all tests that run any line of the module, then all of
-        its folder of tests and those of the modules that import it; first those whose parameter is the module."""
+        """Ids of the tests that run the statement of a line: first those of the file that mirrors the module, then
+        those of its folder and of the room; at equal distance those that run the fewest lines of the package. If it
+        runs at the import, they are all tests that run any line of the module, then all of its folder of tests and
+        those of the modules that import it; first those whose parameter is the module."""
         lines = self.tests.get(file, {})
         statement = statement_lines((root / file).read_text(encoding="utf-8"), line)
         names = {name for number in statement for name in lines.get(number, ())}
@@ -49,8 +52,18 @@ class LineMap:
             for module in importers(root, file):
                 names |= {name for tests in self.tests.get(module, {}).values() for name in tests}
         names = names - {"", *self.failed}
-        rank = {name: (name not in shared, name not in own, not name.startswith(folder)) for name in names}
-        return sorted(names, key=lambda name: (rank[name], self.seconds[name], name))
+        rank = {name: (name not in shared, name not in own, distance(name, file)) for name in names}
+        return sorted(names, key=lambda name: (rank[name], self.line_counts[name], name))
+
+    @cached_property
+    def line_counts(self) -> Dict[str, int]:
+        """Lines of the package that each test runs: its size on any machine."""
+        counts = dict.fromkeys(self.seconds, 0)
+        for tests_of_line in self.tests.values():
+            for names in tests_of_line.values():
+                for name in set(names) - {""}:
+                    counts[name] += 1
+        return counts
 
 
 def _file_of(test: str) -> str:
@@ -60,6 +73,19 @@ def _file_of(test: str) -> str:
 def test_folder(file: str) -> str:
     """The folder of tests that mirrors a module's room: ``tests/planner/`` of ``fugaku_gpt/planner/search/best.py``."""
     return "tests/" + "/".join(Path(file).parts[1:2]) + "/"
+
+
+def distance(test: str, file: str) -> int:
+    """Steps up from the file of tests that mirrors a module to the first folder that holds the test as well: 0 of a
+    test in ``tests/planner/search/test_best.py`` for ``fugaku_gpt/planner/search/best.py``, 1 of its neighbours."""
+    mirror = Path(file).with_suffix("").parts[1:]
+    folder, _, name = _file_of(test).rpartition("/")
+    shared = 0
+    for own, other in zip(mirror, (*Path(folder).parts[1:], name[len("test_") : -len(".py")])):
+        if own != other:
+            break
+        shared += 1
+    return len(mirror) - shared
 
 
 def importers(root: Path, file: str) -> Set[str]:

@@ -13,7 +13,7 @@ pytest.importorskip("cosmic_ray")  # the tools of `make mutants` are in `make de
 
 from tests.mutants.__main__ import EQUIVALENT, UNTESTED, main, noticed_share, sampled, table
 from tests.mutants.equivalents import Equivalents
-from tests.mutants.line_map import LineMap, importers, read_or_make
+from tests.mutants.line_map import LineMap, distance, importers, read_or_make
 from tests.mutants.rooms import all_tests, modules
 from tests.mutants.source import Mutant, mutants_of_lines, random_mutants, statement_lines
 from tests.mutants.trial import NOTICED, SURVIVED, TIMED_OUT, chosen_tests
@@ -175,17 +175,51 @@ def test_the_statement_of_a_line_is_the_innermost(line: int, lines: List[int]) -
 
 
 def test_tests_of_the_own_folder_come_first_and_failing_ones_never(toy: Path) -> None:
+    file, parameter = "fugaku_gpt/config/toy.py", "tests/test_any.py::test[fugaku_gpt/config/toy.py]"
+    wide, narrow, fails = "tests/cli/test_a.py::test", "tests/cli/test_z.py::test", "tests/config/test_toy.py::fails"
+    neighbor, mirror = "tests/config/test_all.py::test", "tests/config/test_toy.py::test"
+    tests = {
+        file: {5: [wide, narrow, fails, neighbor, mirror], 1: [""]},
+        "fugaku_gpt/cli/a.py": {line: [wide, mirror] for line in range(9)},
+    }
+    seconds = dict.fromkeys((wide, narrow, fails, neighbor, mirror), 1.0)
+    lines = LineMap(tests, seconds, [fails])
+    expected = [mirror, neighbor, narrow, wide]
+    assert lines.tests_of(toy, file, 5) == expected
+    assert lines.tests_of(toy, file, 1) == expected  # of any line of the module, as it runs at the import
+    shared = LineMap(tests, {**seconds, parameter: 9.0}, [fails])
+    assert shared.tests_of(toy, file, 1) == [parameter, *expected]
+
+
+def test_the_tests_of_a_line_are_the_same_on_any_machine(toy: Path) -> None:
+    """The seconds that a loaded machine measures choose no test and no order."""
     file = "fugaku_gpt/config/toy.py"
-    slow, quick, other = "tests/cli/test_a.py::test", "tests/cli/test_z.py::test", "tests/config/test_toy.py::test"
-    seconds = {slow: 9.0, quick: 1.0, other: 3.0, "tests/config/test_fails.py::test": 1.0}
-    tests = {file: {5: [*seconds], 1: [""]}}
-    lines = LineMap(tests, seconds, ["tests/config/test_fails.py::test"])
-    assert lines.tests_of(toy, file, 5) == [other, quick, slow]
-    assert lines.tests_of(toy, file, 1) == [other, quick, slow]  # of any line of the module, as it runs at the import
-    shared = LineMap(tests, {**seconds, f"tests/test_any.py::test[{file}]": 9.0}, lines.failed)
-    assert shared.tests_of(toy, file, 1) == [f"tests/test_any.py::test[{file}]", other, quick, slow]
-    assert chosen_tests([other, quick, slow], lines, 5.0) == [other, quick]
-    assert chosen_tests([slow], lines, 5.0) == [slow]
+    tests = {file: {5: [f"tests/cli/test_{name}.py::test" for name in "abc"], 4: ["tests/cli/test_b.py::test"]}}
+    chosen = {
+        tuple(chosen_tests(LineMap(tests, dict(zip(tests[file][5], seconds)), []).tests_of(toy, file, 5), 2))
+        for seconds in ((1.0, 2.0, 3.0), (3.0, 2.0, 1.0), (900.0, 900.0, 900.0))
+    }
+    assert chosen == {("tests/cli/test_a.py::test", "tests/cli/test_c.py::test")}
+
+
+def test_chosen_tests_of_a_file_follow_each_other() -> None:
+    tests = ["test_a.py::one", "test_b.py::one", "test_a.py::two", "test_b.py::two"]
+    assert chosen_tests(tests, 3) == ["test_a.py::one", "test_a.py::two", "test_b.py::one"]
+
+
+@pytest.mark.parametrize(
+    ("test", "steps"),
+    [
+        ("tests/planner/search/test_best.py::test", 0),
+        ("tests/planner/search/test_plan.py::test_best", 1),
+        ("tests/planner/test_intervals.py::test", 2),
+        ("tests/planner/test_search.py::test", 1),
+        ("tests/cli/plan/test_best.py::test", 3),
+        ("tests/test_limits.py::test", 3),
+    ],
+)
+def test_the_nearest_tests_of_a_module_are_those_of_its_mirror(test: str, steps: int) -> None:
+    assert distance(test, "fugaku_gpt/planner/search/best.py") == steps
 
 
 @pytest.mark.slow
