@@ -15,7 +15,7 @@ from typing import Dict, List, Sequence, Set
 
 import coverage
 
-from tests.mutants.source import statement_lines
+from tests.mutants.source import is_in_function, statement_lines
 
 QUICK = "not slow and not torch"
 
@@ -41,10 +41,12 @@ class LineMap:
         runs at the import, they are all tests that run any line of the module, then all of its folder of tests and
         those of the modules that import it; first those whose parameter is the module."""
         lines = self.tests.get(file, {})
-        statement = statement_lines((root / file).read_text(encoding="utf-8"), line)
+        text = (root / file).read_text(encoding="utf-8")
+        statement = statement_lines(text, line)
         names = {name for number in statement for name in lines.get(number, ())}
         folder = test_folder(file)
-        own = names if "" not in names and names else {name for tests in lines.values() for name in tests}
+        is_run_by_calls = is_in_function(text, line) and "" not in names
+        own = names if is_run_by_calls and names else {name for tests in lines.values() for name in tests}
         shared: Set[str] = set()
         if own is not names:
             shared = {name for name in self.seconds if f"[{file}]" in name}

@@ -136,6 +136,16 @@ def _difference(before: List[str], after: List[str]) -> Tuple[int, str, str]:
     return first[1] + 1 + blank, "\n".join(removed).strip(), "\n".join(added).strip()
 
 
+def is_in_function(text: str, line: int) -> bool:
+    """True of lines in bodies of functions, which run at calls; decorators and defaults run where the module is
+    imported, which may be in the middle of a test."""
+    return any(
+        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.body[0].lineno <= line <= (node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse(text))
+    )
+
+
 def statement_lines(text: str, line: int) -> range:
     """The lines of the innermost statement around a line; of a compound statement, those of its head."""
     smallest = range(line, line + 1)

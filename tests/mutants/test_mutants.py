@@ -222,6 +222,16 @@ def test_the_nearest_tests_of_a_module_are_those_of_its_mirror(test: str, steps:
     assert distance(test, "fugaku_gpt/planner/search/best.py") == steps
 
 
+def test_a_module_that_a_test_imports_is_tried_by_all_its_tests(toy: Path) -> None:
+    """An import in the middle of a test runs the module's own lines, though other tests depend on them."""
+    file, first, other = "fugaku_gpt/config/toy.py", "tests/config/test_a.py::test", "tests/config/test_b.py::test"
+    tests = {file: {1: [first], 4: [first], 5: [first, other], 8: [first], 9: [other]}}
+    lines = LineMap(tests, {first: 1.0, other: 1.0}, [])
+    assert [lines.tests_of(toy, file, line) for line in (1, 4, 5, 8, 9)] == [
+        [other, first], [other, first], [other, first], [other, first], [other],
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_map_runs_changed_tests_again_and_follows_moved_lines(toy: Path, tmp_path: Path) -> None:
     module, old, new = "fugaku_gpt/config/toy.py", "tests/config/test_toy.py", "tests/config/test_more.py"
