@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tests", nargs="+", help="Paths of the tests to choose from (all but those of house rules).")
     parser.add_argument(
-        "--tests-each", type=int, default=500, help="Tests that are run for each change, at most (500)."
+        "--tests-each", type=int, default=1000, help="Tests that are run for each change, at most (1000)."
     )
     parser.add_argument("--map", type=Path, help="File for the map of tests and lines, which takes minutes to make.")
     parser.add_argument("--equivalents", type=Path, default=Path(__file__).with_name("equivalents.yaml"))

@@ -8,16 +8,18 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Sequence, Set, Tuple
 
 import coverage
 
 from tests.mutants.source import is_in_function, statement_lines
 
 QUICK = "not slow and not torch"
+PARAMETERS = 50  # of a function of tests, before other functions have their turn
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ class LineMap:
 
     def tests_of(self, root: Path, file: str, line: int) -> List[str]:
         """Ids of the tests that run the statement of a line: first those of the file that mirrors the module, then
-        those of its folder and of the room; at equal distance those that run the fewest lines of the package. If it
-        runs at the import, they are all tests that run any line of the module, then all of its folder of tests and
-        those of the modules that import it; first those whose parameter is the module."""
+        those of its folder and of the room; at equal distance those that run the fewest lines of the package. Of a
+        function with many parameters, some come first, and the others after the other tests. If the line runs at the
+        import, they are all tests that run any line of the module, then all of its folder of tests and those of the
+        modules that import it; first those whose parameter is the module."""
         lines = self.tests.get(file, {})
         text = (root / file).read_text(encoding="utf-8")
         statement = statement_lines(text, line)
@@ -54,8 +57,13 @@ class LineMap:
             for module in importers(root, file):
                 names |= {name for tests in self.tests.get(module, {}).values() for name in tests}
         names = names - {"", *self.failed}
-        rank = {name: (name not in shared, name not in own, distance(name, file)) for name in names}
-        return sorted(names, key=lambda name: (rank[name], self.line_counts[name], name))
+        in_order, turns = sorted(names, key=lambda name: (self.line_counts[name], name)), Counter[str]()
+        rank: Dict[str, Tuple[bool, bool, int, int]] = {}
+        for name in in_order:
+            function = name.partition("[")[0]
+            rank[name] = name not in shared, name not in own, turns[function] // PARAMETERS, distance(name, file)
+            turns[function] += 1
+        return sorted(in_order, key=lambda name: rank[name])
 
     @cached_property
     def line_counts(self) -> Dict[str, int]:

@@ -202,6 +202,13 @@ def test_the_tests_of_a_line_are_the_same_on_any_machine(toy: Path) -> None:
     assert chosen == {("tests/cli/test_a.py::test", "tests/cli/test_c.py::test")}
 
 
+def test_many_parameters_of_one_test_do_not_keep_others_away(toy: Path) -> None:
+    file, far = "fugaku_gpt/config/toy.py", "tests/cli/test_a.py::test"
+    near = [f"tests/config/test_toy.py::test[{number:03}]" for number in range(120)]
+    lines = LineMap({file: {5: [far, *near]}}, dict.fromkeys([far, *near], 1.0), [])
+    assert lines.tests_of(toy, file, 5) == [*near[:50], far, *near[50:]]
+
+
 def test_chosen_tests_of_a_file_follow_each_other() -> None:
     tests = ["test_a.py::one", "test_b.py::one", "test_a.py::two", "test_b.py::two"]
     assert chosen_tests(tests, 3) == ["test_a.py::one", "test_a.py::two", "test_b.py::one"]
