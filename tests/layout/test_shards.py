@@ -91,4 +91,5 @@ def test_replicas_share_the_writing(zero: int) -> None:
     for rank in range(4):
         coordinates = coordinates_of(rank, config.layout, config.layout.order)
         sizes.append(sum(part.region.size for part in regions_to_write(config, coordinates, coordinates.dp)))
+    assert sum(sizes) == sum(count.size for count in counts(config).values())
     assert max(sizes) <= 1.1 * sum(sizes) / 4
