@@ -25,7 +25,7 @@ class Directive:
     option: str
     key: Optional[str]
     value: Optional[str]
-    is_supported: bool = True
+    is_supported: bool
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,9 @@ def test_conditions() -> None:
     assert parse_condition("none") is None
     with pytest.raises(ValueError, match="condition"):
         parse_condition("xx==0")
+    assert parse_condition("ec==" + 15 * "9") == ("ec", "==", (10**15 - 1,))
+    with pytest.raises(ValueError, match="condition"):
+        parse_condition("ec==1," + 16 * "9")
 
 
 def test_job_names() -> None:

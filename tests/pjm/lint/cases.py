@@ -444,6 +444,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=2 --mpi proc=8\nexport OMP_NUM_THREADS=4\nmpiexec ./a\n",
             FT + "#PJM -L node=1 --mpi proc=4\nT=6\nexport OMP_NUM_THREADS=${T}\nmpiexec -n 4 ./a\n",
             FT + "#PJM -L node=1 --mpi proc=4 -x OMP_NUM_THREADS=6\nmpiexec ./a\n",
+            FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=1\nmpiexec ./a\n",
         ],
         [
             FT + "#PJM -L node=2 --mpi max-proc-per-node=4\nexport OMP_NUM_THREADS=12\nmpiexec ./a\n",
@@ -451,6 +452,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=1 --mpi proc=4\nfor t in 1 12; do\nexport OMP_NUM_THREADS=$t\nmpiexec ./a\ndone\n",
             FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=$((48/5))\nmpiexec ./a\n",
             FT + "#PJM -L node=1 --mpi proc=4\n# export OMP_NUM_THREADS=5\nmpiexec ./a\n",
+            FT + "#PJM -L node=1 --mpi proc=4\nexport OMP_NUM_THREADS=0\nmpiexec ./a\n",
         ],
     ),
     "PJM063": (

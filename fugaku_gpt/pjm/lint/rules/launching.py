@@ -298,8 +298,6 @@ def is_misspelling(text: str, name: str) -> bool:
         return False
     if text.replace("-", "_").casefold() == name and (len(name) > 8 or "-" not in text):
         return text != name
-    if abs(len(text) - len(name)) > 1:
-        return False
     start = 0
     while start < min(len(text), len(name)) and text[start] == name[start]:
         start += 1
