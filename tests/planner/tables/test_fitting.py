@@ -10,13 +10,22 @@ import pytest
 from fugaku_gpt.errors import UsageError
 from fugaku_gpt.machine.constants import FittedModel, load_machine
 from fugaku_gpt.planner.least_squares import fit_least_squares
-from fugaku_gpt.planner.tables.fitting import interval_spread, memory_problem, predict_left_out, refit, time_problem
+from fugaku_gpt.planner.tables.fitting import (
+    LeftOutPrediction,
+    Refit,
+    interval_spread,
+    memory_problem,
+    predict_left_out,
+    refit,
+    time_problem,
+)
 from fugaku_gpt.planner.tables.footprint import MEMORY_CONSTANTS
 from fugaku_gpt.planner.tables.predict import predict_rows
+from fugaku_gpt.planner.tables.rows import Measurement
 from fugaku_gpt.planner.tables.score import TimedRow, kendall_tau, pairs_in_order, score_figures, score_times
 from fugaku_gpt.planner.tables.seconds import TIME_CONSTANTS
 from fugaku_gpt.planner.tables.work import FACTS
-from tests.planner.samples import of_hardware
+from tests.planner.samples import of_hardware, row
 
 LINE = np.linspace(0, 1, 20)
 
@@ -163,3 +172,34 @@ def test_repeated_measurements_of_a_configuration_have_no_order() -> None:
     rows = [TimedRow("t", 10.0, 12.0, 9, 13), TimedRow("t", 10.0, 10.0, 9, 13), TimedRow("t", 20.0, 20.0, 9, 13)]
     score = score_times([*rows, TimedRow("t", 30.0, 31.0, 9, 40)])
     assert score.rows == 4 and score.tau == 1 and score.pairs_in_order == 1 and score.best_costs == 0
+
+
+def test_memory_is_compared_in_the_unit_of_the_machine() -> None:
+    machine = load_machine("v100")
+    assert machine.memory_unit == "GB"
+    measured_rows = [
+        (row(mem_unit=unit), Measurement(1.0, memory, "ok"))
+        for unit, memory in (("GB", 20.0), ("MiB", 20480.0), ("MiB", None), ("GB", None), ("%", 20.0))
+    ]
+    readings = [measured.memory for _, measured in memory_problem(machine, measured_rows).measured_rows]
+    assert readings == [20.0, 20.0, None, None, None]
+
+
+def test_the_memory_of_a_measurement_that_two_tables_show_counts_once() -> None:
+    machine = load_machine("v100")
+    capacity = machine.job_capacity("V100-32GB")
+
+    def left_out(memory: float, predicted: float, status: str = "ok", repeated: bool = False) -> LeftOutPrediction:
+        return LeftOutPrediction(row(), Measurement(1.0, memory, status), predicted, predicted, 0.0, 0.0, repeated)
+
+    timed = [LeftOutPrediction(row(global_batch=size), Measurement(1.0, None, "ok"), 1.0, 1.0, 0.1) for size in (8, 16)]
+    memory = [
+        left_out(10.0, 11.0),
+        left_out(10.0, 13.0, repeated=True),
+        left_out(0.0, capacity + 1.0, "oom"),
+        left_out(0.0, capacity - 1.0, "oom"),
+        left_out(0.0, capacity - 1.0, "oom", repeated=True),
+    ]
+    score = score_figures(Refit(machine, {"table": timed}, {"table": memory}), "table")
+    assert (score["memory_rows"], score["memory_median"], score["memory_p90"]) == (1, 0.1, 0.1)
+    assert (score["oom_found"], score["false_alarms"]) == ("1 of 2", "0 of 1")

@@ -58,6 +58,12 @@ def test_passes_cross_memory_by_their_operands_and_results() -> None:
     assert _times(24).elementwise("zero", elements).memory == pytest.approx(8 * elements / 512e9)
 
 
+def test_a_pass_takes_the_cycles_of_the_thread_with_the_most_elements() -> None:
+    cycles = 0.5 / HERTZ  # of an element of the layer norm
+    for elements, busiest in ((1, 1), (12, 1), (13, 2), (24, 2), (25, 3)):
+        assert _times().elementwise("layer_norm", elements).cores == pytest.approx(busiest * cycles)
+
+
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     size = 2**24
     both = sum(_times().message(operation, 4, size).memory for operation in (REDUCE_SCATTER, ALL_GATHER))
