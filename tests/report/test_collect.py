@@ -148,6 +148,15 @@ def test_a_refused_run_shows_all_that_it_asked_for(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(0, 6), (1, 6), (2, 3), (8, 1)])
+def test_the_ranks_of_a_node_of_a_refused_run_are_shared_out(tmp_path: Path, nodes: int, ranks_per_node: int) -> None:
+    """Whatever the number of nodes is that makes it refused."""
+    text = f"preset: tiny\nlayout: {{dp: 2, tp: 3}}\njob: {{nodes: {nodes}}}\n"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    row = read_run(tmp_path)
+    assert (row.nodes, row.ranks_per_node) == (nodes, ranks_per_node)
+
+
 def test_settings_that_differ_between_runs_are_notes(tmp_path: Path) -> None:
     for number, lr in enumerate((0.001, 0.0003)):
         overrides = (f"training.lr={lr}", f"training.seed={number + 1}", "layout.dp=2", f"job.name=run-{number}")

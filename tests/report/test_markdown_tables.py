@@ -80,6 +80,12 @@ def test_sizes_and_times_need_their_units() -> None:
     assert bytes_of(read_figure("1.0 GiB")) == Interval(0.95 * 2**30, 1.05 * 2**30)
     assert bytes_of(read_figure("8.0")) is None and bytes_of(read_figure("8 parsecs")) is None
     assert seconds_of(read_figure("8")) == Interval(7.5, 8.5)
+    for text in ("2 msec", "2 ms", "2ms/it", "2000 us", "2000 µs"):
+        written = seconds_of(read_figure(text))
+        assert written is not None and written.middle == pytest.approx(0.002)
+    for text in ("3 min", "3m", "0.05 h", "180 s", "180 sec/it", "180 s/iter"):
+        written = seconds_of(read_figure(text))
+        assert written is not None and written.middle == pytest.approx(180.0)
     milliseconds = seconds_of(read_figure("250 ms"))
     assert milliseconds is not None and milliseconds.middle == pytest.approx(0.25)
     assert seconds_of(read_figure("8 MiB")) is None

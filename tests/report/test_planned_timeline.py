@@ -47,3 +47,12 @@ def test_a_row_is_a_class_of_ranks_and_counts_their_communications() -> None:
 def test_a_step_of_one_stage_has_neither_waits_nor_messages() -> None:
     (row,) = planned_timeline(plan_of(tiny_config())).rows
     assert row.name == "stage 0, 1 rank: 0" and not row.waits and not row.communications and row.end > 0
+
+
+def test_passes_are_named_by_their_micro_batch_and_by_their_chunk_where_there_are_several() -> None:
+    plan = plan_of(tiny_config("model.layers=4", "layout.pp=2"))
+    assert "forward 0" in {phase.label for row in planned_timeline(plan).rows for phase in row.phases}
+    settings = ("model.layers=4", "layout.pp=2", "layout.schedule=interleaved", "layout.chunks=2")
+    rows = planned_timeline(plan_of(tiny_config(*settings))).rows
+    labels = {phase.label for row in rows for phase in row.phases}
+    assert {"forward 0 chunk 0", "forward 0 chunk 1"} <= labels and "forward 0" not in labels

@@ -6,12 +6,14 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Dict, List
 
+import numpy as np
 import pytest
 import yaml
 
@@ -19,7 +21,9 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.accounting import JobAccount, write_accounting
 from fugaku_gpt.records.metrics import MetricsWriter, read_sound_lines
 from fugaku_gpt.records.run import RunDirectory
-from fugaku_gpt.report.run_page import ASSETS, write_run_page
+from fugaku_gpt.report.page_figures import Curve
+from fugaku_gpt.report.page_runs import gantt_picture
+from fugaku_gpt.report.run_page import ASSETS, _fitted, points_in_room, write_run_page
 from tests.report.page_runs import STEP, page_lines, write_page_run
 from tests.report.traces import write_rank
 
@@ -192,6 +196,15 @@ def test_energy_of_the_run_s_jobs_is_in_the_table(tmp_path: Path) -> None:
     assert (facts["W per node"], facts["energy"]) == ("100.0", "measured")
 
 
+@pytest.mark.parametrize(("ranks", "shown"), [(64, "all traced ranks"), (65, "the first 64 of 65 traced ranks")])
+def test_a_picture_of_a_trace_has_64_ranks_at_most(tmp_path: Path, ranks: int, shown: str) -> None:
+    run = RunDirectory(tmp_path)
+    for rank in range(ranks):
+        write_rank(run.trace_dir, rank, [(0.0, "forward", 4, 0)], ranks=ranks, dp=rank, pp=0)
+    picture = gantt_picture(run.path)
+    assert picture is not None and picture.image and f"Each row is a rank, {shown}:" in picture.text
+
+
 def test_the_picture_of_a_trace_is_in_the_page(tmp_path: Path) -> None:
     run = write_page_run(tmp_path / "runs" / "a", lines=1)
     for rank in range(2):
@@ -242,3 +255,16 @@ def test_runs_are_named_by_paths_below_the_folder_of_all(tmp_path: Path) -> None
         write_run_page([tmp_path / folder for folder in folders], tmp_path / "page.html")
         page = Elements((tmp_path / "page.html").read_text(encoding="utf-8"))
         assert [run["name"] for run in runs_of(page)] == names
+
+
+@pytest.mark.parametrize(("digits", "guess_is_kept"), [(3, True), (1, False), (7, False)])
+def test_points_are_added_where_a_tenth_of_the_room_is_empty_and_removed_where_they_do_not_fit(
+    digits: int, guess_is_kept: bool
+) -> None:
+    at = np.arange(0, 50000, 10, dtype=float)
+    curves = [{"loss": Curve(at, 1.0 + 10.0**-digits * (at / 10 % 7 + 1), None, 9, math.nan)}]
+    room, guess = 10000, points_in_room(10000, 1, 5000)
+    points, fitted = _fitted(curves, room, 5000)
+    size = len(json.dumps(fitted[0], separators=(",", ":")))
+    assert len(fitted[0]["loss"]["values"]) <= points and 0.9 * room <= size <= room, size
+    assert (points == guess) == guess_is_kept
