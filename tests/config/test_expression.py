@@ -75,6 +75,7 @@ def test_expressions_have_the_expected_value(text: str, expected: bool) -> None:
         ("training.dtype == 'float32", "character 19: .*the text has no end"),
         ("layout.dp == ", "character 14: the expression ends where a value is expected"),
         ("", "the expression ends"),
+        ("(layout.dp in [1, 2", "character 15: '\\[' has no '\\]'"),
         ("(layout.dp == 1", "character 1: '\\(' has no '\\)'"),
         ("layout.dp == 1)", "character 15: '\\)' is not expected here"),
         ("layout.dp 1", "character 11: '1' is not expected"),

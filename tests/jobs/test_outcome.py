@@ -186,6 +186,14 @@ def test_the_states_of_slurm_and_of_this_machine_decide(tmp_path: Path, raw: str
         assert (outcome.status, outcome.retry) == expected
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "cause"), [(None, "signal 9"), (0, "signal 9"), (-1, "exit code -1"), (3, "exit code 3")]
+)
+def test_a_signal_is_named_unless_an_exit_code_says_more(tmp_path: Path, exit_code: Optional[int], cause: str) -> None:
+    submitted_run(tmp_path)
+    assert job_outcome(tmp_path, status(exit_code=exit_code, signal=9, code=0)).cause == cause
+
+
 def test_out_of_memory_is_reported_with_the_memory_used(tmp_path: Path) -> None:
     submitted_run(tmp_path)
     iterations(tmp_path, 2)

@@ -11,8 +11,11 @@ from fugaku_gpt.records.node_report import (
     MEASUREMENTS_FILE,
     REPORT_FILE,
     TEXT_FILE,
+    VERSION,
+    read_measurements,
     read_report,
     remove_report,
+    write_measurements,
     write_report,
 )
 
@@ -51,3 +54,14 @@ def test_files_of_an_earlier_call_are_removed_alone(tmp_path: Path) -> None:
     remove_report(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a user's"]
     remove_report(tmp_path)
+
+
+def test_measurements_are_read_back_with_the_section_that_is_being_measured(tmp_path: Path) -> None:
+    assert read_measurements(tmp_path) is None
+    for section in ("rates", ""):
+        write_measurements(tmp_path, section, {"hosts": {"a": {"page_bytes": 65536}}})
+        measured = read_measurements(tmp_path)
+        assert measured == {"version": VERSION, "section": section, "hosts": {"a": {"page_bytes": 65536}}}
+    (tmp_path / MEASUREMENTS_FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="measure again"):
+        read_measurements(tmp_path)
