@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fugaku_gpt.config import load_run_config
 from fugaku_gpt.errors import ConfigError
-from fugaku_gpt.layout.batch import SkippedSamples, batch_sizes, global_batch, sequence_length
+from fugaku_gpt.layout.batch import SkippedSamples, batch_sizes, first_sample, global_batch, sequence_length
 
 RAMP = ("training.global_batch=32", "training.ramp_start=8", "training.ramp_increment=8", "training.ramp_samples=300")
 
@@ -118,3 +118,9 @@ def test_skipped_samples_are_those_in_the_ranges(pairs: "List[tuple[int, int]]")
     assert [skipped.number(used) for used in range(len(remaining))] == remaining
     for consumed in range(100):
         assert skipped.count_used(consumed) == sum(number < consumed for number in remaining)
+
+
+def test_replicas_read_consecutive_micro_batches_of_samples() -> None:
+    config = load_run_config(overrides=["layout.dp=4", "training.micro_batch=3", "training.global_batch=24"])
+    firsts = [first_sample(config, 100, micro_batch, dp_rank) for micro_batch in range(2) for dp_rank in range(4)]
+    assert firsts == [100, 103, 106, 109, 112, 115, 118, 121]

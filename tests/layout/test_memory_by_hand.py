@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fugaku_gpt.config import load_run_config
-from fugaku_gpt.layout.memory import embedding_and_head_bytes
+from fugaku_gpt.errors import UsageError
+from fugaku_gpt.layout.memory import embedding_and_head_bytes, recompute_of_layers
 from fugaku_gpt.layout.stages import split_layers
 
 B, S, H = 3, 8, 20  # micro-batch, sequence, hidden size
@@ -58,3 +59,31 @@ STATISTICS = 2 * 4 * B * S  # mean and deviation of each token
 )
 def test_the_ends_of_a_pipeline(settings: "tuple[str, ...]", first: int, second: int, last: int) -> None:
     assert bytes_of_ends(*settings) == (first, second, last)
+
+
+def test_a_budget_recomputes_no_more_than_it_must_and_names_the_smallest() -> None:
+    def choice(budget: float, kind: str = "full") -> "list[str]":
+        settings = (f"training.recompute={kind}", f"training.recompute_budget_mib={budget:.10g}")
+        size = (
+            "model.hidden=512",
+            "model.heads=8",
+            "model.layers=4",
+            "model.seq_len=256",
+            "training.global_batch=12",
+            "model.attention_dropout=0.1",
+        )
+        config = load_run_config(overrides=[*size, *settings])
+        return list(recompute_of_layers(config, split_layers(config.model.layers, 1)))
+
+    assert choice(1000) == ["none"] * 4
+    smallest = {}
+    for kind in ("selective", "full"):
+        with pytest.raises(UsageError, match=r"recompute_budget_mib: 0.01: stage 0 keeps .* MiB") as refused:
+            choice(0.01, kind)
+        assert (", or recompute full" in str(refused.value)) == (kind == "selective")
+        smallest[kind] = float(str(refused.value).partition("valid: ")[2].split()[0])
+        chosen = choice(smallest[kind], kind)
+        assert kind in chosen and (kind == "full" or "full" not in chosen)
+        with pytest.raises(UsageError, match="valid: "):
+            choice(smallest[kind] - 0.1, kind)
+    assert smallest["full"] < smallest["selective"]

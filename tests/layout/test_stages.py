@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from fugaku_gpt.config import LayoutConfig, ModelConfig
 from fugaku_gpt.formulas.flops import exact_flops
 from fugaku_gpt.layout.communications import CommunicationPlan, chunk_times
-from fugaku_gpt.layout.stages import Chunk, Work, chunk_tensors, split_layers, stage_tensors, work_of
+from fugaku_gpt.layout.stages import Chunk, Work, chunk_tensors, chunks_of, split_layers, stage_tensors, work_of
 from fugaku_gpt.layout.tensors import model_tensors
+from tests.support.tiny import tiny_config
 
 works = st.builds(Work, embedding=st.floats(0, 3), head=st.floats(0, 5))
 
@@ -160,3 +161,15 @@ def test_stages_hold_every_tensor_once_except_the_tied_embedding(stages: int, ch
     assert sorted(names) == sorted([spec.name for spec in model_tensors(model, 2)] + tied)
     by_layer = [spec.name for spec in chunk_tensors(model, 2, split_layers(12, 12)[1])]
     assert by_layer and all(name.startswith("blocks.1.") for name in by_layer)
+
+
+def test_layers_are_balanced_by_the_work_of_a_run_that_recomputes_all_of_them() -> None:
+    """What a budget, or a number of layers, recomputes follows from the split, so they do not count in it."""
+
+    def counts(*settings: str) -> "list[int]":
+        usual = ["model.layers=7", "layout.pp=2", "model.vocab_size=2048"]
+        return [len(chunk.layers) for chunk in chunks_of(tiny_config(*usual, *settings))]
+
+    assert counts() == [6, 1] and counts("training.recompute=full") == [5, 2]
+    assert counts("training.recompute=full", "training.recompute_layers=1") == [6, 1]
+    assert counts("training.recompute=full", "training.recompute_budget_mib=100") == [6, 1]
