@@ -507,7 +507,10 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
         ],
     ),
     "PJM067": (
-        [FT + "export PARALLEL=8\nexport OMP_NUM_THREADS=12\n"],
+        [
+            FT + "export PARALLEL=8\nexport OMP_NUM_THREADS=12\n",
+            FT + "export PARALLEL=12\nexport OMP_NUM_THREADS=8\n",
+        ],
         [
             FT + "export PARALLEL=8\nexport OMP_NUM_THREADS=${PARALLEL}\n",
             FT + "export PARALLEL=$N\nexport OMP_NUM_THREADS=8\n",
