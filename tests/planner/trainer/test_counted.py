@@ -124,6 +124,7 @@ def test_assumptions_state_the_counted_and_the_estimated() -> None:
     ("settings", "message"),
     [
         (("job.nodes=2", "layout.dp=8"), "job.nodes 2, 8 ranks: cycles are counted for one node"),
+        (("model.norm=rmsnorm",), "model.norm rmsnorm: cycles are counted of the kernels of a GPT-2 alone"),
         (("training.dtype=bfloat16",), "training.dtype bfloat16: cycles are counted of float32 kernels"),
         (("node.threads_per_rank=13",), r"4 ranks \* 13 threads: a node has 48 cores"),
         (
