@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import List, Sequence
+from typing import Any, List, Sequence
 
 import pytest
 
@@ -16,6 +16,7 @@ from fugaku_gpt.jobs.poll import PolledRun
 from fugaku_gpt.records.job import ENDED, RUNNING
 from fugaku_gpt.records.run import OK
 from fugaku_gpt.report.dashboard import Dashboard, JobPoller
+from fugaku_gpt.report.page_runs import named_runs
 from tests.sweep.fake import leave_run
 
 
@@ -143,3 +144,27 @@ def test_a_closed_poller_asks_nobody(tmp_path: Path) -> None:
     assert poller._thread is not None
     poller._thread.join()
     assert poller.problem == "" and poller.newest == {}
+
+
+def test_folders_are_searched_again_after_a_change_or_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_run(tmp_path / "a", load_run_config(preset="tiny"))
+    clock = Clock()
+    searches = []
+
+    def counted(*arguments: Any) -> Any:
+        searches.append(clock.seconds)
+        return named_runs(*arguments)
+
+    monkeypatch.setattr("fugaku_gpt.report.dashboard.named_runs", counted)
+    with Dashboard([tmp_path], no_jobs, clock) as dashboard:
+        searches.clear()
+        dashboard.look()
+        first = len(searches)
+        dashboard.look()
+        assert len(searches) == first
+        leave_run(tmp_path / "b", load_run_config(preset="tiny"))
+        dashboard.look()
+        assert len(searches) == first + 1 and names(dashboard) == ["a ok 4", "b ok 4"]
+        clock.seconds += 600
+        dashboard.look()
+        assert len(searches) == first + 2

@@ -49,6 +49,8 @@ def test_a_row_of_a_table_has_the_cells_and_the_rounding_of_seconds(tmp_path: Pa
     assert (row.ids, row.memory, row.seconds_digit) == (("t.1",), "100.5 MiB", pytest.approx(0.005))
     assert (row.row.size, row.row.hardware, row.row.is_reference) == ("tiny", "A64FX Fugaku", True)
     assert (row.row.seconds_per_iteration, row.row.tflops_notes, row.row.freq_mhz) == (0.5, 0.03, None)
+    boosted = reference(tmp_path, TINY.replace(",2.0,", ",2.2,"))
+    assert boosted.row.freq_mhz == 2200 and not matches(boosted, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -206,3 +206,12 @@ def test_a_file_that_cannot_be_read_is_a_problem_until_it_can(tmp_path: Path) ->
     follower.path.rmdir()
     follower.path.write_text('{"kind": "iteration", "iteration": 1}\n')
     assert len(follower.poll()) == 1 and follower.problem == ""
+
+
+def test_a_run_without_metrics_has_no_lines_and_says_so(tmp_path: Path) -> None:
+    follower = RunFollower(tmp_path)
+    for _ in range(2):
+        assert (follower.is_missing, follower.has_more, follower.damaged, follower.problem) == (True, False, 0, "")
+        assert follower.poll() == []
+    follower.path.write_text(PIECES[0] + "\n", encoding="utf-8")
+    assert len(follower.poll()) == 1 and not follower.is_missing
