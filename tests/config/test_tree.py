@@ -162,3 +162,23 @@ def test_no_text_that_is_nested_deeply_passes_as_shallow(prefixes: List[str]) ->
         assert _may_exceed_limits(text)
     except yaml.YAMLError:
         pass
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a:\n  b: 1\n  b: 2\n", "a:\n  b: 1\na:\n  c: 2\n", "a:\n  b:\n  c: 1\n", "a:\n  b: 1", "  b: 1\n", "a: 1\n",
+     "a:\n  - 1\n", "a:\n  b:\n"],
+)  # fmt: skip
+def test_a_text_that_is_not_written_like_the_file_of_a_run_is_left_to_yaml(text: str) -> None:
+    assert parse_sections(text, "x.yaml") is None
+
+
+def test_lists_quotes_and_lines_are_read_in_the_short_way() -> None:
+    text = "a:\n  b: 1\n  c:\n  - 2\n  - 3\nd:\n  b: ''\n  e: []\n  f: 4.5e-6\n"
+    assert parse_sections(text, "x.yaml") == {
+        "a": {
+            "b": Scalar("1", False, "x.yaml:2"),
+            "c": [Scalar("2", False, "x.yaml:4"), Scalar("3", False, "x.yaml:5")],
+        },
+        "d": {"b": Scalar("", True, "x.yaml:7"), "e": [], "f": Scalar("4.5e-6", False, "x.yaml:9")},
+    }

@@ -20,6 +20,7 @@ from fugaku_gpt.formulas.flops import (
     tflops_per_node,
 )
 from fugaku_gpt.formulas.parameters import parameter_count, size_name
+from fugaku_gpt.formulas.rotary import rotary_frequencies
 from fugaku_gpt.layout.tensors import model_tensors
 
 GPT2 = ModelConfig(layers=12, hidden=768, heads=12, seq_len=1024, vocab_size=50257)
@@ -121,3 +122,27 @@ def test_the_count_of_the_notes_is_below_the_exact_count() -> None:
 def test_rates() -> None:
     assert tflops_per_node(4e12, 2.0, 2) == 1.0
     assert aggregate_petaflops(0.5, 512) == 0.25 and aggregate_petaflops(0.5, 512, si=True) == 0.256
+
+
+def test_operations_of_grids_by_hand() -> None:
+    model = replace(
+        ModelConfig(layers=2, hidden=4, heads=1, seq_len=9, vocab_size=5),
+        kind="grid_classifier", positions="rope", tied_embeddings=False,
+    )  # fmt: skip
+    # weights 12h² = 192 and attention 2·s·h = 72 multiply-adds of each of 9 cells and 2 layers, and a row of 8 logits
+    assert exact_flops(model, 7, 8) == 3 * 2 * 7 * (9 * 2 * (192 + 72) + 8 * 4)
+
+
+def test_positions_are_stretched_as_their_kind_says() -> None:
+    plain = ModelConfig(hidden=8, heads=1, positions="rope", seq_len=64, rope_theta=100.0)
+    assert rotary_frequencies(plain).tolist() == pytest.approx([1.0, 100**-0.25, 0.1, 100**-0.75])
+    linear = replace(plain, rope_scaling=" linear".strip(), rope_factor=4.0)  # a text of its own, as read from a file
+    assert rotary_frequencies(linear).tolist() == pytest.approx((rotary_frequencies(plain) / 4).tolist())
+    llama = replace(
+        plain, rope_scaling=" llama3".strip(), rope_factor=4.0, rope_original_seq_len=20, rope_low_freq_factor=0.5,
+        rope_high_freq_factor=2.0,
+    )  # fmt: skip
+    # 20 tokens hold 3.18, 1.007, 0.318 and 0.1 wavelengths: all, a blend, and a quarter of two
+    blend = (20 * 100**-0.25 / (2 * math.pi) - 0.5) / 1.5
+    expected = [1.0, 100**-0.25 * (blend + (1 - blend) / 4), 0.1 / 4, 100**-0.75 / 4]
+    assert rotary_frequencies(llama).tolist() == pytest.approx(expected)
