@@ -140,6 +140,22 @@ def test_results_of_pjdel() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "results"),
+    [
+        ("[WARN] PJM 0112 pjdel Job 9 may take a while.\n", {}),
+        ("[ERR.] PJM 0001 pjdel no such option.\n", {}),  # it names no job
+        ("[INFO] PJM 0300 pjhold Job 9 is looked for.\n", {}),
+        ("[ERR.] PJM 0112 pjdel Job 9[3-1] does not exist.\n", {"9[3-1]": "Job 9[3-1] does not exist."}),
+        ("[ERR.] PJM 0100 pjdel Accepted job 9.\n", {"9": "Accepted job 9."}),
+        ("[ERR.] PJM 0112 pjdel Job 9 a.\n[ERR.] PJM 0112 pjdel Job 9 b.\n", {"9": "Job 9 b."}),
+        ("[ERR.] PJM 0112 pjdel Job 9 a.\n[INFO] PJM 0119 pjdel Accepted job 9.\n", {"9": ""}),
+    ],
+)
+def test_only_answers_about_a_job_are_its_results(text: str, results: "dict[str, str]") -> None:
+    assert operation_results(text) == results
+
+
 def test_results_of_pjwait() -> None:
     assert parse_wait_results("waiting\n238 0 0 0\n239[1] 11 0 24\n240_0 X X X\n241 - - -\n242 E E E\nx 1 2 3\n") == [
         WaitResult("238", 0, 0, 0),
