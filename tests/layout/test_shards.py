@@ -93,3 +93,18 @@ def test_replicas_share_the_writing(zero: int) -> None:
         sizes.append(sum(part.region.size for part in regions_to_write(config, coordinates, coordinates.dp)))
     assert sum(sizes) == sum(count.size for count in counts(config).values())
     assert max(sizes) <= 1.1 * sum(sizes) / 4
+
+
+def test_a_replica_writes_the_ranges_that_it_owns() -> None:
+    """With ZeRO a part of every bucket, which it has up to date; without, one stretch."""
+    for zero in (0, 1):
+        config = tiny_config("layout.dp=2", f"layout.zero={zero}")
+        layout = flat_layout_of(config, 0)
+        for rank in range(2):
+            regions = regions_to_write(config, coordinates_of(rank, config.layout, config.layout.order), rank)
+            if zero:
+                owned = [shard.parameters for shard in layout.owned(rank, 2)]
+                assert len(owned) > 2
+            else:
+                owned = [slice(layout.elements * rank // 2, layout.elements * (rank + 1) // 2)]
+            assert all(any(own.start <= part.first and part.stop <= own.stop for own in owned) for part in regions)

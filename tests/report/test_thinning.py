@@ -70,3 +70,10 @@ def test_a_thinned_curve_has_a_gap_where_a_loss_was_not_finite() -> None:
     curve = Curve(np.arange(5000, dtype=float), values, None, 6, math.inf).thinned(400)
     (gap,) = np.flatnonzero(~np.isfinite(curve.values))
     assert len(curve.at) <= 400 and curve.at[gap] == 1000 and (np.diff(curve.at) > 0).all()
+
+
+def test_the_fewest_points_are_the_ends_the_lowest_and_the_highest() -> None:
+    at, values = np.arange(100.0), np.full(100, 2.0)
+    values[30], values[70] = 9.0, -9.0
+    for most in (4, 5):
+        assert thin(at, values, most).tolist() == [0, 30, 70, 99]

@@ -101,6 +101,15 @@ def test_the_figures_of_the_components_add_up_to_those_of_the_iteration() -> Non
     assert prediction.tokens_per_second(2.0) == _run().training.global_batch * 1024 / 2
 
 
+def test_rates_are_those_of_an_iteration_that_takes_so_long() -> None:
+    prediction = _predict()
+    assert prediction.rate(4.0) == pytest.approx(prediction.total_flops / 4e12)
+    assert prediction.notes_rate(4.0) == pytest.approx(prediction.notes_flops / 4e12)
+    assert prediction.tokens_per_second(4.0) == pytest.approx(prediction.tokens / 4)
+    assert prediction.share_of_peak(prediction.total_flops / prediction.peak) == pytest.approx(1.0)
+    assert prediction.share_of_peak(3.0) == pytest.approx(prediction.total_flops / 3 / prediction.peak)
+
+
 def test_flops_of_a_component_without_any_entry_are_not_those_of_the_iteration() -> None:
     prediction = replace(_predict(), flops={PRODUCTS: 1e12})
     with pytest.raises(KeyError, match=ATTENTION_PART):

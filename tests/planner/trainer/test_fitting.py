@@ -8,7 +8,8 @@ from typing import Any, Dict
 import pytest
 
 from fugaku_gpt.config import dump_run_config, load_run_config
-from fugaku_gpt.planner.trainer.fitting import usable_runs
+from fugaku_gpt.planner.trainer.fitting import MeasuredRun, fit_local, usable_runs
+from fugaku_gpt.planner.trainer.seconds import RunCost, prior_constants
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import FAILED, OK, Result, RunDirectory
 from tests.planner.probes import even_machine
@@ -49,3 +50,24 @@ def test_a_run_is_fitted_to_with_the_threads_and_kernels_that_it_used(tmp_path: 
     environment = {"ranks": [{"threads": 3}], "precision": {"compiled": compiled}}
     ((run,), _) = usable_runs([recorded(tmp_path, environment=environment)], even_machine())
     assert (run.config.node.threads_per_rank, run.config.node.compiled_kernels) == (3, compiled)
+
+
+def test_each_run_is_predicted_by_a_fit_to_the_others() -> None:
+    probed = even_machine()
+    shape = ("model.heads=4", "model.seq_len=64", "model.vocab_size=512", "node.threads_per_rank=1")
+    batch = ("training.micro_batch=2", "training.global_batch=16")
+    configs = [
+        load_run_config(overrides=[*shape, *batch, f"model.hidden={hidden}", f"model.layers={layers}"])
+        for hidden in (64, 256) for layers in (2, 4)
+    ]  # fmt: skip
+    truth = {**prior_constants().values, "products": 1.3}
+    runs = [MeasuredRun(str(n), config, RunCost(config, probed).seconds(truth)) for n, config in enumerate(configs)]
+    fitted, left_out = fit_local(probed, runs)
+    assert fitted.rows == ("0", "1", "2", "3") and fitted.values["products"] == pytest.approx(1.3, rel=0.1)
+    assert [run.name for run in left_out] == ["0", "1", "2", "3"]
+    assert [run.measured for run in left_out] == [run.seconds for run in runs]
+    assert max(abs(run.relative_error) for run in left_out) < 0.2
+    none, no_runs = fit_local(probed, [])
+    assert none.values == prior_constants().values and no_runs == []
+    single, (alone,) = fit_local(probed, runs[:1])
+    assert single.rows == ("0",) and abs(alone.relative_error) < 0.2

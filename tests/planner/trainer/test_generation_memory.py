@@ -9,10 +9,12 @@ import pytest
 
 from fugaku_gpt.config import LayoutConfig, RunConfig, load_run_config
 from fugaku_gpt.layout.stages import chunks_of
-from fugaku_gpt.machine.framework import framework_of
+from fugaku_gpt.machine.framework import Framework, framework_of
 from fugaku_gpt.planner.trainer.generation_memory import (
     GENERATION_CATEGORIES,
     GenerationSize,
+    bytes_of_node,
+    evaluation_memory,
     generation_memory,
     loading_bytes,
 )
@@ -89,3 +91,19 @@ def test_prompts_that_are_read_at_once_share_a_workspace_or_the_longest_has_it()
     )
     assert four["workspace"] == 4 * one["workspace"] and many["workspace"] == 8 * one["workspace"]
     assert long["workspace"] == 16 * one["workspace"]
+
+
+def test_the_bytes_of_a_stage_by_hand() -> None:
+    model = ("model.layers=2", "model.hidden=8", "model.heads=2", "model.seq_len=16", "model.vocab_size=10")
+    run = load_run_config(overrides=[*model, "model.vocab_multiple=4", "training.dtype=float32"])
+    base = Framework(200, 100)
+    (sizes,) = generation_memory(run, GenerationSize(3, 5), base)
+    assert sizes["cache"] == 2 * 3 * 5 * 2 * 8 * 4  # layers, texts, tokens, keys and values
+    assert sizes["logits"] == 3 * 12 * (4 + 4 + 8)  # of each text, as computed, sorted and numbered
+    assert sizes["workspace"] == 15 * (3 * 8 + 4 * 8 + 2 * 32) * 4
+    assert sizes["base"] == 300 and sizes["loading"] == 0
+    (evaluated,) = evaluation_memory(run, 3, base)
+    assert (evaluated["cache"], evaluated["logits"]) == (0, 3 * 16 * 12 * (4 + 4))
+    assert evaluated["workspace"] == 48 * (3 * 8 + 4 * 8 + 2 * 32) * 4
+    total = sum(sizes.values())
+    assert bytes_of_node([sizes], [0, 0, 0], base) == 3 * total - 2 * base.shared_bytes
