@@ -158,6 +158,8 @@ def test_the_first_number_that_is_not_0_counts() -> None:
     bulk_job = aggregate_status("5", sub_jobs)
     assert (bulk_job.exit_code, bulk_job.signal, bulk_job.code, bulk_job.raw) == (3, 9, 12, "EXT:3")
     assert aggregate_status("5", [JobStatus("5[0]", jobs.ENDED)]).exit_code is None
+    refused = [JobStatus("5[1]", jobs.ENDED, "EXT", 0), JobStatus("5[2]", jobs.ENDED, "EXT", -1)]
+    assert aggregate_status("5", refused).exit_code == -1
 
 
 def test_bulk_numbers_are_a_range() -> None:

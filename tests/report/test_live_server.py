@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -380,3 +381,29 @@ def test_a_folder_that_is_missing_and_a_port_in_use_are_refused(runs: Path) -> N
         LiveRuns([runs, runs / "none"])
     with serving(runs) as server, pytest.raises(UsageError, match=f"--port {server.port}: .*choose another"):
         LiveServer(LiveRuns([runs]), server.port)
+
+
+def test_an_error_of_the_looks_at_runs_ends_the_wait(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, seen = LiveRuns([runs]), threading.Event()
+
+    def fail() -> None:
+        seen.wait(SECONDS)
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(live, "poll", fail)
+    server = LiveServer(live, interval=0.02)
+    with server.serving():
+        with monkeypatch.context() as patch:
+            waits: List[float] = []
+            wait = server._is_over.wait
+
+            def counted(seconds: float) -> bool:
+                waits.append(seconds)
+                if len(waits) > 1:
+                    seen.set()
+                return wait(seconds if len(waits) > 1 else 0)
+
+            patch.setattr(server._is_over, "wait", counted)
+            with pytest.raises(MemoryError, match="no more"):
+                server.wait()
+        assert len(waits) > 1  # it was not over at first

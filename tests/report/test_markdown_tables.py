@@ -194,3 +194,9 @@ def test_any_text_is_read(text: str) -> None:
     rows_from_tables(read_tables(text))
     read_figure(text)
     read_nodes_cell(text)
+
+
+def test_a_line_of_prose_with_a_bar_may_state_the_shape_of_the_model() -> None:
+    row = "Nodes | DP | TP | PP | Sec/it\n--- | --- | --- | --- | ---\n4 | 4 | 1 | 1 | 2.0\n"
+    (table,) = read_tables("# 1.3B\n\n--num-layers 24 | --hidden-size 2048\n\n" + row)
+    assert any((model.layers, model.hidden) == (24, 2048) for model in table.heading.models)

@@ -215,3 +215,10 @@ def test_a_run_without_metrics_has_no_lines_and_says_so(tmp_path: Path) -> None:
         assert follower.poll() == []
     follower.path.write_text(PIECES[0] + "\n", encoding="utf-8")
     assert len(follower.poll()) == 1 and not follower.is_missing
+
+
+def test_a_file_that_cannot_be_read_is_a_problem_and_not_missing(tmp_path: Path) -> None:
+    follower = RunFollower(tmp_path)
+    follower.path.mkdir()
+    assert follower.poll() == []
+    assert (follower.problem, follower.is_missing) == ("Is a directory", False)

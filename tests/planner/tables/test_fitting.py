@@ -14,6 +14,7 @@ from fugaku_gpt.planner.tables.fitting import (
     LeftOutPrediction,
     Refit,
     interval_spread,
+    log_slopes,
     memory_problem,
     predict_left_out,
     refit,
@@ -156,6 +157,11 @@ def test_a_machine_file_that_lacks_a_constant_is_refused() -> None:
         least = replace(least, memory=without(least.memory, name))
     (prediction,) = predict_rows(least, [rows[0][0]])
     assert prediction.seconds.value > 0 and prediction.memory > 0
+
+
+def test_slopes_are_derivatives_of_logarithms() -> None:
+    slopes = log_slopes(lambda values: np.exp([values[0] ** 2 - 3 * values[1], values[1] ** 3]), np.array([3.0, 2.0]))
+    assert slopes == pytest.approx(np.array([[6.0, -3.0], [0.0, 12.0]]), abs=1e-2)
 
 
 def test_order_within_tables() -> None:
