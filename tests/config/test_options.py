@@ -37,7 +37,7 @@ TYPES = get_type_hints(Settings)
         ("count", "a whole number, at least 1 and at most 9", {"1": 1, "9": 9}, ["0", "10", "1.5"]),
     ],
 )
-def test_a_field_accepts_what_its_description_says(
+def test_a_field_accepts_the_values_of_the_description(
     name: str, description: str, accepted: "dict[str, object]", refused: "list[str]"
 ) -> None:
     kind, metadata = TYPES[name], FIELDS[name].metadata

@@ -47,7 +47,7 @@ def resized(kind: str) -> Callable[[Steps], Steps]:
         (LayoutConfig(pp=2, tp=2), "embedding", "1, 3"),
     ],
 )
-def test_a_rank_with_another_size_than_its_group_is_named(layout: LayoutConfig, kind: str, group: str) -> None:
+def test_a_rank_with_another_size_than_the_group_is_named(layout: LayoutConfig, kind: str, group: str) -> None:
     plan = CommunicationPlan(MODEL, layout, micro_batches=2)
     assert check_grid(plan).ranks == layout.ranks
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_a_rank_with_another_size_than_its_group_is_named(layout: LayoutConfig, 
     assert error.value.communicator == kind and f"({group})" in str(error.value)
 
 
-def test_a_collective_that_one_rank_omits_is_named() -> None:
+def test_a_collective_that_a_rank_omits_is_named() -> None:
     plan = CommunicationPlan(MODEL, LayoutConfig(tp=2), micro_batches=2)
     with pytest.raises(GridError, match="rank 1") as error:
         check_grid(plan, with_odd_rank(plan, 1, lambda steps: steps[:-1]))

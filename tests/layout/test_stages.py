@@ -164,7 +164,7 @@ def test_stages_hold_every_tensor_once_except_the_tied_embedding(stages: int, ch
 
 
 def test_layers_are_balanced_by_the_work_of_a_run_that_recomputes_all_of_them() -> None:
-    """What a budget, or a number of layers, recomputes follows from the split, so they do not count in it."""
+    """The layers that a budget or a number recomputes follow from the split, so they do not count in it."""
 
     def counts(*settings: str) -> "list[int]":
         usual = ["model.layers=7", "layout.pp=2", "model.vocab_size=2048"]

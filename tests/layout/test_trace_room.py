@@ -11,7 +11,7 @@ from tests.support.tiny import tiny_config
 NO_VALIDATION = "training.eval_interval=null"
 
 
-def test_a_trace_has_room_for_its_iterations_and_for_what_lies_between_them() -> None:
+def test_a_trace_has_room_for_the_iterations_and_more_records() -> None:
     config = tiny_config("layout.dp=2", NO_VALIDATION)
     calls, phases = records_of_iteration(config, 0)
     assert calls > 0 and phases > 0

@@ -202,11 +202,11 @@ def test_the_tests_of_a_line_are_the_same_on_any_machine(toy: Path) -> None:
     assert chosen == {("tests/cli/test_a.py::test", "tests/cli/test_c.py::test")}
 
 
-def test_many_parameters_of_one_test_do_not_keep_others_away(toy: Path) -> None:
+def test_many_parameters_of_a_test_do_not_displace_far_tests(toy: Path) -> None:
     file, far = "fugaku_gpt/config/toy.py", "tests/cli/test_a.py::test"
-    near = [f"tests/config/test_toy.py::test[{number:03}]" for number in range(120)]
-    lines = LineMap({file: {5: [far, *near]}}, dict.fromkeys([far, *near], 1.0), [])
-    assert lines.tests_of(toy, file, 5) == [*near[:50], far, *near[50:]]
+    close = [f"tests/config/test_toy.py::test[{number:03}]" for number in range(120)]
+    lines = LineMap({file: {5: [far, *close]}}, dict.fromkeys([far, *close], 1.0), [])
+    assert lines.tests_of(toy, file, 5) == [*close[:50], far, *close[50:]]
 
 
 def test_chosen_tests_of_a_file_follow_each_other() -> None:
@@ -225,11 +225,11 @@ def test_chosen_tests_of_a_file_follow_each_other() -> None:
         ("tests/test_limits.py::test", 3),
     ],
 )
-def test_the_nearest_tests_of_a_module_are_those_of_its_mirror(test: str, steps: int) -> None:
+def test_the_nearest_tests_of_a_module_are_those_of_the_mirror(test: str, steps: int) -> None:
     assert distance(test, "fugaku_gpt/planner/search/best.py") == steps
 
 
-def test_a_module_that_a_test_imports_is_tried_by_all_its_tests(toy: Path) -> None:
+def test_a_module_that_a_test_imports_is_tried_by_all_tests_of_it(toy: Path) -> None:
     """An import in the middle of a test runs the module's own lines, though other tests depend on them."""
     file, first, other = "fugaku_gpt/config/toy.py", "tests/config/test_a.py::test", "tests/config/test_b.py::test"
     tests = {file: {1: [first], 4: [first], 5: [first, other], 8: [first], 9: [other]}}

@@ -51,7 +51,7 @@ def copy_repository(root: Path, copy: Path) -> None:
 
 
 def chosen_tests(tests: Sequence[str], count: int) -> List[str]:
-    """The first tests, so many at most; those of a file follow each other."""
+    """The first tests, up to a number of them; those of a file follow each other."""
     chosen = list(tests[:count])
     files = list(dict.fromkeys(name.partition("::")[0] for name in chosen))
     return sorted(chosen, key=lambda name: files.index(name.partition("::")[0]))

@@ -152,7 +152,7 @@ def test_results_of_pjdel() -> None:
         ("[ERR.] PJM 0112 pjdel Job 9 a.\n[INFO] PJM 0119 pjdel Accepted job 9.\n", {"9": ""}),
     ],
 )
-def test_only_answers_about_a_job_are_its_results(text: str, results: "dict[str, str]") -> None:
+def test_only_answers_about_a_job_are_results(text: str, results: "dict[str, str]") -> None:
     assert operation_results(text) == results
 
 

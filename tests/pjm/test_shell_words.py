@@ -30,11 +30,11 @@ from fugaku_gpt.pjm.shell_words import split_line, split_list
         ("", (), False, ()),
     ],
 )
-def test_words_are_those_of_a_shell(
+def test_a_line_is_split_as_a_shell_splits_it(
     text: str, tokens: Tuple[str, ...], is_unbalanced: bool, substitutions: Tuple[str, ...]
 ) -> None:
-    words = split_line(text)
-    assert (words.tokens, words.unbalanced, words.substitutions) == (tokens, is_unbalanced, substitutions)
+    line = split_line(text)
+    assert (line.tokens, line.unbalanced, line.substitutions) == (tokens, is_unbalanced, substitutions)
 
 
 def test_a_long_substitution_is_none() -> None:

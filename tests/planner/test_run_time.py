@@ -47,7 +47,7 @@ def test_rates_follow_from_the_seconds_and_the_formulas(machine: Machine, recomp
     )
 
 
-def test_shared_heads_of_keys_are_said_to_be_timed_as_others(machine: Machine) -> None:
+def test_shared_heads_of_keys_are_timed_like_separate_heads(machine: Machine) -> None:
     shared = load_run_config(overrides=[*SETTINGS, "model.kv_heads=2"])
     assert "model.kv_heads 2: timed as 4" in local_run_figures(shared, machine)[0]
     plain = local_run_figures(load_run_config(overrides=SETTINGS), machine)[0]

@@ -24,7 +24,7 @@ def test_another_text_is_no_number_of_parameters(label: str) -> None:
     assert parameters_of_label(label) is None
 
 
-def test_a_shape_has_its_matrices_at_least_and_all_tables_at_most() -> None:
+def test_a_shape_has_the_matrices_at_least_and_all_tables_at_most() -> None:
     least, most = parameters_of_shape(3, 2)
     assert least == 12 * 3 * 4
     tables = parameters_of_shape(0, 2)[1]

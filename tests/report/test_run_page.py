@@ -257,9 +257,9 @@ def test_runs_are_named_by_paths_below_the_folder_of_all(tmp_path: Path) -> None
         assert [run["name"] for run in runs_of(page)] == names
 
 
-@pytest.mark.parametrize(("digits", "guess_is_kept"), [(3, True), (1, False), (7, False)])
+@pytest.mark.parametrize(("digits", "is_guess_used"), [(3, True), (1, False), (7, False)])
 def test_points_are_added_where_a_tenth_of_the_room_is_empty_and_removed_where_they_do_not_fit(
-    digits: int, guess_is_kept: bool
+    digits: int, is_guess_used: bool
 ) -> None:
     at = np.arange(0, 50000, 10, dtype=float)
     curves = [{"loss": Curve(at, 1.0 + 10.0**-digits * (at / 10 % 7 + 1), None, 9, math.nan)}]
@@ -267,4 +267,4 @@ def test_points_are_added_where_a_tenth_of_the_room_is_empty_and_removed_where_t
     points, fitted = _fitted(curves, room, 5000)
     size = len(json.dumps(fitted[0], separators=(",", ":")))
     assert len(fitted[0]["loss"]["values"]) <= points and 0.9 * room <= size <= room, size
-    assert (points == guess) == guess_is_kept
+    assert (points == guess) == is_guess_used

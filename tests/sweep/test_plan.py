@@ -10,7 +10,7 @@ from fugaku_gpt.errors import UsageError
 from fugaku_gpt.sweep.plan import PLAN_FILE, plan_of, read_plan, write_plan
 
 
-def test_a_plan_is_the_text_of_its_file_and_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_the_text_of_the_file_and_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "many.yaml"
     file.write_text("preset: tiny\n", encoding="utf-8")
@@ -26,7 +26,7 @@ def test_a_plan_is_the_text_of_its_file_and_is_read_back(tmp_path: Path, monkeyp
         read_plan(tmp_path)
 
 
-def test_a_file_that_cannot_be_read_is_a_usage_error_with_its_name(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.yaml: no such file"):
         plan_of(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match=r"cannot be read: .*directory"):

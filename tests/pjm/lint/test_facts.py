@@ -25,7 +25,7 @@ def facts_of(text: str, file: str = "") -> Facts:
         ("#PJM -L node=1\n./a\n", "job.sh", False),
     ],
 )
-def test_a_template_has_tags_above_its_first_command_or_is_called_so(text: str, file: str, is_template: bool) -> None:
+def test_a_template_has_tags_above_the_first_command_or_is_called_so(text: str, file: str, is_template: bool) -> None:
     assert facts_of(text, file).is_template == is_template
 
 

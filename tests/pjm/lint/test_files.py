@@ -20,7 +20,7 @@ def test_without_choices_all_rules_are_checked_and_errors_of_a_day_are_warnings(
     assert "PJM050" in ids and "PJM020" not in ids and all(rule_id.startswith(("PJM02", "PJM050")) for rule_id in ids)
 
 
-def test_files_that_cannot_be_read_are_named_beside_the_reports_of_others(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named_beside_reports(tmp_path: Path) -> None:
     script, missing = tmp_path / "a.sh", tmp_path / "b.sh"
     script.write_text(DIRECTIVE)
     reports, unreadable = lint_files(linter_for(), [str(script), str(missing)])
@@ -28,7 +28,7 @@ def test_files_that_cannot_be_read_are_named_beside_the_reports_of_others(tmp_pa
     assert unreadable == [f"{str(missing)!r}: cannot be read: No such file or directory"]
 
 
-def test_a_file_of_a_folder_is_a_script_up_to_one_mebibyte(tmp_path: Path) -> None:
+def test_a_file_of_a_folder_is_a_script_up_to_a_mebibyte(tmp_path: Path) -> None:
     for name, size in (("small.sh", 2**20), ("large.sh", 2**20 + 1)):
         (tmp_path / name).write_text(DIRECTIVE.ljust(size, "#"))
     (tmp_path / ".hidden.sh").write_text(DIRECTIVE)

@@ -12,7 +12,7 @@ from fugaku_gpt.pjm.lint.shell_quotes import end_of_expansion, unescape
     [
         ("plain", "plain"),
         ('a \\"b\\" \\$c \\`d\\` \\\\e', 'a "b" $c `d` \\e'),
-        ("a\\\nb", "ab"),  # a line that goes on
+        ("a\\\nb", "ab"),  # an escaped end of a line
         ("a\\nb", "a\\nb"),  # a backslash before any other character stays
     ],
 )
@@ -27,7 +27,7 @@ def test_backslashes_in_double_quotes(text: str, inside: str) -> None:
         "$(a # don't )\n)", "${a}", "${a:-{b}}", "${a:-\\}}", "$(a \\) b)", '$(a "b)" c)', "$(a `b)` c)", '"$a$"',
     ],
 )  # fmt: skip
-def test_an_expansion_ends_at_its_own_end(expansion: str) -> None:
+def test_an_expansion_ends_where_a_shell_ends_it(expansion: str) -> None:
     assert end_of_expansion(expansion, 0, 0) == len(expansion)
     assert end_of_expansion(f'x {expansion}) }}" `', 2, 0) == len(expansion) + 2
     assert end_of_expansion(expansion[:-1], 0, 0) == -1

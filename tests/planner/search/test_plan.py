@@ -30,7 +30,7 @@ def test_a_request_names_nodes_or_a_limit_of_them_and_a_fit() -> None:
         ("v100", 2, (2,), "a node of v100 has 2 devices"),
     ],
 )
-def test_ranks_of_a_node_are_one_for_each_device_or_up_to_its_cores(
+def test_ranks_of_a_node_are_as_many_as_devices_or_up_to_the_cores(
     machine: str, devices: int, choices: "tuple[int, ...]", problem: str
 ) -> None:
     loaded = load_machine(machine)

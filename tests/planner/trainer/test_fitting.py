@@ -29,7 +29,7 @@ def recorded(
     return folder
 
 
-def test_a_fit_uses_complete_runs_of_this_machine_and_names_why_others_are_left_out(tmp_path: Path) -> None:
+def test_a_fit_uses_complete_runs_of_this_machine_and_says_why_it_leaves_out_a_run(tmp_path: Path) -> None:
     good = recorded(tmp_path / "good")
     reasons = {
         recorded(tmp_path / "failed", status=FAILED): "did not end well",
@@ -52,7 +52,7 @@ def test_a_run_is_fitted_to_with_the_threads_and_kernels_that_it_used(tmp_path: 
     assert (run.config.node.threads_per_rank, run.config.node.compiled_kernels) == (3, compiled)
 
 
-def test_each_run_is_predicted_by_a_fit_to_the_others() -> None:
+def test_each_run_is_predicted_by_a_fit_without_it() -> None:
     probed = even_machine()
     shape = ("model.heads=4", "model.seq_len=64", "model.vocab_size=512", "node.threads_per_rank=1")
     batch = ("training.micro_batch=2", "training.global_batch=16")

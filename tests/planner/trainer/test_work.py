@@ -20,9 +20,9 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_ranks_that_share_the_vocabulary_exchange_the_parts_of_the_loss(sequence_parallel: bool) -> None:
+def test_ranks_that_share_the_vocabulary_exchange_terms_of_the_loss(sequence_parallel: bool) -> None:
     """The head gathers 3 numbers of each token and rank, the largest logit, the sum and the target's, and sums up the
-    gradient of its input; a rank that holds the whole vocabulary sends nothing."""
+    gradient of its input; a rank that holds the full vocabulary sends nothing."""
     (alone,) = count_chunk_work(load_run_config(overrides=SETTINGS))
     assert not alone.forward.messages and not alone.backward.messages
     settings = [*SETTINGS, "layout.tp=2", f"layout.sequence_parallel={str(sequence_parallel).lower()}"]
@@ -63,7 +63,7 @@ def stage_work(*settings: str, stage: int = 0) -> Tuple[StageWork, FlatLayout]:
         (("layout.zero=1", "training.dtype=bfloat16"), REDUCE_SCATTER, 4, 2),
     ],
 )
-def test_replicas_sum_each_bucket_and_gather_what_is_sharded(
+def test_replicas_sum_each_bucket_and_gather_sharded_parameters(
     settings: "tuple[str, ...]", operation: str, item: int, gathered: int
 ) -> None:
     work, flat = stage_work("layout.dp=2", *settings)
@@ -100,11 +100,11 @@ def test_copies_of_parameters_are_summed_between_stages_and_tensor_parallel_rank
 
 def test_messages_between_stages_are_hidden_states_or_their_shares() -> None:
     settings = ("layout.tp=2", "layout.pp=2", "model.layers=2")
-    whole = load_run_config(overrides=[*SETTINGS, *settings])
+    full = load_run_config(overrides=[*SETTINGS, *settings])
     shared = load_run_config(
         overrides=[*SETTINGS, *settings, "layout.sequence_parallel=true", "training.dtype=bfloat16"]
     )
-    assert message_bytes(whole) == 4 * TOKENS * HIDDEN
+    assert message_bytes(full) == 4 * TOKENS * HIDDEN
     assert message_bytes(shared) == 2 * TOKENS * HIDDEN // 2
 
 
