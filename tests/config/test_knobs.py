@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fugaku_gpt.config import NodeConfig
-from fugaku_gpt.config.knobs import is_requested
+from fugaku_gpt.config.knobs import NodeKnob, is_requested
 from fugaku_gpt.config.schema import NODE_KNOBS, POWER_KNOBS
 from tests.config.one_more_knob import STAGES
 
@@ -71,3 +71,14 @@ def test_adding_a_power_knob_takes_a_single_edit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert {stage.__name__ for stage in STAGES} <= set(done.stdout.splitlines()), done.stdout
+
+
+def test_a_power_knob_is_a_resource_of_pjm_under_the_name_of_the_field_or_another() -> None:
+    named = NodeKnob(name="clock", values=(1, 2), pjm_name="freq")
+    assert (named.key, named.resource, named.is_power_knob, named.is_in_tables) == ("node.clock", "freq", True, True)
+    plain = NodeKnob(name="eco", values=(1, 2))
+    assert (
+        plain.resource == "eco" and plain.format_for_tables(2) == "eco=2" and plain.format_for_row_name("2") == "eco2"
+    )
+    other = NodeKnob(name="open_files")
+    assert not other.is_power_knob and not other.is_in_tables

@@ -7,7 +7,7 @@ from typing import Dict, List
 
 import pytest
 
-from fugaku_gpt.config import load_run_config
+from fugaku_gpt.config import LayoutConfig, load_run_config
 from fugaku_gpt.errors import ConfigError
 from fugaku_gpt.layout.communication_check import check_grid
 from fugaku_gpt.layout.communications import ALL_REDUCES, Collective, plan_of, program
@@ -33,6 +33,8 @@ def test_replicas_compare_all_that_they_hold() -> None:
 
 def test_tensor_parallel_ranks_compare_sums_of_two_replicas_at_most() -> None:
     assert compared("layout.tp=2") == {}
+    plan, flat = LayoutConfig(), flat_layout_of(load_run_config(preset="tiny"), 0)
+    assert comparisons(flat, plan, sequence_parallel=True) == []  # there is nobody to compare with
     alike = compared("layout.tp=2", SP)["tp"]
     assert "final_norm.weight" in alike and not any("mlp.up.weight" in name for name in alike)
     assert compared("layout.tp=2", "layout.dp=2", SP)["tp"] == alike
