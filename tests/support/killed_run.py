@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from fugaku_gpt.records.claim import Holder, claim_folder
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import CLAIM, RunDirectory
 
-DEAD = Holder("a mark of this test", socket.gethostname(), 2**22 - 3, 1.0)
+# a mark of its own for each process of tests: some give it to a process that lives
+DEAD = Holder(f"a mark of tests in process {os.getpid()}", socket.gethostname(), 2**22 - 3, 1.0)
 
 
 def killed_run(path: Path, holder: Holder = DEAD) -> RunDirectory:
