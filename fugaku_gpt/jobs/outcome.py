@@ -29,11 +29,14 @@ from fugaku_gpt.jobs.schedulers.registry import scheduler_named, sub_job_ids
 from fugaku_gpt.launch.launch_result import failure_reason, has_out_of_memory_message, log_tail
 from fugaku_gpt.records import run as runs
 from fugaku_gpt.records.job import (
+    ENDED,
     LOST,
     NOTHING_LEFT,
     ON_HOLD,
     OVER,
+    QUEUED,
     REJECTED,
+    RUNNING,
     UNKNOWN,
     ExitRecord,
     JobHistory,
@@ -108,13 +111,27 @@ def job_outcome(directory: Path, status: Optional[JobStatus] = None) -> Outcome:
 def deciding_job(history: JobHistory, records: Dict[str, ExitRecord]) -> Optional[SubmittedJob]:
     """Return the job whose end is the run's end: the first link of a chain that did not stop to be resumed.
 
-    Later links have nothing to do, whatever their exit codes.
+    Later links have nothing to do, whatever their exit codes. A link that has ended without a record, as where its node
+    has died, is passed over while the next one waits or runs: that writes its record and continues the run.
     """
-    for job in history.jobs:
+    for job, following in zip(history.jobs, (*history.jobs[1:], None)):
         record = records.get(job.job_id)
+        if record is None and following is not None and _continues(history, job, following):
+            continue
         if record is None or record.exit_code != EXIT_RESUME:
             return job
     return history.jobs[-1] if history.jobs else None
+
+
+def _continues(history: JobHistory, job: SubmittedJob, following: SubmittedJob) -> bool:
+    """Whether the scheduler says that a job is over and that the one after it waits or runs."""
+    ended, next_status = history.statuses.get(job.job_id), history.statuses.get(following.job_id)
+    return (
+        ended is not None
+        and ended.state == ENDED
+        and next_status is not None
+        and next_status.state in (QUEUED, RUNNING)
+    )
 
 
 def record_result(directory: Path, outcome: Outcome, timestamp: float) -> Optional[Result]:

@@ -287,6 +287,19 @@ def test_a_chain_is_decided_by_the_first_link_that_is_not_to_be_resumed(tmp_path
     assert (deciding(), job_outcome(tmp_path).retry) == ("64_2", RESUME)
 
 
+@pytest.mark.parametrize("state", [jobs.QUEUED, jobs.RUNNING])
+def test_a_link_that_left_no_record_is_not_the_end_while_the_next_one_waits_or_runs(tmp_path: Path, state: str) -> None:
+    for link in (1, 2):
+        submitted_run(tmp_path, f"64_{link - 1}", link=link, chain=2)
+    append_status(tmp_path, 1.0, JobStatus("64_0", jobs.ENDED, "EXT", 0, None, 20, "NODE DOWN"))
+    assert job_outcome(tmp_path).status == runs.FAILED
+    append_status(tmp_path, 1.0, JobStatus("64_1", state, "", 0, None, 0))
+    outcome = job_outcome(tmp_path)
+    assert short(outcome) == ("", state, WAIT) and record_result(tmp_path, outcome, JUDGED) is None
+    append_status(tmp_path, 2.0, JobStatus("64_1", jobs.CANCELLED, "CCL", None, None, 4))  # it never began
+    assert job_outcome(tmp_path).status == runs.FAILED
+
+
 def test_a_bulk_job_has_the_status_of_the_worst_sub_job_and_each_has_a_result(tmp_path: Path) -> None:
     submitted_run(tmp_path, bulk="0-2")
     write_exit_record(tmp_path, 0, sub_job="7[0]")
