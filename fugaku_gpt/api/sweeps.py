@@ -44,7 +44,8 @@ class Table:
         """The table of run directories, and of the runs in folders; nothing is written.
 
         Raises:
-            UsageError: a path holds no run, or a record in it is damaged.
+            UsageError: a path holds no run, or the only run is damaged; among several a damaged one is a row of status
+                ``unreadable``.
         """
         configurations, runs = collect_rows([Path(directory) for directory in directories], is_read_only=True)
         return cls(tuple(configurations), tuple(runs))

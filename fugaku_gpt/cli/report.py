@@ -83,8 +83,10 @@ def table(directories: Tuple[Path, ...], form: str, si: bool, energy: bool, besi
 def print_beside(directories: Sequence[Path], reference: str, form: str) -> None:
     """Print runs next to rows of reference in one of ``TABLE_FORMATS``; a folder without a run is named in a note.
 
+    Runs that are damaged are named in warnings.
+
     Raises:
-        UsageError: the reference cannot be read, or a run's file is damaged.
+        UsageError: the reference cannot be read, or the only run is damaged.
     """
     from fugaku_gpt.report.beside import TITLES, cells_of, pairs_by_heading, put_beside, values_of
     from fugaku_gpt.report.beside_tables import beside_page, beside_tables
@@ -109,6 +111,7 @@ def print_beside(directories: Sequence[Path], reference: str, form: str) -> None
             echo(f"note: {path}: {'no run is in it' if path.is_dir() else 'no such folder'}: nothing was run", err=True)
     for note in notes:
         echo(f"note: {note}", err=True)
+    _warn_of_damage(runs)
 
 
 def _references(text: str) -> "Tuple[List[ReferenceRow], Tuple[str, ...]]":
@@ -138,7 +141,11 @@ def _references(text: str) -> "Tuple[List[ReferenceRow], Tuple[str, ...]]":
 def print_table(rows: Rows, form: str, si: bool = False, energy: bool = False) -> None:
     """Print rows to standard output in one of ``TABLE_FORMATS``, and what is damaged to standard error."""
     echo(render_table(rows, form, si, energy), nl=False)
-    for row in rows[1]:
+    _warn_of_damage(rows[1])
+
+
+def _warn_of_damage(runs: Sequence[ResultRow]) -> None:
+    for row in runs:
         if row.status == UNREADABLE:
             echo(f"warning: {row.reason}; its run has an empty row", err=True)
 

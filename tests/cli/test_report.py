@@ -127,6 +127,15 @@ def test_runs_are_printed_beside_reference_rows_in_every_format(
     assert "Ref. Sec/it" in table(capsys, *arguments).splitlines()[1]
 
 
+def test_a_damaged_run_beside_reference_rows_is_named(
+    runs: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "c" / "result.json").write_text("[")
+    assert run(["report", "table", str(runs), "--beside", str(reference), "--format", "md"]) == 0
+    text, warnings = capsys.readouterr()
+    assert "t.1" in text and warnings.startswith("warning: ") and "c/result.json" in warnings
+
+
 def test_nothing_was_run_yet(tmp_path: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     folders = [str(tmp_path / name) for name in ("empty", "none")]

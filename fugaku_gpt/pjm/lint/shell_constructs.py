@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import List, NamedTuple, Tuple
 
-_OPENERS_OF = {
-    "fi": ("if",),
-    "done": ("for", "while", "until", "select"),
-    "esac": ("case",),
-    "}": ("{",),
-    ")": ("(",),
-}
-_CLOSER_OF = {opener: closer for closer, openers in _OPENERS_OF.items() for opener in openers}
+_CLOSER_OF = {
+    "if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}", "(": ")",
+}  # fmt: skip
 _CLOSING = {"'": "'", '"': '"', "`": "`", "$(": ")", "${": "}"}
 _DELIMITER = re.compile(r"[A-Za-z_!.+-][\w!.+-]*")
 _CLOSING_DOUBLE_QUOTE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -43,6 +39,7 @@ class OpenConstructs:
         self.text = text
         self.is_sure = True
         self._stack: List[Unclosed] = []
+        self._counts: "Counter[str]" = Counter()  # of the stack's openers by their closer: no search through it
         self._unclosed: List[Unclosed] = []
 
     @property
@@ -53,17 +50,16 @@ class OpenConstructs:
     def open(self, opener: str, line: int, column: int) -> None:
         """Note that a compound command, or a subshell, begins."""
         self._stack.append(Unclosed("compound", opener, _CLOSER_OF[opener], line, column))
+        self._counts[_CLOSER_OF[opener]] += 1
 
     def close(self, closer: str) -> None:
         """Note its end: what was opened within it and still is open never ends."""
-        openers = _OPENERS_OF[closer]
-        if self._stack and self._stack[-1].opener in openers:
-            self._stack.pop()
-        elif closer != ")" and any(construct.opener in openers for construct in self._stack):
-            # a bracket alone may end a pattern of `case`
-            while self._stack[-1].opener not in openers:
-                self._add(self._stack.pop())
-            self._stack.pop()
+        if self._stack and self._stack[-1].closer == closer:
+            self._pop()
+        elif closer != ")" and self._counts[closer]:  # a bracket alone may end a pattern of `case`
+            while self._stack[-1].closer != closer:
+                self._add(self._pop())
+            self._pop()
 
     def add_quote(self, opener: str, position: int, line: int, column: int) -> None:
         """Note a quote or bracket whose end was not found."""
@@ -91,6 +87,11 @@ class OpenConstructs:
         if self.is_sure and not any(construct.kind != "compound" for construct in self._unclosed):
             self._unclosed += self._stack
         return tuple(sorted(self._unclosed, key=lambda construct: (construct.line, construct.column)))
+
+    def _pop(self) -> Unclosed:
+        construct = self._stack.pop()
+        self._counts[construct.closer] -= 1
+        return construct
 
     def _add(self, construct: Unclosed) -> None:
         if self.is_sure:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 from fugaku_gpt.pjm.lint.shell_constructs import OpenConstructs
 
 
@@ -16,3 +19,35 @@ def test_patterns_may_stand_where_case_is_the_innermost_open_construct() -> None
     assert constructs.is_in_case
     constructs.close("esac")
     assert not constructs.is_in_case
+
+
+def test_a_closer_without_an_opener_costs_no_search_through_what_is_open() -> None:
+    constructs = OpenConstructs("")
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for line in range(300):
+            constructs.open("if", line, 1)
+        for _ in range(300):
+            constructs.close("done")
+    finally:
+        sys.setprofile(None)
+    assert calls < 2000  # 90,000 with a search
+    constructs.close("fi")
+    assert len(constructs.unclosed()) == 299
+
+
+def test_a_closer_ends_what_was_opened_within_its_construct() -> None:
+    constructs = OpenConstructs("")
+    for line, opener in enumerate(("if", "for", "while", "case"), 1):
+        constructs.open(opener, line, 1)
+    constructs.close("done")  # of while: case is open within it
+    constructs.close("fi")
+    assert [construct.opener for construct in constructs.unclosed()] == ["for", "case"]
+    constructs.close("done")
+    assert [construct.opener for construct in constructs.unclosed()] == ["for", "case"]

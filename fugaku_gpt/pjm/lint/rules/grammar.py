@@ -346,7 +346,7 @@ def _is_same(identity: Tuple[str, str], first: str, second: str) -> bool:
     source="Command Reference J2UL-2549, pjsub, -L, --mpi and --llio (the form of the keys)",
 )
 def blank_around_equals(facts: Facts) -> Iterator[Hit]:
-    for line in sorted({directive.line for directive in facts.script.directives if directive.key is not None}):
+    for line in sorted({directive.line for directive in facts.script.directives if _has_keys(directive)}):
         text = facts.script.lines[line - 1]
         if len(text) > MAX_LINE_LENGTH or "=" not in text:
             continue
@@ -356,6 +356,12 @@ def blank_around_equals(facts: Facts) -> Iterator[Hit]:
                 column = facts.column(line, match[0].strip(" ,"))
                 yield Hit(line, f"{printable(match[0].strip(' ,'))!r} has a blank beside the equals sign", column)
                 break
+
+
+def _has_keys(directive: Directive) -> bool:
+    """Whether its option takes keys of the scheduler; the variables of -x are the user's, and may hold any text."""
+    option = find_option(directive.option)
+    return option is not None and option.kind == KEYED and directive.key is not None
 
 
 def _spellings() -> "list[str]":
