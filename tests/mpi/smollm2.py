@@ -1,11 +1,11 @@
-"""Compares an imported model in several layouts with what ``transformers`` computed of the same weights.
+"""Compares an imported model in a layout with what ``transformers`` computed of the same weights.
 
-    mpirun -n 6 python -m tests.mpi.smollm2 FOLDER
+    mpirun -n 3 python -m tests.mpi.smollm2 FOLDER training.dtype=float64 layout.tp=3
 
 FOLDER holds ``imported``, a folder of checkpoints, and ``expected.pt``: tokens, logits, and losses and gradients of
-three steps of AdamW. In each layout the logits, losses and gradients must be those; and the checkpoint that the layout
-saves before its first step, exported and imported again, must have the imported weights to the bit. A layout of fewer
-ranks runs on the first ranks, while the others wait.
+three steps of AdamW. The largest differences of logits, losses and gradients are printed, relative to the
+largest entry of each tensor; and the checkpoint that the layout saves before its first step, exported and imported
+again, must have the imported weights to the bit.
 """
 
 from __future__ import annotations
@@ -32,16 +32,7 @@ from fugaku_gpt.training.resume import load_checkpoint
 from fugaku_gpt.training.trainer import Trainer
 from tests.mpi.trained import largest_of_all, summed_gradients, trainer_of
 
-# (ranks, settings, tolerance of gradients relative to the largest entry of each); those of the last layout differ by
-# 1.1e-4, which has not been traced to single sums: in float64 its six ranks need more than 20 GB
-LAYOUTS: List[Tuple[int, Tuple[str, ...], float]] = [
-    (1, (), 1e-4),
-    (3, ("layout.tp=3",), 1e-4),
-    (2, ("layout.pp=2",), 1e-4),
-    (6, ("layout.tp=3", "layout.pp=2"), 3e-4),
-]
 STEPS, SEQUENCES, SEQ_LEN, LR, EPS = 3, 2, 48, 1e-4, 1e-5
-TOLERANCE = 1e-4  # of the largest logit, and of losses
 SETTINGS = (
     f"training.global_batch={SEQUENCES}", f"training.lr={LR}", f"training.eps={EPS}", "training.lr_schedule=constant",
     "training.weight_decay=0", "training.clip_grad=0",
@@ -131,29 +122,23 @@ def save_and_compare(world: Communicator, trainer: Trainer, folder: Path) -> Non
 
 
 def main() -> None:
-    """Compares all layouts, and prints a line of each."""
+    """Compares the ranks' layout, and prints its differences."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("settings", nargs="*")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     world = open_world()
-    source = read_manifest(list_checkpoints(folder / "imported")[0].path)
+    source = read_manifest(list_checkpoints(arguments.folder / "imported")[0].path)
     model = ModelConfig(**source.config["model"])
-    for ranks, settings, tolerance in LAYOUTS:
-        group = world.split(0 if world.rank < ranks else None, world.rank, f"first-{ranks}")
-        if world.rank < ranks:
-            try:
-                logits, loss, gradients = compare(group, model, settings, folder)
-                is_equal = max(logits, loss) <= TOLERANCE and gradients <= tolerance
-                assert is_equal, (settings, logits, loss, gradients)
-            except BaseException as error:
-                print(f"rank {world.rank}: {type(error).__name__}: {error}", flush=True)
-                world.abort(1)
-                raise
-            if world.rank == 0:
-                figures = f"logits {logits:.1e}, losses {loss:.1e}, gradients {gradients:.1e}"
-                print(f"layout {' '.join(settings) or 'one rank'}: {figures}; bit for bit", flush=True)
-        world.barrier()
+    try:
+        differences = compare(world, model, tuple(arguments.settings), arguments.folder)
+    except BaseException as error:
+        print(f"rank {world.rank}: {type(error).__name__}: {error}", flush=True)
+        world.abort(1)
+        raise
+    if world.rank == 0:
+        print("differences", *differences, flush=True)
 
 
 if __name__ == "__main__":
