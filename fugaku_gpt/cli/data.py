@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
 
 from fugaku_gpt.cli.options import PATH, format_option
 from fugaku_gpt.cli.output import echo, render_rows
 
+if TYPE_CHECKING:
+    from fugaku_gpt.data.contents import Contents
+
+_LENGTH_TITLES = ("Tokens of a document", "Documents", "Share", "Share of tokens")
+_SAMPLE_TITLES = ("Document", "Tokens", "Begins")
+_SAMPLE_CHARACTERS = 72
 # suffixes of files that are read as prose, though they are not → what stays in the text
 _MARKS_OF_TABLES = {".csv": "commas", ".tsv": "tabs", ".html": "tags", ".htm": "tags", ".xml": "tags"}
 
@@ -28,7 +34,13 @@ def _usable_cores() -> int:
 @click.option("--out", required=True, type=PATH, help="Folder for the corpus.")
 @click.option("--stdlib", is_flag=True, help="Use the sources of the Python standard library.")
 @click.option(
-    "--text-key", default="text", show_default=True, help="Key of the text in JSON and tables; a.b is b within a."
+    "--text-key",
+    "text_keys",
+    multiple=True,
+    default=("text",),
+    show_default=True,
+    help="Key of the text in JSON and tables; a.b is b within a. Repeatable: the texts of a record become one "
+    "document, with a blank line between.",
 )
 @click.option("--suffix", "suffixes", multiple=True, help="Suffix of the files that are read from folders; repeatable.")
 @click.option(
@@ -47,6 +59,9 @@ def _usable_cores() -> int:
 @click.option("--seed", default=1234, show_default=True, help="Seed of the order of files.")
 @click.option("--limit-mib", type=click.FloatRange(0, min_open=True), help="Stop after this many MiB of text.")
 @click.option("--skip-bad", is_flag=True, help="Leave damaged records and files out, and print how many.")
+@click.option(
+    "--deduplicate", is_flag=True, help="Leave documents out that equal an earlier one byte for byte; print how many."
+)
 @click.option("--force", is_flag=True, help="Replace an existing corpus.")
 def prepare(suffixes: Tuple[str, ...], workers: Optional[int], **options: Any) -> None:
     """Convert text into a corpus of tokens in Megatron's format.
@@ -90,6 +105,11 @@ def _print_what_is_left_out(manifest: Dict[str, Any]) -> None:
             f"{describe_suffixes(manifest['left_out'])}; --suffix names those that are read",
             err=True,
         )
+    if manifest.get("duplicate_documents"):
+        count = manifest["duplicate_documents"]
+        echo(
+            f"fugaku-gpt: note: {count:,} document(s) left out by --deduplicate, each equal to an earlier one", err=True
+        )
     undecodable, bad = manifest["undecodable_files"], manifest.get("bad_records")
     if bad:
         examples = _list_of_examples(manifest.get("bad_examples", ()), bad, "; ")
@@ -112,18 +132,56 @@ def _list_of_examples(examples: Sequence[str], count: int, separator: str) -> st
 def info(path: str, form: str) -> None:
     """Describe a prepared folder, or the prefix of a Megatron .bin/.idx pair.
 
-    The sizes of train, valid and test are those of the default data.split.
+    Prints its counts, how many tokens its documents have, the share of unknown tokens, and how five documents begin.
+    The sizes of train, valid and test are those of the default data.split. Of more than a million documents, a million
+    evenly spaced ones are looked at; unknown tokens are counted among at most four million. The format csv has the
+    counts alone.
     """
+    from fugaku_gpt.data.contents import look_into
+    from fugaku_gpt.data.corpus import open_corpus
     from fugaku_gpt.data.describe import describe_corpus
 
-    facts: Dict[str, Any] = describe_corpus(path)
-    if form in ("csv", "json"):
+    corpus = open_corpus(path)
+    contents = look_into(corpus)
+    facts: Dict[str, Any] = {**describe_corpus(corpus), **contents.facts}
+    if form == "csv":
+        echo(render_rows(list(facts), [facts], form), nl=False)
+    elif form == "json":
+        facts["lengths"] = [members._asdict() for members in contents.lengths]
+        facts["samples"] = [sample._asdict() for sample in contents.samples]
         echo(render_rows(list(facts), [facts], form), nl=False)
     else:
         rows = [
             {"Of the corpus": name.replace("_", " "), "Value": _with_separators(value)} for name, value in facts.items()
         ]
-        echo(render_rows(("Of the corpus", "Value"), rows, form), nl=False)
+        tables = [
+            render_rows(("Of the corpus", "Value"), rows, form),
+            render_rows(_LENGTH_TITLES, _length_rows(contents), form),
+            render_rows(_SAMPLE_TITLES, _sample_rows(contents), form),
+        ]
+        echo("\n".join(tables), nl=False)
+
+
+def _length_rows(contents: "Contents") -> List[Dict[str, str]]:
+    """Rows of the ranges of lengths, with their shares of the documents and of the tokens in percent."""
+    tokens = max(sum(members.tokens for members in contents.lengths), 1)
+    return [
+        dict(zip(_LENGTH_TITLES, (
+            f"{members.low:,} to {members.high:,}", f"{members.documents:,}",
+            f"{100 * members.documents / contents.documents:.1f} %", f"{100 * members.tokens / tokens:.1f} %",
+        )))
+        for members in contents.lengths
+    ]  # fmt: skip
+
+
+def _sample_rows(contents: "Contents") -> List[Dict[str, str]]:
+    """Rows of the documents that are shown, each in one line."""
+    return [
+        dict(zip(_SAMPLE_TITLES, (
+            f"{sample.document:,}", f"{sample.tokens:,}", " ".join(sample.beginning.split())[:_SAMPLE_CHARACTERS],
+        )))
+        for sample in contents.samples
+    ]  # fmt: skip
 
 
 @data.command()
@@ -149,4 +207,4 @@ def verify(path: str) -> None:
 
 
 def _with_separators(value: Any) -> Any:
-    return f"{value:,}" if isinstance(value, int) else value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else value

@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from fugaku_gpt.config import DataConfig, ModelConfig
-from fugaku_gpt.data.corpus import open_corpus
+from fugaku_gpt.data.corpus import Corpus
 from fugaku_gpt.data.samples import SPLITS, splits_of
 
 
-def describe_corpus(path: str) -> Dict[str, Any]:
+def describe_corpus(corpus: Corpus) -> Dict[str, Any]:
     """The counts of a corpus, and its sequences and tokens in each split by the default ``data.split``.
 
     A small corpus has a validation document only if samples of the default ``model.seq_len`` fit.
 
     Raises:
-        DataError: there is no corpus, or it is damaged.
+        DataError: an entry of its index is damaged.
     """
-    corpus = open_corpus(path)
     index = corpus.index
     shares = DataConfig().split
     facts: Dict[str, Any] = {
-        "path": path,
+        "path": corpus.path,
         "form": "Megatron pair" if corpus.manifest is None else "prepared folder",
         "documents": index.documents,
         "sequences": index.sequences,

@@ -117,11 +117,58 @@ class IndexedCorpus:
         Raises:
             DataError: the entries of the document are damaged.
         """
+        begin, end = self._sequences_of_document(number)
+        sequences = [self.sequence(index) for index in range(begin, end)]
+        return np.concatenate(sequences) if sequences else np.empty(0, self.dtype)
+
+    def document_beginning(self, number: int, count: int) -> "np.ndarray[Any, np.dtype[Any]]":
+        """The first ``count`` tokens of one document, or all where it has fewer, read from its sequences in turn.
+
+        Raises:
+            DataError: the entries of the document are damaged.
+        """
+        begin, end = self._sequences_of_document(number)
+        pieces = [np.empty(0, self.dtype)]
+        while begin < end and count > 0:
+            pieces.append(self.sequence(begin)[:count])
+            begin, count = begin + 1, count - len(pieces[-1])
+        return np.concatenate(pieces)
+
+    def document_lengths(self, numbers: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Tokens of each of the documents ``numbers``, as int64, by the first and last of their entries.
+
+        Raises:
+            DataError: an entry of one of them is damaged.
+        """
+        begins, ends = self._documents[numbers], self._documents[numbers + 1]
+        is_damaged = (begins < 0) | (begins > ends) | (ends > self.sequences)
+        if is_damaged.any():
+            self._sequences_of_document(int(numbers[int(is_damaged.argmax())]))
+        counts = (self._starts_of(ends) - self._starts_of(begins)) // self.dtype.itemsize
+        if int(counts.min()) < 0 or int(counts.max()) > self.tokens:
+            number = int(numbers[int(((counts < 0) | (counts > self.tokens)).argmax())])
+            raise self._damaged(f"document {number} does not lie within the {self.tokens} tokens")
+        return np.asarray(counts, dtype=np.int64)
+
+    def _starts_of(self, sequences: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """The byte at which each of the sequences starts; the number after the last one is the end of the data."""
+        inner = np.minimum(sequences, self.sequences - 1)
+        return np.where(sequences < self.sequences, self._starts[inner], len(self._data))
+
+    def _sequences_of_document(self, number: int) -> "tuple[int, int]":
+        """The first sequence of a document, and the one after its last.
+
+        Raises:
+            DataError: the entries of the document are damaged.
+        """
         begin, end = int(self._documents[number]), int(self._documents[number + 1])
         if not 0 <= begin <= end <= self.sequences:
             raise self._damaged(f"document {number} spans sequences {begin} to {end} of {self.sequences}")
-        sequences = [self.sequence(index) for index in range(begin, end)]
-        return np.concatenate(sequences) if sequences else np.empty(0, self.dtype)
+        return begin, end
+
+    def tokens_at(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[Any]]":
+        """The tokens [first, first + count) of all, whatever documents they belong to, as a view of the file."""
+        return np.frombuffer(self._data, self.dtype, count, first * self.dtype.itemsize)
 
     def tokens_of(self, first: int, last: int) -> int:
         """Number of tokens of the sequences [first, last), by the first and the last of them alone.

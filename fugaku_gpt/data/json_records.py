@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Tuple
+from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 from fugaku_gpt.data.forms import BadText
 from fugaku_gpt.json_text import parse_json, parse_json_at
@@ -41,27 +41,32 @@ def is_json(data: bytes) -> bool:
     return has_content
 
 
-def text_of_record(value: Any, text_key: str, location: str) -> bytes:
-    """The text of a record under a key, as UTF-8; ``a.b`` is the key ``b`` of the object under ``a``.
+def text_of_record(value: Any, text_keys: Sequence[str], location: str) -> bytes:
+    """The texts of a record under keys, as UTF-8 with a blank line between; ``a.b`` is ``b`` of the object under ``a``.
+
+    Keys without a text are passed over, as long as one of them has one.
 
     Raises:
-        BadText: the record is no object, or has no text there.
+        BadText: the record is no object, or has no text under any key.
     """
     if not isinstance(value, dict):
-        raise BadText(f"{location}: expected a JSON object such as {{{json.dumps(text_key)}: ...}}")
-    text = _value_at(value, text_key)
-    if not isinstance(text, str):
+        raise BadText(f"{location}: expected a JSON object such as {{{json.dumps(text_keys[0])}: ...}}")
+    texts = [text for text in (_value_at(value, key) for key in text_keys) if isinstance(text, str)]
+    if not texts:
         keys = sorted(_text_keys(value))
         names = ", ".join(keys[:_MAX_KEYS_SHOWN]) + (", ..." if len(keys) > _MAX_KEYS_SHOWN else "")
         hint = f"texts of this record: {names}; name one with --text-key" if keys else "it has no text"
-        raise BadText(f"{location}: no text under the key {text_key!r}; {hint}")
+        raise BadText(f"{location}: no text under the key {' or '.join(map(repr, text_keys))}; {hint}")
+    text = "\n\n".join(text for text in texts if text)
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:  # surrogates: a pair such as "\ud83d\ude00" is one character, a lone one is none
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 
 
-def json_lines(lines: Iterable[bytes], path: Path, text_key: str, largest_line: int, on_bad: OnBad) -> Iterator[bytes]:
+def json_lines(
+    lines: Iterable[bytes], path: Path, text_keys: Sequence[str], largest_line: int, on_bad: OnBad
+) -> Iterator[bytes]:
     """Yield the text of each line; blank lines are skipped, and bad ones are given to ``on_bad``."""
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -74,14 +79,14 @@ def json_lines(lines: Iterable[bytes], path: Path, text_key: str, largest_line: 
                 value = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except ValueError as error:
                 raise BadText(f"{location}: not JSON: {error}; each line must be one JSON object") from None
-            text = text_of_record(value, text_key, location)
+            text = text_of_record(value, text_keys, location)
         except BadText as error:
             on_bad(error)
             continue
         yield text
 
 
-def json_values(data: bytes, path: Path, text_key: str, on_bad: OnBad) -> Iterator[bytes]:
+def json_values(data: bytes, path: Path, text_keys: Sequence[str], on_bad: OnBad) -> Iterator[bytes]:
     """Yield the text of each object of a file of JSON values: objects, and arrays of objects.
 
     Raises:
@@ -89,7 +94,7 @@ def json_values(data: bytes, path: Path, text_key: str, on_bad: OnBad) -> Iterat
     """
     for line, value in _values(data, path):
         try:
-            text = text_of_record(value, text_key, f"{path}:{line}")
+            text = text_of_record(value, text_keys, f"{path}:{line}")
         except BadText as error:
             on_bad(error)
             continue

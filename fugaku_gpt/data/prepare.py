@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, open_corpus, read_manifest
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
 from fugaku_gpt.data.progress import Advance, show_progress
-from fugaku_gpt.data.sources import SourceCounts, SourceFile, SourceFiles, find_files, read_documents
+from fugaku_gpt.data.sources import ReadOptions, SourceCounts, SourceFile, SourceFiles, find_files, read_documents
 from fugaku_gpt.data.tokenizer import END_OF_DOCUMENT, SMALLEST_VOCABULARY, Encoder, train_tokenizer
 from fugaku_gpt.data.workers import encode_documents
 from fugaku_gpt.errors import DataError
@@ -39,7 +39,8 @@ class CorpusRequest:
 
     Attributes:
         out: folder of the corpus.
-        sources, stdlib, suffixes, text_key: sources of the text (see :mod:`fugaku_gpt.data.sources`).
+        sources, stdlib, suffixes: sources of the text (see :mod:`fugaku_gpt.data.sources`).
+        text_keys: keys of the texts of a record, which are put together with a blank line between.
         tokenizer: tokenizer.json to use; None: train one.
         vocab_size: vocabulary size of a tokenizer that is trained.
         seed: seed of the order of files.
@@ -48,13 +49,14 @@ class CorpusRequest:
         force: replace an existing corpus.
         end_token: token of ``tokenizer`` that ends documents; None: see :mod:`fugaku_gpt.data.end_token`.
         skip_bad: leave damaged records and files out, and count them.
+        deduplicate: leave documents out that are equal to an earlier one, byte for byte, and count them.
     """
 
     out: Path
     sources: Tuple[Path, ...]
     stdlib: bool
     suffixes: Tuple[str, ...]
-    text_key: str
+    text_keys: Tuple[str, ...]
     tokenizer: Optional[Path]
     vocab_size: int
     seed: int
@@ -63,6 +65,12 @@ class CorpusRequest:
     force: bool
     end_token: Optional[str] = None
     skip_bad: bool = False
+    deduplicate: bool = False
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How its documents are read."""
+        return ReadOptions(self.text_keys, self.skip_bad, self.deduplicate)
 
 
 def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
@@ -104,13 +112,14 @@ def _options(request: CorpusRequest) -> Dict[str, Any]:
     return {
         "tokenizer": None if tokenizer is None else {"name": tokenizer.name, "sha256": _sha256([tokenizer])},
         "vocab_size": request.vocab_size if tokenizer is None else None,
-        "text_key": request.text_key,
+        "text_key": request.text_keys[0] if len(request.text_keys) == 1 else list(request.text_keys),
         "suffixes": list(request.suffixes),
         "seed": request.seed,
         "limit_mib": request.limit_mib,
         # None stands for the absence of the key in older manifests
         "end_token": request.end_token,
         "skip_bad": request.skip_bad or None,
+        "deduplicate": request.deduplicate or None,
     }
 
 
@@ -176,16 +185,14 @@ def _build(
         counts = SourceCounts()
         tokenizer_bytes = TOKENIZER_MIB << 20 if limit is None else min(limit, TOKENIZER_MIB << 20)
         with show_progress("tokenizer", min(total, tokenizer_bytes)) as advance:
-            documents = read_documents(files, request.text_key, tokenizer_bytes, counts, request.skip_bad)
+            documents = read_documents(files, request.reading, tokenizer_bytes, counts)
             train_tokenizer(_with_progress(documents, counts, advance), request.vocab_size, tokenizer)
         _refuse_no_text(counts, files)
     encoder = Encoder(tokenizer, end_name)
     counts = SourceCounts()
     totals = {"documents": 0, "tokens": 0}
     with show_progress("tokens", total if limit is None else min(total, limit)) as advance:
-        documents = _with_progress(
-            read_documents(files, request.text_key, limit, counts, request.skip_bad), counts, advance
-        )
+        documents = _with_progress(read_documents(files, request.reading, limit, counts), counts, advance)
         with IndexedWriter(folder / CORPUS, encoder.dtype) as writer:
             for ids in encode_documents(documents, tokenizer, request.workers, end_name):
                 writer.add_document(ids)
@@ -198,6 +205,7 @@ def _build(
         "text_bytes": counts.bytes,
         "files": counts.files,
         "empty_documents": counts.empty,
+        "duplicate_documents": counts.duplicates,
         "undecodable_files": len(counts.undecodable),
         "undecodable_examples": counts.undecodable[:5],
         "bad_records": counts.bad,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from fugaku_gpt.data import saved_datasets
+from fugaku_gpt.data.duplicates import SeenDocuments
 from fugaku_gpt.data.forms import (
     COMPRESSION_SUFFIXES,
     TABLES,
@@ -75,6 +76,7 @@ class SourceCounts:
         bytes: bytes of text in documents.
         disk_bytes: bytes read of the files on disk, the measure of progress.
         empty: number of documents without text, which are left out.
+        duplicates: number of documents that were left out because they are equal to an earlier one.
         undecodable: labels of text files that are not UTF-8, or have NUL bytes, which are left out.
         bad: number of damaged records and files that were left out, for ``--skip-bad``.
         bad_examples: messages of the first of them.
@@ -84,6 +86,7 @@ class SourceCounts:
     bytes: int = 0
     disk_bytes: int = 0
     empty: int = 0
+    duplicates: int = 0
     undecodable: List[str] = field(default_factory=list)
     bad: int = 0
     bad_examples: List[str] = field(default_factory=list)
@@ -167,31 +170,49 @@ def describe_suffixes(counts: Dict[str, int]) -> str:
     return ", ".join(shown) + (f" and {rest} with other suffixes" if rest else "")
 
 
+class ReadOptions(NamedTuple):
+    """How documents are read.
+
+    Attributes:
+        text_keys: keys of the texts of a record, which are put together; ``a.b`` is ``b`` within ``a``.
+        skip_bad: leave damaged records and files out, and count them.
+        deduplicate: leave documents out that are equal to an earlier one, and count them.
+    """
+
+    text_keys: Tuple[str, ...] = ("text",)
+    skip_bad: bool = False
+    deduplicate: bool = False
+
+
 def read_documents(
-    files: Sequence[SourceFile], text_key: str, limit: Optional[int], counts: SourceCounts, skip_bad: bool = False
+    files: Sequence[SourceFile], options: ReadOptions, limit: Optional[int], counts: SourceCounts
 ) -> Iterator[bytes]:
     """Yield the documents of the files as UTF-8, without empty ones, up to the one that reaches ``limit`` bytes.
 
     Raises:
-        DataError: a file cannot be read, is damaged, holds JSON or a table without a text under ``text_key``, needs a
+        DataError: a file cannot be read, is damaged, holds JSON or a table without a text under the keys, needs a
             library that is not installed, or a document is too large for memory. With ``skip_bad``, damaged records and
             files (:class:`BadText`) are only counted.
     """
 
     def on_bad(error: BadText) -> None:
-        if not skip_bad:
+        if not options.skip_bad:
             raise error
         counts.bad += 1
         if len(counts.bad_examples) < _BAD_EXAMPLES:
             counts.bad_examples.append(str(error))
 
+    seen = SeenDocuments()
     for file in files:
         earlier_bytes = counts.disk_bytes
         try:
             with open_file(file.path) as raw:
-                for text in _documents_of(raw, file, text_key, counts, on_bad):
+                for text in _documents_of(raw, file, options.text_keys, counts, on_bad):
                     if not text or text.isspace():
                         counts.empty += 1
+                        continue
+                    if options.deduplicate and seen.has_seen(text):
+                        counts.duplicates += 1
                         continue
                     counts.bytes += len(text)
                     counts.disk_bytes = earlier_bytes + raw.tell()
@@ -200,7 +221,7 @@ def read_documents(
                         counts.files += 1
                         return
         except BadText as error:
-            if not skip_bad:
+            if not options.skip_bad:
                 raise BadText(f"{error}; or leave such records and files out with --skip-bad") from None
             on_bad(error)
         except OSError as error:
@@ -264,7 +285,7 @@ def _suffix(path: Path) -> str:
 
 
 def _documents_of(
-    raw: BinaryIO, file: SourceFile, text_key: str, counts: SourceCounts, on_bad: OnBad
+    raw: BinaryIO, file: SourceFile, text_keys: Sequence[str], counts: SourceCounts, on_bad: OnBad
 ) -> Iterator[bytes]:
     """Yield the documents of one file, by the form of its content.
 
@@ -273,7 +294,7 @@ def _documents_of(
     """
     form = detect_form(raw)
     if form in TABLES:
-        yield from table_rows(raw, form, file.path, text_key, on_bad)
+        yield from table_rows(raw, form, file.path, text_keys, on_bad)
         return
     with damage_as_bad_text(form, file.path):
         stream = open_uncompressed(raw, form, file.path)
@@ -283,7 +304,7 @@ def _documents_of(
             raise BadText(f"{file.path}: UTF-16; JSON is UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
         if _has_json_lines(lines, suffix):
             all_lines = chain(lines, lines_of(stream, _LARGEST_LINE))
-            yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
+            yield from json_lines(all_lines, file.path, text_keys, _LARGEST_LINE, on_bad)
             return
         data = b"".join([*lines, *blocks_of(stream, MAX_DOCUMENT + 1 - sum(map(len, lines)))])
         is_array = _without_bom(data).lstrip().startswith(b"[")
@@ -291,7 +312,7 @@ def _documents_of(
         if suffix in _JSON_LINES_SUFFIXES and (is_longer or not _has_json_values(data, suffix)):
             data += stream.readline(_LARGEST_LINE)  # the rest of the last line
             all_lines = chain(lines_of(io.BytesIO(data), _LARGEST_LINE), lines_of(stream, _LARGEST_LINE))
-            yield from json_lines(all_lines, file.path, text_key, _LARGEST_LINE, on_bad)
+            yield from json_lines(all_lines, file.path, text_keys, _LARGEST_LINE, on_bad)
             return
     if len(data) > MAX_DOCUMENT:
         raise DataError(
@@ -299,7 +320,7 @@ def _documents_of(
             'split it, or write it as JSON lines {"text": ...}, one document each'
         )
     if _has_json_values(data, suffix):
-        yield from json_values(data, file.path, text_key, on_bad)
+        yield from json_values(data, file.path, text_keys, on_bad)
     else:
         yield from _text_document(data, file, counts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 
 from fugaku_gpt.data.forms import ARROW_FILE, PARQUET, BadText
 from fugaku_gpt.data.json_records import OnBad, text_of_record
@@ -14,14 +14,14 @@ _ROWS = 256  # rows in memory at a time, as one may have a book
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow's "IPC streaming format": a message of length 0
 
 
-def table_rows(stream: BinaryIO, form: str, path: Path, text_key: str, on_bad: OnBad) -> Iterator[bytes]:
+def table_rows(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[str], on_bad: OnBad) -> Iterator[bytes]:
     """Yield the text of each row; rows without one are given to ``on_bad``.
 
     Args:
         form: ``PARQUET``, ``ARROW_FILE`` or ``ARROW_STREAM`` of :mod:`fugaku_gpt.data.forms`.
 
     Raises:
-        BadText: the file is damaged, or has no such column.
+        BadText: the file is damaged, or has none of the columns.
         DataError: pyarrow is not installed.
     """
     try:
@@ -35,16 +35,16 @@ def table_rows(stream: BinaryIO, form: str, path: Path, text_key: str, on_bad: O
     number = 0
     try:
         batches = (
-            _parquet_batches(stream, path, text_key)
+            _parquet_batches(stream, path, text_keys)
             if form == PARQUET
-            else _arrow_batches(stream, form, path, text_key)
+            else _arrow_batches(stream, form, path, text_keys)
         )
         for batch, is_sound in batches:
             for index in range(batch.num_rows):
                 number += 1
                 try:
                     row = _row(batch.slice(index, 1), is_sound, f"{path}: row {number}")
-                    text = text_of_record(_as_record(row), text_key, f"{path}: row {number}")
+                    text = text_of_record(_as_record(row), text_keys, f"{path}: row {number}")
                 except BadText as error:
                     on_bad(error)
                     continue
@@ -59,18 +59,18 @@ def table_rows(stream: BinaryIO, form: str, path: Path, text_key: str, on_bad: O
         raise BadText(f"{path}: not a complete {form}: {reason}; copy it again") from None
 
 
-def _parquet_batches(stream: BinaryIO, path: Path, text_key: str) -> "Iterator[Tuple[Any, bool]]":
-    """Yield the rows of the text's column in batches, and that their structure is sound."""
+def _parquet_batches(stream: BinaryIO, path: Path, text_keys: Sequence[str]) -> "Iterator[Tuple[Any, bool]]":
+    """Yield the rows of the text's columns in batches, and that their structure is sound."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(stream)
-    column = _column(list(file.schema_arrow.names), text_key, path)
-    for batch in file.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
+    columns = _columns(list(file.schema_arrow.names), text_keys, path)
+    for batch in file.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
         yield batch, True
 
 
-def _arrow_batches(stream: BinaryIO, form: str, path: Path, text_key: str) -> "Iterator[Tuple[Any, bool]]":
-    """Yield the record batches of an Arrow file with the text's column alone, and whether their structure is sound:
+def _arrow_batches(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[str]) -> "Iterator[Tuple[Any, bool]]":
+    """Yield the record batches of an Arrow file with the text's columns alone, and whether their structure is sound:
     buffers are in memory as they are in the file."""
     import pyarrow
     import pyarrow.ipc
@@ -78,8 +78,8 @@ def _arrow_batches(stream: BinaryIO, form: str, path: Path, text_key: str) -> "I
     names = list(
         (pyarrow.ipc.open_file(stream) if form == ARROW_FILE else pyarrow.ipc.open_stream(stream)).schema.names
     )
-    column = names.index(_column(names, text_key, path))
-    options = pyarrow.ipc.IpcReadOptions(included_fields=[column], use_threads=False)
+    columns = sorted(map(names.index, _columns(names, text_keys, path)))
+    options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
     stream.seek(0)
     if form == ARROW_FILE:
         file = pyarrow.ipc.open_file(stream, options=options)
@@ -109,14 +109,21 @@ def _has_end_of_stream(stream: BinaryIO) -> bool:
     return stream.read() == _END_OF_STREAM
 
 
-def _column(names: List[str], text_key: str, path: Path) -> str:
-    """The column that holds the key: the key itself, or the beginning of a dotted one."""
-    components = text_key.split(".")
-    for count in range(len(components), 0, -1):
-        name = ".".join(components[:count])
-        if name in names:
-            return name
-    raise BadText(f"{path}: no column {text_key!r}; columns: {', '.join(names)}; name one with --text-key")
+def _columns(names: List[str], text_keys: Sequence[str], path: Path) -> List[str]:
+    """The columns that hold the keys, each once: the key itself, or the beginning of a dotted one.
+
+    Raises:
+        BadText: the table has none of them.
+    """
+    columns = {}
+    for text_key in text_keys:
+        components = text_key.split(".")
+        beginnings = (".".join(components[:count]) for count in range(len(components), 0, -1))
+        columns.update(dict.fromkeys([name for name in beginnings if name in names][:1]))
+    if not columns:
+        keys = " or ".join(map(repr, text_keys))
+        raise BadText(f"{path}: no column {keys}; columns: {', '.join(names)}; name one with --text-key")
+    return list(columns)
 
 
 def _row(batch: Any, is_sound: bool, location: str) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -107,6 +107,38 @@ class Encoder:
             )
         ids.append(self.end)
         return np.array(ids, dtype=self.dtype)
+
+
+class LoadedTokenizer:
+    """A ``tokenizer.json`` that turns token ids into text, to show what a corpus has.
+
+    Attributes:
+        unknown_id: id of the token for what the tokenizer does not know; None if it knows all text.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Load the file.
+
+        Raises:
+            DataError: it does not exist, or is no tokenizer.
+        """
+        library = import_tokenizers()
+        with refusing(f"{path}: not a tokenizer.json of Hugging Face tokenizers"):
+            self._tokenizer = library.Tokenizer.from_file(str(path))
+            model = parse_json(read_text(path, TOKENIZER_TEXT))["model"]
+            unknown = model.get("unk_id")  # of a Unigram; other models name the token
+            if unknown is None and model.get("unk_token") is not None:
+                unknown = self._tokenizer.token_to_id(model["unk_token"])
+            self.unknown_id: Optional[int] = None if unknown is None else int(unknown)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens.
+
+        Raises:
+            DataError: the tokenizer fails.
+        """
+        with refusing("the tokenizer cannot decode a document"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @contextlib.contextmanager

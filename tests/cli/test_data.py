@@ -34,6 +34,11 @@ def test_prepare_then_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (info,) = json.loads(capsys.readouterr().out)
     assert info["vocab_size"] == 300 and info["documents"] == info["train_sequences"] == 1
     assert info["tokens"] == info["train_tokens"] and len(info["fingerprint"]) == 64
+    assert info["unknown_rate"] is None and info["longest_document"] == info["tokens"]
+    assert info["lengths"][0]["documents"] == 1 and info["samples"][0]["beginning"].startswith('"""Text wrapping')
+    assert run(["data", "info", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "Share of tokens" in text and '"""Text wrapping and filling. """' in text and "100.0 %" in text
 
 
 def test_verify_describes_its_checks_and_names_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +66,7 @@ def test_info_of_a_megatron_pair(tmp_path: Path, capsys: pytest.CaptureFixture[s
     expected = {"form": "Megatron pair", "tokens": "3000", "dtype": "uint16", "vocab_size": "", "valid_sequences": "60"}
     assert {key: row[key] for key in expected} == expected
     assert "| train tokens | 2,907 |\n" in forms["md"]
-    assert "documents        2,000\n" in forms["table"]
+    assert "documents          2,000\n" in forms["table"]
     assert json.loads(forms["json"])[0]["vocab_size"] is None
 
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, List, Optional
 import pytest
 
 from fugaku_gpt.data.forms import ZSTD, open_uncompressed
-from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, read_documents
+from fugaku_gpt.data.sources import TEXT_SUFFIXES, ReadOptions, SourceCounts, find_files, read_documents
 from fugaku_gpt.errors import DataError
 
 RECORDS = [{"text": "one", "url": "u"}, {"text": "two\nthree"}, {"text": "caf\u00e9"}]
@@ -31,7 +31,10 @@ ADJACENT = b"".join(json.dumps(record).encode() for record in RECORDS)
 
 def texts(path: Path, key: str = "text", counts: Optional[SourceCounts] = None, skip_bad: bool = False) -> List[str]:
     files = find_files([path], False, TEXT_SUFFIXES, 0).files
-    return [text.decode("utf-8") for text in read_documents(files, key, None, counts or SourceCounts(), skip_bad)]
+    return [
+        text.decode("utf-8")
+        for text in read_documents(files, ReadOptions((key,), skip_bad), None, counts or SourceCounts())
+    ]
 
 
 def as_file(folder: Path, name: str, content: bytes) -> Path:

@@ -46,7 +46,7 @@ def request(out: Path, *sources: Path, **changes: Any) -> CorpusRequest:
     fields: Dict[str, Any] = {
         "stdlib": False,
         "suffixes": TEXT_SUFFIXES,
-        "text_key": "text",
+        "text_keys": ("text",),
         "tokenizer": None,
         "vocab_size": 300,
         "seed": 1,
@@ -263,3 +263,31 @@ def _processes_of(out: Path) -> List[str]:
             if str(out.parent).encode() in (process / "cmdline").read_bytes():
                 process_ids.append(process.name)
     return process_ids
+
+
+def test_equal_documents_are_left_out_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("a b", "c", "a b", "a b "))
+    )
+    (tmp_path / "b.txt").write_text("c")
+    sources = (tmp_path / "a.jsonl", tmp_path / "b.txt")
+    manifest, _ = prepare(request(tmp_path / "once", *sources, deduplicate=True))
+    assert (manifest["documents"], manifest["duplicate_documents"]) == (3, 2)
+    every, _ = prepare(request(tmp_path / "all", *sources))
+    assert (every["documents"], every["duplicate_documents"]) == (5, 0)
+    with pytest.raises(DataError, match="prepared with deduplicate True, not None"):
+        prepare(request(tmp_path / "once", *sources))
+    assert prepare(request(tmp_path / "once", *sources, deduplicate=True)) == (manifest, True)
+
+
+def test_texts_under_several_keys_are_joined(tmp_path: Path) -> None:
+    records = [{"title": "T", "body": {"text": "B"}}, {"title": None, "body": {"text": "C"}}, {"title": "D"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    changes = {"text_keys": ("title", "body.text"), "vocab_size": 257}
+    manifest, _ = prepare(request(tmp_path / "out", tmp_path / "a.jsonl", **changes))
+    corpus = open_corpus(str(tmp_path / "out"))
+    assert [len(corpus.index.document(number)) - 1 for number in range(3)] == [len("T\n\nB"), 1, 1]
+    assert manifest["options"]["text_key"] == ["title", "body.text"]
+    (tmp_path / "a.jsonl").write_text('{"other": "x"}\n')
+    with pytest.raises(DataError, match="no text under the key 'title' or 'body.text'; texts of this record: other"):
+        prepare(request(tmp_path / "none", tmp_path / "a.jsonl", **changes))

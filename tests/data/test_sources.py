@@ -11,7 +11,14 @@ from typing import List, Optional, Sequence
 import pytest
 
 from fugaku_gpt.data import sources
-from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, describe_suffixes, find_files, read_documents
+from fugaku_gpt.data.sources import (
+    TEXT_SUFFIXES,
+    ReadOptions,
+    SourceCounts,
+    describe_suffixes,
+    find_files,
+    read_documents,
+)
 from fugaku_gpt.errors import DataError
 
 
@@ -27,7 +34,10 @@ def texts(
     skip_bad: bool = False,
 ) -> List[str]:
     files = find_files(paths, False, TEXT_SUFFIXES, 0).files
-    return [text.decode("utf-8") for text in read_documents(files, key, limit, counts or SourceCounts(), skip_bad)]
+    return [
+        text.decode("utf-8")
+        for text in read_documents(files, ReadOptions((key,), skip_bad), limit, counts or SourceCounts())
+    ]
 
 
 def test_a_folder_is_searched(tmp_path: Path) -> None:

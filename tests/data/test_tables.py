@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 import pytest
 
-from fugaku_gpt.data.sources import TEXT_SUFFIXES, SourceCounts, find_files, read_documents
+from fugaku_gpt.data.sources import TEXT_SUFFIXES, ReadOptions, SourceCounts, find_files, read_documents
 from fugaku_gpt.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make dev")
@@ -42,7 +42,10 @@ def saved_dataset(folder: Path, texts: List[str], files: int = 2, **state: Any) 
 
 def texts(path: Path, key: str = "text", counts: Optional[SourceCounts] = None, skip_bad: bool = False) -> List[str]:
     files = find_files([path], False, TEXT_SUFFIXES, 0).files
-    return [text.decode("utf-8") for text in read_documents(files, key, None, counts or SourceCounts(), skip_bad)]
+    return [
+        text.decode("utf-8")
+        for text in read_documents(files, ReadOptions((key,), skip_bad), None, counts or SourceCounts())
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -149,3 +152,11 @@ def test_a_saved_dataset_that_is_not_as_it_was_written_is_refused(
     (tmp_path / file).write_bytes(content)
     with pytest.raises(DataError, match=message):
         texts(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_of_several_keys_are_joined(tmp_path: Path, form: str) -> None:
+    arrow_file(tmp_path / "a.arrow", form, {"n": [1, 2], "title": ["T", "U"], "text": ["a", None]}, 1)
+    files = find_files([tmp_path / "a.arrow"], False, TEXT_SUFFIXES, 0).files
+    options = ReadOptions(("title", "text", "absent"))
+    assert list(read_documents(files, options, None, SourceCounts())) == [b"T\n\na", b"U"]

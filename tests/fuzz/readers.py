@@ -339,10 +339,10 @@ def machine(path: Path) -> object:
 
 
 def texts(path: Path) -> object:
-    from fugaku_gpt.data.sources import SourceCounts, find_files, read_documents
+    from fugaku_gpt.data.sources import ReadOptions, SourceCounts, find_files, read_documents
 
     files = find_files([path], False, (".jsonl",), 1).files
-    return sum(map(len, read_documents(files, "text", None, SourceCounts(), skip_bad=True)))
+    return sum(map(len, read_documents(files, ReadOptions(skip_bad=True), None, SourceCounts())))
 
 
 def statistics(path: Path) -> object:

@@ -21,7 +21,7 @@ def test_patterns_may_stand_where_case_is_the_innermost_open_construct() -> None
     assert not constructs.is_in_case
 
 
-def test_a_closer_without_an_opener_costs_no_search_through_what_is_open() -> None:
+def test_a_closer_without_an_opener_searches_nothing() -> None:
     constructs = OpenConstructs("")
     calls = 0
 
@@ -42,7 +42,7 @@ def test_a_closer_without_an_opener_costs_no_search_through_what_is_open() -> No
     assert len(constructs.unclosed()) == 299
 
 
-def test_a_closer_ends_what_was_opened_within_its_construct() -> None:
+def test_a_closer_ends_constructs_that_are_open_within() -> None:
     constructs = OpenConstructs("")
     for line, opener in enumerate(("if", "for", "while", "case"), 1):
         constructs.open(opener, line, 1)
