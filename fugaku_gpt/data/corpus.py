@@ -69,7 +69,8 @@ def _prefix(path: str) -> Path:
 
 
 def _has_file_of_pair(prefix: Path) -> bool:
-    return any(path.exists() for path in (indexed.idx_file(prefix), indexed.bin_file(prefix)))
+    """Whether a file of a pair is there; "." and "/" have no name, and are the prefix of none."""
+    return prefix.name != "" and any(path.exists() for path in (indexed.idx_file(prefix), indexed.bin_file(prefix)))
 
 
 def open_corpus(path: str) -> Corpus:
@@ -140,7 +141,10 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         error=DataError,
     )
     if manifest is None:
-        raise DataError(f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`")
+        raise DataError(
+            f"{folder}: has no {MANIFEST}; it is not a folder made by `fugaku-gpt data prepare`: name such a folder, "
+            "or the prefix of a .bin/.idx pair"
+        )
     return manifest
 
 

@@ -29,12 +29,12 @@ DTYPE_CODES: Dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6
 
 def bin_file(prefix: Path) -> Path:
     """The path of the file of tokens."""
-    return prefix.with_name(prefix.name + ".bin")
+    return prefix.parent / (prefix.name + ".bin")
 
 
 def idx_file(prefix: Path) -> Path:
     """The path of the file of lengths and documents."""
-    return prefix.with_name(prefix.name + ".idx")
+    return prefix.parent / (prefix.name + ".idx")
 
 
 def count_of_sequences(prefix: Path) -> int:

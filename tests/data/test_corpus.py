@@ -42,6 +42,20 @@ def test_a_folder_beside_a_pair_with_its_name_is_a_cache_unless_it_was_prepared(
     assert open_corpus(str(tmp_path / "c.bin")).fingerprint == alone.fingerprint, "the file that was named"
 
 
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_folder_without_a_name_is_refused_as_one_that_was_not_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not is_corpus(path) and count_of_sequences(path) == 0
+    with pytest.raises(
+        DataError, match=r"has no manifest\.json; .*: name such a folder, or the prefix of a \.bin/\.idx"
+    ):
+        open_corpus(path)
+    _folder(tmp_path)
+    assert open_corpus(".").fingerprint == "ab"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
