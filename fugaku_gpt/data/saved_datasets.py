@@ -46,25 +46,35 @@ def files_of_dataset(folder: Path, names: Collection[str]) -> Optional[List[str]
     return files
 
 
-def split_of_dataset(folder: Path, names: Collection[str]) -> Optional[str]:
+def split_of_dataset(folder: Path, folders: Collection[str], names: Collection[str]) -> Optional[str]:
     """Return the name of the only split of a saved dataset; None if a folder has no splits.
 
     Args:
+        folders: the names of the folders in the folder.
         names: the names of the files in the folder.
 
     Raises:
-        DataError: it has several splits, of which some are hardly to train on.
+        DataError: its list of splits cannot be read, or names what is no folder in this one; or it has several splits,
+            of which some are hardly to train on.
     """
     if _SPLITS not in names:
         return None
     splits = _read_object(folder / _SPLITS).get("splits")
     if not isinstance(splits, list) or not splits or not all(isinstance(split, str) for split in splits):
         raise DataError(f"{folder / _SPLITS}: has no list of splits; save the dataset again with save_to_disk")
+    for split in splits:
+        if split in ("", ".", "..") or "/" in split or not split.isprintable():
+            raise DataError(
+                f"{folder / _SPLITS}: {split!r} is no name of a split; valid: names of folders beside this file; save "
+                "the dataset again with save_to_disk"
+            )
     if len(splits) > 1:
         raise DataError(
             f"{folder}: a dataset with the splits {', '.join(splits)}; name those that are to be read, "
             f"such as {folder / splits[0]}"
         )
+    if splits[0] not in folders:
+        raise DataError(f"{folder / _SPLITS}: names the split {splits[0]!r}, which is not in the folder; copy it again")
     return str(splits[0])
 
 

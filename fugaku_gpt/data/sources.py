@@ -263,7 +263,7 @@ def _walk(folder: Path, suffixes: Sequence[str], left_out: "Counter[str]") -> It
 
 def _files_of_dataset(folder: Path, folders: List[str], names: List[str]) -> Optional[List[str]]:
     """The files of rows in a folder of a saved dataset, whose only split stays in ``folders``; None if it is none."""
-    split = saved_datasets.split_of_dataset(folder, names)
+    split = saved_datasets.split_of_dataset(folder, folders, names)
     if split is not None:
         folders[:] = [split]
         return []

@@ -143,6 +143,24 @@ def test_of_several_splits_the_user_names_some(tmp_path: Path) -> None:
             r"wiki: a dataset whose rows are a selection .*flatten_",
         ),
         ("dataset_dict.json", b'{"splits": []}', r"dataset_dict\.json: has no list of splits; save the dataset again"),
+        *(
+            (
+                "dataset_dict.json",
+                b'{"splits": ["wiki", "%s"]}' % name,
+                r"dataset_dict\.json: '.*' is no name of a split",
+            )
+            for name in (b".", b"..", b"/tmp", b"a/b", b"", b"a\\u0000b", b"a\\u001b[2J")
+        ),
+        (
+            "dataset_dict.json",
+            b'{"splits": ["."]}',
+            r"dataset_dict\.json: '\.' is no name of a split; .*save the dataset",
+        ),
+        (
+            "dataset_dict.json",
+            b'{"splits": ["other"]}',
+            r"names the split 'other', which is not in the folder; copy it",
+        ),
     ],
 )
 def test_a_saved_dataset_that_is_not_as_it_was_written_is_refused(
