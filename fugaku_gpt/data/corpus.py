@@ -45,6 +45,13 @@ class Corpus:
         """Number of tokens of its tokenizer; None if it is unknown."""
         return int(self.manifest["vocab_size"]) if self.manifest is not None else None
 
+    def damaged_lengths(self, first: int, last: int, problem: str) -> DataError:
+        """The error of lengths in the index that cannot be those of the sequences [first, last)."""
+        return DataError(
+            f"{self.index.idx_path}: damaged: of the lengths of sequences {first} to {last - 1} {problem}; "
+            f"`fugaku-gpt data verify {self.path}` names the entry"
+        )
+
 
 def is_corpus(path: str) -> bool:
     """Whether a path names a folder with a manifest, or the prefix of a pair of which at least one file is there; their

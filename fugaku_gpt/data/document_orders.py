@@ -17,7 +17,6 @@ import numpy as np
 from fugaku_gpt.data.corpus import Corpus
 from fugaku_gpt.data.index_files import Arrays, IndexArrays
 from fugaku_gpt.data.permutation import permutation, random_blocks
-from fugaku_gpt.errors import DataError
 from fugaku_gpt.records.files import naming_file
 
 _BLOCK = 2**22  # documents that are ordered at once
@@ -77,18 +76,13 @@ class DocumentOrder(IndexArrays):
             last = min(first + _BLOCK, size)
             in_order = lengths[documents[first:last]]
             if int(in_order.min()) < 0:
-                raise self._damaged("one of them is negative")
+                raise self._corpus.damaged_lengths(self._first, self._last, "one of them is negative")
             ends[first:last] = total + np.cumsum(in_order, dtype=np.int64)
             total = int(ends[last - 1])
         tokens = self._corpus.index.tokens_of(self._first, self._last)
         if total != tokens:
-            raise self._damaged(f"they add up to {total}, and their bytes are {tokens} tokens")
-
-    def _damaged(self, problem: str) -> DataError:
-        return DataError(
-            f"{self._corpus.index.idx_path}: damaged: of the lengths of sequences {self._first} to {self._last - 1} "
-            f"{problem}; `fugaku-gpt data verify {self._corpus.path}` names the entry"
-        )
+            problem = f"they add up to {total}, and their bytes are {tokens} tokens"
+            raise self._corpus.damaged_lengths(self._first, self._last, problem)
 
 
 def _permute(

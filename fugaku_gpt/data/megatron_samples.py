@@ -26,6 +26,7 @@ from fugaku_gpt.data.megatron_order import (
 from fugaku_gpt.data.packed_batch import PackedBatch, fingerprint_of_documents
 from fugaku_gpt.data.sample_checks import (
     NoSamples,
+    require_lengths,
     require_sample,
     require_vocabulary,
     samples_read,
@@ -126,6 +127,7 @@ class MegatronStream:
         return tokens, begins
 
     def _build(self) -> Arrays:
+        require_lengths(self._corpus, *self._bounds)
         return order_stream(self._lengths, self._bounds, self._seq_len, self._plan, self._seed)._asdict()
 
     def _damaged(self, problem: str) -> DataError:

@@ -49,6 +49,21 @@ def require_sample(corpus: Corpus, split: str, documents: int, tokens: int, seq_
         )
 
 
+def require_lengths(corpus: Corpus, first: int, last: int) -> None:
+    """Check that the lengths of the sequences [first, last), of which opening a large index reads the ends alone, can
+    be those of their tokens.
+
+    Raises:
+        DataError: a length is negative, or they do not add up to the tokens.
+    """
+    lengths, tokens = corpus.index.lengths[first:last], corpus.index.tokens_of(first, last)
+    if int(lengths.min()) < 0:
+        raise corpus.damaged_lengths(first, last, "one of them is negative")
+    total = int(lengths.sum(dtype=np.int64))
+    if total != tokens:
+        raise corpus.damaged_lengths(first, last, f"they add up to {total}, and their bytes are {tokens} tokens")
+
+
 def require_vocabulary(corpus: Corpus, tokens: "np.ndarray[Any, np.dtype[Any]]", vocab_size: int) -> None:
     """Check that all ids of a sample are tokens of the model.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import resource
+import struct
 import textwrap
 from pathlib import Path
 from typing import List, Optional, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import RunConfig, load_run_config
+from fugaku_gpt.data import indexed
 from fugaku_gpt.data.corpus import read_manifest
 from fugaku_gpt.data.megatron_order import order_blend, split_bounds
 from fugaku_gpt.data.megatron_samples import MegatronSamples
@@ -210,6 +212,25 @@ def test_a_damaged_file_is_built_again_or_refused(corpora: List[Path], tmp_path:
         with pytest.raises(DataError, match="indices of the samples: damaged"):
             samples.sample(0)
         index.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"), [(-1, "one of them is negative"), (0, r"they add up to \d+, and their bytes are \d+ tokens")]
+)
+def test_lengths_that_are_damaged_in_a_large_index_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, message: str
+) -> None:
+    monkeypatch.setattr(indexed, "CHECKED_AT_ONCE", 2)
+    write_megatron(tmp_path / "c", [[1] * 400] * 9)
+    content = bytearray((tmp_path / "c.idx").read_bytes())
+    struct.pack_into("<3i", content, indexed.HEADER.size + 4 * 3, length, length, length)
+    (tmp_path / "c.idx").write_bytes(bytes(content))
+    samples = opened(config_of([tmp_path / "c"], Case("", 1, (), (1, 0, 0), 20), 7))
+    with pytest.raises(
+        DataError, match=rf"c\.idx: damaged: of the lengths of sequences 0 to 8 {message}; .*data verify"
+    ):
+        samples.write_indices(tmp_path / "order")
+    assert not list((tmp_path / "order").iterdir())
 
 
 def test_an_index_that_cannot_be_written_is_named(corpora: List[Path], tmp_path: Path) -> None:
