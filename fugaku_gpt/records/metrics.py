@@ -50,7 +50,6 @@ from fugaku_gpt.typed_json import is_number
 
 ITERATION, VALIDATION, EVALUATION, RESUMED, CUT = "iteration", "validation", "evaluation", "resumed", "cut"
 LEFT_OUT, CHECKPOINT = "left_out", "checkpoint"
-LEFT_OUT, CHECKPOINT = "left_out", "checkpoint"
 _TAIL_BYTES = 8192
 _LONGEST_LINE = 64 * 1024  # bytes
 
