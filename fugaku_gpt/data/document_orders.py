@@ -17,7 +17,7 @@ import numpy as np
 from fugaku_gpt.data.corpus import Corpus
 from fugaku_gpt.data.index_files import Arrays, IndexArrays
 from fugaku_gpt.data.permutation import permutation, random_blocks
-from fugaku_gpt.records.files import naming_file
+from fugaku_gpt.records.files import replaced_atomically
 
 _BLOCK = 2**22  # documents that are ordered at once
 _DOCUMENTS, _ENDS = "documents", "ends"
@@ -126,15 +126,9 @@ def _mapped(path: Path, size: int) -> "Iterator[np.ndarray[Any, np.dtype[np.int6
     """Map a temporary neighbour of a file of NumPy's format, which becomes the file at the end of the block, and is
     removed if the block fails. Its room on the disk is reserved first: writing to a mapping of a full disk would end
     the process by SIGBUS."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming_file(path):
-            array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.int64, shape=(size,))
-            with open(temporary, "r+b") as stream:
-                os.posix_fallocate(stream.fileno(), 0, os.fstat(stream.fileno()).st_size)
-            yield array
-            array.flush()
-            os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+    with replaced_atomically(path) as temporary:
+        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.int64, shape=(size,))
+        with open(temporary, "r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, os.fstat(stream.fileno()).st_size)
+        yield array
+        array.flush()

@@ -40,16 +40,21 @@ class IndexArrays:
     def write(self, folder: Path) -> Optional[float]:
         """Build the arrays and write each to a file of its own, unless all of them are there with their shapes.
 
+        The folder belongs to one run, of which one process writes: temporary files in it were left by a kill, and are
+        removed.
+
         Returns:
             the seconds that this took; None if the files were there.
 
         Raises:
             DataError: a file cannot be written.
         """
-        if self._read(folder) is not None:
-            return None
         started = steady_time()
         try:
+            for path in folder.glob(".*.tmp"):
+                path.unlink()
+            if self._read(folder) is not None:
+                return None
             folder.mkdir(exist_ok=True)
             self._write_files(folder)
         except OSError as error:

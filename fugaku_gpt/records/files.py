@@ -56,12 +56,23 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
         with naming_file(path), _open_device(path) as stream:
             yield stream
         return
+    with replaced_atomically(path) as temporary, open(temporary, "wb") as stream:
+        yield stream
+        _sync(stream)
+
+
+@contextlib.contextmanager
+def replaced_atomically(path: Path) -> Iterator[Path]:
+    """Give the path of a temporary neighbour of a file, which the block makes; it becomes the file at the end of the
+    block, and is removed if the block fails.
+
+    Raises:
+        OSError: it cannot be written; names the file, not its neighbour.
+    """
     temporary = _temporary(path)
     with naming_file(path):
         try:
-            with open(temporary, "wb") as stream:
-                yield stream
-                _sync(stream)
+            yield temporary
             os.replace(temporary, path)
         except BaseException:
             _remove(temporary)
@@ -159,7 +170,8 @@ def remove_file(path: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """True if a file is a temporary of :func:`write_bytes_atomically`, whose writer was killed or is still writing."""
+    """True if a file is a temporary of :func:`replaced_atomically` or :func:`create_text_atomically`, whose writer was
+    killed or is still writing."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 

@@ -20,6 +20,7 @@ from fugaku_gpt.data.document_orders import DocumentOrder
 from fugaku_gpt.data.permutation import permutation
 from fugaku_gpt.data.samples import SampleSource, open_samples
 from fugaku_gpt.errors import DataError
+from fugaku_gpt.records.files import is_temporary
 from tests.data.files import write_megatron
 
 
@@ -58,6 +59,23 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match=r"o-documents\.npy: an index of the samples cannot be written: No space left"):
         order.write(tmp_path / "order")
     assert os.listdir(tmp_path / "order") == []
+
+
+def test_what_a_killed_writer_has_left_is_temporary_and_removed(tmp_path: Path) -> None:
+    corpus, order = _corpus(tmp_path), tmp_path / "order"
+    writer = os.fork()
+    if writer == 0:
+        try:
+            killed = DocumentOrder("o", corpus, 0, 9, 5)
+            killed._fill = lambda *arrays: os._exit(0)  # type: ignore[method-assign]
+            killed.write(order)
+        finally:
+            os._exit(1)
+    os.waitpid(writer, 0)
+    left = sorted(order.iterdir())
+    assert len(left) == 2 and all(map(is_temporary, left))
+    assert DocumentOrder("other", corpus, 0, 9, 6).write(order) is not None
+    assert not set(left) & set(order.iterdir()) and not any(path.name.startswith(".") for path in order.iterdir())
 
 
 @pytest.mark.parametrize(
