@@ -157,7 +157,8 @@ class RunDirectory:
 
     @property
     def order_dir(self) -> Path:
-        """Folder of the indices of samples in Megatron's order (see :mod:`fugaku_gpt.data.index_files`)."""
+        """Folder of the orders that all ranks map, of samples in Megatron's order and of the documents of large corpora
+        (see :mod:`fugaku_gpt.data.index_files`)."""
         return self.path / "order"
 
     @property
