@@ -72,9 +72,10 @@ def open_samples(config: RunConfig, split: str) -> "Union[SampleSource, Megatron
 
 
 def surely_has_samples(config: RunConfig, split: str) -> bool:
-    """Whether a split of each corpus has a sample for sure, by its number of documents, each of which has a token.
+    """Whether the split of each corpus has more documents than ``model.seq_len``, and so a sample if none is empty.
 
-    It reads a few bytes of each corpus, where :func:`open_samples` reads its index, which may have gigabytes.
+    It reads the header of each index alone, where :func:`open_samples` opens and checks both files. A split for which
+    it is False may have a sample all the same, and one of empty documents, which ``data prepare`` leaves out, none.
     """
     data = config.data
     is_megatrons = data.order == MEGATRON_ORDER
@@ -165,7 +166,7 @@ class SampleSource:
     @property
     def has_indices(self) -> bool:
         """Whether a corpus has enough documents for orders in files."""
-        return bool(self._orders())
+        return any(stream.epochs_in_files(count) for stream, count in self._samples_of_streams())
 
     def write_indices(self, folder: Path) -> List[str]:
         """Build the orders of large corpora and write them to files in a folder, unless they are there; return lines of
@@ -175,10 +176,12 @@ class SampleSource:
             DataError: a file cannot be written, or the index of a corpus is damaged.
         """
         lines = []
-        for order in self._orders():
-            seconds = order.write(folder)
-            done = f"was built in {seconds:.1f} s" if seconds is not None else "is there"
-            lines.append(f"the order of {order.size} documents {done}: {folder / order.key}-*.npy")
+        for stream, count in self._samples_of_streams():
+            for epoch in range(stream.epochs_in_files(count)):
+                order = stream.new_order(epoch)
+                seconds = order.write(folder)
+                done = f"was built in {seconds:.1f} s" if seconds is not None else "is there"
+                lines.append(f"the order of {order.size} documents {done}: {folder / order.key}-*.npy")
         return lines
 
     def open_indices(self, folder: Path) -> None:
@@ -188,14 +191,12 @@ class SampleSource:
         Raises:
             DataError: a file is missing or damaged.
         """
-        for order in self._orders():
-            order.open(folder)
-        for stream in self._streams:
-            stream.folder = folder
+        for stream, count in self._samples_of_streams():
+            stream.open_orders(folder, stream.epochs_in_files(count))
 
-    def _orders(self) -> List[DocumentOrder]:
-        counts = self._blend.counts(self._samples)
-        return [order for stream, count in zip(self._streams, counts) for order in stream.orders_in_files(count)]
+    def _samples_of_streams(self) -> "List[Tuple[_Stream, int]]":
+        """Each stream, and the number of its samples that are read."""
+        return list(zip(self._streams, self._blend.counts(self._samples)))
 
     def batch(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[count, seq_len + 1] token ids of consecutive samples."""
@@ -209,11 +210,7 @@ class SampleSource:
 
 
 class _Stream:
-    """The endless stream of one corpus's split.
-
-    Attributes:
-        folder: where the files of :meth:`orders_in_files` are; None before they are.
-    """
+    """The endless stream of one corpus's split."""
 
     def __init__(
         self, corpus: Corpus, first: int, last: int, seq_len: int, vocab_size: int, key: int, split: str
@@ -228,8 +225,8 @@ class _Stream:
         self.tokens = corpus.index.tokens_of(first, last)
         require_sample(corpus, split, self.documents, self.tokens, seq_len)
         self._epochs: Dict[int, DocumentOrder] = {}
-        self._epochs_in_files = 0
-        self.folder: Optional[Path] = None
+        self._folder: Optional[Path] = None  # of the files of the first epochs' orders; None: there are none
+        self._epochs_in_folder = 0
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[seq_len + 1] token ids of a sample of this stream."""
@@ -272,25 +269,35 @@ class _Stream:
             epoch, offset = epoch + 1, 0
         return tokens, begins
 
-    def orders_in_files(self, samples: int) -> List[DocumentOrder]:
-        """The orders that the first samples of this stream use, if they are in files: of the epochs in which these
-        begin, and of the next one, in which the last of them may end."""
+    def epochs_in_files(self, samples: int) -> int:
+        """The number of epochs that the first samples of this stream use, if their orders are in files, or else 0: of
+        those in which these begin, and the next one, in which the last of them may end."""
         if self.documents < _DOCUMENTS_IN_FILES or not samples:
-            return []
-        self._epochs_in_files = (samples - 1) * self._seq_len // self.tokens + 2
-        return [self._new_order(epoch) for epoch in range(self._epochs_in_files)]
+            return 0
+        return (samples - 1) * self._seq_len // self.tokens + 2
+
+    def open_orders(self, folder: Path, epochs: int) -> None:
+        """Read the orders of the first epochs from their files in a folder from now on.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        for epoch in range(epochs):
+            self.new_order(epoch).open(folder)
+        self._folder, self._epochs_in_folder = folder, epochs
 
     def _order(self, epoch: int) -> DocumentOrder:
         """The documents in the order of an epoch."""
         if epoch not in self._epochs:
             while len(self._epochs) >= _MAX_CACHED_EPOCHS:
                 del self._epochs[min(self._epochs)]
-            order = self._epochs[epoch] = self._new_order(epoch)
-            if self.folder is not None and epoch < self._epochs_in_files:
-                order.open(self.folder)
+            order = self._epochs[epoch] = self.new_order(epoch)
+            if self._folder is not None and epoch < self._epochs_in_folder:
+                order.open(self._folder)
         return self._epochs[epoch]
 
-    def _new_order(self, epoch: int) -> DocumentOrder:
+    def new_order(self, epoch: int) -> DocumentOrder:
+        """The documents in the order of an epoch, neither built nor mapped yet."""
         key, last = stream_key(self._key, "documents", epoch), self._first + self.documents
         name = hashlib.sha256(f"{self.corpus.fingerprint} {self._first} {last} {key}".encode()).hexdigest()[:16]
         return DocumentOrder(f"{name}-{self._split}-epoch-{epoch}", self.corpus, self._first, last, key)
