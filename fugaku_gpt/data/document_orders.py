@@ -41,15 +41,32 @@ class DocumentOrder(IndexArrays):
         """Number of documents."""
         return self._last - self._first
 
-    @property
-    def documents(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """[documents] the documents in their order."""
-        return self[_DOCUMENTS]
+    def position_of(self, token: int) -> int:
+        """Return the position in the order of the document that has a token of the epoch.
 
-    @property
-    def ends(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """[documents] tokens up to the end of each."""
-        return self[_ENDS]
+        Raises:
+            DataError: the file of the ends is damaged.
+        """
+        position = int(np.searchsorted(self[_ENDS], token, side="right"))
+        if position == self.size or (position > 0 and self.end(position - 1) > token) or self.end(position) <= token:
+            raise self.damaged(_ENDS, f"none of its {self.size} documents has token {token} of the epoch")
+        return position
+
+    def document(self, position: int) -> int:
+        """Return the document at a position of the order.
+
+        Raises:
+            DataError: the file of the documents is damaged.
+        """
+        return int(self.entry(_DOCUMENTS, position))
+
+    def end(self, position: int) -> int:
+        """Return the number of tokens up to the end of the document at a position of the order.
+
+        Raises:
+            DataError: the file of the ends is damaged.
+        """
+        return int(self.entry(_ENDS, position))
 
     def _build_in_memory(self) -> Arrays:
         arrays = {name: np.empty(self.size, dtype=np.int64) for name in (_DOCUMENTS, _ENDS)}

@@ -103,17 +103,17 @@ class MegatronStream:
         Raises:
             DataError: the file of an index is damaged, or the sample has a token id outside the model's vocabulary.
         """
-        documents = self.arrays["document_index"]
-        window = int(self.arrays["shuffle_index"][number])
+        documents = len(self.arrays["document_index"])
+        window = int(self.arrays.entry("shuffle_index", number))
         if not 0 <= window < self._plan.samples:
             raise self._damaged(f"sample {number} is the {window}-th of {self._plan.samples}")
-        position, offset = (int(value) for value in self.arrays["sample_index"][window])
+        position, offset = (int(value) for value in self.arrays.entry("sample_index", window))
         tokens, begins = np.empty(self._seq_len + 1, dtype=np.int64), np.zeros(self._seq_len + 1, dtype=np.bool_)
         filled = 0
         while filled < len(tokens):
-            if not 0 <= position < len(documents):
-                raise self._damaged(f"sample {number} reads document {position} of {len(documents)}")
-            document = int(documents[position])
+            if not 0 <= position < documents:
+                raise self._damaged(f"sample {number} reads document {position} of {documents}")
+            document = int(self.arrays.entry("document_index", position))
             if not self._bounds[0] <= document < self._bounds[1]:
                 raise self._damaged(f"it has document {document} in a split of {self._bounds[0]} to {self._bounds[1]}")
             length = min(len(tokens) - filled, int(self._lengths[document]) - offset)
@@ -155,8 +155,8 @@ class MegatronBlend:
             DataError: the file of an index is damaged.
         """
         corpus, number_in_corpus = (
-            int(self.arrays["dataset_index"][number]),
-            int(self.arrays["dataset_sample_index"][number]),
+            int(self.arrays.entry("dataset_index", number)),
+            int(self.arrays.entry("dataset_sample_index", number)),
         )
         if not 0 <= corpus < len(self._streams) or not 0 <= number_in_corpus < self._streams[corpus].size:
             raise DataError(

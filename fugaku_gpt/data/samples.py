@@ -256,12 +256,13 @@ class _Stream:
         done = 0
         epoch, offset = divmod(start, self.tokens)
         while done < count:
-            order, ends = self._order(epoch).documents, self._order(epoch).ends
-            position = int(np.searchsorted(ends, offset, side="right"))
-            while done < count and position < len(order):
-                document = int(order[position])
-                within = offset - (int(ends[position]) - int(self._lengths[document]))
-                length = min(count - done, int(self._lengths[document]) - within)
+            order = self._order(epoch)
+            position = order.position_of(offset)
+            while done < count and position < order.size:
+                document = order.document(position)
+                length = int(self._lengths[document])
+                within = offset - (order.end(position) - length)
+                length = min(count - done, length - within)
                 tokens[done : done + length] = self.corpus.index.sequence(self._first + document, within, length)
                 if within == 0:  # one without tokens begins where the next one does
                     begins[done] = True

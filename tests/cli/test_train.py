@@ -590,7 +590,7 @@ def test_runs_in_megatrons_order_share_its_indices_and_resume_with_them(
     output = capfd.readouterr().out
     assert output.count("Megatron's order of 24 train samples was built in ") == 1 and f" s: {folder}\n" in output
     indices = {path: path.stat().st_mtime_ns for path in folder.glob("*-train-*")}
-    assert len(indices) == 2 * 3 + 2
+    assert len(indices) == 2 * (3 + 1) + 2 + 1, "with the checksums of each"
     longer = [*train_command("run", 6, "layout.pp=1", "data.order_samples=32"), "--resume", "auto"]
     assert run(longer) == 2
     assert "the number of samples that the order is made for (data.order_samples) is not" in capfd.readouterr().err

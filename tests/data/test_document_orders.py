@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.data import document_orders, indexed, samples
+from fugaku_gpt.data import document_orders, index_files, indexed, samples
 from fugaku_gpt.data.corpus import Corpus, open_corpus
 from fugaku_gpt.data.document_orders import DocumentOrder
 from fugaku_gpt.data.permutation import permutation
@@ -46,8 +46,8 @@ def test_an_order_sorts_documents_by_their_random_numbers_whatever_the_block(
         assert in_files.write(Path(folder)) is not None and in_files.write(Path(folder)) is None
         in_files.open(Path(folder))
         for order in (in_memory, in_files):
-            assert order.documents.tolist() == expected.tolist() and order.ends.tolist() == ends.tolist()
-        assert sorted(os.listdir(folder)) == ["c.bin", "c.idx", "o-documents.npy", "o-ends.npy"]
+            assert order["documents"].tolist() == expected.tolist() and order["ends"].tolist() == ends.tolist()
+        assert sorted(os.listdir(folder)) == ["c.bin", "c.idx", "o-checksums.npy", "o-documents.npy", "o-ends.npy"]
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,3 +140,37 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     next((tmp_path / "order").glob("*-ends.npy")).write_bytes(b"")
     with pytest.raises(DataError, match="missing or damaged; remove them, and they are built again"):
         source.open_indices(tmp_path / "order")
+
+
+@pytest.mark.parametrize(("name", "value"), [("documents", 0), ("documents", 10**6), ("ends", 0), ("ends", 10**6)])
+def test_damaged_values_in_a_file_are_refused_where_they_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int
+) -> None:
+    monkeypatch.setattr(samples, "_DOCUMENTS_IN_FILES", 20)
+    monkeypatch.setattr(index_files, "_BLOCK", 4)
+    config = _config(tmp_path)
+    open_samples(config, "train").write_indices(tmp_path / "order")
+    for path in (tmp_path / "order").glob(f"*-epoch-0-{name}.npy"):
+        np.lib.format.open_memmap(path, mode="r+")[:] = value
+    source = open_samples(config, "train")
+    source.open_indices(tmp_path / "order")
+    with pytest.raises(DataError, match=rf"order/.*-epoch-0-{name}\.npy: .* is damaged: .*; remove .*-epoch-0-\*\.npy"):
+        source.batch(0, 8)
+
+
+def test_each_block_of_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_files, "_BLOCK", 4)
+    corpus = _corpus(tmp_path)
+    DocumentOrder("o", corpus, 0, 10, 5).write(tmp_path)
+    for number in range(10):
+        values = np.lib.format.open_memmap(tmp_path / "o-documents.npy", mode="r+")
+        values[number] += 1
+        order = DocumentOrder("o", corpus, 0, 10, 5)
+        order.open(tmp_path)
+        for position in range(10):
+            if position // 4 == number // 4:
+                with pytest.raises(DataError, match=rf"entries {number // 4 * 4} to {min(number // 4 * 4 + 3, 9)} are"):
+                    order.document(position)
+            else:
+                assert order.document(position) == int(values[position])
+        values[number] -= 1

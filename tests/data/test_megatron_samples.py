@@ -7,17 +7,18 @@ import json
 import resource
 import struct
 import textwrap
+from functools import partial
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 import pytest
 
 from fugaku_gpt.cli.main import run
 from fugaku_gpt.config import RunConfig, load_run_config
-from fugaku_gpt.data import indexed
+from fugaku_gpt.data import indexed, megatron_samples
 from fugaku_gpt.data.corpus import read_manifest
-from fugaku_gpt.data.megatron_order import order_blend, split_bounds
+from fugaku_gpt.data.megatron_order import StreamOrder, order_blend, order_stream, split_bounds
 from fugaku_gpt.data.megatron_samples import MegatronSamples
 from fugaku_gpt.data.packed_batch import PackedBatch
 from fugaku_gpt.data.sample_checks import NoSamples
@@ -62,7 +63,8 @@ def digests_of(samples: MegatronSamples, folder: Path, split: str) -> Digests:
     """Writes the indices, reads the files with NumPy alone, and reads samples through them."""
     samples.write_indices(folder)
     samples.open_indices(folder)
-    digests = {path.stem.split(f"-{split}-")[1]: digest(np.load(path)) for path in folder.glob(f"*-{split}-*.npy")}
+    arrays = (path for path in folder.glob(f"*-{split}-*.npy") if not path.stem.endswith("-checksums"))
+    digests = {path.stem.split(f"-{split}-")[1]: digest(np.load(path)) for path in arrays}
     return {**digests, "samples": digest(samples.batch(0, min(COMPARED_SAMPLES, samples.size)))}
 
 
@@ -186,10 +188,12 @@ def test_a_document_mask_makes_other_samples_of_the_same_indices(corpora: List[P
         samples = opened(config_of(corpora, CASES[0], 7, *choice))
         fingerprints.add(samples.fingerprint)
         samples.write_indices(tmp_path)
-    assert len(fingerprints) == len(choices) and len(list(tmp_path.iterdir())) == 3
+    assert len(fingerprints) == len(choices) and len(list(tmp_path.iterdir())) == 3 + 1
 
 
-def test_a_damaged_file_is_built_again_or_refused(corpora: List[Path], tmp_path: Path) -> None:
+def test_a_damaged_file_is_built_again_or_refused(
+    corpora: List[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(corpora, CASES[0], 7)
     expected = opened(config).batch(0, 20).tolist()
     opened(config).write_indices(tmp_path)
@@ -206,12 +210,26 @@ def test_a_damaged_file_is_built_again_or_refused(corpora: List[Path], tmp_path:
     for name in ("shuffle", "sample", "document"):
         index = next(tmp_path.glob(f"*{name}_index.npy"))
         content = index.read_bytes()
-        index.write_bytes(content[:128] + b"\xff" * (len(content) - 128))
-        samples = opened(config)
-        samples.open_indices(tmp_path)
-        with pytest.raises(DataError, match="indices of the samples: damaged"):
-            samples.sample(0)
+        for byte in (b"\x00", b"\xff"):
+            index.write_bytes(content[:128] + byte * (len(content) - 128))
+            samples = opened(config)
+            samples.open_indices(tmp_path)
+            with pytest.raises(DataError, match=rf"{name}_index\.npy: an index of the samples is damaged: .*; remove "):
+                samples.sample(0)
         index.write_bytes(content)
+    for field in StreamOrder._fields:
+        samples = opened(config)
+        with monkeypatch.context() as context:
+            context.setattr(megatron_samples, "order_stream", partial(_order_of_ones, field))
+            with pytest.raises(DataError, match="indices of the samples: damaged"):
+                samples.sample(0)
+
+
+def _order_of_ones(field: str, *arguments: Any) -> StreamOrder:
+    """An order with all bits set in one of its arrays."""
+    order = order_stream(*arguments)
+    array = getattr(order, field)
+    return order._replace(**{field: np.frombuffer(b"\xff" * array.nbytes, array.dtype).reshape(array.shape)})
 
 
 @pytest.mark.parametrize(
