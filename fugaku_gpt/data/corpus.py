@@ -45,6 +45,13 @@ class Corpus:
         """Number of tokens of its tokenizer; None if it is unknown."""
         return int(self.manifest["vocab_size"]) if self.manifest is not None else None
 
+    def older_fingerprint(self) -> str:
+        """The fingerprint by versions that read an index as a whole whatever its size, in blocks; it takes seconds for
+        each GiB of an index above 1 GiB, and is the fingerprint of today otherwise."""
+        if self.manifest is not None or not _is_large(self.index):
+            return self.fingerprint
+        return _fingerprint_of_pair(self.index, is_sampled=False)
+
     def damaged_lengths(self, first: int, last: int, problem: str) -> DataError:
         """The error of lengths in the index that cannot be those of the sequences [first, last)."""
         return DataError(
@@ -102,12 +109,17 @@ def open_corpus(path: str) -> Corpus:
             "make one with `fugaku-gpt data prepare --stdlib --out DIR`"
         )
     index = IndexedCorpus(_prefix(path))
-    return Corpus(path, index, None, _fingerprint_of_pair(index))
+    return Corpus(path, index, None, _fingerprint_of_pair(index, is_sampled=_is_large(index)))
 
 
-def _fingerprint_of_pair(index: IndexedCorpus) -> str:
+def _is_large(index: IndexedCorpus) -> bool:
+    return index.idx_path.stat().st_size > _LARGE_INDEX
+
+
+def _fingerprint_of_pair(index: IndexedCorpus, is_sampled: bool) -> str:
+    """The fingerprint of a foreign pair; of its index a few bytes count if that is sampled, or else all."""
     digest = hashlib.sha256()
-    if index.idx_path.stat().st_size > _LARGE_INDEX:
+    if is_sampled:
         _add_samples(digest, index.idx_path)
     else:
         with open_file(index.idx_path) as stream:

@@ -177,6 +177,10 @@ class GridSamples:
         self._key = key
         self._augmentation = augmentation
 
+    def has_fingerprint(self, recorded: str) -> bool:
+        """Whether a recorded fingerprint is that of these samples."""
+        return recorded == self.fingerprint
+
     def cells(self, number: int) -> int:
         """Cells of the samples of the global batch that has this one, padding included."""
         bucket, _ = self._blend.locate(number // self._batch)

@@ -32,6 +32,7 @@ from fugaku_gpt.data.sample_checks import (
     samples_read,
     used_samples,
 )
+from fugaku_gpt.data.sample_fingerprint import SampleFingerprint
 from fugaku_gpt.errors import DataError
 
 _MOST_DOCUMENTS = 2**31 - 1  # the number of a document is an int32
@@ -201,12 +202,10 @@ class MegatronSamples:
         self.documents = sum(stream.documents for stream in self._streams)
         requested = requested_samples(config, split)
         settings = ("megatron", tuple(data.weights), data.split, split, self.seq_len, requested)
-        digest = hashlib.sha256(repr(settings).encode())
-        for corpus in corpora:
-            digest.update(corpus.fingerprint.encode())
-        key = hashlib.sha256(f"{digest.hexdigest()} {config.training.seed}".encode()).hexdigest()[:16]
-        digest.update(fingerprint_of_documents(data))  # the indices are the same with it
-        self.fingerprint = digest.hexdigest()
+        of_indices = SampleFingerprint(repr(settings).encode(), corpora)  # the same with data.document_mask
+        key = hashlib.sha256(f"{of_indices.value} {config.training.seed}".encode()).hexdigest()[:16]
+        self._fingerprint = SampleFingerprint(repr(settings).encode(), corpora, fingerprint_of_documents(data))
+        self.fingerprint = self._fingerprint.value
         is_blend = len(corpora) > 1 or bool(data.weights)
         plan = _plan_blend(data.weights, self._streams, requested)
         self._blend = MegatronBlend(plan, self._streams, f"{key}-{split}-blend") if is_blend else None
@@ -214,6 +213,10 @@ class MegatronSamples:
             stream.order(samples if is_blend else requested, f"{key}-{split}-{number}")
         self.size = self._streams[0].size if self._blend is None else self._blend.size
         self._require_samples(config, split)
+
+    def has_fingerprint(self, recorded: str) -> bool:
+        """Whether a recorded fingerprint is that of these samples, by this or an older version."""
+        return self._fingerprint.is_recorded_as(recorded)
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[seq_len + 1] token ids of a sample; numbers start at 0.

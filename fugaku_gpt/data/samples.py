@@ -27,6 +27,7 @@ from fugaku_gpt.data.megatron_samples import MegatronSamples
 from fugaku_gpt.data.packed_batch import PackedBatch, fingerprint_of_documents
 from fugaku_gpt.data.permutation import permuted_index, stream_key
 from fugaku_gpt.data.sample_checks import require_sample, require_vocabulary, samples_read
+from fugaku_gpt.data.sample_fingerprint import SampleFingerprint
 from fugaku_gpt.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -62,13 +63,11 @@ def open_samples(config: RunConfig, split: str) -> "Union[SampleSource, Megatron
         key = stream_key(config.training.seed, split, number)
         streams.append(_Stream(corpus, first, last, model.seq_len, model.vocab_size, key, split))
     weights = list(data.weights) or [float(stream.tokens) for stream in streams]
-    digest = hashlib.sha256(repr((tuple(weights), data.split, split, model.seq_len)).encode())
+    settings = repr((tuple(weights), data.split, split, model.seq_len)).encode()
     if shifted:  # only then, so that fingerprints of other corpora stay as they were
-        digest.update(repr(shifted).encode())
-    digest.update(fingerprint_of_documents(data))
-    for stream in streams:
-        digest.update(stream.corpus.fingerprint.encode())
-    return SampleSource(streams, weights, model.seq_len, digest.hexdigest(), samples_read(config, split))
+        settings += repr(shifted).encode()
+    fingerprint = SampleFingerprint(settings + fingerprint_of_documents(data), corpora)
+    return SampleSource(streams, weights, model.seq_len, fingerprint, samples_read(config, split))
 
 
 def surely_has_samples(config: RunConfig, split: str) -> bool:
@@ -143,7 +142,12 @@ class SampleSource:
     """
 
     def __init__(
-        self, streams: "Sequence[_Stream]", weights: Sequence[float], seq_len: int, fingerprint: str, samples: int
+        self,
+        streams: "Sequence[_Stream]",
+        weights: Sequence[float],
+        seq_len: int,
+        fingerprint: SampleFingerprint,
+        samples: int,
     ) -> None:
         """``samples``: number of samples that are read, as far as it is known."""
         self._streams = list(streams)
@@ -152,7 +156,12 @@ class SampleSource:
         self.seq_len = seq_len
         self.tokens = sum(stream.tokens for stream in streams)
         self.documents = sum(stream.documents for stream in streams)
-        self.fingerprint = fingerprint
+        self.fingerprint = fingerprint.value
+        self._fingerprint = fingerprint
+
+    def has_fingerprint(self, recorded: str) -> bool:
+        """Whether a recorded fingerprint is that of these samples, by this or an older version."""
+        return self._fingerprint.is_recorded_as(recorded)
 
     def sample(self, number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """[seq_len + 1] token ids of a sample; numbers start at 0 and have no end.

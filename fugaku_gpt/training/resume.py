@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from fugaku_gpt.checkpoint.directory import list_checkpoints
 from fugaku_gpt.checkpoint.manifest import MANIFEST, Manifest, manifest_text, parse_manifest, read_manifest
@@ -57,13 +57,15 @@ class ResumePlan:
         return kernels
 
 
-def find_checkpoint(config: RunConfig, out: Path, resume: str, fingerprint: str, force_data: bool) -> ResumePlan:
+def find_checkpoint(
+    config: RunConfig, out: Path, resume: str, has_fingerprint: Callable[[str], bool], force_data: bool
+) -> ResumePlan:
     """Find the checkpoints from which the run can resume; for rank 0.
 
     Args:
         out: the run directory.
         resume: ``none``, ``auto``, the folder of a checkpoint, or the folder of a run with checkpoints.
-        fingerprint: fingerprint of the training samples.
+        has_fingerprint: whether a recorded fingerprint is that of the training samples.
         force_data: resume although the samples differ.
 
     Raises:
@@ -83,7 +85,7 @@ def find_checkpoint(config: RunConfig, out: Path, resume: str, fingerprint: str,
         paths = checkpoints_at(Path(resume))
     candidates, messages = _valid_checkpoints(paths)
     manifest = read_manifest(candidates[0])
-    messages += _check_config(config, candidates[0], manifest, fingerprint, force_data)
+    messages += _check_config(config, candidates[0], manifest, has_fingerprint, force_data)
     return ResumePlan(tuple(candidates), manifest, in_same_directory, False, tuple(messages))
 
 
@@ -186,7 +188,9 @@ def _candidate_plan(path: Path) -> ResumePlan:
         return ResumePlan((path,))
 
 
-def _check_config(config: RunConfig, path: Path, manifest: Manifest, fingerprint: str, force_data: bool) -> List[str]:
+def _check_config(
+    config: RunConfig, path: Path, manifest: Manifest, has_fingerprint: Callable[[str], bool], force_data: bool
+) -> List[str]:
     """Check a checkpoint against the run's config; returns messages on what has changed since it was saved.
 
     Raises:
@@ -221,16 +225,18 @@ def _check_config(config: RunConfig, path: Path, manifest: Manifest, fingerprint
     ]
     if changed:
         messages.append("changed since the checkpoint: " + ", ".join(changed))
-    messages += _check_data(config, path, manifest, fingerprint, force_data)
+    messages += _check_data(config, path, manifest, has_fingerprint, force_data)
     return messages
 
 
-def _check_data(config: RunConfig, path: Path, manifest: Manifest, fingerprint: str, force_data: bool) -> List[str]:
+def _check_data(
+    config: RunConfig, path: Path, manifest: Manifest, has_fingerprint: Callable[[str], bool], force_data: bool
+) -> List[str]:
     if not manifest.data_fingerprint:  # weights from elsewhere
         return []
     seed = manifest.config.get("training", {}).get("seed", config.training.seed)
     problem = ""
-    if manifest.data_fingerprint != fingerprint:
+    if not has_fingerprint(manifest.data_fingerprint):
         settings = "the corpus, data.weights, data.split, data.order or data.document_mask with its fields"
         if config.data.order == MEGATRON_ORDER:
             settings += ", or the number of samples that the order is made for (data.order_samples)"

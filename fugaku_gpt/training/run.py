@@ -113,7 +113,7 @@ def train(
         train_samples, valid_samples, data_lines = collective_try(world, lambda: open_sources(config, validates))
         eval_files = open_eval_files(config, world)
         out = Path(world.broadcast_json(str(out)))
-        plan = _find_checkpoint(config, out, world, resume, train_samples.fingerprint, force_data)
+        plan = _find_checkpoint(config, out, world, resume, train_samples.has_fingerprint, force_data)
         if plan.is_finished:
             if world.rank == 0:
                 print(
@@ -236,11 +236,16 @@ def _require_room_for_checkpoint(config: RunConfig, out: Path) -> None:
 
 
 def _find_checkpoint(
-    config: RunConfig, out: Path, world: Communicator, resume: str, fingerprint: str, force_data: bool
+    config: RunConfig,
+    out: Path,
+    world: Communicator,
+    resume: str,
+    has_fingerprint: Callable[[str], bool],
+    force_data: bool,
 ) -> ResumePlan:
     """Return the checkpoints from which to resume, as rank 0 finds them; collective."""
     plan = collective_try(
-        world, lambda: find_checkpoint(config, out, resume, fingerprint, force_data) if world.rank == 0 else None
+        world, lambda: find_checkpoint(config, out, resume, has_fingerprint, force_data) if world.rank == 0 else None
     )
     return broadcast_plan(plan, world)
 

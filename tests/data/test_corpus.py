@@ -9,6 +9,7 @@ from typing import Any, Dict
 import pytest
 
 from fugaku_gpt.config import load_run_config
+from fugaku_gpt.data import corpus as corpus_module
 from fugaku_gpt.data.corpus import count_of_sequences, is_corpus, open_corpus, tokenizer_of_corpora
 from fugaku_gpt.data.samples import open_samples
 from fugaku_gpt.errors import DataError
@@ -81,3 +82,32 @@ def test_a_vocabulary_larger_than_the_model_s_is_refused(tmp_path: Path) -> None
     overrides = ["model.vocab_size=256", "model.seq_len=2", f"data.paths=[{_folder(tmp_path)}]"]
     with pytest.raises(DataError, match=r"has 300 tokens, more than model.vocab_size 256.*--set model.vocab_size=300"):
         open_samples(load_run_config(overrides=overrides), "train")
+
+
+@pytest.mark.parametrize("order", ["ours", "megatron"])
+@pytest.mark.parametrize("has_mask", ["false", "true"])
+def test_the_fingerprint_of_a_large_index_by_older_versions_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, has_mask: str
+) -> None:
+    for name in ("c", "d"):
+        write_megatron(tmp_path / name, [[1, 2, 3]] * 400)
+    write_megatron(tmp_path / "e", [[1, 2, 3]] * 399 + [[1, 2]])
+
+    def samples_of(name: str) -> Any:
+        paths = f"data.paths={json.dumps([str(tmp_path / 'c'), str(tmp_path / name)])}"
+        settings = ("data.weights=[1,1]", f"data.order={order}", f"data.document_mask={has_mask}")
+        return open_samples(load_run_config(preset="tiny", overrides=[paths, *settings]), "train")
+
+    older = samples_of("d")  # every version reads a small index as a whole
+    monkeypatch.setattr(corpus_module, "_LARGE_INDEX", 1000)
+    sampled = samples_of("d")
+    assert sampled.fingerprint != older.fingerprint
+    assert sampled.has_fingerprint(older.fingerprint) and not older.has_fingerprint("ab")
+    assert not samples_of("e").has_fingerprint(older.fingerprint)
+    assert not samples_of("e").has_fingerprint(sampled.fingerprint)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a large index is read as a whole")
+
+    monkeypatch.setattr(corpus_module.Corpus, "older_fingerprint", refuse)
+    assert sampled.has_fingerprint(sampled.fingerprint)

@@ -390,7 +390,8 @@ class SavedRun:
         self, resume: str = "auto", *overrides: str, fingerprint: str = "samples", force: bool = False
     ) -> ResumePlan:
         config = tiny_config(*self.settings, *overrides)
-        return broadcast_plan(find_checkpoint(config, self.out, resume, fingerprint, force), ProcessGrid.alone().world)
+        plan = find_checkpoint(config, self.out, resume, fingerprint.__eq__, force)
+        return broadcast_plan(plan, ProcessGrid.alone().world)
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +405,7 @@ def test_auto_takes_the_newest(saved_once: SavedRun) -> None:
     assert saved_once.resume_plan("none") == ResumePlan()
     assert saved_once.resume_plan(str(saved_once.newest)).in_same_directory
     assert saved_once.resume_plan(str(saved_once.out)).candidates[0] == saved_once.newest
-    assert find_checkpoint(saved_once.run.config, saved_once.out / "empty", "auto", "", False) == ResumePlan(
+    assert find_checkpoint(saved_once.run.config, saved_once.out / "empty", "auto", "".__eq__, False) == ResumePlan(
         in_same_directory=True
     )
 
@@ -413,8 +414,8 @@ def test_a_run_that_has_done_all_iterations_is_finished(tmp_path: Path) -> None:
     config = tiny_config("training.iterations=4")
     RunDirectory(tmp_path).write_result(Result("ok", "", 0.0, 1.0, 4))
     for resume in ("auto", str(tmp_path), str(tmp_path / "checkpoints")):
-        assert find_checkpoint(config, tmp_path, resume, "", False).is_finished
-    assert not find_checkpoint(tiny_config("training.iterations=5"), tmp_path, "auto", "", False).is_finished
+        assert find_checkpoint(config, tmp_path, resume, "".__eq__, False).is_finished
+    assert not find_checkpoint(tiny_config("training.iterations=5"), tmp_path, "auto", "".__eq__, False).is_finished
 
 
 @pytest.mark.parametrize(
@@ -443,12 +444,12 @@ def test_a_model_that_an_older_version_recorded_without_its_later_fields_is_a_gp
     fields = ("layers", "hidden", "heads", "ffn_hidden", "seq_len", "vocab_size", "embedding_layernorm")
     old = {"model": {key: manifest.config["model"][key] for key in fields}}
     older = dataclasses.replace(manifest, config=old)
-    assert _check_config(tiny_config(*saved_once.settings), saved_once.newest, older, "samples", False) == []
+    assert _check_config(tiny_config(*saved_once.settings), saved_once.newest, older, "samples".__eq__, False) == []
     with pytest.raises(UsageError, match="model.norm: rmsnorm, but layernorm there"):
-        _check_config(tiny_config("model.norm=rmsnorm"), saved_once.newest, older, "samples", False)
+        _check_config(tiny_config("model.norm=rmsnorm"), saved_once.newest, older, "samples".__eq__, False)
     nothing = dataclasses.replace(manifest, config={})
     with pytest.raises(UsageError, match=r"it holds blocks\.0\.attention\.out\.bias, which this one has not"):
-        _check_config(tiny_config("model.biases=none"), saved_once.newest, nothing, "samples", False)
+        _check_config(tiny_config("model.biases=none"), saved_once.newest, nothing, "samples".__eq__, False)
 
 
 def test_with_rotary_positions_the_sequence_length_may_change(tmp_path: Path) -> None:
@@ -457,7 +458,7 @@ def test_with_rotary_positions_the_sequence_length_may_change(tmp_path: Path) ->
     CheckpointSaver(run, tmp_path).save({}, wait=True)
     (info,) = list_checkpoints(tmp_path)
     longer = tiny_config(*settings, "model.seq_len=48")
-    messages = _check_config(longer, info.path, read_manifest(info.path), "", True)
+    messages = _check_config(longer, info.path, read_manifest(info.path), "".__eq__, True)
     assert messages == ["changed since the checkpoint: model.seq_len 24 -> 48"]
 
 
