@@ -6,20 +6,16 @@ The folder is built under a hidden name beside its final one and renamed at the 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
 import shutil
-import signal
-import socket
-import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, open_corpus, read_manifest
+from fugaku_gpt.data.corpus_folder import CORPUS_FILES, publish, sha256_of, temporary_folder
 from fugaku_gpt.data.indexed import IndexedWriter, bin_file, idx_file
 from fugaku_gpt.data.progress import Advance, show_progress
 from fugaku_gpt.data.sources import ReadOptions, SourceCounts, SourceFile, SourceFiles, find_files, read_documents
@@ -29,7 +25,6 @@ from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import resolved
 from fugaku_gpt.records.files import write_json_atomically
 
-_CORPUS_FILES = frozenset((bin_file(Path(CORPUS)).name, idx_file(Path(CORPUS)).name, TOKENIZER, MANIFEST))
 TOKENIZER_MIB = 256  # text in the shuffled order that suffices to train a tokenizer
 
 
@@ -100,9 +95,9 @@ def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
     if existing_manifest is not None:
         return existing_manifest, True
     out_folder = Path(os.path.realpath(request.out))  # so that the temporary folder is beside "." or a link, not in it
-    with _temporary_folder(out_folder) as folder:
+    with temporary_folder(out_folder) as folder:
         manifest = _build(request, sources, made_from, end_name, folder)
-        _publish(folder, out_folder)
+        publish(folder, out_folder)
     return manifest, False
 
 
@@ -110,7 +105,7 @@ def _options(request: CorpusRequest) -> Dict[str, Any]:
     """The options that change the tokens."""
     tokenizer = request.tokenizer
     return {
-        "tokenizer": None if tokenizer is None else {"name": tokenizer.name, "sha256": _sha256([tokenizer])},
+        "tokenizer": None if tokenizer is None else {"name": tokenizer.name, "sha256": sha256_of([tokenizer])},
         "vocab_size": request.vocab_size if tokenizer is None else None,
         "text_key": request.text_keys[0] if len(request.text_keys) == 1 else list(request.text_keys),
         "suffixes": list(request.suffixes),
@@ -146,7 +141,7 @@ def _existing_manifest(request: CorpusRequest, made_from: Dict[str, Any], end_na
     out = request.out
     if not os.path.lexists(out):
         return None
-    if not out.is_dir() or not _CORPUS_FILES.issuperset(os.listdir(out)):
+    if not out.is_dir() or not CORPUS_FILES.issuperset(os.listdir(out)):
         raise DataError(f"{out}: is there and is not a prepared corpus, so it is left alone; choose another --out")
     if request.force or not os.listdir(out):
         return None
@@ -214,8 +209,8 @@ def _build(
         "vocab_size": encoder.vocab_size,
         "end_of_document": {"id": encoder.end, "token": encoder.end_name},
         "dtype": encoder.dtype.name,
-        "tokenizer_sha256": _sha256([tokenizer]),
-        "fingerprint": _sha256([bin_file(folder / CORPUS), idx_file(folder / CORPUS)]),
+        "tokenizer_sha256": sha256_of([tokenizer]),
+        "fingerprint": sha256_of([bin_file(folder / CORPUS), idx_file(folder / CORPUS)]),
         **made_from,
     }
     write_json_atomically(folder / MANIFEST, manifest)
@@ -236,98 +231,3 @@ def _with_progress(documents: Iterable[bytes], counts: SourceCounts, advance: Ad
     for document in documents:
         yield document
         advance(counts.disk_bytes)
-
-
-def _sha256(paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as stream:
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _temporary_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out``, removed at the end of the block; leftovers of a kill are removed next time."""
-    host = socket.gethostname()
-    folder = out.with_name(f".{out.name}.{host}.{os.getpid()}.tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in _leftover_folders(out, host):
-            shutil.rmtree(leftover, ignore_errors=True)
-        folder.mkdir()
-    except OSError as error:
-        raise DataError(f"{out}: cannot be made: {error.strerror}: {error.filename}") from None
-    try:
-        with _termination_as_interrupt():
-            yield folder
-    except OSError as error:
-        raise DataError(f"{out}: cannot be written: {error.strerror or error}; nothing was left behind") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _leftover_folders(out: Path, host: str) -> List[Path]:
-    """Temporary folders of processes of this machine that have ended."""
-    leftovers = []
-    for path in out.parent.iterdir():
-        prefix, suffix = f".{out.name}.{host}.", ".tmp"
-        if path.name.startswith(prefix) and path.name.endswith(suffix):
-            pid = path.name[len(prefix) : -len(suffix)]
-            if pid.isdecimal() and not _is_alive(int(pid)):
-                leftovers.append(path)
-    return leftovers
-
-
-def _is_alive(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-@contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, so that partial files are removed before the process ends."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous_handler = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
-
-
-def _publish(folder: Path, out: Path) -> None:
-    """Rename the finished folder to ``out``, whose old contents :func:`_existing_manifest` has checked."""
-    replaced = folder.with_name(folder.name + ".old")
-    try:
-        if out.exists():
-            os.rename(out, replaced)
-        os.rename(folder, out)
-    except OSError as error:
-        raise DataError(f"{out}: cannot be put in its place: {error.strerror}") from None
-    finally:  # after any error between the two renames, also an interrupt
-        if replaced.exists() and out.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-        elif replaced.exists():
-            os.rename(replaced, out)
-    if hasattr(os, "O_DIRECTORY"):
-        directory = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)  # the rename itself survives a crash
-        except OSError as error:  # some network file systems cannot
-            print(f"fugaku-gpt: {out.parent}: not flushed: {error.strerror}", file=sys.stderr)
-        finally:
-            os.close(directory)
