@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import click
@@ -12,12 +14,34 @@ from fugaku_gpt.cli.output import echo, render_rows
 
 if TYPE_CHECKING:
     from fugaku_gpt.data.contents import Contents
+    from fugaku_gpt.data.rewrite import Written
 
 _LENGTH_TITLES = ("Tokens of a document", "Documents", "Share", "Share of tokens")
 _SAMPLE_TITLES = ("Document", "Tokens", "Begins")
 _SAMPLE_CHARACTERS = 72
 # suffixes of files that are read as prose, though they are not → what stays in the text
 _MARKS_OF_TABLES = {".csv": "commas", ".tsv": "tabs", ".html": "tags", ".htm": "tags", ".xml": "tags"}
+
+
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def _shares_of_parts(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> Dict[str, float]:
+    """The shares of NAME=SHARE by their names, which become those of folders."""
+    shares: Dict[str, float] = {}
+    for value in values:
+        name, _, share = value.partition("=")
+        if not _PART_NAME.fullmatch(name):
+            raise click.BadParameter(f"{value!r}: a name has letters, digits, -, _ and ., a letter or digit first")
+        if name in shares:
+            raise click.BadParameter(f"{value!r}: the name {name} is given twice")
+        try:
+            shares[name] = float(share)
+        except ValueError:
+            shares[name] = 0.0
+        if not 0 < shares[name] < float("inf"):
+            raise click.BadParameter(f"{value!r}: expected a positive share, such as test=2")
+    return shares
 
 
 @click.group()
@@ -204,6 +228,63 @@ def verify(path: str) -> None:
         f"{path}: sound: {index.tokens:,} tokens in {index.documents:,} documents; "
         f"token ids {verified.lowest_id:,} to {verified.highest_id:,} {fit}{files}"
     )
+
+
+@data.command()
+@click.argument("paths", nargs=-1, required=True, metavar="CORPUS...")
+@click.option("--out", required=True, type=PATH, help="Folder for the new corpus.")
+def merge(paths: Tuple[str, ...], out: Path) -> None:
+    """Write the documents of several corpora into one, in the order in which they are named.
+
+    Prepared folders must have one tokenizer in common. Of Megatron pairs the new corpus is a folder with a pair, whose
+    prefix is DIR/corpus.
+    """
+    from fugaku_gpt.data.rewrite import merge_corpora
+
+    _print_written(merge_corpora(paths, out))
+
+
+@data.command()
+@click.argument("path", metavar="CORPUS")
+@click.option("--out", required=True, type=PATH, help="Folder for the new corpora.")
+@click.option(
+    "--part",
+    "shares",
+    multiple=True,
+    required=True,
+    metavar="NAME=SHARE",
+    callback=_shares_of_parts,
+    help="Name of a part and its share of the documents; repeatable. Only the ratios of shares count.",
+)
+@click.option("--seed", default=1234, show_default=True, help="Seed of the choice of documents.")
+def split(path: str, out: Path, shares: Dict[str, float], seed: int) -> None:
+    """Divide the documents of a corpus at random among new ones, OUT/NAME of each part.
+
+    The part train of 98 and the part test of 2 are given by --part train=98 --part test=2.
+    """
+    from fugaku_gpt.data.rewrite import split_corpus
+
+    for part in split_corpus(path, out, shares, seed):
+        _print_written(part)
+
+
+@data.command()
+@click.argument("path", metavar="CORPUS")
+@click.option("--out", required=True, type=PATH, help="Folder for the new corpus.")
+@click.option("--documents", type=click.IntRange(1), help="Number of documents to draw.")
+@click.option("--tokens", type=click.IntRange(1), help="Draw documents until they have this many tokens.")
+@click.option("--seed", default=1234, show_default=True, help="Seed of the choice of documents.")
+def sample(path: str, out: Path, documents: Optional[int], tokens: Optional[int], seed: int) -> None:
+    """Write a random sample of the documents of a corpus, without repeats and in their old order."""
+    from fugaku_gpt.data.rewrite import sample_corpus
+
+    if (documents is None) == (tokens is None):
+        raise click.UsageError("name either --documents or --tokens")
+    _print_written(sample_corpus(path, out, documents, tokens, seed))
+
+
+def _print_written(written: "Written") -> None:
+    echo(f"{written.path}: {written.tokens:,} tokens in {written.documents:,} documents")
 
 
 def _with_separators(value: Any) -> Any:

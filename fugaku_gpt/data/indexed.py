@@ -47,6 +47,12 @@ def count_of_sequences(prefix: Path) -> int:
     return int(sequences)
 
 
+def index_header(dtype: "np.dtype[Any]", sequences: int, entries: int) -> bytes:
+    """The beginning of an index: the type of a token, the number of sequences, and the length of the document index."""
+    (code,) = (code for code, text in DTYPE_CODES.items() if np.dtype(text) == dtype)
+    return HEADER.pack(MAGIC, VERSION, code, sequences, entries)
+
+
 class IndexedCorpus:
     """A corpus that is open for reading. Both files are mapped; what is read of them does not grow with the corpus.
 
@@ -165,6 +171,27 @@ class IndexedCorpus:
         if not 0 <= begin <= end <= self.sequences:
             raise self._damaged(f"document {number} spans sequences {begin} to {end} of {self.sequences}")
         return begin, end
+
+    def sequences_of_documents(self, first: int, last: int) -> "tuple[int, int]":
+        """The first sequence of the documents [first, last), and the one after their last."""
+        return int(self._documents[first]), int(self._documents[last])
+
+    def bytes_of_documents(self, first: int, last: int) -> "tuple[int, int]":
+        """The first byte of the tokens of the documents [first, last) in the file, and the one after the last."""
+        begin, end = self._starts_of(np.array(self.sequences_of_documents(first, last)))
+        return int(begin), int(end)
+
+    def starts_of_sequences(self, first: int, last: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """The byte at which each of the sequences [first, last) starts, a view of the file."""
+        return self._starts[first:last]
+
+    def document_begins(self, first: int, last: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """The first sequence of each of the documents [first, last), a view of the file."""
+        return self._documents[first:last]
+
+    def bytes_at(self, begin: int, end: int) -> memoryview:
+        """The bytes [begin, end) of the tokens, a view of the file."""
+        return memoryview(self._data)[begin:end]
 
     def tokens_at(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[Any]]":
         """The tokens [first, first + count) of all, whatever documents they belong to, as a view of the file."""
@@ -300,10 +327,8 @@ class IndexedWriter:
     """
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
-        codes = {np.dtype(text): code for code, text in DTYPE_CODES.items() if np.dtype(text).kind != "f"}
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._limits = np.iinfo(self._dtype)
-        self._code = codes[self._dtype]
         self._final = (bin_file(prefix), idx_file(prefix))
         self._temporary = tuple(path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in self._final)
         self._lengths = array("q")
@@ -331,7 +356,7 @@ class IndexedWriter:
         np.cumsum(lengths[:-1], dtype=np.int64, out=starts[1:])
         starts *= self._dtype.itemsize
         with open(self._temporary[1], "wb") as stream:
-            stream.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1))
+            stream.write(index_header(self._dtype, len(lengths), len(lengths) + 1))
             for values in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
                 stream.write(values.tobytes())
             _flush(stream)

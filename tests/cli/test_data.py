@@ -144,3 +144,27 @@ def test_help_imports_nothing_heavy() -> None:
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert completed.returncode == 0, completed.stderr
     assert "--text-key" in completed.stdout
+
+
+def test_corpora_are_merged_split_and_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_megatron(tmp_path / "a", [[1, 2], [3]] * 10, code=8)
+    pair, out = str(tmp_path / "a"), tmp_path / "out"
+    assert run(["data", "merge", pair, pair, "--out", str(out / "both")]) == 0
+    assert capsys.readouterr().out == f"{out / 'both'}: 60 tokens in 40 documents\n"
+    both = str(out / "both" / "corpus")
+    assert run(["data", "split", both, "--out", str(out / "parts"), "--part", "train=3", "--part", "test=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" in ")[2] for line in lines] == ["30 documents", "10 documents"]
+    assert run(["data", "sample", both, "--out", str(out / "few"), "--documents", "4"]) == 0
+    assert capsys.readouterr().out.endswith(" in 4 documents\n")
+    for arguments, message in (
+        (["merge", both, "--out", str(out / "few")], "is there already; choose another --out"),
+        (["split", both, "--out", str(out / "p"), "--part", "../x=1"], "a name has letters, digits"),
+        (["split", both, "--out", str(out / "p"), "--part", "x=-1"], "expected a positive share, such as test=2"),
+        (["split", both, "--out", str(out / "p"), "--part", "x=1", "--part", "x=2"], "the name x is given twice"),
+        (["sample", both, "--out", str(out / "s")], "name either --documents or --tokens"),
+        (["sample", both, "--out", str(out / "s"), "--tokens", "61"], "has 60 tokens, not 61"),
+    ):
+        assert run(["data", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["both", "few", "parts"]

@@ -48,7 +48,7 @@ def test_event_files_of_each_run_have_a_folder(runs: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "tensorboard"])
-def test_mistakes_are_one_line(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_single_lines(form: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if form == "parquet":
         pytest.importorskip("pyarrow")
     missing, out = runs / "none", runs / "a" / "config.yaml" / "out"

@@ -54,12 +54,12 @@ def test_a_large_corpus_is_looked_at_in_places(tmp_path: Path, monkeypatch: pyte
 
 
 def test_unknown_tokens_are_counted_and_text_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"[UNK]": 0, "[END]": 1, "two": 2, "nodes": 3}
+    vocabulary = {"[UNK]": 0, "[END]": 1, "two": 2, "nodes": 3}
     added = [{"id": 1, "content": "[END]", "special": True, "single_word": False, "lstrip": False, "rstrip": False}]
     settings = {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
         "decoder": None, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [{**added[0], "normalized": False}],
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
     }  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     (tmp_path / "a.txt").write_text("two nodes two others")
