@@ -23,6 +23,7 @@ _SAMPLE_CHARACTERS = 72
 _MARKS_OF_TABLES = {".csv": "commas", ".tsv": "tabs", ".html": "tags", ".htm": "tags", ".xml": "tags"}
 
 
+_LARGEST_SHARE = 1e9
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -39,8 +40,8 @@ def _shares_of_parts(context: click.Context, parameter: click.Parameter, values:
             shares[name] = float(share)
         except ValueError:
             shares[name] = 0.0
-        if not 0 < shares[name] < float("inf"):
-            raise click.BadParameter(f"{value!r}: expected a positive share, such as test=2")
+        if not 0 < shares[name] <= _LARGEST_SHARE:
+            raise click.BadParameter(f"{value!r}: expected a positive share of 1e9 at most, such as test=2")
     return shares
 
 
@@ -134,6 +135,9 @@ def _print_what_is_left_out(manifest: Dict[str, Any]) -> None:
         echo(
             f"fugaku-gpt: note: {count:,} document(s) left out by --deduplicate, each equal to an earlier one", err=True
         )
+    if manifest.get("text_keys_never_met"):
+        keys = ", ".join(manifest["text_keys_never_met"])
+        echo(f"fugaku-gpt: warning: no record has a text under --text-key {keys}", err=True)
     undecodable, bad = manifest["undecodable_files"], manifest.get("bad_records")
     if bad:
         examples = _list_of_examples(manifest.get("bad_examples", ()), bad, "; ")
@@ -168,6 +172,10 @@ def info(path: str, form: str) -> None:
     corpus = open_corpus(path)
     contents = look_into(corpus)
     facts: Dict[str, Any] = {**describe_corpus(corpus), **contents.facts}
+    if contents.problem:
+        echo(f"fugaku-gpt: note: no unknown rate, and ids instead of text: {contents.problem}", err=True)
+    if contents.documents_read < corpus.index.documents:
+        echo(f"fugaku-gpt: note: lengths are those of {contents.documents_read:,} documents, evenly spaced", err=True)
     if form == "csv":
         echo(render_rows(list(facts), [facts], form), nl=False)
     elif form == "json":
@@ -192,7 +200,7 @@ def _length_rows(contents: "Contents") -> List[Dict[str, str]]:
     return [
         dict(zip(_LENGTH_TITLES, (
             f"{members.low:,} to {members.high:,}", f"{members.documents:,}",
-            f"{100 * members.documents / contents.documents:.1f} %", f"{100 * members.tokens / tokens:.1f} %",
+            f"{100 * members.documents / contents.documents_read:.1f} %", f"{100 * members.tokens / tokens:.1f} %",
         )))
         for members in contents.lengths
     ]  # fmt: skip

@@ -91,11 +91,18 @@ def _termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def publish(folder: Path, out: Path) -> None:
-    """Rename the finished folder to ``out``, whose old contents the caller has checked."""
+def publish(folder: Path, out: Path, replaces: bool = True) -> None:
+    """Rename the finished folder to ``out``.
+
+    Args:
+        replaces: remove the old contents of ``out``, which the caller has checked; or else it must be empty.
+
+    Raises:
+        DataError: ``out`` cannot be renamed, or has contents that are not to be removed.
+    """
     replaced = folder.with_name(folder.name + ".old")
     try:
-        if out.exists():
+        if replaces and out.exists():
             os.rename(out, replaced)
         os.rename(folder, out)
     except OSError as error:

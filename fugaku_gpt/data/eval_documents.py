@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from fugaku_gpt.checkpoint.hugging_face_tokenizer import CorpusTokenizer
 from fugaku_gpt.data.corpus import is_corpus, prepared_folder, tokenizer_of_corpora
-from fugaku_gpt.data.json_records import json_lines, lines_of
+from fugaku_gpt.data.json_records import TextKeys, json_lines, lines_of
 from fugaku_gpt.data.scored_text import ScoredText, documents_of_corpus, ids_behind, require_vocabulary
 from fugaku_gpt.data.tokenizer import Encoder, import_tokenizers
 from fugaku_gpt.errors import DataError
@@ -80,7 +80,7 @@ def texts_of_file(path: Path, name: Optional[Path] = None) -> List[bytes]:
         if (name or path).suffix.lower() == _JSON_LINES:
             with open_file(path) as stream:
                 lines = lines_of(stream, DOCUMENT.value)
-                contents = list(json_lines(lines, path, "text", DOCUMENT.value, _refuse))
+                contents = list(json_lines(lines, path, TextKeys("text"), DOCUMENT.value, _refuse))
         else:
             contents = [read_text(path, DOCUMENT, encoding="utf-8-sig").encode("utf-8")]
     except (OSError, ValueError) as error:

@@ -64,6 +64,8 @@ class IndexedCorpus:
         sequences, documents, tokens: number of each.
         dtype: type of a token in the file.
         lengths: [sequences] number of tokens of each sequence, a view of the file.
+        document_index: [documents + 1] the first sequence of each document, and the end of the last; also a view.
+        has_modes: whether the index has the modes of multimodal sequences, which are not read.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -91,7 +93,8 @@ class IndexedCorpus:
             )
         self.lengths = np.frombuffer(index, "<i4", sequences, lengths_start)
         self._starts = np.frombuffer(index, "<i8", sequences, lengths_start + 4 * sequences)
-        self._documents = np.frombuffer(index, "<i8", entries, lengths_start + 12 * sequences)
+        self.document_index = np.frombuffer(index, "<i8", entries, lengths_start + 12 * sequences)
+        self.has_modes = len(index) > expected_bytes
         self.sequences = sequences
         self.documents = entries - 1
         self._check_ends()
@@ -146,7 +149,7 @@ class IndexedCorpus:
         Raises:
             DataError: an entry of one of them is damaged.
         """
-        begins, ends = self._documents[numbers], self._documents[numbers + 1]
+        begins, ends = self.document_index[numbers], self.document_index[numbers + 1]
         is_damaged = (begins < 0) | (begins > ends) | (ends > self.sequences)
         if is_damaged.any():
             self._sequences_of_document(int(numbers[int(is_damaged.argmax())]))
@@ -167,31 +170,14 @@ class IndexedCorpus:
         Raises:
             DataError: the entries of the document are damaged.
         """
-        begin, end = int(self._documents[number]), int(self._documents[number + 1])
+        begin, end = int(self.document_index[number]), int(self.document_index[number + 1])
         if not 0 <= begin <= end <= self.sequences:
             raise self._damaged(f"document {number} spans sequences {begin} to {end} of {self.sequences}")
         return begin, end
 
-    def sequences_of_documents(self, first: int, last: int) -> "tuple[int, int]":
-        """The first sequence of the documents [first, last), and the one after their last."""
-        return int(self._documents[first]), int(self._documents[last])
-
-    def bytes_of_documents(self, first: int, last: int) -> "tuple[int, int]":
-        """The first byte of the tokens of the documents [first, last) in the file, and the one after the last."""
-        begin, end = self._starts_of(np.array(self.sequences_of_documents(first, last)))
-        return int(begin), int(end)
-
-    def starts_of_sequences(self, first: int, last: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """The byte at which each of the sequences [first, last) starts, a view of the file."""
-        return self._starts[first:last]
-
-    def document_begins(self, first: int, last: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """The first sequence of each of the documents [first, last), a view of the file."""
-        return self._documents[first:last]
-
-    def bytes_at(self, begin: int, end: int) -> memoryview:
-        """The bytes [begin, end) of the tokens, a view of the file."""
-        return memoryview(self._data)[begin:end]
+    def first_tokens(self, sequences: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """The number of tokens before each of the sequences; the number of sequences stands for the end of the last."""
+        return self._starts_of(sequences) // self.dtype.itemsize
 
     def tokens_at(self, first: int, count: int) -> "np.ndarray[Any, np.dtype[Any]]":
         """The tokens [first, first + count) of all, whatever documents they belong to, as a view of the file."""
@@ -228,12 +214,12 @@ class IndexedCorpus:
             end = self._check_sequences(first, last, end)
             advance(last)
         for first in range(0, self.documents, CHECKED_AT_ONCE):
-            falls = np.flatnonzero(np.diff(self._documents[first : first + CHECKED_AT_ONCE + 1]) < 0)
+            falls = np.flatnonzero(np.diff(self.document_index[first : first + CHECKED_AT_ONCE + 1]) < 0)
             if len(falls):
                 number = first + int(falls[0])
                 raise self._damaged(
-                    f"document {number} begins at sequence {int(self._documents[number])} and ends before it, at "
-                    f"{int(self._documents[number + 1])}"
+                    f"document {number} begins at sequence {int(self.document_index[number])} and ends before it, at "
+                    f"{int(self.document_index[number + 1])}"
                 )
 
     def _read_header(self, index: Any) -> "tuple[np.dtype[Any], int, int]":
@@ -292,7 +278,7 @@ class IndexedCorpus:
                 f"sequence {len(self.lengths) - 1} of {last_length} tokens starts at byte {int(self._starts[-1])}"
             )
         sequences = _count(len(self.lengths), "sequence", "sequences")
-        first, last = int(self._documents[0]), int(self._documents[-1])
+        first, last = int(self.document_index[0]), int(self.document_index[-1])
         if first != 0 or last != len(self.lengths):
             raise self._damaged(
                 f"its {_count(self.documents, 'document', 'documents')} span sequences {first} to {last}, and it has "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Iterable, Iterator, List, Mapping, Set, Tuple
 
 from fugaku_gpt.data.forms import BadText
 from fugaku_gpt.json_text import parse_json, parse_json_at
@@ -41,8 +41,31 @@ def is_json(data: bytes) -> bool:
     return has_content
 
 
-def text_of_record(value: Any, text_keys: Sequence[str], location: str) -> bytes:
-    """The texts of a record under keys, as UTF-8 with a blank line between; ``a.b`` is ``b`` of the object under ``a``.
+class TextKeys:
+    """Keys of the texts of a record, which become one document; ``a.b`` is the key ``b`` of the object under ``a``."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = keys
+        self._met: Set[str] = set()
+
+    def texts_of(self, record: Mapping[str, Any]) -> List[str]:
+        """The texts that a record has under the keys, in their order."""
+        texts = []
+        for key in self.keys:
+            value = _value_at(record, key)
+            if isinstance(value, str):
+                texts.append(value)
+                self._met.add(key)
+        return texts
+
+    @property
+    def never_met(self) -> List[str]:
+        """The keys under which no record had a text, if others had."""
+        return [key for key in self.keys if key not in self._met] if self._met else []
+
+
+def text_of_record(value: Any, keys: TextKeys, location: str) -> bytes:
+    """The texts of a record under keys, as UTF-8 with a blank line between.
 
     Keys without a text are passed over, as long as one of them has one.
 
@@ -50,13 +73,13 @@ def text_of_record(value: Any, text_keys: Sequence[str], location: str) -> bytes
         BadText: the record is no object, or has no text under any key.
     """
     if not isinstance(value, dict):
-        raise BadText(f"{location}: expected a JSON object such as {{{json.dumps(text_keys[0])}: ...}}")
-    texts = [text for text in (_value_at(value, key) for key in text_keys) if isinstance(text, str)]
+        raise BadText(f"{location}: expected a JSON object such as {{{json.dumps(keys.keys[0])}: ...}}")
+    texts = keys.texts_of(value)
     if not texts:
-        keys = sorted(_text_keys(value))
-        names = ", ".join(keys[:_MAX_KEYS_SHOWN]) + (", ..." if len(keys) > _MAX_KEYS_SHOWN else "")
-        hint = f"texts of this record: {names}; name one with --text-key" if keys else "it has no text"
-        raise BadText(f"{location}: no text under the key {' or '.join(map(repr, text_keys))}; {hint}")
+        others = sorted(_text_keys(value))
+        names = ", ".join(others[:_MAX_KEYS_SHOWN]) + (", ..." if len(others) > _MAX_KEYS_SHOWN else "")
+        hint = f"texts of this record: {names}; name one with --text-key" if others else "it has no text"
+        raise BadText(f"{location}: no text under the key {' or '.join(map(repr, keys.keys))}; {hint}")
     text = "\n\n".join(text for text in texts if text)
     try:
         return text.encode("utf-8")
@@ -64,9 +87,7 @@ def text_of_record(value: Any, text_keys: Sequence[str], location: str) -> bytes
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 
 
-def json_lines(
-    lines: Iterable[bytes], path: Path, text_keys: Sequence[str], largest_line: int, on_bad: OnBad
-) -> Iterator[bytes]:
+def json_lines(lines: Iterable[bytes], path: Path, keys: TextKeys, largest_line: int, on_bad: OnBad) -> Iterator[bytes]:
     """Yield the text of each line; blank lines are skipped, and bad ones are given to ``on_bad``."""
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -79,14 +100,14 @@ def json_lines(
                 value = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except ValueError as error:
                 raise BadText(f"{location}: not JSON: {error}; each line must be one JSON object") from None
-            text = text_of_record(value, text_keys, location)
+            text = text_of_record(value, keys, location)
         except BadText as error:
             on_bad(error)
             continue
         yield text
 
 
-def json_values(data: bytes, path: Path, text_keys: Sequence[str], on_bad: OnBad) -> Iterator[bytes]:
+def json_values(data: bytes, path: Path, keys: TextKeys, on_bad: OnBad) -> Iterator[bytes]:
     """Yield the text of each object of a file of JSON values: objects, and arrays of objects.
 
     Raises:
@@ -94,7 +115,7 @@ def json_values(data: bytes, path: Path, text_keys: Sequence[str], on_bad: OnBad
     """
     for line, value in _values(data, path):
         try:
-            text = text_of_record(value, text_keys, f"{path}:{line}")
+            text = text_of_record(value, keys, f"{path}:{line}")
         except BadText as error:
             on_bad(error)
             continue

@@ -86,6 +86,8 @@ def prepare(request: CorpusRequest) -> Tuple[Dict[str, Any], bool]:
             f"--end-token {request.end_token}: is a token of --tokenizer; documents end in {END_OF_DOCUMENT} where a "
             "tokenizer is trained"
         )
+    if len(set(request.text_keys)) < len(request.text_keys):
+        raise DataError(f"--text-key {' --text-key '.join(request.text_keys)}: a key is given twice")
     end_name = END_OF_DOCUMENT
     if request.tokenizer is not None:  # an invalid one is refused before any other work
         end_name = Encoder(request.tokenizer, request.end_token).end_name
@@ -201,6 +203,7 @@ def _build(
         "files": counts.files,
         "empty_documents": counts.empty,
         "duplicate_documents": counts.duplicates,
+        "text_keys_never_met": counts.keys_never_met,
         "undecodable_files": len(counts.undecodable),
         "undecodable_examples": counts.undecodable[:5],
         "bad_records": counts.bad,

@@ -27,7 +27,16 @@ from fugaku_gpt.data.forms import (
     detect_form,
     open_uncompressed,
 )
-from fugaku_gpt.data.json_records import OnBad, is_json, is_object, json_lines, json_values, lines_of, resembles_json
+from fugaku_gpt.data.json_records import (
+    OnBad,
+    TextKeys,
+    is_json,
+    is_object,
+    json_lines,
+    json_values,
+    lines_of,
+    resembles_json,
+)
 from fugaku_gpt.data.tables import table_rows
 from fugaku_gpt.errors import DataError
 from fugaku_gpt.input_files import blocks_of, open_file, resolved
@@ -77,6 +86,7 @@ class SourceCounts:
         disk_bytes: bytes read of the files on disk, the measure of progress.
         empty: number of documents without text, which are left out.
         duplicates: number of documents that were left out because they are equal to an earlier one.
+        keys_never_met: keys under which no record had a text, though others had.
         undecodable: labels of text files that are not UTF-8, or have NUL bytes, which are left out.
         bad: number of damaged records and files that were left out, for ``--skip-bad``.
         bad_examples: messages of the first of them.
@@ -87,6 +97,7 @@ class SourceCounts:
     disk_bytes: int = 0
     empty: int = 0
     duplicates: int = 0
+    keys_never_met: List[str] = field(default_factory=list)
     undecodable: List[str] = field(default_factory=list)
     bad: int = 0
     bad_examples: List[str] = field(default_factory=list)
@@ -202,12 +213,12 @@ def read_documents(
         if len(counts.bad_examples) < _BAD_EXAMPLES:
             counts.bad_examples.append(str(error))
 
-    seen = SeenDocuments()
+    seen, keys = SeenDocuments(), TextKeys(*options.text_keys)
     for file in files:
         earlier_bytes = counts.disk_bytes
         try:
             with open_file(file.path) as raw:
-                for text in _documents_of(raw, file, options.text_keys, counts, on_bad):
+                for text in _documents_of(raw, file, keys, counts, on_bad):
                     if not text or text.isspace():
                         counts.empty += 1
                         continue
@@ -228,6 +239,7 @@ def read_documents(
             raise DataError(f"{file.path}: cannot be read: {error.strerror or error}") from None
         counts.files += 1
         counts.disk_bytes = earlier_bytes + file.size
+        counts.keys_never_met = keys.never_met
 
 
 def _walk(folder: Path, suffixes: Sequence[str], left_out: "Counter[str]") -> Iterator[Path]:
@@ -285,7 +297,7 @@ def _suffix(path: Path) -> str:
 
 
 def _documents_of(
-    raw: BinaryIO, file: SourceFile, text_keys: Sequence[str], counts: SourceCounts, on_bad: OnBad
+    raw: BinaryIO, file: SourceFile, keys: TextKeys, counts: SourceCounts, on_bad: OnBad
 ) -> Iterator[bytes]:
     """Yield the documents of one file, by the form of its content.
 
@@ -294,7 +306,7 @@ def _documents_of(
     """
     form = detect_form(raw)
     if form in TABLES:
-        yield from table_rows(raw, form, file.path, text_keys, on_bad)
+        yield from table_rows(raw, form, file.path, keys, on_bad)
         return
     with damage_as_bad_text(form, file.path):
         stream = open_uncompressed(raw, form, file.path)
@@ -304,7 +316,7 @@ def _documents_of(
             raise BadText(f"{file.path}: UTF-16; JSON is UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
         if _has_json_lines(lines, suffix):
             all_lines = chain(lines, lines_of(stream, _LARGEST_LINE))
-            yield from json_lines(all_lines, file.path, text_keys, _LARGEST_LINE, on_bad)
+            yield from json_lines(all_lines, file.path, keys, _LARGEST_LINE, on_bad)
             return
         data = b"".join([*lines, *blocks_of(stream, MAX_DOCUMENT + 1 - sum(map(len, lines)))])
         is_array = _without_bom(data).lstrip().startswith(b"[")
@@ -312,7 +324,7 @@ def _documents_of(
         if suffix in _JSON_LINES_SUFFIXES and (is_longer or not _has_json_values(data, suffix)):
             data += stream.readline(_LARGEST_LINE)  # the rest of the last line
             all_lines = chain(lines_of(io.BytesIO(data), _LARGEST_LINE), lines_of(stream, _LARGEST_LINE))
-            yield from json_lines(all_lines, file.path, text_keys, _LARGEST_LINE, on_bad)
+            yield from json_lines(all_lines, file.path, keys, _LARGEST_LINE, on_bad)
             return
     if len(data) > MAX_DOCUMENT:
         raise DataError(
@@ -320,7 +332,7 @@ def _documents_of(
             'split it, or write it as JSON lines {"text": ...}, one document each'
         )
     if _has_json_values(data, suffix):
-        yield from json_values(data, file.path, text_keys, on_bad)
+        yield from json_values(data, file.path, keys, on_bad)
     else:
         yield from _text_document(data, file, counts)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
 
 from fugaku_gpt.data.forms import ARROW_FILE, PARQUET, BadText
-from fugaku_gpt.data.json_records import OnBad, text_of_record
+from fugaku_gpt.data.json_records import OnBad, TextKeys, text_of_record
 from fugaku_gpt.errors import DataError
 
 _ROWS = 256  # rows in memory at a time, as one may have a book
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow's "IPC streaming format": a message of length 0
 
 
-def table_rows(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[str], on_bad: OnBad) -> Iterator[bytes]:
+def table_rows(stream: BinaryIO, form: str, path: Path, keys: TextKeys, on_bad: OnBad) -> Iterator[bytes]:
     """Yield the text of each row; rows without one are given to ``on_bad``.
 
     Args:
@@ -34,17 +34,13 @@ def table_rows(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[str]
         ) from None
     number = 0
     try:
-        batches = (
-            _parquet_batches(stream, path, text_keys)
-            if form == PARQUET
-            else _arrow_batches(stream, form, path, text_keys)
-        )
+        batches = _parquet_batches(stream, path, keys) if form == PARQUET else _arrow_batches(stream, form, path, keys)
         for batch, is_sound in batches:
             for index in range(batch.num_rows):
                 number += 1
                 try:
                     row = _row(batch.slice(index, 1), is_sound, f"{path}: row {number}")
-                    text = text_of_record(_as_record(row), text_keys, f"{path}: row {number}")
+                    text = text_of_record(_as_record(row), keys, f"{path}: row {number}")
                 except BadText as error:
                     on_bad(error)
                     continue
@@ -59,17 +55,17 @@ def table_rows(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[str]
         raise BadText(f"{path}: not a complete {form}: {reason}; copy it again") from None
 
 
-def _parquet_batches(stream: BinaryIO, path: Path, text_keys: Sequence[str]) -> "Iterator[Tuple[Any, bool]]":
+def _parquet_batches(stream: BinaryIO, path: Path, keys: TextKeys) -> "Iterator[Tuple[Any, bool]]":
     """Yield the rows of the text's columns in batches, and that their structure is sound."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(stream)
-    columns = _columns(list(file.schema_arrow.names), text_keys, path)
+    columns = _columns(list(file.schema_arrow.names), keys, path)
     for batch in file.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
         yield batch, True
 
 
-def _arrow_batches(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[str]) -> "Iterator[Tuple[Any, bool]]":
+def _arrow_batches(stream: BinaryIO, form: str, path: Path, keys: TextKeys) -> "Iterator[Tuple[Any, bool]]":
     """Yield the record batches of an Arrow file with the text's columns alone, and whether their structure is sound:
     buffers are in memory as they are in the file."""
     import pyarrow
@@ -78,7 +74,7 @@ def _arrow_batches(stream: BinaryIO, form: str, path: Path, text_keys: Sequence[
     names = list(
         (pyarrow.ipc.open_file(stream) if form == ARROW_FILE else pyarrow.ipc.open_stream(stream)).schema.names
     )
-    columns = sorted(map(names.index, _columns(names, text_keys, path)))
+    columns = sorted(map(names.index, _columns(names, keys, path)))
     options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
     stream.seek(0)
     if form == ARROW_FILE:
@@ -109,20 +105,20 @@ def _has_end_of_stream(stream: BinaryIO) -> bool:
     return stream.read() == _END_OF_STREAM
 
 
-def _columns(names: List[str], text_keys: Sequence[str], path: Path) -> List[str]:
+def _columns(names: List[str], keys: TextKeys, path: Path) -> List[str]:
     """The columns that hold the keys, each once: the key itself, or the beginning of a dotted one.
 
     Raises:
         BadText: the table has none of them.
     """
     columns = {}
-    for text_key in text_keys:
+    for text_key in keys.keys:
         components = text_key.split(".")
         beginnings = (".".join(components[:count]) for count in range(len(components), 0, -1))
         columns.update(dict.fromkeys([name for name in beginnings if name in names][:1]))
     if not columns:
-        keys = " or ".join(map(repr, text_keys))
-        raise BadText(f"{path}: no column {keys}; columns: {', '.join(names)}; name one with --text-key")
+        named = " or ".join(map(repr, keys.keys))
+        raise BadText(f"{path}: no column {named}; columns: {', '.join(names)}; name one with --text-key")
     return list(columns)
 
 

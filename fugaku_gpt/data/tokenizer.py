@@ -113,7 +113,7 @@ class LoadedTokenizer:
     """A ``tokenizer.json`` that turns token ids into text, to show what a corpus has.
 
     Attributes:
-        unknown_id: id of the token for what the tokenizer does not know; None if it knows all text.
+        unknown_id: id of the token for what the tokenizer does not know; None if it has none.
     """
 
     def __init__(self, path: Path) -> None:

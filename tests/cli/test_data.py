@@ -160,7 +160,7 @@ def test_corpora_are_merged_split_and_sampled(tmp_path: Path, capsys: pytest.Cap
     for arguments, message in (
         (["merge", both, "--out", str(out / "few")], "is there already; choose another --out"),
         (["split", both, "--out", str(out / "p"), "--part", "../x=1"], "a name has letters, digits"),
-        (["split", both, "--out", str(out / "p"), "--part", "x=-1"], "expected a positive share, such as test=2"),
+        (["split", both, "--out", str(out / "p"), "--part", "x=-1"], "expected a positive share of 1e9 at most"),
         (["split", both, "--out", str(out / "p"), "--part", "x=1", "--part", "x=2"], "the name x is given twice"),
         (["sample", both, "--out", str(out / "s")], "name either --documents or --tokens"),
         (["sample", both, "--out", str(out / "s"), "--tokens", "61"], "has 60 tokens, not 61"),

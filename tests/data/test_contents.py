@@ -33,7 +33,7 @@ def test_ranges_add_up_to_all_documents_and_tokens(
 ) -> None:
     seen = look_into(open_corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", [*lengths, 1])))
     expected = [*lengths, 1]
-    assert (seen.documents, seen.shortest, seen.longest) == (len(expected), min(expected), max(expected))
+    assert (seen.documents_read, seen.shortest, seen.longest) == (len(expected), min(expected), max(expected))
     assert seen.median == float(np.median(expected))
     for low, high, documents, tokens in seen.lengths:
         inside = [length for length in expected if low <= length <= high]
@@ -49,8 +49,9 @@ def test_a_pair_shows_ids_of_five_documents(tmp_path: Path) -> None:
 
 def test_a_large_corpus_is_looked_at_in_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "CHECKED_AT_ONCE", 10)
+    monkeypatch.setattr(contents, "_RUN", 2)
     seen = look_into(open_corpus(write_corpus(tmp_path / "c", range(100))))
-    assert seen.documents == 10 and (seen.shortest, seen.longest) == (0, 90)
+    assert seen.documents_read == 10 and (seen.shortest, seen.longest) == (0, 79)  # 0, 1, 19, 20, 39, 40 ...
 
 
 def test_unknown_tokens_are_counted_and_text_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,20 +68,39 @@ def test_unknown_tokens_are_counted_and_text_is_decoded(tmp_path: Path, monkeypa
     prepare(request(out, tmp_path / "a.txt", tokenizer=tmp_path / "tokenizer.json", end_token="[END]"))
     corpus = open_corpus(str(out))
     seen = look_into(corpus)
-    assert (seen.tokens, seen.unknown) == (5, 1) and seen.facts["unknown_rate"] == 0.2
+    assert (seen.tokens_read, seen.unknown) == (5, 1) and seen.facts["unknown_rate"] == 0.2
     assert seen.samples[0].beginning == "two nodes two [UNK]"
     monkeypatch.setattr(contents, "_BLOCKS", 2)
     monkeypatch.setattr(contents, "_BLOCK_TOKENS", 2)
-    assert look_into(corpus).tokens == 4
+    assert look_into(corpus).tokens_read == 4
+
+
+def test_without_its_tokenizer_a_corpus_shows_ids_and_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("two nodes")
+    prepare(request(tmp_path / "out", tmp_path / "a.txt", vocab_size=257))
+    (tmp_path / "out" / "tokenizer.json").write_text("{")
+    seen = look_into(open_corpus(str(tmp_path / "out")))
+    assert "not a tokenizer.json" in seen.problem and seen.samples[0].beginning.split()[-1] == "0"
+    assert seen.longest == len("two nodes") + 1
+
+
+def test_an_unknown_token_that_ends_documents_is_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("two nodes")
+    prepare(request(tmp_path / "out", tmp_path / "a.txt", vocab_size=257))
+    tokenizer = tmp_path / "out" / "tokenizer.json"
+    settings = json.loads(tokenizer.read_text())
+    settings["model"]["unk_token"] = "<|endoftext|>"
+    tokenizer.write_text(json.dumps(settings))
+    assert look_into(open_corpus(str(tmp_path / "out"))).unknown is None
 
 
 def test_entries_that_are_damaged_are_refused(tmp_path: Path) -> None:
     corpus = open_corpus(write_corpus(tmp_path / "c", [2, 3, 4]))
     damaged = corpus.index
-    damaged._documents = np.array([0, 3, 1, 3])
+    damaged.document_index = np.array([0, 3, 1, 3])
     with pytest.raises(DataError, match="document 1 spans sequences 3 to 1 of 3"):
         look_into(corpus)
-    damaged._documents = np.array([0, 1, 2, 3])
+    damaged.document_index = np.array([0, 1, 2, 3])
     damaged._starts = np.array([0, 4, 2])
     with pytest.raises(DataError, match="document 1 does not lie within the 9 tokens"):
         look_into(corpus)

@@ -288,6 +288,12 @@ def test_texts_under_several_keys_are_joined(tmp_path: Path) -> None:
     corpus = open_corpus(str(tmp_path / "out"))
     assert [len(corpus.index.document(number)) - 1 for number in range(3)] == [len("T\n\nB"), 1, 1]
     assert manifest["options"]["text_key"] == ["title", "body.text"]
+    assert manifest["text_keys_never_met"] == []
+    mistyped = {**changes, "text_keys": ("title", "boddy")}
+    manifest, _ = prepare(request(tmp_path / "mistyped", tmp_path / "a.jsonl", **mistyped, skip_bad=True))
+    assert manifest["text_keys_never_met"] == ["boddy"]
+    with pytest.raises(DataError, match="--text-key text --text-key text: a key is given twice"):
+        prepare(request(tmp_path / "none", tmp_path / "a.jsonl", text_keys=("text", "text")))
     (tmp_path / "a.jsonl").write_text('{"other": "x"}\n')
     with pytest.raises(DataError, match="no text under the key 'title' or 'body.text'; texts of this record: other"):
         prepare(request(tmp_path / "none", tmp_path / "a.jsonl", **changes))

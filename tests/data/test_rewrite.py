@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import List, Sequence
+from typing import Any, List, Sequence
 
 import numpy as np
 import pytest
@@ -29,11 +29,22 @@ def documents_of(index: IndexedCorpus) -> List[List[int]]:
     return [index.document(number).tolist() for number in range(index.documents)]
 
 
-def prepared(folder: Path, name: str, texts: Sequence[str], tokenizer: "Path | None" = None) -> str:
+def prepared(
+    folder: Path, name: str, texts: Sequence[str], tokenizer: "Path | None" = None, vocab_size: int = 257
+) -> str:
     source = folder / f"{name}.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    prepare(request(folder / name, source, vocab_size=257, tokenizer=tokenizer))
+    prepare(request(folder / name, source, vocab_size=vocab_size, tokenizer=tokenizer))
     return str(folder / name)
+
+
+def test_folders_are_divided_and_drawn_from(tmp_path: Path) -> None:
+    path = prepared(tmp_path, "a", [f"text {number}" for number in range(20)])
+    split_corpus(path, tmp_path / "out", {"train": 3.0, "test": 1.0}, seed=2)
+    sample_corpus(path, tmp_path / "few", 3, None, seed=2)
+    for part, documents in (("out/train", 15), ("out/test", 5), ("few", 3)):
+        verified = verify_corpus(str(tmp_path / part))
+        assert verified.is_fingerprint_checked and verified.corpus.index.documents == documents
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -42,7 +53,6 @@ def test_a_merged_pair_has_all_documents_in_order(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, corpora: "list[list[list[int]]]"
 ) -> None:
     monkeypatch.setattr(rewrite, "_BLOCK", 3)
-    monkeypatch.setattr(rewrite, "CHECKED_AT_ONCE", 2)
     folder = tmp_path_factory.mktemp("pairs")
     paths = [str(folder / str(number)) for number in range(len(corpora))]
     for path, documents in zip(paths, corpora):
@@ -109,16 +119,17 @@ def test_a_sample_has_documents_of_the_corpus_without_repeats(tmp_path: Path) ->
 
 
 def test_corpora_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    first, other = prepared(tmp_path, "a", ["one two one two"]), prepared(tmp_path, "b", ["x"])
+    first = prepared(tmp_path, "a", ["one two one two"])
+    other = prepared(tmp_path, "b", ["one two one two"], vocab_size=259)
+    write_megatron(tmp_path / "e", [[1]], code=8, modes=True)
     write_megatron(tmp_path / "c", [[1]], code=8)
     write_megatron(tmp_path / "d", [[1]], code=4)
-    settings_of_other = json.loads(Path(other, "manifest.json").read_text())
-    Path(other, "manifest.json").write_text(json.dumps({**settings_of_other, "tokenizer_sha256": "0"}))
     pair, wide = str(tmp_path / "c"), str(tmp_path / "d")
     for paths, message in (
         ([first, pair], "a prepared folder and a Megatron pair"),
         ([pair, wide], "tokens are uint16 and int32"),
         ([first, other], "were prepared with different tokenizers"),
+        ([str(tmp_path / "e")], "has modes of multimodal sequences"),
     ):
         with pytest.raises(DataError, match=message):
             merge_corpora(paths, tmp_path / "out")
@@ -127,6 +138,35 @@ def test_corpora_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is there already; choose another --out"):
         merge_corpora([first], tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["file"]
+    Path(first, "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="is not the tokenizer with which the corpus was prepared"):
+        merge_corpora([first], tmp_path / "more")
+    Path(first, "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        merge_corpora([first], tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_folder_that_fills_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_megatron(tmp_path / "a", [[1]], code=8)
+    out = tmp_path / "out"
+
+    def write_and_fill(*arguments: Any) -> "tuple[int, int]":
+        out.mkdir()
+        (out / "file").touch()
+        return 1, 1
+
+    monkeypatch.setattr(rewrite, "_write", write_and_fill)
+    with pytest.raises(DataError, match="cannot be put in its place"):
+        merge_corpora([str(tmp_path / "a")], out)
+    assert os.listdir(out) == ["file"]
+
+
+def test_documents_without_sequences_are_no_corpus(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", [[1]], code=8, documents=[0, *[0] * 50, 1])
+    with pytest.raises(DataError, match="the chosen documents have no sequence"):
+        sample_corpus(str(tmp_path / "a"), tmp_path / "out", 1, None, seed=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_left_of_a_corpus_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

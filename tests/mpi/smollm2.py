@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -75,7 +76,9 @@ def full_logits(trainer: Trainer, tokens: torch.Tensor) -> torch.Tensor:
 
 def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
     """Returns the largest difference, relative to the largest entry."""
-    return float((ours - expected).abs().max()) / float(expected.abs().max())
+    difference = float((ours - expected).abs().max()) / float(expected.abs().max())
+    assert math.isfinite(difference)
+    return difference
 
 
 def compare(world: Communicator, model: ModelConfig, settings: Tuple[str, ...], folder: Path) -> List[float]:

@@ -222,6 +222,7 @@ CASES: Dict[str, Tuple[List[str], List[str]]] = {
             FT + "#PJM -L node=4 # a = b\n",
             FT + '#PJM -L node=4\n#PJM --comment "a = b"\n',
             FT + '#PJM -L node=4\n#PJM -x "MSG=a, b = c"\n',
+            FT + '#PJM -L node=4 -x "MSG=a, b = c"\n',
         ],
     ),
     "PJM030": (

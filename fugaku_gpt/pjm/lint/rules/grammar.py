@@ -350,7 +350,11 @@ def blank_around_equals(facts: Facts) -> Iterator[Hit]:
         text = facts.script.lines[line - 1]
         if len(text) > MAX_LINE_LENGTH or "=" not in text:
             continue
-        for token in split_line(text[len("#PJM") :]).tokens:
+        tokens = split_line(text[len("#PJM") :]).tokens
+        for before, token in zip(["", *tokens], tokens):
+            option = find_option(before)
+            if option is not None and option.kind != KEYED:
+                continue  # its value may hold any text
             match = _SPACED_KEY.search(token)
             if match:
                 column = facts.column(line, match[0].strip(" ,"))
