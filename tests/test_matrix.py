@@ -72,6 +72,8 @@ def test_a_budget_in_the_matrix_makes_a_difference(matrix: Dict[str, FrozenSet[s
         assert any(len(set(recompute_of(config, chunks_of(config)))) > 1 for config in configs), case
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_random_layouts_have_every_feature_and_many_grids() -> None:
     features: Set[str] = set()
     grids = set()

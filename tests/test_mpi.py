@@ -42,7 +42,7 @@ def test_every_rank_passes_the_mpi_tests_and_may_leave_with_parameters_in_flight
 def test_more_random_layouts_do_not_hang_and_more_cases_train_alike() -> None:
     output = _mpirun(max(LONG_SUITES), "-m", "tests.mpi.run", "--long", "-rP")
     for ranks, suite_output in _outputs_of_suites(output, LONG_SUITES).items():
-        assert (SOAKED.format(count=5, ranks=ranks) in suite_output) == (ranks != 4), output
+        assert (SOAKED.format(count=5, ranks=ranks) in suite_output) == (ranks in (3, 6, 8)), output
         if ranks in SUITES:
             _check_comparisons(ranks, suite_output, are_long=True)
 

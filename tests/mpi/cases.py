@@ -193,10 +193,13 @@ NARROW: List[str] = [
 
 
 def is_long(case: str, dtype: str) -> bool:
-    """Whether a case is a long test: four or more ranks in float32, whose kernels one and two ranks try, and eight
-    with more than eight words. Each takes several seconds where the ranks share two cores."""
-    ranks = config_of(case).layout.ranks
-    return (ranks >= 4 and dtype == "float32") or (ranks == 8 and len(case.split()) > 8)
+    """Whether a case is a long test: four or more ranks in float32, whose kernels one and two ranks try, two in float32
+    with more than four words, four with more than six, and eight with more than eight. Each takes several seconds where
+    the ranks share two cores."""
+    ranks, words = config_of(case).layout.ranks, len(case.split())
+    if dtype == "float32" and (ranks >= 4 or (ranks == 2 and words > 4)):
+        return True
+    return words > {4: 6, 8: 8}.get(ranks, words)
 
 
 def config_of(case: str, *more: str) -> RunConfig:

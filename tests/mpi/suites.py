@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # ranks, and what they run of this folder; "" is all of it
 SUITES = {8: "", 4: "", 2: "", 1: ""}
-LONG_SUITES = {8: "", 6: "test_soak.py", 4: "", 3: "test_soak.py"}  # of these, tests that are marked `long`
+LONG_SUITES = {8: "", 6: "test_soak.py", 4: "", 3: "test_soak.py", 2: ""}  # of these, tests that are marked `long`
 LEAVING = "=== ranks leave"  # the line between the last suite and the end of all ranks
 
 
