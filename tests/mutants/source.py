@@ -1,6 +1,7 @@
 """Mutants of a Python source text: one operator, constant, condition, loop, handler or decorator is changed.
 
-The changes are cosmic-ray's. A mutant that does not compile, or is the same program, is none.
+The changes are cosmic-ray's, but for those between equality and identity. A mutant that does not compile, or is the
+same program, is none.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from cosmic_ray.ast import Visitor, ast_nodes, get_ast
 from cosmic_ray.operators.provider import OperatorProvider
 
 _NEEDS_ARGUMENTS = ("VariableReplacer", "VariableInserter")
+# Between short strings, small integers and None, `==` and `is` differ by CPython's interning or not at all: no test can
+# notice most such changes. Those into the opposite, such as `==` into `is not`, remain.
+_IDENTITIES = tuple(
+    f"ReplaceComparisonOperator_{change}" for change in ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
+)
 OPERATORS: Dict[str, Any] = {
-    name: OperatorProvider()[name]() for name in OperatorProvider() if name not in _NEEDS_ARGUMENTS
+    name: OperatorProvider()[name]() for name in OperatorProvider() if name not in (*_NEEDS_ARGUMENTS, *_IDENTITIES)
 }
 
 

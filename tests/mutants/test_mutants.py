@@ -90,6 +90,20 @@ def test_noticed_surviving_and_equivalent_changes_are_counted(toy: Path, capsys:
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.parametrize(
+    "operator, same, opposite",
+    [("==", "is", "is not"), ("is", "==", "!="), ("!=", "is not", "is"), ("is not", "!=", "==")],
+)
+def test_equality_is_not_changed_into_identity_but_into_its_opposite(
+    toy: Path, operator: str, same: str, opposite: str
+) -> None:
+    file = "fugaku_gpt/config/toy.py"
+    (toy / file).write_text(TOY.replace("> 10", f"{operator} _UNUSED"), encoding="utf-8")
+    changed = {mutant.after for mutant in mutants_of_lines(toy, file, [f"return value {operator} _UNUSED"])}
+    assert f"return value {opposite} _UNUSED" in changed
+    assert f"return value {same} _UNUSED" not in changed
+
+
 def test_an_entry_of_a_line_that_is_gone_is_stale(toy: Path) -> None:
     entries = Equivalents(toy / "equivalents.yaml")
     assert entries.stale(toy) == []
