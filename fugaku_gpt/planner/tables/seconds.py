@@ -122,6 +122,6 @@ def _ranks_gain(share: "np.ndarray", constants: Mapping[str, float], facts: Mapp
     groups = facts.get("memory_groups", 1.0)
     if groups <= 1:
         return np.ones_like(share)
-    locality = np.clip(np.log(share) / np.log(groups), 0.0, 1.0)
+    locality = np.minimum(np.log(share) / np.log(groups), 1.0)  # there is one rank at least
     gain: "np.ndarray" = constants.get("ranks_gain", 1.0) ** locality
     return gain
