@@ -138,6 +138,11 @@ def test_how_an_unfinished_log_ended(tmp_path: Path, text: str, status: str, rea
     assert imported(tmp_path, log_of(ARGUMENTS, planned=100) + text, "status=ok").status == "ok"
 
 
+@pytest.mark.parametrize("planned, status", [(2, "ok"), (3, "ok"), (4, "unfinished")])
+def test_a_log_of_as_many_iterations_as_planned_or_more_ended_well(tmp_path: Path, planned: int, status: str) -> None:
+    assert imported(tmp_path, log_of(ARGUMENTS, planned=planned)).status == status
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -107,6 +107,14 @@ def test_out_of_memory_rows_pull_the_peak_over_the_capacity() -> None:
     assert list(peak > problem.capacity) == list(problem.out_of_memory)
 
 
+def test_a_run_without_a_reading_that_has_enough_memory_has_no_part_in_the_misfit() -> None:
+    problem = memory_problem(load_machine("v100"), [(row(), Measurement(1.0, memory, "ok")) for memory in (None, 1e3)])
+    _, peak = problem.outcome(problem.initial_values)
+    assert (peak < problem.capacity).all()
+    missing, measured, *wrong_side = problem.misfit(problem.initial_values)
+    assert missing == 0 and measured != 0 and wrong_side == [0, 0]
+
+
 @pytest.mark.slow
 def test_the_reference_rows_of_v100_are_predicted_when_left_out() -> None:
     refitted = refit(load_machine("v100"), of_hardware("V100"), ("configuration",))

@@ -149,6 +149,18 @@ def test_ranks_on_a_node_and_tcmalloc_save_the_same_time_of_allocation() -> None
     assert ranks < two < slow
 
 
+@pytest.mark.parametrize("ranks, power", [(1, 0.0), (2, 0.5), (4, 1.0), (8, 1.0)])
+def test_bandwidth_grows_with_ranks_up_to_one_for_each_group_of_memory(ranks: int, power: float) -> None:
+    machine = load_machine("a64fx")
+    config = row(hardware="A64FX", dp=ranks, pp=1, nodes=1, ranks_per_node=ranks, zero_stage=0, tcmalloc=True)
+    work = count_work([config], machine.facts)
+    plain, gained = (
+        seconds_by_component(work, {**machine.time.values, "ranks_gain": gain}, machine.facts)["optimiser"][0]
+        for gain in (1.0, 3.0)
+    )
+    assert machine.facts["memory_groups"] == 4 and plain / gained == pytest.approx(3.0**power)
+
+
 def test_tcmalloc_makes_the_sum_over_many_replicas_slow() -> None:
     few, many = {"dp": 4, "nodes": 4}, {"dp": 512, "nodes": 512}
     assert _a64fx(tcmalloc=True, **few) < _a64fx(**few)
