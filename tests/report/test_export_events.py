@@ -6,6 +6,9 @@ import struct
 from pathlib import Path
 from typing import Iterator, List, Tuple
 
+import pytest
+
+from fugaku_gpt.errors import UsageError
 from fugaku_gpt.records.metrics import MetricsWriter
 from fugaku_gpt.records.run import OK, Result, RunDirectory
 from fugaku_gpt.report.export_events import write_event_folders
@@ -38,3 +41,21 @@ def test_the_time_of_an_event_is_the_start_and_the_seconds_of_all_iterations_so_
     run.write_result(Result(OK, "", 1000.0, 2000.0, 6))
     (folder,) = write_event_folders({run.path: "run"}, tmp_path / "events")
     assert times_of(folder) == [(1, 1002.0), (1, 1002.0), (4, 1011.0), (5, 1011.0), (6, 1012.0)]
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("events.out.tfevents.1.host", "holds event files already; choose another -o"),
+        ("notes.txt", "is there already; choose another -o"),
+        ("", "is there already; choose another -o"),
+    ],
+)
+def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path, name: str, message: str) -> None:
+    folder = tmp_path / "events" / "run"
+    folder.mkdir(parents=True)
+    if name:
+        (folder / name).write_text("")
+    with pytest.raises(UsageError, match=message):
+        write_event_folders({tmp_path / "run": "run"}, tmp_path / "events")
+    assert [path.name for path in folder.iterdir()] == [name][: bool(name)]
