@@ -94,7 +94,7 @@ def test_noticed_surviving_and_equivalent_changes_are_counted(toy: Path, capsys:
     "operator, same, opposite",
     [("==", "is", "is not"), ("is", "==", "!="), ("!=", "is not", "is"), ("is not", "!=", "==")],
 )
-def test_equality_is_not_changed_into_identity_but_into_its_opposite(
+def test_equality_is_changed_into_inequality_and_never_into_identity(
     toy: Path, operator: str, same: str, opposite: str
 ) -> None:
     file = "fugaku_gpt/config/toy.py"

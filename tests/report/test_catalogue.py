@@ -18,7 +18,7 @@ SIZES = sorted({"1.3B", "13B", "30B", *map(size_name, PLAIN)})
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_shape_has_whole_heads_and_the_parameters_of_its_size(size: str) -> None:
+def test_heads_divide_the_width_and_parameters_are_those_of_the_size(size: str) -> None:
     assert shapes_of(size)
     label = parameters_of_label(size)
     for model in shapes_of(size):

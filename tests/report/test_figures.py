@@ -97,7 +97,7 @@ def test_a_bound_a_falling_range_and_a_unit_alone_are_no_numbers(text: str, kind
     assert read_figure(text).kind == kind and not read_figure(text).is_number
 
 
-def test_the_middle_of_a_range_is_its_value_and_a_comment_is_apart() -> None:
+def test_the_middle_of_a_range_is_the_value_and_a_comment_follows() -> None:
     assert read_figure("4.0-5.0").value == 4.5
     figure = read_figure("0.25^ (OOM after it)")
     assert (figure.value, figure.decimals, figure.marks, figure.comment) == (0.25, 2, "^", "OOM after it")
@@ -112,7 +112,7 @@ def test_a_count_is_a_positive_integer_alone(text: str, count: Optional[int]) ->
     assert read_figure(text).as_count == count
 
 
-def test_thousands_are_whole_numbers_of_k() -> None:
+def test_thousands_are_integers_of_k() -> None:
     assert [is_thousands(read_figure(text)) for text in ("1K", "2k", "2.5K", "0K", "2M", "2")] == [True, True] + [
         False
     ] * 4
@@ -120,12 +120,12 @@ def test_thousands_are_whole_numbers_of_k() -> None:
 
 
 def test_intervals_overlap_where_they_share_a_value() -> None:
-    one_to_two = Interval(1.0, 2.0)
-    assert all(one_to_two.overlaps(other) for other in (Interval(2.0, 3.0), Interval(0.0, 1.0), Interval(1.5, 1.6)))
-    assert one_to_two.overlaps(Interval(2.0 + 1e-9, 3.0)) and not one_to_two.overlaps(Interval(2.001, 3.0))
-    assert not one_to_two.overlaps(Interval(0.0, 0.999))
-    assert one_to_two.divided_by(Interval(2.0, 4.0)) == Interval(0.25, 1.0)
-    assert one_to_two.divided_by(Interval(0.0, 4.0)) == Interval(0.25, float("inf"))
+    interval = Interval(1.0, 2.0)
+    assert all(interval.overlaps(other) for other in (Interval(2.0, 3.0), Interval(0.0, 1.0), Interval(1.5, 1.6)))
+    assert interval.overlaps(Interval(2.0 + 1e-9, 3.0)) and not interval.overlaps(Interval(2.001, 3.0))
+    assert not interval.overlaps(Interval(0.0, 0.999))
+    assert interval.divided_by(Interval(2.0, 4.0)) == Interval(0.25, 1.0)
+    assert interval.divided_by(Interval(0.0, 4.0)) == Interval(0.25, float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_after_a_table_a_statement_is_of_another_model() -> None:
         ("GBS=0", False),
     ],
 )
-def test_a_line_states_settings_with_few_other_words(line: str, is_stated: bool) -> None:
+def test_a_line_states_settings_with_few_further_terms(line: str, is_stated: bool) -> None:
     assert heading_of("# A", line).global_batch == (16 if is_stated else None)
 
 
@@ -133,5 +133,5 @@ def test_sizes_are_those_of_models(text: str, sizes: List[str]) -> None:
         ("checkpoints", None),
     ],
 )
-def test_activation_checkpointing_is_on_off_or_not_said(text: str, expected: Optional[bool]) -> None:
+def test_activation_checkpointing_is_on_off_or_unknown(text: str, expected: Optional[bool]) -> None:
     assert activation_checkpointing(text) is expected

@@ -25,7 +25,7 @@ from fugaku_gpt.report.rows import MORE_KNOBS
         ("eco_state=two", NodesCell(8, other_toggles=("eco_state=two",))),
     ],
 )
-def test_a_toggle_alone_changes_its_own_value(toggle: str, expected: NodesCell) -> None:
+def test_a_single_toggle_changes_a_single_value(toggle: str, expected: NodesCell) -> None:
     assert read_nodes_cell(f"8 ({toggle})") == expected == read_nodes_cell(f" 8({toggle}, ) ^†")
 
 

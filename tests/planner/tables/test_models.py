@@ -150,7 +150,7 @@ def test_ranks_on_a_node_and_tcmalloc_save_the_same_time_of_allocation() -> None
 
 
 @pytest.mark.parametrize("ranks, power", [(1, 0.0), (2, 0.5), (4, 1.0), (8, 1.0)])
-def test_bandwidth_grows_with_ranks_up_to_one_for_each_group_of_memory(ranks: int, power: float) -> None:
+def test_bandwidth_grows_with_ranks_up_to_the_groups_of_memory(ranks: int, power: float) -> None:
     machine = load_machine("a64fx")
     config = row(hardware="A64FX", dp=ranks, pp=1, nodes=1, ranks_per_node=ranks, zero_stage=0, tcmalloc=True)
     work = count_work([config], machine.facts)
