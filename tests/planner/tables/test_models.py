@@ -57,6 +57,13 @@ def test_a_product_takes_full_waves_of_tiles() -> None:
     assert 1 <= exact_stretch < partly_stretch < 1.25
 
 
+@pytest.mark.parametrize("heads, width", [(64, 32), (32, 64), (16, 128), (128, 16), (512, 4)])
+def test_scores_of_heads_whose_width_is_no_multiple_of_eight_are_slower(heads: int, width: int) -> None:
+    config = row(hidden=2048, heads=heads)
+    (elements,) = count_work([config], load_machine("v100").facts).unaligned
+    assert (elements > 0) == (width % 8 != 0) and elements >= 0
+
+
 @pytest.mark.parametrize("name", ["a64fx", "a100", "v100"])
 def test_components_sum_up_to_the_iteration(name: str) -> None:
     machine = load_machine(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -25,6 +26,11 @@ from tests.planner.samples import MEASURED, cells, reference, row
         ({"hidden": "2k"}, "hidden 2k: must be a whole number from 1 to 2147483647"),
         ({"micro_batch": 0}, "micro_batch 0: must be a whole number from 1 to 2147483647"),
         ({"recompute": "maybe"}, "recompute maybe: must be True or False"),
+        *(
+            ({"freq_ghz": text}, f"freq_ghz {text}: must be a number from 0.1 to 10")
+            for text in ("0.09", "10.1", "0", "x")
+        ),
+        *(({"zero_stage": text}, f"zero_stage {text}: must be 0, 1, 2 or 3") for text in ("4", "-1", "1.5", "x")),
     ],
 )
 def test_rows_that_no_run_can_have_are_refused_with_the_reason(changes: dict, reason: str) -> None:
@@ -63,3 +69,20 @@ def test_a_table_without_a_required_column_is_refused(tmp_path: Path) -> None:
 def test_flags_are_written_in_several_ways(text: str, value: bool) -> None:
     assert row(recompute=text).recompute is value
     assert row(tcmalloc=text).tcmalloc is value
+
+
+@pytest.mark.parametrize(
+    "text, retention", [("0", 0), ("1", 1), ("0.0", 0), ("1.0", 1), ("", None), ("2", None), ("-1", None), ("x", None)]
+)
+def test_retention_is_off_on_or_unknown(text: str, retention: Optional[int]) -> None:
+    assert row(retention_state=text).retention == retention
+
+
+@pytest.mark.parametrize("text, clock", [("0.1", 0.1), ("10", 10.0), ("2.2", 2.2), ("", 0.0)])
+def test_a_clock_is_in_gigahertz(text: str, clock: float) -> None:
+    assert row(freq_ghz=text).freq_ghz == clock
+
+
+@pytest.mark.parametrize("text, stage", [("0", 0), ("1", 1), ("2", 2), ("3", 3), ("3.0", 3), ("", 0)])
+def test_stages_of_zero_are_up_to_three(text: str, stage: int) -> None:
+    assert row(zero_stage=text).zero == stage
