@@ -28,6 +28,11 @@ def test_presets_have_the_layers_and_heads_of_published_models(preset: str) -> N
         ("tiny", ["data.kind=arc"], "data.kind: arc: is not what model.kind decoder learns from; valid: corpus"),
         ("arc-nano", ["data.kind=corpus"], "corpus: is not what model.kind grid_classifier learns from; valid: arc"),
         ("arc-nano", ["data.buckets=[15]"], "model.seq_len: 900: must be the cells of the largest grid, 15 x 15"),
+        (
+            "arc-nano",
+            ["data.buckets=[8, 15]"],
+            "must be the cells of the largest grid, 15 x 15 by data.buckets; valid: 225",
+        ),
         ("arc-nano", ["data.buckets=[30, 16]"], "must be sides of grids, each larger than the one before"),
         ("arc-nano", ["data.buckets=[]"], "must be sides of grids"),
         ("arc-nano", ["data.buckets=[31]", "model.seq_len=961"], "at least 1 and at most 30"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import pytest
 
@@ -38,7 +38,7 @@ def heading_of(*lines: str) -> Heading:
     ],
 )
 def test_a_title_begins_with_the_configuration_of_those_around_it(
-    titles: "tuple[str, ...]", size: str, torch: str, recompute: Optional[bool]
+    titles: Tuple[str, ...], size: str, torch: str, recompute: Optional[bool]
 ) -> None:
     heading = heading_of(*titles)
     assert (heading.text, heading.size) == (titles[-1], size)
