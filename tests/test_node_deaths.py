@@ -88,7 +88,11 @@ def train_through(
     for link, death in enumerate(deaths):
 
         def is_time(link: int = link, death: Death = death) -> bool:
-            return (out / f"exit/.{number}_{link}.began").exists() and last_iteration(out) >= death.iteration
+            has_begun = (out / f"exit/.{number}_{link}.began").exists()
+            saved = (int(path.parent.name[5:13]) for path in out.glob("checkpoints/step-*/manifest.json"))
+            # without a checkpoint between two deaths the chain ends, and writing one may take longer than iterations
+            has_saved = any(iteration >= death.iteration // 10 * 10 for iteration in saved)
+            return has_begun and has_saved and last_iteration(out) >= death.iteration
 
         until(is_time, lambda: (out / "metrics.jsonl").read_text(), pause=0.005)
         site.inject_fault("node-down", f"{number}_{link}", str(death.node), str(death.seconds))

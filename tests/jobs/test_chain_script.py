@@ -74,7 +74,12 @@ def test_a_second_link_that_is_killed_ends_the_chain_unless_a_checkpoint_was_wri
     set_age(killed_link / "exit/.killed", 60)
     assert run_link(killed_link, 1) == (76, False)
     assert "5_0" not in exit_records(killed_link)
-    (killed_link / "checkpoints/latest.json").touch()
+    checkpoint = killed_link / "checkpoints/step-00000010"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").touch()
+    set_age(checkpoint / "manifest.json", 120)
+    assert run_link(killed_link, 1) == (76, False)
+    (checkpoint / "manifest.json").touch()  # of a checkpoint that the node's death has kept out of latest.json
     assert run_link(killed_link, 1) == (76, True)
 
 

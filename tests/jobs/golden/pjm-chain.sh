@@ -108,11 +108,18 @@ nothing_left() {
   echo "job $after $1: there is nothing for this link to do"
   exit 76
 }
+has_new_checkpoint() { # since the death that was recorded last; checkpoints/latest.json may not have it yet
+  local manifest
+  for manifest in checkpoints/step-*/manifest.json; do
+    [[ $manifest -nt exit/.killed ]] && return 0
+  done
+  return 1
+}
 if [[ -n $after && ! -e exit/$after.json && -e exit/.$after.began ]]; then
   # it could not record its end; if this comes twice without a checkpoint in between, something else than a node is at fault
   if [[ result.json -nt exit/.$after.began ]] && grep -q '"status": "out_of_memory"' result.json; then
     nothing_left "was out of memory"
-  elif [[ -e exit/.killed && ! checkpoints/latest.json -nt exit/.killed ]]; then
+  elif [[ -e exit/.killed ]] && ! has_new_checkpoint; then
     nothing_left "was killed, as one before it, and no checkpoint was written in between"
   fi
   echo "job $after was killed and could record nothing, as where its node has died: this link continues"
