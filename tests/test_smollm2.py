@@ -38,14 +38,17 @@ TEXT = (
 TIMEOUT_SECONDS = 1800
 NEEDED_BYTES = 16 * 2**30
 FLOAT64 = "training.dtype=float64"
-# (ranks, settings, tolerance of gradients relative to the largest entry of each); transformers takes root mean squares
-# and angles in float32 at any type: gradients in float64 differ by 1e-5
+# (ranks, settings, tolerance of gradients relative to the largest entry of each). They differ in float32 by 1e-5 to 3e-5 in
+# the first step and by 6e-5 to 1.1e-4 in the third, most of all the weight of a norm; in float64 by 1e-5, where
+# transformers still takes root mean squares and angles in float32.
 LAYOUTS: List[Tuple[int, Tuple[str, ...], float]] = [
-    (1, (), 3e-4),  # float32 rounds: gradients of the third step differ by 8e-5 to 1.1e-4, by the order of sums
+    (1, (), 1e-4),
+    (3, ("layout.tp=3",), 3e-4),
+    (2, ("layout.pp=2",), 1e-4),
+    (6, ("layout.tp=3", "layout.pp=2"), 3e-4),  # in float64 it takes 17 GiB
     (1, (FLOAT64,), 3e-5),
     (3, (FLOAT64, "layout.tp=3"), 3e-5),
     (2, (FLOAT64, "layout.pp=2"), 3e-5),
-    (6, ("layout.tp=3", "layout.pp=2"), 3e-4),  # in float64 it takes 17 GiB
 ]
 
 

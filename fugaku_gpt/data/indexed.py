@@ -12,7 +12,7 @@ import os
 import struct
 from array import array
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Type
+from typing import Any, BinaryIO, Callable, Dict, Optional, Type
 
 import numpy as np
 
@@ -335,7 +335,7 @@ class IndexedWriter:
 
     def finish(self) -> None:
         """Write the index and make both files visible."""
-        _flush(self._stream)
+        flush_to_disk(self._stream)
         self._stream.close()
         lengths = np.array(self._lengths, dtype="<i4")
         starts = np.zeros(len(lengths), dtype="<i8")
@@ -345,7 +345,7 @@ class IndexedWriter:
             stream.write(index_header(self._dtype, len(lengths), len(lengths) + 1))
             for values in (lengths, starts, np.arange(len(lengths) + 1, dtype="<i8")):
                 stream.write(values.tobytes())
-            _flush(stream)
+            flush_to_disk(stream)
         for temporary, final in zip(self._temporary, self._final):
             os.replace(temporary, final)
 
@@ -371,6 +371,7 @@ def _count(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
 
 
-def _flush(stream: Any) -> None:
+def flush_to_disk(stream: BinaryIO) -> None:
+    """Wait until what was written to a file is on the disk."""
     stream.flush()
     os.fsync(stream.fileno())

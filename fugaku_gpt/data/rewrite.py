@@ -11,13 +11,13 @@ import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from fugaku_gpt.data.corpus import CORPUS, MANIFEST, MANIFEST_VERSION, TOKENIZER, Corpus, open_corpus
 from fugaku_gpt.data.corpus_folder import publish, sha256_of, temporary_folder
-from fugaku_gpt.data.indexed import CHECKED_AT_ONCE, bin_file, idx_file, index_header
+from fugaku_gpt.data.indexed import CHECKED_AT_ONCE, bin_file, flush_to_disk, idx_file, index_header
 from fugaku_gpt.data.permutation import permutation, stream_key
 from fugaku_gpt.data.progress import show_progress
 from fugaku_gpt.errors import DataError
@@ -25,8 +25,11 @@ from fugaku_gpt.input_files import resolved
 from fugaku_gpt.records.files import write_json_atomically
 
 _BLOCK = 1 << 22  # tokens, or entries of an index, that are copied at once
-Integers = Any  # [n] int64 of NumPy, whose type annotation Python 3.8 cannot evaluate
 _CARRIED = ("vocab_size", "end_of_document", "dtype", "tokenizer_sha256")  # from a manifest into that of a new corpus
+
+
+if TYPE_CHECKING:
+    Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Selection(NamedTuple):
@@ -239,7 +242,7 @@ def _copy_tokens(path: Path, selections: Sequence[Selection], spans: Sequence[Tu
                 stream.write(block.tobytes())
                 done += len(block)
                 advance(done)
-        _flush(stream)
+        flush_to_disk(stream)
     return total
 
 
@@ -265,7 +268,7 @@ def _write_index(
                 counts = np.cumsum(ends - begins) + begin
                 stream.write(counts.astype("<i8").tobytes())
                 begin = int(counts[-1])
-        _flush(stream)
+        flush_to_disk(stream)
 
 
 def _lengths(selections: Sequence[Selection], spans: Sequence[Tuple[Integers, Integers]]) -> Iterator[Integers]:
@@ -292,8 +295,3 @@ def _gathered(values: Integers, firsts: Integers, lasts: Integers) -> Iterator[I
             shifts = firsts[first:last] - (np.cumsum(sizes) - sizes)
             yield values[np.repeat(shifts, sizes) + np.arange(int(sizes.sum()))]
         first = last
-
-
-def _flush(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())

@@ -230,6 +230,7 @@ def read_documents(
                     yield text
                     if limit is not None and counts.bytes >= limit:
                         counts.files += 1
+                        counts.keys_never_met = keys.never_met
                         return
         except BadText as error:
             if not options.skip_bad:

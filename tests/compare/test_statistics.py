@@ -182,7 +182,7 @@ def test_resamples_that_tie_lean_to_neither_side() -> None:
     close(compare_pairs([0.7 * x for x in a[::-1]], [0.7 * x for x in b[::-1]]), compare_pairs(a, b))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(SECONDS, min_size=1, max_size=9), st.lists(SECONDS, min_size=1, max_size=9), st.floats(1e-4, 1e4))
 @pytest.mark.slow
 def test_groups_know_no_order_no_unit_and_no_favourite(a: List[float], b: List[float], factor: float) -> None:

@@ -292,6 +292,8 @@ def test_texts_under_several_keys_are_joined(tmp_path: Path) -> None:
     mistyped = {**changes, "text_keys": ("title", "boddy")}
     manifest, _ = prepare(request(tmp_path / "mistyped", tmp_path / "a.jsonl", **mistyped, skip_bad=True))
     assert manifest["text_keys_never_met"] == ["boddy"]
+    limited = request(tmp_path / "limited", tmp_path / "a.jsonl", **mistyped, limit_mib=1 / 2**20)
+    assert prepare(limited)[0]["text_keys_never_met"] == ["boddy"]
     with pytest.raises(DataError, match="--text-key text --text-key text: a key is given twice"):
         prepare(request(tmp_path / "none", tmp_path / "a.jsonl", text_keys=("text", "text")))
     (tmp_path / "a.jsonl").write_text('{"other": "x"}\n')
