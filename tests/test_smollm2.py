@@ -38,9 +38,9 @@ TEXT = (
 TIMEOUT_SECONDS = 1800
 NEEDED_BYTES = 16 * 2**30
 FLOAT64 = "training.dtype=float64"
-# (ranks, settings, tolerance of gradients relative to the largest entry of each). They differ in float32 by 1e-5 to 3e-5 in
-# the first step and by 6e-5 to 1.1e-4 in the third, most of all the weight of a norm; in float64 by 1e-5, where
-# transformers still takes root mean squares and angles in float32.
+# (ranks, settings, tolerance of gradients relative to the largest entry of each). In float32 they differ by 1e-5 to
+# 3e-5 in the first step and by 6e-5 to 1.1e-4 in the third, most of all the weight of a norm; in float64 by 1e-5,
+# where transformers still takes root mean squares and angles in float32.
 LAYOUTS: List[Tuple[int, Tuple[str, ...], float]] = [
     (1, (), 1e-4),
     (3, ("layout.tp=3",), 3e-4),
